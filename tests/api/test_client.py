@@ -1,21 +1,29 @@
-"""The transport: what travels, what comes back, and when no answer comes. One route stands for all."""
+"""The HTTP client: requests, replies, refusals, retries and redirects."""
 
 from __future__ import annotations
 
 import json
 import logging
-import socket
-import ssl
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 import respx
+from hypothesis import given
+from hypothesis import strategies as st
 
 from osmosis_ai._version import __version__
+from osmosis_ai.api import routes
 from osmosis_ai.api.client import ClientWarning, PlatformClient
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.wire.base import WireModel
+from osmosis_ai.api.paging import iterate_log_pages, iterate_pages
+from osmosis_ai.api.redaction import REDACTED, ReplyRedactor
+from osmosis_ai.api.retrying import Transient, Waits
+from osmosis_ai.api.wire.base import LogPage, WireModel
+from osmosis_ai.api.wire.datasets import Dataset, DatasetList
+from osmosis_ai.api.wire.runs import EvalRunSubmit, RunSecrets
+from osmosis_ai.config.sections import Experiment
 from osmosis_ai.errors import OsmosisError
 from tests.api.conftest import BASE, GIT, TOKEN
 
@@ -39,18 +47,9 @@ def test_a_request_carries_the_headers_of_the_contract_and_no_others(
         "connection": "keep-alive",
     }
     assert str(sent.url) == f"{BASE}/api/cli/datasets?limit=50&offset=0"
-
-
-def test_an_empty_mutation_sends_an_empty_object(client: PlatformClient, platform: respx.MockRouter) -> None:
-    route = platform.post("/api/cli/eval-runs/r/stop").respond(204)
-    client.eval_runs.stop("r")
-    assert route.calls.last.request.content == b"{}"
-
-
-def test_text_beyond_ascii_travels_escaped(client: PlatformClient, platform: respx.MockRouter) -> None:
-    route = platform.post("/x").respond(json={})
-    client.post("/x", {"name": "naïve €"}, model=WireModel)
-    assert route.calls.last.request.content == b'{"name": "na\\u00efve \\u20ac"}'
+    bare = platform.get("/x").respond(json={})
+    client.request("GET", "/x", model=WireModel, git="never", anonymous=True)
+    assert not {"authorization", "x-osmosis-git"} & set(bare.calls.last.request.headers)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
@@ -93,12 +92,6 @@ def test_a_proxy_setting_that_cannot_be_used_is_named(monkeypatch: pytest.Monkey
     PlatformClient("http://localhost:8000", TOKEN).close()
 
 
-def test_a_missing_certificate_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
-    with pytest.raises(OsmosisError, match="certificates cannot be loaded"):
-        PlatformClient(BASE, TOKEN)
-
-
 def test_neither_repr_nor_log_shows_the_token(
     client: PlatformClient, platform: respx.MockRouter, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -109,15 +102,6 @@ def test_neither_repr_nor_log_shows_the_token(
 
 
 # What comes back
-
-
-@pytest.mark.parametrize("content", [b"", b"  \n", b"{}"])
-@pytest.mark.parametrize("status", [200, 201, 202, 204])
-def test_any_2xx_is_a_success_and_nothing_is_an_empty_object(
-    client: PlatformClient, platform: respx.MockRouter, status: int, content: bytes
-) -> None:
-    platform.post("/api/cli/datasets/d/abort").respond(status, content=content)
-    client.datasets.abort("d")
 
 
 @pytest.mark.parametrize("content", [b"[]", b'"x"', b"<html></html>", b"{", b"\xff", b"[" * 200_000])
@@ -141,11 +125,6 @@ def test_a_success_without_what_it_must_have_names_that_and_quotes_nothing(
     assert "osm_secret" not in caught.value.message
 
 
-def test_nan_in_a_reply_counts_as_absent(client: PlatformClient, platform: respx.MockRouter) -> None:
-    platform.get("/api/cli/eval-runs/r/metrics").respond(content=b'{"overview": {"pass_rate": NaN}}')
-    assert client.eval_runs.metrics("r").overview.pass_rate is None
-
-
 def test_a_reply_without_end_is_cut_off(
     client: PlatformClient, platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,72 +145,23 @@ def test_a_reply_that_drips_is_given_up_when_the_time_is_over(platform: respx.Mo
 
 
 @pytest.mark.parametrize(
-    "failure, words, mend",
+    "failure, words",
     [
-        (
-            httpx.ConnectError("[Errno 111] Connection refused"),
-            "Connection error: Connection refused",
-            "no server listens on that port",
-        ),
-        (httpx.ReadTimeout("x"), "Connection error: timed out", "slow to answer: try again"),
-        (httpx.ConnectTimeout("x"), "Connection error: timed out", "check the network"),
-        (
-            httpx.RemoteProtocolError("Server disconnected"),
-            "Connection error: Server disconnected",
-            "check the network",
-        ),
-        (httpx.ReadError(""), "Connection error: ReadError", "check the network"),
+        (httpx.ConnectError("[Errno 111] Connection refused"), "Connection refused"),
+        (httpx.ReadTimeout("x"), "timed out"),
+        (httpx.RemoteProtocolError("Server disconnected"), "Server disconnected"),
+        (httpx.ReadError(""), "ReadError"),
     ],
 )
 def test_a_platform_that_does_not_answer_is_named(
-    client: PlatformClient, platform: respx.MockRouter, failure: Exception, words: str, mend: str
+    client: PlatformClient, platform: respx.MockRouter, failure: Exception, words: str
 ) -> None:
     platform.post("/x").mock(side_effect=failure)
     with pytest.raises(PlatformError) as caught:
         client.post("/x", {}, model=WireModel)
     error = caught.value
-    assert error.message == f"{words} ({BASE})"
+    assert error.message == f"Connection error: {words} ({BASE})" and error.hint
     assert (error.code, error.details, error.status) == ("PLATFORM_ERROR", {"platform_url": BASE}, None)
-    assert error.hint and mend in error.hint
-
-
-def _hint(url: str, error: Exception, cause: Exception | None = None) -> str:
-    def fail(_: httpx.Request) -> httpx.Response:
-        raise error from cause
-
-    client = PlatformClient(url, TOKEN, GIT, transport=httpx.MockTransport(fail))
-    with client, pytest.raises(PlatformError) as caught:
-        client.post("/x", {}, model=WireModel)
-    return caught.value.hint or ""
-
-
-@pytest.mark.parametrize("failure", [httpx.ReadTimeout("x"), httpx.ConnectTimeout("x")])
-def test_a_platform_on_this_machine_that_is_slow_is_not_to_be_started(failure: Exception) -> None:
-    hint = _hint("http://127.0.0.1:8642", failure)
-    assert "slow to answer" in hint
-    assert "osmosis platform start" not in hint
-
-
-def test_a_name_nobody_knows_and_a_port_without_tls_are_told_apart() -> None:
-    unknown = httpx.ConnectError("[Errno -2] Name or service not known")
-    assert "name is unknown" in _hint(BASE, unknown, socket.gaierror(-2, "x"))
-    no_tls = httpx.ConnectError("[SSL: WRONG_VERSION_NUMBER] wrong version number")
-    assert "does not speak HTTPS" in _hint("https://127.0.0.1:8642", no_tls, ssl.SSLError())
-
-
-def test_a_platform_on_this_machine_that_is_not_there_is_to_be_started(slept: list[float]) -> None:
-    client = PlatformClient("http://127.0.0.1:1", TOKEN, GIT)
-    with client, pytest.raises(PlatformError, match="refused") as caught:
-        client.datasets.list()
-    assert caught.value.hint and "osmosis platform start" in caught.value.hint
-
-
-def test_a_certificate_nobody_knows_is_explained(client: PlatformClient, platform: respx.MockRouter) -> None:
-    text = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate (_ssl.c:1006)"
-    platform.post("/x").mock(side_effect=httpx.ConnectError(text))
-    with pytest.raises(PlatformError, match="self-signed") as caught:
-        client.post("/x", {}, model=WireModel)
-    assert caught.value.hint and "SSL_CERT_FILE" in caught.value.hint
 
 
 # The version
@@ -251,23 +181,6 @@ def test_a_version_warning_is_given_once(platform: respx.MockRouter, status: str
     assert said == [ClientWarning(code, "0.4 is out")]
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"X-Osmosis-Version-Status": "current", "X-Osmosis-Version-Message": "x"},
-        {"X-Osmosis-Version-Status": "deprecated"},
-        {"X-Osmosis-Version-Status": "odd", "X-Osmosis-Version-Message": "x"},
-        {"X-Osmosis-Latest": "9"},
-    ],
-)
-def test_other_version_headers_say_nothing(
-    client: PlatformClient, platform: respx.MockRouter, headers: dict[str, str]
-) -> None:
-    platform.get("/api/cli/datasets").respond(json={"datasets": []}, headers=headers)
-    client.datasets.list()
-    assert client.warnings == []
-
-
 def test_a_body_sent_is_only_what_was_set(client: PlatformClient, platform: respx.MockRouter) -> None:
     route = platform.post("/api/cli/datasets").respond(json={"id": "d"})
     client.datasets.create("maze", size_bytes=7, extension="csv")
@@ -275,3 +188,333 @@ def test_a_body_sent_is_only_what_was_set(client: PlatformClient, platform: resp
     first, second = (json.loads(call.request.content) for call in route.calls)
     assert first == {"file_name": "maze", "file_size": 7, "extension": "csv"}
     assert second == {**first, "overwrite_dataset_id": "ds_31"}
+
+
+def _failure(client: PlatformClient, **reply: Any) -> PlatformError:
+    with respx.mock(base_url=BASE) as router:
+        router.post("/x").mock(return_value=httpx.Response(**reply))
+        with pytest.raises(PlatformError) as caught:
+            client.post("/x", None, model=WireModel)
+    error = caught.value
+    assert TOKEN not in f"{error.message} {error.hint} {error.details} {error.body}"
+    return error
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    "status, code",
+    [
+        (400, "VALIDATION"),
+        (402, "PLATFORM_ERROR"),
+        (403, "PLATFORM_ERROR"),
+        (404, "NOT_FOUND"),
+        (409, "CONFLICT"),
+        (410, "PLATFORM_ERROR"),
+        (413, "PLATFORM_ERROR"),
+        (422, "PLATFORM_ERROR"),
+        (429, "RATE_LIMITED"),
+        (500, "PLATFORM_ERROR"),
+        (503, "PLATFORM_ERROR"),
+    ],
+)
+def test_a_status_is_a_code_and_the_body_is_kept(client: PlatformClient, status: int, code: str) -> None:
+    body = {"error": "No.", "code": "SOME_CODE", "field": "name", "extra": [1]}
+    error = _failure(client, status_code=status, json=body)
+    assert (error.message, error.code, error.status) == ("No.", code, status)
+    assert error.details == {"platform_code": "SOME_CODE", **body, "status_code": status}
+
+
+def test_billing_and_subscription_have_codes_of_their_own(client: PlatformClient) -> None:
+    def code(body: dict[str, Any], status: int = 403) -> str:
+        return _failure(client, status_code=status, json=body).code
+
+    assert code({"error": "x", "code": "SUBSCRIPTION_REQUIRED"}) == "SUBSCRIPTION_REQUIRED"
+    assert code({"error": "x", "code": "BILLING_REQUIRED"}) == "BILLING_REQUIRED"
+    assert code({"error": "Your Subscription ended"}) == "SUBSCRIPTION_REQUIRED"
+    assert code({"error": "x", "code": "BILLING_REQUIRED"}, 402) == "PLATFORM_ERROR"
+
+
+@pytest.mark.parametrize(
+    "reply, excerpt",
+    [
+        ({"text": "<html>" + "x" * 300}, "x" * 200),
+        (
+            {
+                "text": "<!DOCTYPE html>\n<html>\n<head><title>502 Bad Gateway</title>\n<style>\nb {x: 1}\n</style>"
+                "<script>\nlet a = 1 < 2\n</script></head>\n<body>\n<center><h1>nginx &amp; co</h1>\n</body></html>"
+            },
+            "502 Bad Gateway nginx & co",
+        ),
+        ({"text": f"<html>{TOKEN[:4]}&#{ord(TOKEN[4])};{TOKEN[5:]}</html>"}, "[REDACTED]"),
+        ({"json": {"error": {"message": "nested"}}}, '{"error":{"message":"nested"}}'),
+        ({"content": b"bad \xff \x1b[31mred"}, "bad \ufffd [31mred"),
+    ],
+)
+def test_a_body_that_is_no_error_of_ours_is_shown_in_part(
+    client: PlatformClient, reply: dict[str, Any], excerpt: str
+) -> None:
+    error = _failure(client, status_code=502, **reply)
+    assert error.message == f"API error: HTTP 502. Response: {excerpt}"
+    assert error.details["status_code"] == 502
+
+
+def test_escape_sequences_do_not_reach_the_terminal(client: PlatformClient) -> None:
+    body = {"error": "a\x1b]0;evil\x07b", "issues": ["c\x1b[2Jd"]}
+    assert "\x1b" not in _failure(client, status_code=400, json=body).message
+
+
+@pytest.mark.parametrize(
+    "origin, platform_code, words",
+    [
+        ("environment", "TOKEN_EXPIRED", "OSMOSIS_TOKEN has expired."),
+        ("environment", "TOKEN_INVALID", f"OSMOSIS_TOKEN is not valid on {BASE}."),
+        ("given", "TOKEN_INVALID", f"This token is not valid on {BASE}."),
+        ("saved", "TOKEN_EXPIRED", f"Your session on {BASE} has expired."),
+        ("saved", "TOKEN_REVOKED", f"Your session on {BASE} has been revoked."),
+        ("saved", None, f"Your session on {BASE} has expired or is no longer valid."),
+        ("saved", "TOKEN_MISSING", f"The token did not reach {BASE}."),
+    ],
+)
+def test_a_401_says_what_is_wrong_with_which_token(
+    origin: Any, platform_code: str | None, words: str
+) -> None:
+    with PlatformClient(BASE, TOKEN, GIT, token_origin=origin) as client:
+        error = _failure(client, status_code=401, json={"error": f"bad {TOKEN}", "code": platform_code})
+    assert (error.message, error.code, error.details) == (words, "AUTH_REQUIRED", {})
+    assert error.hint
+
+
+def test_values_to_hide_are_in_no_error_however_the_platform_echoes_them(client: PlatformClient) -> None:
+    client.hide(["s3cret", "s3cret-and-more"])
+    body = {
+        "error": "s3cret-and-more?",
+        "issues": [{"key": "s3cret"}],
+        "value": "other",
+        "x": [{"s3cret": "s3cret"}],
+    }
+    error = _failure(client, status_code=400, json=body)
+    assert "s3cret" not in f"{error.message} {error.details}" and "other" not in str(error.details)
+    cut = _failure(client, status_code=502, text="x" * 195 + "s3cret-and-more")
+    assert "s3cr" not in cut.message
+
+
+def test_what_a_submit_provides_is_hidden_from_its_own_errors(
+    client: PlatformClient, platform: respx.MockRouter
+) -> None:
+    run = EvalRunSubmit(
+        experiment_config=Experiment(rollout="r", entrypoint="main.py", model_path="m", dataset="d"),
+        secrets=RunSecrets(required=["A"], provided={"A": "canary-value"}),
+    )
+    platform.post("/api/cli/eval-runs").respond(400, json={"error": "A=canary-value is bad"})
+    with pytest.raises(PlatformError) as caught:
+        client.eval_runs.submit(run)
+    assert caught.value.message == "A=[REDACTED] is bad"
+    assert "canary-value" not in repr(run)
+
+
+_MODEL = {"id": "m", "model_name": "m"}
+
+# Trying again
+
+
+@pytest.mark.parametrize(
+    "status, calls", [(429, 3), (502, 3), (503, 3), (504, 3), (500, 1), (404, 1), (401, 1)]
+)
+def test_reading_is_tried_again_only_when_that_may_help(
+    client: PlatformClient, platform: respx.MockRouter, status: int, calls: int
+) -> None:
+    route = platform.get("/api/cli/datasets").respond(status)
+    with pytest.raises(PlatformError) as caught:
+        client.datasets.list()
+    assert caught.value.status in (status, None) and route.call_count == calls
+
+
+def test_a_read_that_took_too_long_is_not_read_again(
+    client: PlatformClient, platform: respx.MockRouter
+) -> None:
+    route = platform.get("/api/cli/datasets").mock(side_effect=httpx.ReadTimeout("x"))
+    with pytest.raises(PlatformError, match="timed out"):
+        client.datasets.list()
+    assert route.call_count == 1
+
+
+@pytest.mark.parametrize("failure", [httpx.ConnectError("x"), httpx.Response(503), httpx.Response(429)])
+def test_nothing_is_submitted_twice(client: PlatformClient, platform: respx.MockRouter, failure: Any) -> None:
+    route = platform.post("/api/cli/eval-runs").mock(side_effect=[failure])
+    with pytest.raises(PlatformError):
+        client.eval_runs.submit(_SUBMIT)
+    assert route.call_count == 1
+
+
+def test_completing_a_dataset_is_tried_five_times_whatever_goes_wrong(
+    client: PlatformClient, platform: respx.MockRouter, slept: list[float]
+) -> None:
+    route = platform.post("/api/cli/datasets/d/complete")
+    route.side_effect = [
+        httpx.ReadTimeout("x"),
+        httpx.Response(500),
+        httpx.Response(200, text="<html>"),
+        httpx.Response(200, json={}),
+        httpx.Response(200, json={"id": "d", "status": "processing"}),
+    ]
+    assert client.datasets.complete("d", extension="csv").status == "processing"
+    assert slept == [1, 2, 4, 8]
+
+
+_SUBMIT = EvalRunSubmit(
+    experiment_config=Experiment(rollout="r", entrypoint="e", model_path="m", dataset="d")
+)
+
+
+@pytest.mark.parametrize(
+    "path, answer, call",
+    [
+        ("models/m/deploy", _MODEL | {"status": "active"}, lambda client: client.models.deploy("m")),
+        ("models/m/undeploy", _MODEL | {"status": "inactive"}, lambda client: client.models.undeploy("m")),
+        ("training-runs/r/stop", {"id": "r"}, lambda client: client.training_runs.stop("r")),
+        ("eval-runs/check", {"dry_run": True}, lambda client: client.eval_runs.check(_SUBMIT)),
+        ("datasets/d/abort", {}, lambda client: client.datasets.abort("d")),
+        (
+            "environment-secrets",
+            {"id": "s", "name": "KEY"},
+            lambda client: client.secrets.set("KEY", "value", scope="user"),
+        ),
+    ],
+)
+def test_what_may_be_said_twice_is_said_again_where_the_answer_broke_off(
+    client: PlatformClient,
+    platform: respx.MockRouter,
+    slept: list[float],
+    path: str,
+    answer: dict[str, Any],
+    call: Callable[[PlatformClient], object],
+) -> None:
+    route = platform.post(f"/api/cli/{path}")
+    route.side_effect = [
+        httpx.RemoteProtocolError("the server closed the connection"),
+        httpx.Response(503, headers={"Retry-After": "3"}),
+        httpx.Response(200, json=answer),
+    ]
+    call(client)
+    assert route.call_count == 3 and slept == [0.2, 3]
+    assert len({sent.request.content for sent in route.calls}) == 1
+
+
+# Redirects
+
+
+def test_reading_follows_a_redirect_within_the_platform(
+    client: PlatformClient, platform: respx.MockRouter
+) -> None:
+    platform.get("/api/cli/datasets").respond(307, headers={"Location": "/prefix/other"})
+    other = platform.get("/other").respond(json={"datasets": []})
+    client.datasets.list()
+    assert other.calls.last.request.headers["authorization"] == f"Bearer {TOKEN}"
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["https://evil.example/x", "http://osmosis.fern.example/x", "https://osmosis.fern.example:444/x"],
+)
+def test_the_token_follows_no_redirect_elsewhere(client: PlatformClient, target: str) -> None:
+    with respx.mock(assert_all_called=False) as router:
+        router.get(f"{BASE}/api/cli/datasets").respond(302, headers={"Location": target})
+        elsewhere = router.get(target).respond(json={})
+        with pytest.raises(PlatformError, match="redirects to") as caught:
+            client.datasets.list()
+    assert not elsewhere.called
+    assert caught.value.hint and "osmosis --platform " in caught.value.hint
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_post_is_never_turned_into_something_else(
+    client: PlatformClient, platform: respx.MockRouter, status: int
+) -> None:
+    platform.post("/api/cli/eval-runs/r/stop").respond(status, headers={"Location": "/prefix/other"})
+    other = platform.route(path="/prefix/other").respond(json={})
+    with pytest.raises(PlatformError, match="not followed"):
+        client.eval_runs.stop("r")
+    assert not other.called
+
+
+def test_redirects_in_a_circle_end(client: PlatformClient, platform: respx.MockRouter) -> None:
+    platform.get("/api/cli/datasets").respond(302, headers={"Location": "/prefix/api/cli/datasets"})
+    with pytest.raises(PlatformError, match="without end"):
+        client.datasets.list()
+
+
+def test_the_server_may_ask_for_a_longer_wait_but_not_for_a_coffee_break(slept: list[float]) -> None:
+    asked = iter([7.0, 0.1, 3600.0])
+
+    def attempt() -> None:
+        raise Transient(OsmosisError("busy"), retry_after_s=next(asked))
+
+    with pytest.raises(OsmosisError, match="busy"):
+        Waits((1, 2, 4)).run(attempt)
+    assert slept == [7, 2]
+
+
+def test_a_value_is_found_as_json_and_urls_spell_it() -> None:
+    hidden = ReplyRedactor(['pä"ss/word'])
+    for spelt in ('pä"ss/word', 'pä\\"ss/word', 'p\\u00e4\\"ss/word', "p%C3%A4%22ss%2Fword"):
+        assert hidden.text(f"<{spelt}>") == f"<{REDACTED}>"
+
+
+@given(st.lists(st.text("abcXYZ", min_size=1), min_size=1, max_size=5), st.text("abcXYZ"))
+def test_no_value_is_ever_left(values: list[str], text: str) -> None:
+    left = ReplyRedactor(values).text(text).replace(REDACTED, "|")
+    assert not any(value in left for value in values)
+
+
+@pytest.mark.parametrize(
+    "name, encoded",
+    [
+        ("maze-walks", "maze-walks"),
+        ("acme/toy@3", "acme%2Ftoy%403"),
+        ("a b", "a%20b"),
+        ("50%", "50%25"),
+        ("naïve", "na%C3%AFve"),
+        ("a?b#c", "a%3Fb%23c"),
+        (".", "%2E"),
+        ("..", "%2E%2E"),
+        ("...", "%2E%2E%2E"),
+        ("x" * 300, "x" * 300),
+    ],
+)
+def test_a_name_is_one_segment_whatever_is_in_it(name: str, encoded: str) -> None:
+    assert routes.dataset(name) == f"/api/cli/datasets/{encoded}"
+    assert routes.run_logs(routes.EVAL_RUNS, name) == f"/api/cli/eval-runs/{encoded}/logs"
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+def test_the_http_client_sends_a_segment_as_it_was_encoded(name: str) -> None:
+    path = routes.dataset_download(name)
+    assert httpx.URL(f"http://platform.example/prefix{path}").raw_path.decode() == f"/prefix{path}"
+
+
+@pytest.mark.parametrize("name", ["", "\ud800"])
+def test_a_name_that_is_no_name_is_refused(name: str) -> None:
+    with pytest.raises(OsmosisError):
+        routes.dataset(name)
+
+
+def _page(*ids: str, next_offset: int | None) -> DatasetList:
+    return DatasetList(datasets=[Dataset(id=name) for name in ids], next_offset=next_offset)
+
+
+def _all(pages: dict[int, DatasetList]) -> list[str]:
+    found = iterate_pages(lambda limit, offset: pages[offset], lambda page: page.datasets)
+    return [dataset.id for page in found for dataset in page.datasets]
+
+
+@pytest.mark.parametrize("back", [0, 5, -1])
+def test_a_server_that_goes_in_circles_is_stopped(back: int) -> None:
+    with pytest.raises(PlatformError, match="does not end"):
+        _all({0: _page("a", next_offset=5), 5: _page("b", next_offset=back)})
+
+
+def test_a_log_that_goes_in_circles_is_stopped() -> None:
+    with pytest.raises(PlatformError, match="circles"):
+        list(iterate_log_pages(lambda limit, cursor: LogPage(next_cursor="same")))

@@ -25,10 +25,9 @@ from tests.logins import hash_passwords_quickly
 from tests.platform.conftest import Member, World
 from tests.platform.databases import put_migrated_database
 from tests.platform.evaluations import Code, add_dataset, end_with, put_mirror, submit_body, training_body
-from tests.platform.viewer.runs_world import REQUEST, add_file, add_run, add_samples
-from tests.platform.viewer.test_contract import PlatformPlace
+from tests.platform.viewer.runs_world import REQUEST, PlatformPlace, add_file, add_run, add_samples
+from tests.viewer.builders import STEPS, trajectory
 from tests.viewer.source_contract import sample_record
-from tests.viewer.test_conversation_page import STEPS, trajectory
 
 PASSWORD = "correct horse battery"
 CANARY = "sk-canary-4711"

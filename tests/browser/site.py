@@ -17,12 +17,9 @@ from osmosis_ai.viewer.serving.app import viewer_app
 from osmosis_ai.viewer.serving.entry import ViewerKeys
 from osmosis_ai.viewer.serving.meeting import opening_address
 from osmosis_ai.viewer.source import FailureCount, Histogram, RunDetail
+from tests.viewer.builders import STEPS, a_document, learned, trajectory, two_runs
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.viewer.source_contract import sample_record
-from tests.viewer.test_compare import two_runs
-from tests.viewer.test_conversation_page import STEPS, trajectory
-from tests.viewer.test_rubric_page import a_document
-from tests.viewer.test_training_page import learned
 
 HOSTILE = "</script><script>alert(1)</script><img src=https://elsewhere.invalid onerror=alert(1)>{{ 7*7 }}\u202e\x1b]0;x\x07"
 LONG = "wordwithoutanyblank" * 16

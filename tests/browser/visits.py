@@ -11,7 +11,7 @@ from tests.conftest import NIGHTLY
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-WIDE, NARROW, NARROWEST = 1280, 390, 320
+WIDE, NARROW = 1280, 390
 PATIENCE_MS = 60_000
 # What is written beyond its place: headings of tables that reach into the next column, a heading below the way to it.
 OVERLAPPING = """
@@ -20,28 +20,6 @@ OVERLAPPING = """
   const way = document.querySelector(".crumbs")?.getBoundingClientRect();
   const heading = document.querySelector("h1").getBoundingClientRect();
   return [...found.map((each) => each.innerText), ...(way && way.bottom > heading.top ? ["h1"] : [])];
-}
-"""
-# Of all drawings: how small their words are on the screen, those that lie over others, and those beyond their drawing.
-DRAWN_WORDS = """
-() => {
-  const found = { drawings: 0, least: 99, over: [], beyond: [] };
-  for (const svg of document.querySelectorAll(".plot svg")) {
-    found.drawings += 1;
-    const plot = svg.closest(".plot");
-    if (plot.scrollWidth > plot.clientWidth) found.beyond.push(svg.ariaLabel);
-    const words = [...svg.querySelectorAll("text")].map((each) => [each.textContent, each.getBoundingClientRect(), each]);
-    const edge = plot.getBoundingClientRect();
-    words.forEach(([said, box, word], place) => {
-      found.least = Math.min(found.least, parseFloat(getComputedStyle(word).fontSize) * svg.getScreenCTM().a);
-      if (box.left < edge.left - 1 || box.right > edge.right + 1) found.beyond.push(said);
-      for (const [other, its] of words.slice(place + 1)) {
-        const meet = box.left < its.right && its.left < box.right && box.top < its.bottom - 1 && its.top < box.bottom - 1;
-        if (meet) found.over.push([said, other]);
-      }
-    });
-  }
-  return found;
 }
 """
 # Every stream of a page, and whether the page is seen.

@@ -23,7 +23,7 @@ def resolve(monkeypatch: pytest.MonkeyPatch) -> Resolve:
         output = OutputContext("plain")
         prepare_environment(output, env_file=None, platform=None)
         request = SimpleNamespace(secret_values=secrets_file, verbose=False)
-        prepared = cast(Any, SimpleNamespace(request=request, served=True))
+        prepared = cast("Any", SimpleNamespace(request=request, served=True))
         return LiveRun(output, prepared, yes=True).resolve_secrets(names)
 
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):

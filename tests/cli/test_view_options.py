@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Cli
 from tests.cli.test_train_here import trained_here
 from tests.evaluation.recorded_runs import write_run
-from tests.viewer.test_rubric_page import a_document
+from tests.viewer.builders import a_document
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,13 @@
 from __future__ import annotations
 
-from contextlib import nullcontext
-from pathlib import Path
-
 import pytest
 from sqlalchemy import text
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.clock import SystemClock
-from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.log_lines import MAX_MESSAGE_CHARS, PLAN, WARNED, LogLine
-from osmosis_ai.platform.logs import Direction, LogStore
+from osmosis_ai.platform.log_lines import MAX_MESSAGE_CHARS, LogLine
+from osmosis_ai.platform.logs import Direction
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.redaction import Redactor
-from tests.platform.databases import postgres_database
-from tests.platform.viewer.runs_world import statements_of
 
 
 def pages(services: PlatformServices, direction: Direction, limit: int) -> list[list[str | None]]:
@@ -43,14 +36,6 @@ def test_older_pages_go_back_from_the_newest_line(services: PlatformServices, te
     assert pages(services, "older", 10) == [[f"line {number}" for number in range(10)]]
 
 
-def test_newer_pages_go_on_from_the_oldest_line(services: PlatformServices, ten_lines: None) -> None:
-    assert pages(services, "newer", 4) == [
-        ["line 0", "line 1", "line 2", "line 3"],
-        ["line 4", "line 5", "line 6", "line 7"],
-        ["line 8", "line 9"],
-    ]
-
-
 def test_lines_written_between_two_pages_are_neither_skipped_nor_repeated(
     services: PlatformServices, ten_lines: None
 ) -> None:
@@ -61,11 +46,6 @@ def test_lines_written_between_two_pages_are_neither_skipped_nor_repeated(
     on = services.logs.page("run_1", limit=5, direction="newer", cursor=newer.next_cursor)
     assert [entry.message for entry in back.logs] == [f"line {number}" for number in range(5)]
     assert [entry.message for entry in on.logs] == ["line 9", "line 10"]
-
-
-def test_an_empty_log_is_one_empty_page(services: PlatformServices) -> None:
-    page = services.logs.page("run_nobody")
-    assert (page.logs, page.next_cursor) == ([], None)
 
 
 @pytest.mark.parametrize("cursor", ["x", "-1", "1; DROP TABLE log_lines", "9" * 40, "²", ""])
@@ -106,42 +86,3 @@ def test_secrets_are_blanked_before_a_line_is_kept(services: PlatformServices) -
     services.db.dispose()
     for path in services.config.home.rglob("*"):
         assert not path.is_file() or b"canary-4711" not in path.read_bytes(), path
-
-
-def test_lines_can_be_part_of_a_larger_transaction(services: PlatformServices) -> None:
-    def half() -> None:
-        with services.db.transaction() as session:
-            services.logs.add(session, "run_1", [LogLine("taken back")])
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        half()
-    assert services.logs.page("run_1").logs == []
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)])
-def test_the_marks_of_a_run_are_found_by_an_index_in_a_log_of_any_length(kind: str, tmp_path: Path) -> None:
-    with (
-        nullcontext(f"sqlite:///{tmp_path / 'platform.db'}")
-        if kind == "sqlite"
-        else postgres_database() as url
-    ):
-        db = Database(url)
-        db.migrate()
-        logs = LogStore(db, SystemClock())
-        steps = ["run"] * 5_000 + [PLAN] + ["warning"] * 2 + ["run"] * 5_000 + [PLAN]
-        logs.append("run_1", [LogLine(f"line {number}", step=step) for number, step in enumerate(steps)])
-        logs.append("run_2", [LogLine("of another run", step=PLAN)])
-        with statements_of(db) as statements:
-            assert [line.message for line in logs.marks("run_1", PLAN)] == ["line 5000", "line 10003"]
-            assert [line.message for line in logs.marks("run_1", WARNED, limit=1)] == ["line 5002"]
-        explain = "EXPLAIN QUERY PLAN " if db.is_sqlite else "EXPLAIN "
-        asked = [each for each in statements if "log_lines" in each[0]]
-        with db.session() as session:
-            plans = [
-                str(session.connection().exec_driver_sql(explain + statement, values).all())
-                for statement, values in asked
-            ]
-        assert len(plans) == 2 and all("ix_log_lines_marks" in plan for plan in plans), plans
-        db.dispose()

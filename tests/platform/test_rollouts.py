@@ -12,7 +12,7 @@ from osmosis_ai.platform.db.tables import DbRepository as RepositoryRow
 from osmosis_ai.platform.gitsync.mirror import MirrorHead, MirrorStore
 from osmosis_ai.platform.http import rollouts as http_rollouts
 from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
+from tests.platform.conftest import Member, World, assert_flat_error
 from tests.platform.gitsync.repositories import Repository
 
 PATH = "/api/cli/rollouts"
@@ -140,15 +140,6 @@ def test_a_repository_that_never_could_be_fetched_is_an_error_in_gits_words(
         assert "does not appear to be a git repository" in error["error"]
 
 
-def test_an_empty_repository_has_no_rollouts_and_no_error(
-    api: TestClient, services: PlatformServices, member: Member, tmp_path: Path
-) -> None:
-    empty = Repository(tmp_path / "empty")
-    services.workspaces.connect_repository(member.workspace.id, "fern/agents", str(empty.root))
-
-    assert api.get(PATH).json() == {"rollouts": [], "total_count": 0, "has_more": False, "next_offset": None}
-
-
 def test_another_workspace_sees_only_its_own(
     api: TestClient, world: World, repository: Repository, tmp_path: Path
 ) -> None:
@@ -160,19 +151,6 @@ def test_another_workspace_sees_only_its_own(
     assert _names(api) == {"add": True, "multiply": True}
     rows = api.get(PATH, headers=stranger.headers).json()["rollouts"]
     assert [row["name"] for row in rows] == ["theirs"]
-
-
-def test_reading_again_writes_nothing_until_a_minute_has_passed(
-    api: TestClient, services: PlatformServices, clock: ManualClock
-) -> None:
-    api.get(PATH)
-    first = _row(services).last_synced_at
-    clock.advance(30)
-    api.get(PATH)
-    assert _row(services).last_synced_at == first
-    clock.advance(60)
-    api.get(PATH)
-    assert _row(services).last_synced_at == clock.now()
 
 
 class _SlowMirrors(MirrorStore):

@@ -1,20 +1,33 @@
+"""Secrets as members and runs have them, the vault that they lie in, and the rotation of its key."""
+
 from __future__ import annotations
 
 import json
 import logging
-from datetime import timedelta
+import os
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select
+from sqlalchemy import func, select, text
 
-from osmosis_ai.platform.db.tables import DbSecret
+from osmosis_ai.errors import ConflictError
+from osmosis_ai.platform.db.tables import DbRun, DbSecret
+from osmosis_ai.platform.key_rotation import rotate_secret_key
 from osmosis_ai.platform.secrets import MissingSecretsError, resolve_scopes, resolve_secrets
 from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.vault import Vault, VaultError, key_id_of
 from tests.full_disk import files_of_at_most
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
+from tests.platform.viewer.runs_world import add_run
 
 PATH = "/api/cli/environment-secrets"
 CANARY = "canary-4e91c7"
@@ -55,21 +68,6 @@ def test_a_secret_is_stored_told_about_and_its_value_never_comes_back(
     assert CANARY not in reply.text + json.dumps(listed)
 
 
-def test_setting_it_again_replaces_the_value_and_keeps_the_secret(
-    api: TestClient, services: PlatformServices, world: World, member: Member, clock: ManualClock
-) -> None:
-    first = _set(api, "KEY", "old", "workspace").json()
-    colleague = world.member("noor", role="admin")
-    clock.advance(60)
-    second = _set(api, "KEY", "new", "workspace", headers=colleague.headers).json()
-
-    assert (second["id"], second["created_at"], second["creator_name"]) == (
-        *(first["id"], first["created_at"], "Mara"),
-    )
-    assert (second["updater_name"], second["updated_at"]) == ("Noor", "2026-11-02T09:31:00.000Z")
-    assert _values(services, member, "KEY") == {"KEY": ("new", "workspace")}
-
-
 def test_the_list_shows_the_workspaces_secrets_and_the_callers_own(api: TestClient, world: World) -> None:
     colleague = world.member("noor", role="member")
     _set(api, "B", scope="workspace")
@@ -104,12 +102,6 @@ def test_a_deleted_secret_is_gone_in_its_scope_alone(api: TestClient) -> None:
     assert "personal secret 'KEY'" in assert_flat_error(again, 404, "NOT_FOUND")["error"]
 
 
-@pytest.mark.parametrize("name", ["", "key", "K\0", "../KEY", "Ä" * 300])
-def test_deleting_what_is_no_name_finds_nothing(api: TestClient, name: str) -> None:
-    reply = api.request(DELETE, PATH, json={"name": name, "scope": "user"})
-    assert_flat_error(reply, 404, "NOT_FOUND")
-
-
 def test_a_member_keeps_their_own_secrets_and_only_reads_the_workspaces(
     api: TestClient, world: World
 ) -> None:
@@ -131,14 +123,6 @@ def test_a_name_no_variable_could_have_is_refused(api: TestClient, name: str) ->
     error = assert_flat_error(_set(api, name), 400, "VALIDATION")
     assert "^[A-Z][A-Z0-9_]*$" in error["error"]
     assert _listed(api) == []
-
-
-def test_the_longest_name_and_the_largest_value_are_taken(
-    api: TestClient, services: PlatformServices, member: Member
-) -> None:
-    value = "ä" * (32 * 1024)
-    assert _set(api, "K" * 255, value).status_code == 200
-    assert _values(services, member, "K" * 255)["K" * 255] == (value, "user")
 
 
 @pytest.mark.parametrize("value", ["", CANARY + "\0", CANARY + "x" * 64 * 1024])
@@ -253,34 +237,6 @@ def test_a_resolved_secret_does_not_print_its_value(
     assert (value, scope) == (CANARY, "user")
 
 
-def test_a_value_sealed_with_a_replaced_key_is_sealed_anew_when_it_is_used(
-    api: TestClient, services: PlatformServices, member: Member
-) -> None:
-    _set(api, "KEY")
-    services.vault.rotate(services.clock.now())
-    assert _values(services, member, "KEY") == {"KEY": (CANARY, "user")}
-
-    assert services.vault.forget_replaced_keys(before=services.clock.now() + timedelta(seconds=1)) == 1
-    assert _values(services, member, "KEY") == {"KEY": (CANARY, "user")}
-
-
-def test_a_sealed_value_moved_to_another_row_does_not_open(
-    api: TestClient, services: PlatformServices, member: Member
-) -> None:
-    _set(api, "MINE", "mine")
-    _set(api, "OTHER", "other")
-    with services.db.transaction() as session:
-        rows = {row.name: row for row in session.scalars(select(DbSecret))}
-        rows["MINE"].sealed = rows["OTHER"].sealed
-
-    with pytest.raises(Exception, match="made for another row"):
-        _values(services, member, "MINE")
-
-
-def test_the_vault_lies_outside_of_the_database(services: PlatformServices, tmp_path: Path) -> None:
-    assert services.vault.key_file == services.config.home / "keys" / "vault.json"
-
-
 def test_the_first_secret_on_a_full_disk_is_refused_as_such_and_can_be_set_later(
     api: TestClient, services: PlatformServices
 ) -> None:
@@ -291,3 +247,260 @@ def test_the_first_secret_on_a_full_disk_is_refused_as_such_and_can_be_set_later
     assert_flat_error(reply, 507, "STORAGE_FULL")
     assert not services.vault.key_file.exists()
     assert api.post("/api/cli/environment-secrets", json=body).status_code == 200
+
+
+SEALED = b"canary-6f1d"
+NOW = datetime(2026, 11, 2, 9, 30, tzinfo=timezone.utc)
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    return tmp_path / "keys" / "vault.json"
+
+
+def test_a_sealed_value_does_not_open_on_another_row(key_file: Path) -> None:
+    vault = Vault(key_file)
+    sealed = vault.seal(SEALED, context="secrets:sec_1")
+
+    with pytest.raises(VaultError, match="`secrets:sec_2` is damaged, or was made for another row"):
+        vault.open(sealed, context="secrets:sec_2")
+
+
+@pytest.mark.parametrize("position", [0, 3, 12, -1])
+def test_an_altered_value_does_not_open(key_file: Path, position: int) -> None:
+    vault = Vault(key_file)
+    sealed = bytearray(vault.seal(SEALED, context="c"))
+    sealed[position] ^= 1
+
+    with pytest.raises(VaultError) as caught:
+        vault.open(bytes(sealed), context="c")
+    assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rubbish", [b"", b"\x01", b"\x01" + b"k" * 15, b"plain text of an older day"])
+def test_what_is_no_sealed_value_is_refused_in_a_sentence(key_file: Path, rubbish: bytes) -> None:
+    with pytest.raises(VaultError, match="`c` is damaged"):
+        Vault(key_file).open(rubbish, context="c")
+
+
+def test_the_keys_are_for_their_owner_alone_and_never_printed(key_file: Path) -> None:
+    vault = Vault(key_file)
+    vault.seal(b"", context="c")
+
+    assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(key_file.parent.stat().st_mode) == 0o700
+    for key in json.loads(key_file.read_text())["keys"].values():
+        assert key not in repr(vault) + repr(vault.__dict__)
+
+
+def test_after_a_rotation_old_values_open_and_are_known_as_stale(key_file: Path) -> None:
+    vault, other_process = Vault(key_file), Vault(key_file)
+    old = vault.seal(SEALED, context="c")
+    other_process.seal(b"", context="c")
+    vault.rotate(NOW)
+    new = vault.seal(SEALED, context="c")
+
+    assert vault.is_stale(old)
+    assert not vault.is_stale(new)
+    assert vault.open(old, context="c") == SEALED
+    assert other_process.open(new, context="c") == SEALED
+
+
+def test_only_keys_that_were_replaced_long_ago_and_seal_nothing_are_forgotten(key_file: Path) -> None:
+    vault = Vault(key_file)
+    first = vault.seal(SEALED, context="c")
+    vault.rotate(NOW)
+    second = vault.seal(SEALED, context="c")
+    vault.rotate(NOW + DAY)
+
+    assert vault.forget_replaced_keys(before=NOW) == 0
+    assert vault.forget_replaced_keys(before=NOW + DAY, in_use={key_id_of(first)}) == 0
+    assert vault.forget_replaced_keys(before=NOW + DAY) == 1
+    assert Vault(key_file).open(second, context="c") == SEALED
+    with pytest.raises(VaultError):
+        Vault(key_file).open(first, context="c")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "null",
+        "[]",
+        "{}",
+        '{"version": 1, "active": "00", "keys": {"00": "c2hvcnQ="}}',
+        '{"version": 1, "active": 7',
+    ],
+)
+def test_a_damaged_key_file_is_reported_and_left_alone(key_file: Path, content: str) -> None:
+    key_file.parent.mkdir()
+    key_file.write_text(content)
+    key_file.chmod(0o600)
+
+    with pytest.raises(VaultError, match="is damaged"):
+        Vault(key_file).seal(SEALED, context="c")
+    assert key_file.read_text() == content
+
+
+def test_a_key_file_that_everyone_can_read_is_refused(key_file: Path) -> None:
+    Vault(key_file).seal(SEALED, context="c")
+    key_file.chmod(0o644)
+
+    with pytest.raises(VaultError, match="every user") as caught:
+        Vault(key_file).seal(SEALED, context="c")
+    assert caught.value.hint == f"chmod 600 {key_file}"
+
+
+def test_processes_that_start_together_agree_on_one_key(key_file: Path) -> None:
+    vaults = [Vault(key_file) for _ in range(8)]
+    barrier = threading.Barrier(len(vaults))
+    sealed: list[bytes] = []
+
+    def start(vault: Vault) -> None:
+        barrier.wait()
+        sealed.append(vault.seal(SEALED, context="c"))
+
+    threads = [threading.Thread(target=start, args=(vault,)) for vault in vaults]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert [Vault(key_file).open(value, context="c") for value in sealed] == [SEALED] * len(vaults)
+    assert len(json.loads(key_file.read_text())["keys"]) == 1
+
+
+NAMES = [f"KEY_{number}" for number in range(8)]
+VALUES = {name: f"sk-of-{name}" for name in NAMES}
+
+
+@pytest.fixture
+def stored(services: PlatformServices, member: Member) -> None:
+    for name, value in VALUES.items():
+        services.secrets.put(member.workspace.id, member.user.id, name, value, "workspace")
+
+
+def resolved(services: PlatformServices, member: Member, vault: Vault) -> dict[str, str]:
+    found = resolve_secrets(services.db, vault, member.workspace.id, member.user.id, NAMES)
+    return {name: secret.value for name, secret in found.items()}
+
+
+def keys_in_database(services: PlatformServices) -> set[bytes]:
+    with services.db.session() as session:
+        return {key_id_of(sealed) for sealed in session.scalars(select(DbSecret.sealed))}
+
+
+@pytest.mark.usefixtures("stored")
+def test_every_secret_has_the_new_key_and_the_platform_that_runs_goes_on(
+    services: PlatformServices, member: Member, clock: ManualClock
+) -> None:
+    running, former = services.vault, keys_in_database(services)
+    done = rotate_secret_key(services.db, Vault(running.key_file), clock)
+
+    assert (done.resealed, done.forgotten, done.damaged) == (len(NAMES), 0, [])
+    assert not former & keys_in_database(services)
+    assert resolved(services, member, running) == VALUES
+    services.secrets.put(member.workspace.id, member.user.id, NAMES[0], "sk-new", "workspace")
+    assert len(keys_in_database(services)) == 1
+    assert resolved(services, member, Vault(running.key_file)) == {**VALUES, NAMES[0]: "sk-new"}
+
+
+@pytest.mark.usefixtures("stored")
+def test_a_backup_taken_before_opens_with_the_key_file_of_after_and_a_day_later_the_key_goes(
+    services: PlatformServices, clock: ManualClock
+) -> None:
+    vault = services.vault
+    with services.db.session() as session:
+        secret = session.scalars(select(DbSecret)).first()
+    assert secret is not None
+    rotate_secret_key(services.db, vault, clock)
+    assert Vault(vault.key_file).open(secret.sealed, context=f"secrets:{secret.id}").startswith(b"sk-of-")
+
+    clock.advance(25 * 3600)
+    assert rotate_secret_key(services.db, vault, clock).forgotten == 1
+    assert key_id_of(secret.sealed).hex() not in vault.key_file.read_text()
+
+
+@pytest.mark.usefixtures("stored")
+def test_what_cannot_be_opened_is_named_and_its_key_is_kept(
+    services: PlatformServices, clock: ManualClock
+) -> None:
+    with services.db.transaction() as session:
+        secret = session.scalars(select(DbSecret).order_by(DbSecret.id)).all()[3]
+        secret.sealed = secret.sealed[:-1] + bytes([secret.sealed[-1] ^ 1])
+    kept = key_id_of(secret.sealed).hex()
+    for _ in range(2):
+        done = rotate_secret_key(services.db, services.vault, clock)
+        assert done.damaged == [f"secrets:{secret.id}"]
+        clock.advance(25 * 3600)
+    assert kept in services.vault.key_file.read_text()
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("stored")
+def test_a_rotation_that_is_killed_half_way_has_lost_nothing_and_is_repeated(
+    services: PlatformServices, member: Member, clock: ManualClock
+) -> None:
+    if not services.db.is_sqlite:
+        pytest.skip("the child opens a file")
+    killed = textwrap.dedent(
+        f"""
+        import os, signal
+        from pathlib import Path
+        from osmosis_ai.platform import key_rotation
+        from osmosis_ai.platform.clock import SystemClock
+        from osmosis_ai.platform.db.engine import Database
+        from osmosis_ai.platform.vault import Vault
+
+        class Killed(Vault):
+            sealed = 0
+            def seal(self, plaintext, *, context):
+                self.sealed += 1
+                if self.sealed == 6:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return super().seal(plaintext, context=context)
+
+        key_rotation._BATCH = 2
+        db = Database("sqlite:///{services.db.sqlite_path}")
+        key_rotation.rotate_secret_key(db, Killed(Path({str(services.vault.key_file)!r})), SystemClock())
+        """
+    )
+    child = subprocess.run([sys.executable, "-c", killed], env=os.environ, check=False, timeout=120)
+    assert child.returncode == -signal.SIGKILL
+
+    assert len(keys_in_database(services)) == 2
+    assert resolved(services, member, Vault(services.vault.key_file)) == VALUES
+    done = rotate_secret_key(services.db, services.vault, clock)
+    assert done.resealed == len(NAMES)
+    assert len(keys_in_database(services)) == 1
+    assert resolved(services, member, services.vault) == VALUES
+
+
+@pytest.mark.usefixtures("stored")
+def test_two_rotations_at_once_are_one(services: PlatformServices, clock: ManualClock) -> None:
+    from filelock import FileLock
+
+    with (
+        FileLock(f"{services.vault.key_file}.rotation.lock"),
+        pytest.raises(ConflictError, match="another rotation"),
+    ):
+        rotate_secret_key(services.db, services.vault, clock)
+
+
+def test_values_given_for_one_run_are_sealed_anew_too(
+    services: PlatformServices, member: Member, clock: ManualClock
+) -> None:
+    from osmosis_ai.platform.runs.submit.submitter import secrets_context
+
+    add_run(services, member, "waiting", id="run_waiting", status="pending")
+    sealed = services.vault.seal(b"{}", context=secrets_context("run_waiting"))
+    with services.db.transaction() as session:
+        session.execute(text("UPDATE runs SET sealed_secrets = :sealed"), {"sealed": sealed})
+    assert rotate_secret_key(services.db, services.vault, clock).resealed == 1
+    with services.db.session() as session:
+        fresh = session.get_one(DbRun, "run_waiting").sealed_secrets
+    assert fresh is not None and key_id_of(fresh) != key_id_of(sealed)
+    assert services.vault.open(fresh, context=secrets_context("run_waiting")) == b"{}"
+    with services.db.session() as session:
+        assert session.scalar(select(func.count()).select_from(DbSecret)) == 0

@@ -5,27 +5,22 @@ from __future__ import annotations
 import io
 import json
 import os
-import queue
 import shutil
 import signal
 import socket
 import stat
-import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform import server
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.tables import DbLoraModel, DbRunFile
 from osmosis_ai.platform.process_state import PlatformProcess, running_platform, stop_platform
 from osmosis_ai.platform.server import require_safe_address, run_platform
-from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.sandbox import IsolationSetting, SandboxCapability
 from tests.platform.conftest import World
 from tests.platform.viewer.runs_world import add_run
@@ -143,52 +138,6 @@ def test_it_waits_for_a_signal_and_leaves_the_handlers_as_they_were(config: Plat
         assert httpx.get(f"{platform.config.base_url}/health").is_success
 
 
-def test_a_signal_behind_the_first_login_lets_the_start_say_it(
-    config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make = server.create_app
-
-    def interrupted(services: PlatformServices) -> FastAPI:
-        os.kill(os.getpid(), signal.SIGINT)
-        return make(services)
-
-    monkeypatch.setattr(server, "create_app", interrupted)
-    try:
-        with run_platform(config) as platform:
-            assert platform.first_login is not None
-            platform.wait()
-    except KeyboardInterrupt:
-        pytest.fail("it was interrupted before it could say how to sign in")
-
-
-def test_a_signal_that_does_not_wake_the_wait_ends_it_all_the_same(config: PlatformConfig) -> None:
-    """As when it comes right before the wait begins; one that another thread gets wakes nothing, every time."""
-    is_waiting, was_rescued = threading.Event(), threading.Event()
-
-    class WatchedQueue(queue.SimpleQueue[str]):
-        def get(self, block: bool = True, timeout: float | None = None) -> str:
-            is_waiting.set()
-            return ends.get(block, timeout)
-
-    def signal_own_thread() -> None:
-        is_waiting.wait()
-        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
-
-    def rescue() -> None:
-        was_rescued.set()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    late, rescuer = threading.Thread(target=signal_own_thread), threading.Timer(300, rescue)
-    with run_platform(config) as platform:
-        ends = platform._ends
-        late.start()
-        rescuer.start()
-        replace(platform, _ends=WatchedQueue()).wait()
-        rescuer.cancel()
-        late.join()
-    assert not was_rescued.is_set()
-
-
 def test_it_waits_for_nobody_who_watches_a_run_and_tells_them_to_the_end(config: PlatformConfig) -> None:
     address = "/api/cli/eval-runs/watched/events"
     with httpx.Client(timeout=300, trust_env=False) as client, ExitStack() as watching:
@@ -226,47 +175,6 @@ def test_a_start_without_the_files_that_its_database_names_says_so(
         assert running_platform(config.home) == platform.process
 
 
-@pytest.mark.parametrize("lost", ["conversations", "adapters"])
-def test_a_start_without_conversations_or_adapters_says_so_though_all_else_is_there(
-    config: PlatformConfig, lost: str
-) -> None:
-    lost_keys: list[str] = []
-    with run_platform(config) as platform:
-        services, member = platform.services, World(platform.services).member()
-        for number in range(3):
-            shard, weights = f"runs/run-{number}/shards/a", f"runs/run-{number}/adapters/weights"
-            for key in (shard, weights):
-                services.blobs.put(key, io.BytesIO(b"x"))
-            lost_keys.append(shard if lost == "conversations" else weights)
-            run_id = add_run(services, member, f"run-{number}", kind="training").id
-            with services.db.transaction() as session:
-                file = {"run_id": run_id, "path": "trajectories/0_0.json", "kind": "trajectories", "size": 1}
-                session.add(DbRunFile(**file, blob_key=shard))
-                files = {
-                    "adapter_model.safetensors": {"blob_key": weights, "size": 2, "sha256": "0" * 64},
-                    "adapter_config.json": {"blob_key": "never looked for", "size": 1, "sha256": "0" * 64},
-                }
-                described = {"name": f"m-{number}", "base_model": "osmosis/tiny", "step": 1, "files": files}
-                session.add(
-                    DbLoraModel(
-                        id=f"lora_{number}",
-                        workspace_id=member.workspace.id,
-                        run_id=run_id,
-                        created_at=services.clock.now(),
-                        **described,
-                    )
-                )
-    with run_platform(config) as platform:
-        assert not any("looked for" in warning for warning in platform.process.warnings)
-        for key in lost_keys:
-            platform.services.blobs.delete(key)
-    with run_platform(config) as platform:
-        [warning] = platform.process.warnings
-        assert warning.startswith(
-            "3 of 6 files of datasets, runs and adapters that were looked for are not in"
-        )
-
-
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "osmosis.example"])
 def test_plain_http_beyond_this_machine_is_refused_with_what_to_do(config: PlatformConfig, host: str) -> None:
     with pytest.raises(OsmosisError, match="plain http") as refused:
@@ -283,8 +191,3 @@ def test_an_insecure_public_url_needs_to_be_allowed(
         require_safe_address(exposed)
     monkeypatch.setenv("OSMOSIS_ALLOW_INSECURE_PLATFORM_URL", "1")
     require_safe_address(exposed)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
-def test_this_machine_needs_no_tls(config: PlatformConfig, host: str) -> None:
-    require_safe_address(replace(config, host=host))

@@ -1,7 +1,8 @@
+"""Worker tokens and tickets: what each is good for, and until when."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -9,13 +10,14 @@ from sqlalchemy import text, update
 
 from osmosis_ai._version import __version__
 from osmosis_ai.api.wire.workers import WorkerOffer
-from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.errors import NotFoundError
 from osmosis_ai.platform.accounts import TokenRejected
 from osmosis_ai.platform.db.tables import DbRun, DbWorkerToken
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker_access import CLAIM_WITHIN, WorkerAccess, WorkerRefused
 from osmosis_ai.platform.worker_admissions import TRUSTED_S
 from tests.platform.conftest import ManualClock, Member, World
+from tests.platform.viewer import runs_world
 
 FIRST, SECOND = "a" * 32, "b" * 32
 
@@ -31,22 +33,8 @@ def run_id(services: PlatformServices, member: Member) -> str:
 
 
 def add_run(services: PlatformServices, member: Member, name: str = "first", pool: str | None = None) -> str:
-    with services.db.transaction() as session:
-        run = DbRun(
-            id=f"run_{name}",
-            workspace_id=member.workspace.id,
-            kind="eval",
-            name=name,
-            status="pending",
-            created_at=services.clock.now(),
-            request={},
-            rollout_name="multiply",
-            dataset_name="rows",
-            model_path="osmosis/tiny",
-            pool=pool,
-        )
-        session.add(run)
-    return run.id
+    known = {"id": f"run_{name}", "status": "pending", "request": {}, "pool": pool}
+    return runs_world.add_run(services, member, name, **known).id
 
 
 def set_run(services: PlatformServices, run_id: str, **values: Any) -> None:
@@ -133,41 +121,6 @@ def test_a_machine_without_a_sandbox_gets_no_runs_of_several_workspaces_without_
     assert refusal(access, of_both, offer(**unable)) == (403, "WORKER_ISOLATION")
 
 
-def test_a_machine_is_heard_of_by_what_it_asks_and_by_what_its_runs_say(
-    services: PlatformServices, access: WorkerAccess, member: Member, clock: ManualClock
-) -> None:
-    _, plain = access.create_token("gpu")
-    asked_at = clock.now()
-    machine = access.authorize_claim(plain, offer(machine="basement")).worker_id
-    assert [(runs, heard) for _, runs, heard in access.known.all()] == [(0, asked_at)]
-    run_id = add_run(services, member, pool="gpu")
-    clock.advance(600)
-    lease = clock.now() + timedelta(seconds=30)
-    set_run(
-        services,
-        run_id,
-        status="running",
-        worker_id=machine,
-        heartbeat_at=clock.now(),
-        lease_expires_at=lease,
-    )
-    assert [(runs, heard) for _, runs, heard in access.known.all()] == [(1, clock.now())]
-    heard_at = clock.now()
-    clock.advance(600)
-    set_run(
-        services, run_id, lease_expires_at=clock.now() + timedelta(seconds=30)
-    )  # as a start gives it to all
-    assert [(runs, heard) for _, runs, heard in access.known.all()] == [(1, heard_at)]
-
-
-def test_the_process_that_works_on_a_run_is_no_machine_of_its_own(access: WorkerAccess) -> None:
-    _, plain = access.create_token("gpu")
-    machine = access.authorize_claim(plain, offer(pool="gpu", machine="basement", cpus=2)).worker_id
-    again = access.authorize_claim(plain, offer(run_id="run_first"))  # as its worker repeats the claim
-    assert again.worker_id is None
-    assert [(known.id, known.machine) for known, *_ in access.known.all()] == [(machine, "basement")]
-
-
 def test_a_worker_token_of_some_workspaces_is_good_for_no_run_of_another(
     services: PlatformServices, access: WorkerAccess, world: World, member: Member
 ) -> None:
@@ -212,13 +165,6 @@ def test_users_and_workers_tokens_are_good_for_their_own_routes_alone(
             services.accounts.authenticate(plain)
 
 
-def test_a_pool_has_a_name_that_a_config_can_have(access: WorkerAccess) -> None:
-    with pytest.raises(OsmosisError, match="'gpu box' must be the name of a pool"):
-        access.create_token("gpu box")
-    with pytest.raises(NotFoundError):
-        access.find_token("wkt_none")
-
-
 def test_a_ticket_is_bound_to_its_first_claim_until_the_worker_has_said_something(
     services: PlatformServices, access: WorkerAccess, run_id: str
 ) -> None:
@@ -248,33 +194,6 @@ def test_another_claim_with_a_used_ticket_is_refused_and_noted_on_the_run_once_a
     lines = services.logs.page(run_id).logs
     assert [line.level for line in lines] == ["warning", "warning"]
     assert "with the ticket of attempt 1" in lines[0].message
-
-
-def test_a_node_without_a_sandbox_gets_no_runs_of_several_workspaces_and_the_run_says_why(
-    services: PlatformServices, access: WorkerAccess, world: World, run_id: str
-) -> None:
-    unable = {"sandbox": False, "sandbox_problem": "no user namespaces; sysctl -w x=1", "isolation": "auto"}
-    node = {**unable, "machine": "node-7"}
-    assert access.authorize_claim(access.issue_ticket(run_id), offer(**node)).run_id == run_id
-    world.member("tom", workspace="moss")
-    ticket = access.issue_ticket(run_id)
-    for _ in range(3):
-        assert refusal(access, ticket, offer(**node)) == (403, "WORKER_ISOLATION")
-    [line] = services.logs.page(run_id).logs
-    assert (line.level, line.step) == ("warning", "worker")
-    access.withdraw(run_id)
-    assert access.why_unconfined(run_id) == line.message
-    assert line.message.startswith(
-        "the machine 'node-7' gets no runs of 2 workspaces: rollouts can not be sandboxed"
-    )
-    assert "sysctl -w x=1" in line.message and line.message.endswith("set OSMOSIS_ISOLATION=off there.")
-    for said in ({"sandbox": True}, {"isolation": "off"}, {"sandbox": None}):
-        ticket = access.issue_ticket(run_id)
-        assert access.why_unconfined(run_id) is None, "it is of the newest ticket"
-        assert refusal(access, ticket, offer(**node)) == (403, "WORKER_ISOLATION")
-        assert access.why_unconfined(run_id) is not None
-        assert access.authorize_claim(ticket, offer(**{**node, **said})).run_id == run_id
-        assert access.why_unconfined(run_id) is None
 
 
 @pytest.mark.parametrize("asked", [{"isolation": "required"}, {"network": "none"}])

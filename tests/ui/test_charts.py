@@ -8,9 +8,9 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from osmosis_ai.ui.charts.bars import bars, bins, counted_histogram, histograms, waterfall
+from osmosis_ai.ui.charts.bars import bars, counted_histogram, histograms, waterfall
 from osmosis_ai.ui.charts.comparisons import forest, scatter
-from osmosis_ai.ui.charts.curves import line, sparkline
+from osmosis_ai.ui.charts.curves import line
 from osmosis_ai.ui.charts.drawing import LEFT, ChartMark, ChartPoint, ChartSeries, SvgChart, TimeSpan
 
 NAN = float("nan")
@@ -78,32 +78,6 @@ def test_each_number_is_in_the_table_under_its_chart() -> None:
     assert all(len(row) == len(chart.head) for chart in drawn() for row in chart.rows)
 
 
-def test_a_bar_is_as_high_as_its_share() -> None:
-    chart = histograms([("a", np.array([0.0, 1.0, 1.0, 1.0]))], low=0, high=1, label="", axis="score")
-    bars = re.findall(r'class="fill-1" d="M\S+ ([\d.]+)V([\d.]+)H', chart.svg)
-    low, high = (float(bottom) - float(top) for bottom, top in bars)
-    assert high == pytest.approx(3 * low, abs=0.2)
-
-
-def test_series_differ_by_shape_as_well_as_by_colour() -> None:
-    keys = [key for _, key in drawn()[1].legend]
-    outlines = [re.sub(r"fill-\d", "", key) for key in keys]
-    assert len(set(outlines)) == 2
-
-
-@pytest.mark.parametrize("values", [[], [0.5], [0.1, 0.1], [-3.0, 5.0]])
-def test_few_or_strange_values_still_make_a_chart(values: list[float]) -> None:
-    chart = histograms([("a", np.array(values, dtype=float))], low=0, high=1, label="", axis="score")
-    assert "nan" not in chart.svg and chart.rows
-
-
-def test_each_value_that_was_given_has_its_bin_when_they_are_few() -> None:
-    centres, edges = bins(np.array([0.25, 0.5, 1.0, 0.25]), low=0.0, high=1.0)
-    assert centres.tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
-    assert edges[0] == -0.125
-    assert bins(np.random.default_rng(0).random(500), low=0.0, high=1.0)[0].size == 20
-
-
 def test_a_score_on_the_edge_of_a_bar_lies_in_the_bar_that_begins_there() -> None:
     # Too many values for one bar each: twenty bars are drawn.
     scores = np.array([tenth / 10 for tenth in range(1, 10)] + [0.1234] * 3 + [0.777777])
@@ -119,24 +93,6 @@ def curve(name: str, points: int) -> ChartSeries:
     noise = np.random.default_rng(len(name)).normal(size=points)
     values = (np.cumsum(noise) / 50).tolist()
     return ChartSeries(name, [ChartPoint(x, y, y - 0.1, y + 0.1, 64) for x, y in enumerate(values)])
-
-
-def test_three_long_curves_are_a_small_drawing_with_a_short_table() -> None:
-    chart = line([curve(name, 1000) for name in ("a", "bb", "ccc")], label="", axis="step", smoothing=0.9)
-    assert len(chart.svg) < 40_000
-    assert len(chart.rows) == 100 and chart.rows[0][0] == "0" and chart.rows[-1][0] == "999"
-    assert chart.notes == ["The table has 100 of 1,000 places of step."]
-
-
-@pytest.mark.parametrize(
-    ("most", "longest"), [(0.00076, "0.0006"), (0.001, "0.0005"), (-0.0007, "-0.0006"), (400_000.0, "400000")]
-)
-def test_the_numbers_of_an_axis_have_room_beside_it(most: float, longest: str) -> None:
-    chart = line([ChartSeries("a", [ChartPoint(0, 0.0), ChartPoint(9, most)])], label="", axis="step")
-    numbers = re.findall(r'<text class="tick end" x="([^"]*)" y="[^"]*">([^<]*)</text>', chart.svg)
-    assert longest in {each for _, each in numbers}
-    # A digit of the 12 pixels that kit.css gives text is 7.7 pixels wide at most.
-    assert all(float(x) >= 7.7 * len(each) for x, each in numbers), numbers
 
 
 def drawn_points(chart: SvgChart, kind: str) -> list[tuple[float, float]]:
@@ -161,58 +117,6 @@ def test_a_thinned_curve_keeps_its_ends_and_its_single_outlier() -> None:
     assert sum(y < 200 for _, y in places) == 1
 
 
-def test_smoothing_leaves_the_raw_line_and_starts_where_it_starts() -> None:
-    points = [ChartPoint(x, float(x % 2)) for x in range(30)]
-    chart = line([ChartSeries("a", points)], label="", axis="step", smoothing=0.9)
-    raw, smooth = drawn_points(chart, "line-1 raw"), drawn_points(chart, "line-1")
-    assert [x for x, _ in raw] == [x for x, _ in smooth] and raw[0] == smooth[0]
-    spread = [max(y for _, y in each[10:]) - min(y for _, y in each[10:]) for each in (raw, smooth)]
-    assert spread[1] < spread[0] / 5
-
-
-def test_what_is_not_there_is_a_gap_and_a_lonely_point_is_seen() -> None:
-    values = [0.0, 1.0, NAN, 0.5, NAN, float("inf"), 0.2, 0.3]
-    chart = line([ChartSeries("a", [ChartPoint(x, y) for x, y in enumerate(values)])], label="", axis="step")
-    (path,) = re.findall(r'class="line-1" d="([^"]*)"', chart.svg)
-    assert path.count("M") == 3 and path.count("h0") == 1
-    assert "nan" not in chart.svg and "inf" not in chart.svg
-
-
-def test_a_point_that_stands_on_too_little_is_hollow_and_says_so() -> None:
-    points = [ChartPoint(0, 0.1), ChartPoint(1, 0.2, hollow=True)]
-    chart = line([ChartSeries("a", points)], label="", axis="step", hollow="under 90 % scored")
-    assert chart.svg.count("hollow") == 1
-    assert [name for name, _ in chart.legend] == ["a", "under 90 % scored"]
-    assert chart.rows[1][1] == "0.200, under 90 % scored"
-
-
-def test_what_happened_on_the_way_is_drawn_named_and_told() -> None:
-    marks = [ChartMark(1, "checkpoint", "step-1 saved"), ChartMark(2, "warning", "KL rises")]
-    chart = line([curve("a", 4)], label="", axis="step", marks=marks)
-    assert "<title>KL rises</title>" in chart.svg
-    assert chart.notes == ["checkpoint at step 1: step-1 saved", "warning at step 2: KL rises"]
-    assert [name for name, _ in chart.legend] == ["a", "checkpoint", "warning"]
-
-
-@pytest.mark.parametrize("series", [[], [ChartSeries("a", [])], [ChartSeries("a", [ChartPoint(3, NAN)])]])
-def test_a_curve_of_nothing_is_still_a_chart(series: list[ChartSeries]) -> None:
-    assert "nan" not in line(series, label="", axis="step").svg
-
-
-def test_an_axis_of_nothing_but_zeros_has_no_negative_number() -> None:
-    drawn = str(
-        line([ChartSeries("cut off", [ChartPoint(0, 0.0), ChartPoint(1, 0.0)])], label="", axis="step").svg
-    )
-    assert not re.search(r">[-−]\d", drawn) and ">0.5<" in drawn
-
-
-def test_a_sparkline_says_its_numbers() -> None:
-    said = sparkline([0.1, None, 0.3], label="pass rate")
-    assert 'aria-label="pass rate: 0.100, –, 0.300"' in said and "style" not in said
-    assert sparkline([0.5]) == sparkline([None, 0.5, NAN]) == ""
-    assert "nan" not in sparkline([0.5, 0.5])
-
-
 def test_what_is_not_finite_has_its_name_in_the_table() -> None:
     points = [
         ChartPoint(0, float("inf")),
@@ -222,17 +126,3 @@ def test_what_is_not_finite_has_its_name_in_the_table() -> None:
     ]
     chart = line([ChartSeries("a", points)], label="", axis="step")
     assert [row[1] for row in chart.rows] == ["inf", "-inf", "nan", "2"]
-
-
-def test_a_waterfall_draws_two_hundred_and_lists_all() -> None:
-    chart = waterfall([TimeSpan(f"step {n}", "model", n * 10.0, 5.0) for n in range(250)], label="")
-    assert chart.svg.count("<title>") == 200 and len(chart.rows) == 250
-    assert chart.notes == ["The drawing has the first 200 of 250."]
-
-
-def test_steps_are_counted_in_whole_numbers_and_tiny_values_fit_beside_the_axis() -> None:
-    points = [ChartPoint(1, 1.5e-09), ChartPoint(2, 0.5e-09)]
-    chart = line([ChartSeries("KL", points)], label="KL", axis="step")
-    ticks = {each: re.findall(rf'class="tick {each}"[^>]*>([^<]*)<', chart.svg) for each in ("middle", "end")}
-    assert ticks["middle"] == ["1", "2"]
-    assert ticks["end"] and max(map(len, ticks["end"])) <= 6

@@ -13,9 +13,7 @@ from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.local.source import LocalSource
 from tests.evaluation.recorded_runs import append_records
-from tests.viewer.source_contract import (
-    leave_validation,
-)
+from tests.viewer.source_contract import leave_validation
 
 
 class LocalPlace:

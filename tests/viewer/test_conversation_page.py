@@ -6,7 +6,7 @@ import html
 import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 from hypothesis import example, given
@@ -14,44 +14,15 @@ from hypothesis import strategies as st
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.ui.terminal_text import plain, removed_words, without_sequences
-from osmosis_ai.ui.text import visible
 from osmosis_ai.viewer.access import Viewing
 from osmosis_ai.viewer.pages import conversation as page_module
 from osmosis_ai.viewer.source import SampleDetail, SampleQuery
-from tests.viewer.browsing import gzipped, page_text, visitor
+from tests.viewer.browsing import page_text, visitor
+from tests.viewer.builders import STEPS, trajectory
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.viewer.page_content import text_by_class
 
-if TYPE_CHECKING:
-    pass
-
-CALL = {"tool_call_id": "c1", "function_name": "multiply", "arguments": {"a": 2, "b": 3}}
-STEPS: list[dict[str, Any]] = [
-    {"source": "system", "message": "Use the tool."},
-    {"source": "user", "message": "2 * 3?"},
-    {
-        "source": "agent",
-        "message": "**See**.",
-        "model_name": "tiny",
-        "reasoning_content": "I multiply.",
-        "timestamp": "2026-01-01T00:00:00Z",
-        "extra": {"duration_ms": 200},
-        "tool_calls": [CALL],
-        "observation": {"results": [{"source_call_id": "c1", "content": "\x1b[31m6\x1b[0m\x1b]0;title\x07"}]},
-        "metrics": {"prompt_tokens": 10, "completion_tokens": 5, "cost_usd": 0.25},
-    },
-    {
-        "source": "agent",
-        "message": "#### 6",
-        "timestamp": "2026-01-01T00:00:01Z",
-        "extra": {"duration_ms": 50},
-    },
-]
 HERE = "/evals/one/samples/1.0"
-
-
-def trajectory(*steps: dict[str, Any], **told: Any) -> bytes:
-    return json.dumps({"steps": list(steps), "extra": {"osmosis": told}}).encode()
 
 
 @dataclass
@@ -102,47 +73,14 @@ def shown(content: bytes, words: str = "") -> str:
 def test_messages_stand_in_order_each_with_its_permalink_tokens_and_cost() -> None:
     text = page_text(visitor(a_source()).get(HERE))
     assert text_by_class(text, "said") == [
-        "6",
-        "Use the tool.",
-        "2 * 3?",
-        "I multiply.",
-        "**See**.",
-        '{\n  "a": 2,\n  "b": 3\n}',
-        "6" + "1 terminal sequence removed",
-        "#### 6",
+        *("6", "Use the tool.", "2 * 3?", "I multiply.", "**See**.", '{\n  "a": 2,\n  "b": 3\n}'),
+        *("6" + "1 terminal sequence removed", "#### 6"),
     ]
     assert [text.index(f'id="step-{number}"') for number in (1, 2, 3, 4)]
     assert '<details class="reasoning"' in text
     assert "10 tokens read, 5 written · $0.25 · 200 ms" in text
     assert "1.5s, of it 250 ms in the model" in text
     assert "agent and tools" in text and "<svg" in text
-
-
-def test_an_error_says_where_it_came_from() -> None:
-    text = page_text(visitor(a_source()).get("/evals/one/samples/2.0"))
-    assert "<summary>Traceback</summary>" in text and "in main.py\n&lt;script&gt;" in text
-    assert "Traceback</summary>" not in page_text(visitor(a_source()).get(HERE))
-
-
-def test_a_conversation_that_is_known_from_model_calls_says_so() -> None:
-    taken = "Taken from the model calls of an agent that ended without giving a conversation"
-    assert taken in shown(trajectory(*STEPS, from_model_calls=True))
-    assert taken not in shown(trajectory(*STEPS))
-
-
-def test_messages_are_read_as_markdown_when_one_asks_for_it() -> None:
-    text = page_text(visitor(a_source()).get(f"{HERE}?text=markdown"))
-    assert "<strong>See</strong>" in text
-    assert "text=markdown" not in page_text(visitor(a_source()).get(HERE))
-
-
-def test_switches_are_words_of_the_address_and_stay_in_it() -> None:
-    text = page_text(visitor(a_source()).get(f"{HERE}?hide=system&hide=tools&outcome=passed"))
-    assert "without-system without-tools" in text
-    assert 'value="system" checked' in text and 'value="tools" checked' in text
-    assert 'value="reasoning" checked' not in text
-    assert '<input type="hidden" name="outcome" value="passed">' in text
-    assert 'rel="prev" href="/evals/one/samples/0.0?outcome=passed&amp;hide=system&amp;hide=tools"' in text
 
 
 def test_what_the_grader_and_its_judges_left_stands_with_the_reward() -> None:
@@ -179,36 +117,6 @@ def test_another_conversation_is_shown_beside_it(word: str) -> None:
     assert text.count('class="outcome"') == 2
     assert ("Elsewhere" in text) == (word == "two/1.0")
     assert 'id="step-1"' in text and (('id="other-1"' in text) == (word == "two/1.0"))
-
-
-def test_of_two_conversations_each_message_says_whose_it_is() -> None:
-    source = a_source()
-    source.conversations = {**source.conversations, ("two", 1, 0): trajectory(*STEPS)}
-    alone, both = (page_text(visitor(source).get(HERE + words)) for words in ("", "?with=two/1.0"))
-    told = [re.findall(r'<span class="of sr">(.*?): </span>', page) for page in (alone, both)]
-    messages = both.count("data-step")
-    assert messages > 2
-    assert told == [[], ["one, row 1, attempt 0", "two, row 1, attempt 0"] * (messages // 2)]
-
-
-def test_the_time_of_each_of_two_conversations_is_shown() -> None:
-    source = a_source()
-    source.conversations = {**source.conversations, ("two", 1, 0): trajectory(*STEPS)}
-    alone, both = (page_text(visitor(source).get(HERE + words)) for words in ("", "?with=two/1.0"))
-    assert (alone.count("When the model was called"), alone.count("two, row 1, attempt 0")) == (
-        both.count("When the model was called") // 2,
-        0,
-    )
-    after = both.partition("Where the time went")[2]
-    assert after.index("one, row 1, attempt 0") < after.index("two, row 1, attempt 0")
-
-
-def test_the_row_in_other_runs_is_looked_for_when_one_asks_on_this_machine() -> None:
-    pages = visitor(a_source())
-    assert "/evals/two/samples" not in page_text(pages.get(HERE))
-    text = page_text(pages.get(f"{HERE}?elsewhere=1"))
-    assert 'href="/evals/two/samples/1.0"' in text and "with=two%2F1.0" in text
-    assert "/fern/evals/two/samples/1.0" in page_text(visitor(a_source(), root="/fern").get(f"/fern{HERE}"))
 
 
 def test_steps_come_200_a_page_and_a_step_is_found_on_its_page() -> None:
@@ -275,14 +183,9 @@ def test_of_a_broken_file_what_can_be_read_is_shown_with_a_sentence(content: byt
 
 
 HOSTILE = [
-    "<script>alert(1)</script>",
-    "</script><img src=x onerror=alert(1)>",
-    "[click](javascript:alert(1))",
-    "![x](https://evil.example/x.png)",
-    "{{ 7*7 }}{% raw %}",
-    '"><svg onbegin=alert(1)>',
-    "<style>*{display:none}</style>",
-    "\u202egnp.exe\u200b\x00\x9b31m",
+    *("<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>"),
+    *("[click](javascript:alert(1))", "![x](https://evil.example/x.png)", "{{ 7*7 }}{% raw %}"),
+    *('"><svg onbegin=alert(1)>', "<style>*{display:none}</style>", "\u202egnp.exe\u200b\x00\x9b31m"),
     "x" * (1 << 20),
 ]
 
@@ -310,57 +213,6 @@ def test_whatever_somebody_wrote_is_text(text: str, words: str) -> None:
     assert not any(mark in html for mark in ("\u202e", "\u200b", "\x00", "\x9b"))
 
 
-SEQUENCES = "\x1b[31mred\x1b[0m\x1b]0;owned\x07\x1b[2J"
-AS_TERMINAL = "red2 terminal sequences removed"
-
-
-@pytest.mark.parametrize("words", ["", "?text=markdown"])
-def test_terminal_sequences_are_removed_and_counted_wherever_somebody_wrote(words: str) -> None:
-    call = {"tool_call_id": "c", "function_name": SEQUENCES, "arguments": SEQUENCES}
-    step = {
-        "source": "agent",
-        "message": SEQUENCES,
-        "reasoning_content": SEQUENCES,
-        "tool_calls": [call],
-        "observation": {"results": [{"source_call_id": "c", "content": SEQUENCES}]},
-    }
-    said = [{"source": role, "message": SEQUENCES} for role in ("system", "user")]
-    content = trajectory(*said, step, label=SEQUENCES)
-    judged = [{"model": SEQUENCES, "score": 1.0, "explanation": SEQUENCES}]
-    source = a_source(
-        content, record={"notes": SEQUENCES, "parts": {SEQUENCES: SEQUENCES}, "judgements": judged}
-    )
-    pages = visitor(source)
-    html = page_text(pages.get(HERE + words))
-    # Notes, a judgement and the ground truth; then two messages, reasoning, a message, arguments and what came back.
-    assert [told.replace("\n", "") for told in text_by_class(html, "said")] == [AS_TERMINAL] * 9
-    assert html.count("2 terminal sequences removed") == 9 + 4
-    assert not any(left in html.partition('id="away"')[0] for left in ("\u241b", "owned", "[2J", "[31m"))
-    assert html.count('<span class="ansi-1">') == 1
-    # What is taken away is what was said.
-    assert pages.get(f"{HERE}/raw?as=messages").json()[0]["content"] == SEQUENCES
-
-
-def test_terminal_sequences_are_removed_and_counted_in_tables() -> None:
-    listed = {"one": [a_sample(0, input=SEQUENCES, output=SEQUENCES)]}
-    pages = visitor(RecordedSource([a_run("one")], listed=listed, conversations={}))
-    html = page_text(pages.get("/evals/one/samples"))
-    cells = [cell for cell in text_by_class(html, "text") if "removed" in cell]
-    assert cells == [AS_TERMINAL] * 2
-    line = pages.get("/evals/one/samples.jsonl").text
-    assert json.loads(line)["input"] == SEQUENCES
-
-
-@pytest.mark.parametrize("words", ["", "?text=markdown"])
-def test_text_that_was_read_in_another_encoding_loses_nothing(words: str) -> None:
-    broken = ["“Don’t” – ‛so‟ ✝ G\u00dbTE 😀 你好", "‘a’ stays"]
-    said = [text.encode().decode("latin-1") for text in broken]
-    said += ["žena šiel źle ść konec".encode("cp1250").decode("latin-1")]
-    html = shown(trajectory(*({"source": "user", "message": text} for text in said)), words)
-    assert [told.strip() for told in text_by_class(html, "said")] == list(map(visible, said))
-    assert "removed" not in html
-
-
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=5), st.sampled_from(["user", "system", "agent"]))
 @example(["a\x1b[1mb\x1b]8;;x\x1b\\c", "\x1b[2J", "\x1b[31m"], "user")
 def test_any_conversation_renders_to_html_whose_text_is_that_conversation(
@@ -380,7 +232,8 @@ def test_any_conversation_renders_to_html_whose_text_is_that_conversation(
 
 
 @pytest.mark.parametrize(
-    "item", ["1", "1.", "a.b", "-1.0", "9.9", "99999999999.0", "1.0.0", "1" * 5000 + ".0"]
+    "item",
+    ["1", "1.", "a.b", "-1.0", "9.9", "1.0.0", "1" * 5000 + ".0", "1.0?with=1.9", "1.0?with=nowhere/1.0"],
 )
 def test_a_sample_that_is_not_there_is_not_found(item: str) -> None:
     page_text(visitor(a_source()).get(f"/evals/one/samples/{item}"), status=404)
@@ -391,11 +244,6 @@ def test_a_sample_that_is_not_there_is_not_found(item: str) -> None:
 )
 def test_words_that_make_no_sense_are_refused(words: str) -> None:
     page_text(visitor(a_source()).get(f"{HERE}?{words}"), status=400)
-
-
-@pytest.mark.parametrize("words", ["with=1.9", "with=nowhere/1.0", "with=x"])
-def test_a_sample_to_put_beside_it_that_is_not_there_is_not_found(words: str) -> None:
-    page_text(visitor(a_source()).get(f"{HERE}?{words}"), status=404)
 
 
 def test_a_conversation_is_taken_away_as_messages_as_a_row_and_as_it_lies_there() -> None:
@@ -431,13 +279,6 @@ def test_what_is_copied_is_what_was_said_with_all_that_is_not_seen() -> None:
     assert (messages, row["user_prompt"]) == ([{"role": "user", "content": said}], said)
 
 
-def test_json_over_2_mb_shows_its_head_and_a_download() -> None:
-    text = page_text(
-        visitor(a_source(trajectory({"source": "user", "message": "x" * (3 << 20)}))).get(f"{HERE}/raw")
-    )
-    assert len(text) < 100_000 and "This is the beginning of 3.0 MB" in text and "raw?as=file" in text
-
-
 def test_files_of_an_attempt_are_downloads_that_no_browser_runs() -> None:
     files = {"a/re port.html": b"<script>alert(1)</script>", "\u202e.svg": b"<svg onload=alert(1)>"}
     pages = visitor(a_source(files={("one", 1, 0): files}))
@@ -467,11 +308,6 @@ def test_a_file_that_is_deleted_while_one_looks_is_not_found() -> None:
     files = {("one", 1, 0): {"file": b"x"}}
     source = Emptied(known.entries, listed=known.listed, conversations=known.conversations, files=files)
     page_text(visitor(source).get(f"{HERE}/artifacts/file"), status=404)
-
-
-def test_an_ordinary_page_is_small_over_the_wire() -> None:
-    content = trajectory(*(step for number in range(50) for step in STEPS))
-    assert gzipped(shown(content)) < 100_000
 
 
 def assert_download(reply: Any) -> None:

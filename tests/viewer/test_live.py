@@ -5,26 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, closing
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.evaluation.comparison.run_samples import RunSamples
 from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
-from osmosis_ai.viewer.cursors import changes_cursor, encode, positions_in
+from osmosis_ai.viewer.cursors import changes_cursor, encode
 from osmosis_ai.viewer.live import LiveHub, LiveNews, Watched
-from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.shared_reads import SharedReads
 from osmosis_ai.viewer.source import Changes
-from tests.cli.test_train_here import trained_here
 from tests.viewer.browsing import page_text, visitor
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.viewer.source_contract import sample_record
@@ -40,13 +34,15 @@ class GrowingSource(FakeSource):
     status: str = "running"
     asked: list[str | None] = field(default_factory=list)
     is_gone: bool = False
+    more: bool = False
 
     def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
         self.asked.append(since)
         if self.is_gone:
             raise NotFoundError(f"there is no run {run!r} here.")
         new = tuple((row, 0) for row in range(int((since or str(self.finished)).rstrip("!")), self.finished))
-        return Changes(f"{self.finished}{'' if self.status == 'running' else '!'}", self.status, samples=new)
+        cursor = f"{self.finished}{'' if self.status == 'running' else '!'}"
+        return Changes(cursor, self.status, samples=new, more=self.more)
 
 
 def cursor_of(finished: int, status: str = "finished") -> str:
@@ -59,33 +55,13 @@ async def news_of(stream: AsyncIterator[LiveNews]) -> LiveNews:
     return await asyncio.wait_for(anext(stream), 60)
 
 
-async def test_twenty_who_look_cost_the_source_what_one_does() -> None:
-    source, hub = GrowingSource(), LiveHub(read_every_s=0.01)
-    streams = [hub.stream(WATCHED, source, visitor=str(number)) for number in range(20)]
-    assert {(await news_of(stream)).changes for stream in streams} == {Changes("0", "running")}
-    source.finished = 2
-    told = [(await news_of(stream)).changes for stream in streams]
-    assert all(found is not None and found.samples == ((0, 0), (1, 0)) for found in told)
-    # A reader begins without a cursor: there was one.
-    assert source.asked.count(None) == 1
-    hub.close()
-    assert [await anext(stream, None) for stream in streams] == [None] * 20
+async def ends_of(stream: AsyncIterator[LiveNews]) -> list[str]:
+    """Return how a stream ends."""
 
+    async def listen() -> list[str]:
+        return [news.end async for news in stream if news.end]
 
-async def test_what_those_who_look_have_read_holds_for_one_state_of_a_run_in_one_place() -> None:
-    source, hub = GrowingSource(), LiveHub(read_every_s=0.01)
-    elsewhere = WATCHED._replace(place="/moss")
-    assert hub.reads(WATCHED) is None
-    async with (
-        aclosing(hub.stream(WATCHED, source)) as mine,
-        aclosing(hub.stream(elsewhere, source)) as other,
-    ):
-        await news_of(mine), await news_of(other)
-        before = hub.reads(WATCHED)
-        assert before is hub.reads(WATCHED) is not None and before is not hub.reads(elsewhere)
-        source.finished = 1
-        await news_of(mine)
-        assert hub.reads(WATCHED) is not before
+    return await asyncio.wait_for(listen(), 60)
 
 
 def test_twenty_who_ask_at_once_read_once_and_a_failure_is_read_again() -> None:
@@ -107,45 +83,16 @@ def test_twenty_who_ask_at_once_read_once_and_a_failure_is_read_again() -> None:
     assert reads.once("log", lambda: 1) == 1
 
 
-def test_of_many_reads_the_newest_are_kept() -> None:
-    reads, asked = SharedReads(most=2), list[str]()
-    for name in ("a", "b", "c", "b", "c", "a"):
-        reads.once(name, lambda name=name: asked.append(name))  # type: ignore[misc]
-    assert asked == ["a", "b", "c", "a"]
-
-
-def test_a_part_of_a_page_reads_what_that_part_shows() -> None:
-    asked: list[str] = []
-
-    class Noting(FakeSource):
-        def log(self, *given: Any, **how: Any) -> LogPage:
-            asked.append("log")
-            return super().log(*given, **how)
-
-        def run_samples(self, runs: Sequence[str]) -> Sequence[RunSamples]:
-            asked.append("samples")
-            return super().run_samples(runs)
-
-        def changes(self, *given: Any, **how: Any) -> Changes:
-            asked.append("changes")
-            return super().changes(*given, **how)
-
-    pages = visitor(Noting([a_run("calm-fern-1", status="running")]))
-    for parts, read in (("numbers,standing", []), ("log", ["log"])):
-        asked.clear()
-        reply = pages.get("/evals/calm-fern-1?slice=level", headers={"X-Live-Part": parts})
-        assert (reply.status_code, asked) == (200, read)
-
-
 async def test_who_comes_back_is_told_what_was_missed_and_a_strange_cursor_that_there_is_more() -> None:
     source, hub = GrowingSource(), LiveHub(read_every_s=0.01)
     async with aclosing(hub.stream(WATCHED, source)) as stays:
         await news_of(stays)
-        for source.finished in (1, 2, 3):
+        for source.finished, source.more in ((1, False), (2, True), (3, False)):
             await news_of(stays)
         async with aclosing(hub.stream(WATCHED, source, since="1")) as resumed:
             found = (await news_of(resumed)).changes
             assert found is not None and (found.cursor, found.samples) == ("3", ((1, 0), (2, 0)))
+            assert found.more, "not all samples of one step were told"
         async with aclosing(hub.stream(WATCHED, source, since="of another time")) as strange:
             found = (await news_of(strange)).changes
             assert found is not None and (found.cursor, found.samples, found.more) == ("3", (), True)
@@ -183,7 +130,7 @@ async def test_a_stream_outlives_that_its_run_is_killed_and_follows_it_when_it_g
         found = (await news_of(stream)).changes
         seen.append(found and found.status)
     assert seen == ["incomplete", "running", "finished"]
-    assert [news.end async for news in stream if news.end] == ["ended"]
+    assert await ends_of(stream) == ["ended"]
 
 
 @pytest.mark.parametrize(
@@ -215,10 +162,10 @@ async def test_a_stream_ends_when_the_run_is_deleted_and_when_its_visitor_may_no
     stream = hub.stream(WATCHED, source)
     await news_of(stream)
     source.is_gone = True
-    assert [news.end async for news in stream if news.end] == ["gone"]
+    assert await ends_of(stream) == ["gone"]
     source.is_gone = False
     stream = hub.stream(WATCHED, source, allowed=lambda: False)
-    assert [news.end async for news in stream if news.end] == ["refused"]
+    assert await ends_of(stream) == ["refused"]
 
 
 async def test_a_server_that_stops_waits_for_no_stream() -> None:
@@ -303,35 +250,3 @@ def test_what_no_cursor_could_ever_be_is_refused_as_lists_refuse_it(cursor: str,
         replies.append(pages.get(here, headers={**headers, "Last-Event-ID": cursor}))
     told = {"message": "the cursor is none of a run's changes."}
     assert [(each.status_code, each.json()) for each in replies] == [(400, told)] * len(replies)
-
-
-def test_a_cursor_that_is_not_remembered_any_more_goes_on_with_how_the_run_stands() -> None:
-    source = FakeSource([a_run("calm-fern-1")], listed={"calm-fern-1": [a_sample(0)]})
-    before = visitor(source).get("/evals/calm-fern-1/changes").json()["cursor"]
-    source.listed["calm-fern-1"].append(a_sample(1))
-    with visitor(source) as restarted:
-        reply = restarted.get("/evals/calm-fern-1/changes", params={"since": before})
-        assert (reply.status_code, reply.json()["cursor"], reply.json()["more"]) == (200, cursor_of(2), True)
-        events = restarted.get(
-            "/evals/calm-fern-1/changes",
-            headers={"Accept": "text/event-stream", "Last-Event-ID": cursor_of(7, "running")},
-        )
-        assert events.text.startswith("event: change\n") and f"id: {cursor_of(2)}" in events.text
-
-
-def test_the_cursor_of_a_run_with_a_thousand_retries_is_taken() -> None:
-    positions = [10**7 + each for each in range(1_000)]
-    assert positions_in(changes_cursor("running", positions, 10**9)) == positions
-
-
-def test_a_training_directory_is_followed_by_the_cursor_that_it_gave(tmp_path: Path) -> None:
-    history = trained_here(tmp_path / "walks") / "metrics.jsonl"
-    last = history.read_bytes().splitlines(keepends=True)[-1]
-    with closing(LocalSource(tmp_path, cache_dir=tmp_path / "cache")) as source, visitor(source) as pages:
-        here = "/training/walks/changes"
-        before = pages.get(here).json()["cursor"]
-        reply = pages.get(here, params={"since": before})
-        assert (reply.status_code, reply.json().get("cursor")) == (200, before), reply.text
-        with history.open("ab") as file:
-            file.write(last)
-        assert pages.get(here, params={"since": before}).json()["cursor"] != before

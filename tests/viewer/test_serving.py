@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from osmosis_ai.errors import MissingExtraError, NotFoundError, OsmosisError
-from osmosis_ai.services.viewing import open_viewer, viewed_place
-from osmosis_ai.ui.pages import templates
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.services.viewing import viewed_place
 from osmosis_ai.viewer.serving.entry import MOST_KEYS, ViewerKeys, proof_of
 from osmosis_ai.viewer.serving.meeting import (
     OpenViewer,
@@ -25,7 +23,7 @@ from osmosis_ai.viewer.serving.meeting import (
     remove_opening_page,
     say_who_shows,
 )
-from tests.viewer.browsing import POLICY, page_text
+from tests.viewer.browsing import page_text
 from tests.viewer.fake_source import FakeSource, a_run
 from tests.workspace.builders import make_workspace
 
@@ -96,19 +94,6 @@ def test_nobody_sees_anything_without_a_key(app: FastAPI, path: str) -> None:
         assert reply.status_code == 403 and "calm-fern" not in reply.text
 
 
-def test_a_browser_that_keeps_no_cookie_is_told_so_once_and_not_sent_round_and_round(
-    app: FastAPI, keys: ViewerKeys
-) -> None:
-    forgetful = browser(app)
-    opening = forgetful.get(opening_path(keys, "/evals/calm-fern-1"))
-    assert 'content="0;url=/evals/calm-fern-1"' in opening.text
-    forgetful.cookies.clear()
-    told = forgetful.get("/evals/calm-fern-1")
-    assert told.status_code == 403 and "or it keeps no cookies" in told.text
-    assert told.headers["content-type"].startswith("text/plain")
-    assert not {"location", "refresh", "set-cookie"} & set(told.headers)
-
-
 @pytest.mark.parametrize("host", ["evil.example:4321", "127.0.0.1:80", "localhost.evil.example", ""])
 def test_a_name_that_was_pointed_here_is_refused(app: FastAPI, keys: ViewerKeys, host: str) -> None:
     mine = browser(app)
@@ -127,18 +112,6 @@ def test_a_change_is_taken_from_a_page_of_its_own_alone(
     mine.get(opening_path(keys, "/"))
     assert mine.post("/evals", headers=headers).status_code == 403
     assert mine.post("/evals", headers={"origin": HERE}).status_code == 405
-
-
-def test_who_sends_something_to_a_page_is_told_so_under_the_policy_of_every_page(
-    app: FastAPI, keys: ViewerKeys
-) -> None:
-    mine = browser(app)
-    mine.get(opening_path(keys, "/"))
-    for path in ("/evals", "/evals/calm-fern-1/changes", "/assets/viewer.css", "/open"):
-        reply = mine.post(path, headers={"origin": HERE})
-        assert (reply.status_code, reply.headers["allow"]) == (405, "GET")
-        assert reply.headers["content-security-policy"] == POLICY
-        assert reply.headers["x-content-type-options"] == "nosniff"
 
 
 def test_a_fresh_key_is_given_to_who_knows_the_secret_without_saying_it(app: FastAPI) -> None:
@@ -233,12 +206,6 @@ def test_where_no_word_can_be_left_or_it_is_damaged_nobody_is_found(tmp_path: Pa
     assert found_viewer(torn, tmp_path) is None
 
 
-def test_a_viewer_that_has_ended_gives_no_address() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    assert OpenViewer("/", HERE, "127.0.0.1", port, "a-secret").fresh_address("/") is None
-
-
 def test_it_listens_on_this_machine_alone_and_says_when_a_port_is_taken(tmp_path: Path) -> None:
     from osmosis_ai.viewer.serving.server import prepare_viewer
 
@@ -249,13 +216,6 @@ def test_it_listens_on_this_machine_alone_and_says_when_a_port_is_taken(tmp_path
         port = taken.getsockname()[1]
         with pytest.raises(OsmosisError, match=f"cannot listen on 127.0.0.1:{port}"):
             prepare_viewer(FakeSource(), tmp_path, cache_dir=tmp_path, port=port)
-
-
-def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(MissingExtraError, match="`eval` extra") as refused:
-        open_viewer(None, host="127.0.0.1", port=0)
-    assert "[eval]" in (refused.value.hint or "")
 
 
 def test_a_run_is_shown_among_those_of_its_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,28 +245,3 @@ def test_a_run_is_shown_among_those_of_its_workspace(tmp_path: Path, monkeypatch
     for word in ("\0", "x" * 5000):
         with pytest.raises(OsmosisError):
             viewed_place(word)
-
-
-def test_templates_stay_as_they_were_when_the_viewer_started(tmp_path: Path) -> None:
-    (tmp_path / "page.html").write_text("as it was")
-    kept = templates(tmp_path)
-    (tmp_path / "page.html").write_text("{{ of_a_newer_release }}")
-    assert kept.get_template("page.html").render() == "as it was"
-
-
-def test_an_installation_that_changes_under_a_viewer_is_said_to(
-    app: FastAPI, keys: ViewerKeys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from starlette.testclient import TestClient
-
-    client = TestClient(app, base_url=HERE, raise_server_exceptions=False)
-    client.get(opening_path(keys, "/"))
-    monkeypatch.setattr(FakeSource, "run", lambda *_: {}["gone"])
-    broken = client.get("/evals/calm-fern-1")
-    assert (broken.status_code, "KeyError" in broken.text) == (500, True)
-    (tmp_path / "__init__.py").touch()
-    monkeypatch.setattr("osmosis_ai.installation._PACKAGE", tmp_path)
-    broken = client.get("/evals/calm-fern-1")
-    assert broken.status_code == 500
-    assert "installed anew" in broken.text and "run `osmosis view` again" in broken.text
-    assert broken.headers["cache-control"] == "no-store"

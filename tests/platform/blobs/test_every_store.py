@@ -79,11 +79,6 @@ def content_of(store: BlobStore, key: str) -> bytes:
         return handle.read()
 
 
-def test_a_store_that_works_passes_its_own_check(store: BlobStore) -> None:
-    store.check()
-    assert list(store.keys("checks")) == []
-
-
 @pytest.mark.parametrize("size", [0, 5, 1000, 1001, 4321])
 def test_what_is_put_can_be_read_measured_listed_and_deleted(store: BlobStore, size: int) -> None:
     data = bytes(n % 251 for n in range(size))
@@ -158,14 +153,6 @@ def test_a_put_that_fails_half_way_leaves_the_former_blob(store: BlobStore) -> N
         store.put("runs/a", Broken(b"new"))
     assert content_of(store, "runs/a") == b"old"
     assert list(store.keys("runs")) == ["runs/a"] and list(store.unfinished_uploads()) == []
-
-
-def test_a_blob_that_is_replaced_is_read_as_it_is_now(store: BlobStore) -> None:
-    for data in (b"a" * 3000, b"b" * 3000):
-        store.put("runs/a", io.BytesIO(data))
-        with store.local_copy("runs/a") as path:
-            assert path.read_bytes() == data
-        assert content_of(store, "runs/a") == data
 
 
 def test_parts_become_a_blob_in_their_order(place: Place) -> None:
@@ -268,15 +255,6 @@ def test_an_aborted_upload_takes_nothing_more(place: Place) -> None:
     assert list(place.store.keys("runs")) == []
 
 
-def test_unfinished_uploads_are_known_with_their_age(place: Place) -> None:
-    upload = place.store.begin_upload("runs/a.csv")
-    ((found, began),) = place.store.unfinished_uploads()
-    assert found == upload
-    assert abs(began - datetime.now(timezone.utc)) < HOUR
-    place.store.abort_upload(upload)
-    assert list(place.store.unfinished_uploads()) == []
-
-
 def test_a_download_is_saved_under_its_name_and_never_shown(place: Place) -> None:
     place.store.put("runs/page.html", io.BytesIO(b"<script>alert(1)</script>"))
     url = place.store.signed_get_url("runs/page.html", filename='größe "1".html', ttl=HOUR)
@@ -291,9 +269,3 @@ def test_a_download_is_saved_under_its_name_and_never_shown(place: Place) -> Non
     assert part.status_code in (200, 206) and part.content == b"script"
     place.store.delete("runs/page.html")
     assert place.http.get(url).status_code == 404
-
-
-def test_sweeping_harms_nothing(store: BlobStore) -> None:
-    store.put("runs/a", io.BytesIO(b"x" * 3000))
-    store.sweep()
-    assert content_of(store, "runs/a") == b"x" * 3000

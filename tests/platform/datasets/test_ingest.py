@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,11 @@ import pytest
 from osmosis_ai.api.wire.datasets import CompletedPart
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.blobs.parted_upload import UPLOAD_TTL
-from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobUpload, Part, UploadNotFound
+from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobUpload
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets import DatasetLimits, find_dataset, open_dataset
 from osmosis_ai.platform.datasets import check as checking
-from osmosis_ai.platform.datasets.check import Check, CheckCancelled, check_dataset, check_in_process
+from osmosis_ai.platform.datasets.check import Check, check_dataset, check_in_process
 from osmosis_ai.platform.datasets.pending_uploads import PendingUpload
 from osmosis_ai.platform.datasets.upload_request import UploadRequest
 from osmosis_ai.platform.db.tables import DbDataset
@@ -185,9 +184,9 @@ def test_refused_bytes_are_not_kept(shop: Shop) -> None:
     assert shop.blob_keys() == set() and shop.sessions() == []
 
 
-def test_a_check_that_a_newer_upload_overtakes_changes_nothing(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Set when a check has begun, and to be set for it to go on."""
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(path: Path, *, stopping: threading.Event) -> Check:
@@ -196,6 +195,13 @@ def test_a_check_that_a_newer_upload_overtakes_changes_nothing(
         return check_in_process(path)
 
     monkeypatch.setattr("osmosis_ai.platform.datasets.ingest.check_dataset", slow)
+    return begun, go_on
+
+
+def test_a_check_that_a_newer_upload_overtakes_changes_nothing(
+    shop: Shop, held: tuple[threading.Event, threading.Event]
+) -> None:
+    begun, go_on = held
     before = shop.received("multiply", rows(10))
     shop.datasets.ingest.start()
     shop.datasets.ingest.recover()
@@ -209,15 +215,8 @@ def test_a_check_that_a_newer_upload_overtakes_changes_nothing(
     assert newer.id == before.id and shop.blob_keys() == {after.blob_key} and shop.sessions() == []
 
 
-def test_an_abort_during_the_check_wins(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slow(path: Path, *, stopping: threading.Event) -> Check:
-        begun.set()
-        assert go_on.wait(300)
-        return check_in_process(path)
-
-    monkeypatch.setattr("osmosis_ai.platform.datasets.ingest.check_dataset", slow)
+def test_an_abort_during_the_check_wins(shop: Shop, held: tuple[threading.Event, threading.Event]) -> None:
+    begun, go_on = held
     row = shop.received("multiply", rows())
     shop.datasets.ingest.start()
     shop.datasets.ingest.recover()
@@ -227,31 +226,6 @@ def test_an_abort_during_the_check_wins(shop: Shop, monkeypatch: pytest.MonkeyPa
     assert shop.datasets.ingest.wait_idle(300)
     assert shop.get(row.id).status == "cancelled"
     assert shop.blob_keys() == set()
-
-
-def test_a_check_that_breaks_is_tried_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(path: Path, *, stopping: threading.Event) -> Check:
-        raise RuntimeError("a bug")
-
-    row = shop.received("multiply", rows())
-    with monkeypatch.context() as patch:
-        patch.setattr("osmosis_ai.platform.datasets.ingest.check_dataset", broken)
-        shop.work()
-        assert shop.get(row.id).status == "processing"
-    shop.work()
-    assert shop.get(row.id).status == "uploaded"
-
-
-def test_a_disk_that_fails_during_the_check_ends_in_a_sentence(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path, *, stopping: threading.Event) -> Check:
-        raise OSError(28, os.strerror(28))
-
-    monkeypatch.setattr("osmosis_ai.platform.datasets.ingest.check_dataset", full)
-    row = shop.upload("multiply", rows())
-    assert row.status == "error" and "No space left" in (row.error or "")
-    assert shop.blob_keys() == set() and shop.sessions() == []
 
 
 # Two at once
@@ -279,79 +253,7 @@ def test_of_many_creates_at_once_one_gets_the_name(shop: Shop) -> None:
     assert shop.sessions() == [shop.pending(winner).upload]
 
 
-def test_many_completes_at_once_check_the_file_once(shop: Shop) -> None:
-    row = shop.begin("multiply", rows())
-    parts = shop.send(row, rows())
-    shop.datasets.ingest.start()
-    barrier = threading.Barrier(6)
-    statuses: list[str] = []
-
-    def race() -> None:
-        barrier.wait()
-        statuses.append(shop.datasets.complete(shop.workspace, row.id, "jsonl", parts).row.status)
-
-    threads = [threading.Thread(target=race) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert shop.datasets.ingest.wait_idle(300)
-
-    assert set(statuses) <= {"processing", "uploaded"} and len(statuses) == 6
-    assert shop.messages(row).count("the dataset is ready: 10 rows") == 1
-
-
-def test_a_complete_that_is_overtaken_by_the_check_itself_is_a_repeated_one(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = shop.begin("multiply", rows())
-    parts = shop.send(row, rows())
-    shop.datasets.ingest.start()
-    match = PendingUpload.match
-
-    def overtaken(pending: PendingUpload, *arguments: Any) -> list[str]:
-        monkeypatch.setattr(PendingUpload, "match", match)
-        shop.datasets.complete(shop.workspace, row.id, "jsonl", parts)
-        assert shop.datasets.ingest.wait_idle(300)
-        return match(pending, *arguments)
-
-    monkeypatch.setattr(PendingUpload, "match", overtaken)
-    assert shop.datasets.complete(shop.workspace, row.id, "jsonl", parts).row.status == "uploaded"
-
-
-@pytest.mark.parametrize("left", [{}, None], ids=["its parts are leaving", "it is gone"])
-def test_a_complete_that_looks_while_the_check_takes_the_parts_is_a_repeated_one(
-    left: dict[int, Part] | None, shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = shop.begin("multiply", rows())
-    parts = shop.send(row, rows())
-    blobs = shop.services.blobs
-    look = blobs.parts
-
-    def overtaken(upload: BlobUpload) -> Mapping[int, Part]:
-        monkeypatch.setattr(blobs, "parts", look)
-        shop.datasets.complete(shop.workspace, row.id, "jsonl", parts)
-        if left is None:
-            raise UploadNotFound
-        return left
-
-    monkeypatch.setattr(blobs, "parts", overtaken)
-    assert shop.datasets.complete(shop.workspace, row.id, "jsonl", parts).row.status == "processing"
-
-
 # Reading files away from the platform
-
-
-@pytest.mark.integration
-def test_a_file_is_checked_in_a_process_of_its_own_with_the_same_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_bytes(rows(100) + b"nonsense\n")
-    monkeypatch.setattr(checking, "_SMALL_BYTES", 0)
-    monkeypatch.setenv("OSMOSIS_DATABASE_URL", "postgresql://user:secret@host/db")
-    found = check_dataset(path, stopping=threading.Event())
-    assert found == check_in_process(path) and "line 101" in found.errors[0]
 
 
 def test_a_reader_that_crashes_is_a_refusal_and_not_a_crash_of_the_platform(
@@ -365,43 +267,7 @@ def test_a_reader_that_crashes_is_a_refusal_and_not_a_crash_of_the_platform(
     assert "reading the file failed" in found.errors[0]
 
 
-@pytest.mark.integration
-def test_a_platform_that_stops_does_not_wait_for_a_check(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_bytes(rows())
-    stopping = threading.Event()
-    stopping.set()
-    monkeypatch.setattr(checking, "_SMALL_BYTES", 0)
-    with pytest.raises(CheckCancelled):
-        check_dataset(path, stopping=stopping)
-
-
 # Handing rows to a run
-
-
-def test_a_run_gets_a_copy_whose_digest_was_verified(
-    shop: Shop, services: PlatformServices, tmp_path: Path
-) -> None:
-    row = shop.upload("multiply", rows())
-    target = tmp_path / "run" / "dataset.jsonl"
-    for _ in range(2):
-        assert open_dataset(services.db, services.blobs, row.id, target).sha256 == row.sha256
-        assert target.read_bytes() == rows()
-    target.write_bytes(b"half")
-    open_dataset(services.db, services.blobs, row.id, target)
-    assert target.read_bytes() == rows()
-    assert [path.name for path in target.parent.iterdir()] == ["dataset.jsonl"]
-
-
-def test_a_run_gets_the_old_bytes_while_new_ones_are_uploaded(
-    shop: Shop, services: PlatformServices, tmp_path: Path
-) -> None:
-    row = shop.upload("multiply", rows())
-    shop.received("multiply", rows(5), row.id)
-    open_dataset(services.db, services.blobs, row.id, tmp_path / "a.jsonl")
-    assert (tmp_path / "a.jsonl").read_bytes() == rows()
 
 
 def test_bytes_that_rotted_are_never_handed_to_a_run(

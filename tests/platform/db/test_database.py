@@ -1,3 +1,5 @@
+"""The platform's database: revisions, transactions, locks, indexes, a full disk."""
+
 from __future__ import annotations
 
 import sqlite3
@@ -15,7 +17,6 @@ from sqlalchemy import create_engine, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.accounts import AccountStore
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db import engine
 from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
@@ -135,45 +136,6 @@ def test_a_read_sees_one_snapshot_while_others_write(any_db: Database) -> None:
     assert names(any_db) == ["fern"]
 
 
-def test_a_transaction_inside_a_transaction_is_refused_instead_of_waiting_for_itself(db: Database) -> None:
-    with db.transaction(), pytest.raises(RuntimeError, match="inside a transaction"), db.transaction():
-        pass
-    with db.transaction() as session:
-        session.add(workspace("fern"))
-
-
-def test_many_threads_write_without_an_error(db: Database) -> None:
-    failures: list[BaseException] = []
-
-    def write(writer: int) -> None:
-        try:
-            for number in range(20):
-                with db.transaction() as session:
-                    count = len(list(session.scalars(select(DbLogLine.id))))
-                    session.add(
-                        DbLogLine(
-                            subject_id="run_1",
-                            timestamp=SystemClock().now(),
-                            level="info",
-                            step=f"{writer}",
-                            message=f"{number}: {count} lines before",
-                        )
-                    )
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    with db.session() as session:
-        messages = list(session.scalars(select(DbLogLine.message).order_by(DbLogLine.id)))
-    # Each transaction saw all that were committed before it: none ran beside another.
-    assert [int(message.split(": ")[1].split()[0]) for message in messages] == list(range(160))
-
-
 HOLDER = """
 import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)
@@ -220,17 +182,6 @@ def test_a_lock_held_by_another_process_delays_a_write_and_no_read(
     writer.join(60)
     assert done.is_set()
     assert names(db) == ["fern"]
-
-
-@pytest.mark.integration
-def test_a_token_is_checked_while_another_process_writes(
-    db: Database, request: pytest.FixtureRequest
-) -> None:
-    accounts = AccountStore(db, SystemClock())
-    user = accounts.create_user("mara@fern.example")
-    _, plain = accounts.create_token(user.id)
-    request.getfixturevalue("holder")
-    assert accounts.authenticate(plain).user.id == user.id
 
 
 @pytest.mark.integration

@@ -1,35 +1,25 @@
+"""Mirrors of repositories: what a sync follows, what it never runs, and where credentials go."""
+
 from __future__ import annotations
 
 import http.server
 import os
 import select
-import stat
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.gitsync.git import Git, GitError, GitResult
+from osmosis_ai.platform.gitsync.clone_url import parse_clone_url
+from osmosis_ai.platform.gitsync.git import GitError, GitResult
 from osmosis_ai.platform.gitsync.mirror import MirrorStore, RevisionError
 from osmosis_ai.platform.gitsync.mirror_lock import exclusive_fetch
 from osmosis_ai.platform.gitsync.remote import SyncError
 from tests.platform.gitsync.repositories import Repository, Source
-
-
-def test_a_first_sync_knows_the_default_branch_and_its_commit(mirrors: MirrorStore, tmp_path: Path) -> None:
-    repository = Repository(tmp_path / "trunk-based", branch="trunk")
-    sha = repository.commit("a")
-
-    head = mirrors.sync(repository.source)
-
-    assert (head.branch, head.sha) == ("trunk", sha)
-    assert mirrors.head(repository.source) == head
-    assert stat.S_IMODE(mirrors.root.stat().st_mode) == 0o700
 
 
 def test_a_later_sync_sees_new_commits_branches_tags_and_a_changed_default(
@@ -44,32 +34,6 @@ def test_a_later_sync_sees_new_commits_branches_tags_and_a_changed_default(
     assert mirrors.sync(repository.source).branch == "next"
     assert mirrors.resolve(repository.source) == sha
     assert set(mirrors.branches(repository.source)) == {"main", "next"}
-
-
-@pytest.mark.parametrize("renamed", ["trunk", "main/next"])
-def test_a_renamed_default_branch_is_followed_and_whoever_reads_meanwhile_finds_one(
-    mirrors: MirrorStore, repository: Repository, monkeypatch: pytest.MonkeyPatch, renamed: str
-) -> None:
-    sha = repository.commit("a")
-    mirrors.sync(repository.source)
-    repository.git("branch", "--move", renamed)
-    found: list[str | None] = []
-    run = Git.run
-
-    def read_after(git: Git, arguments: Sequence[str], **options: Any) -> GitResult:
-        done = run(git, arguments, **options)
-        if "fetch" in arguments or "symbolic-ref" in arguments:
-            with monkeypatch.context() as patch:
-                patch.setattr(Git, "run", run)
-                found.append(mirrors.head(repository.source).sha)
-        return done
-
-    monkeypatch.setattr(Git, "run", read_after)
-    head = mirrors.sync(repository.source)
-    assert (head.branch, head.sha) == (renamed, sha)
-    assert set(mirrors.branches(repository.source)) == {renamed}
-    if renamed == "trunk":  # the other can not be there beside the former
-        assert found == [sha] * 5
 
 
 def test_a_rewritten_branch_is_followed_and_the_commit_a_run_named_stays(
@@ -104,57 +68,6 @@ def test_a_recent_sync_is_not_repeated_when_that_is_enough(
     assert mirrors.sync(repository.source).sha == new
 
 
-def test_many_at_once_fetch_one_after_the_other(mirrors: MirrorStore, repository: Repository) -> None:
-    sha = repository.commit("a")
-    heads: list[str | None] = []
-    threads = [
-        threading.Thread(target=lambda: heads.append(mirrors.sync(repository.source, max_age_s=5).sha))
-        for _ in range(6)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert heads == [sha] * 6
-
-
-def test_an_empty_repository_syncs_and_says_that_there_is_nothing(
-    mirrors: MirrorStore, repository: Repository
-) -> None:
-    assert mirrors.sync(repository.source).sha is None
-    with pytest.raises(RevisionError, match="acme/agents has no commit on its default branch"):
-        mirrors.resolve(repository.source)
-
-    sha = repository.commit("a")
-    assert mirrors.sync(repository.source).sha == sha
-
-
-def test_a_branch_that_was_chosen_when_connecting_is_the_default_one(
-    mirrors: MirrorStore, repository: Repository
-) -> None:
-    sha = repository.commit("a")
-    repository.git("checkout", "--quiet", "-b", "next")
-    repository.commit("b")
-
-    assert mirrors.sync(replace(repository.source, default_branch="main")).sha == sha
-    with pytest.raises(RevisionError, match="there is no branch 'mian' in acme/agents; did you mean main"):
-        mirrors.resolve(replace(repository.source, default_branch="mian"))
-
-
-def test_a_checkout_with_a_detached_head_and_without_history_can_be_used(
-    mirrors: MirrorStore, repository: Repository, tmp_path: Path
-) -> None:
-    repository.commit("a")
-    sha = repository.commit("b")
-    repository.git("clone", "--quiet", "--depth=1", f"file://{repository.root}", str(tmp_path / "shallow"))
-    subprocess.run(["git", "-C", str(tmp_path / "shallow"), "checkout", "-q", "--detach"], check=True)
-
-    head = mirrors.sync(Source(str(tmp_path / "shallow")))
-
-    assert (head.branch, head.sha) == ("main", sha)
-
-
 @pytest.mark.parametrize("spelling", [lambda sha: sha, lambda sha: sha[:7], lambda sha: sha[:12].upper()])
 def test_a_commit_is_found_by_its_id_or_the_beginning_of_it(
     mirrors: MirrorStore, repository: Repository, spelling: object
@@ -169,16 +82,7 @@ def test_a_commit_is_found_by_its_id_or_the_beginning_of_it(
 @pytest.mark.parametrize(
     "commit",
     [
-        "",
-        "abc",
-        "main",
-        "HEAD",
-        "zzzzzzz",
-        "HEAD~1",
-        "--all",
-        "../../etc",
-        "a" * 41,
-        "abcdef1\n",
+        *("", "abc", "main", "HEAD", "zzzzzzz", "HEAD~1", "--all", "../../etc", "a" * 41, "abcdef1\n"),
         "ＡＢＣ１２３４",
     ],
 )
@@ -208,34 +112,6 @@ def test_a_commit_that_was_not_pushed_is_unknown_and_the_error_says_push(
     assert "git push" in str(caught.value.hint)
 
 
-def test_the_beginning_of_several_commits_is_ambiguous(mirrors: MirrorStore, repository: Repository) -> None:
-    # Two commits whose ids agree in 7 digits, found by counting up their messages.
-    tree = repository.store("tree", b"")
-    who = "A <a@example.test> 0 +0000"
-    prefix = f"tree {tree}\nauthor {who}\ncommitter {who}\n\n"
-    pair = []
-    for number in (4693, 32198):
-        pair.append(repository.store("commit", f"{prefix}{number}\n".encode()))
-    assert pair[0][:7] == pair[1][:7]
-    for number, sha in enumerate(pair):
-        repository.git("update-ref", f"refs/heads/b{number}", sha)
-    mirrors.sync(repository.source)
-
-    with pytest.raises(RevisionError, match="the beginning of 2 commits") as caught:
-        mirrors.resolve(repository.source, commit=pair[0][:7])
-    assert caught.value.hint == "write more digits"
-    assert mirrors.resolve(repository.source, commit=pair[1]) == pair[1]
-
-
-def test_a_file_is_no_commit(mirrors: MirrorStore, repository: Repository) -> None:
-    repository.commit("a")
-    mirrors.sync(repository.source)
-    blob = repository.git("rev-parse", "HEAD:a")
-
-    with pytest.raises(RevisionError, match="something else has that id"):
-        mirrors.resolve(repository.source, commit=blob)
-
-
 def test_a_branch_named_like_a_commit_is_not_taken_for_it(
     mirrors: MirrorStore, repository: Repository
 ) -> None:
@@ -246,18 +122,6 @@ def test_a_branch_named_like_a_commit_is_not_taken_for_it(
 
     assert mirrors.resolve(repository.source, commit=sha[:8]) == sha
     assert mirrors.resolve(repository.source, branch=sha[:8]) == other
-
-
-def test_a_misspelled_branch_is_unknown_with_a_suggestion(
-    mirrors: MirrorStore, repository: Repository
-) -> None:
-    repository.commit("a")
-    repository.git("branch", "feature/agents")
-    mirrors.sync(repository.source)
-
-    with pytest.raises(RevisionError, match="did you mean feature/agents") as caught:
-        mirrors.resolve(repository.source, branch="feature/agent")
-    assert (caught.value.suggestion, caught.value.field) == ("feature/agents", "branch")
 
 
 @pytest.mark.parametrize(
@@ -271,20 +135,6 @@ def test_a_branch_is_a_name_and_never_an_expression(
 
     with pytest.raises(RevisionError, match="there is no branch"):
         mirrors.resolve(repository.source, branch=branch)
-
-
-def test_a_repository_that_is_not_there_says_so_in_gits_words_and_leaves_nothing(
-    mirrors: MirrorStore, tmp_path: Path
-) -> None:
-    with pytest.raises(
-        SyncError, match=r"cannot be fetched from .*nowhere: .*does not appear to be a git repo"
-    ) as caught:
-        mirrors.sync(Source(str(tmp_path / "nowhere")))
-
-    assert "osmosis platform connect" in str(caught.value.hint)
-    assert [path.name for path in mirrors.root.iterdir() if path.suffix != ".lock"] == []
-    with pytest.raises(SyncError, match="was not fetched yet"):
-        mirrors.resolve(Source(str(tmp_path)))
 
 
 def test_a_failed_sync_leaves_the_mirror_as_it_was(mirrors: MirrorStore, repository: Repository) -> None:
@@ -418,15 +268,6 @@ def test_credentials_reach_the_host_and_nothing_else(
     assert not [path for path in mirrors.root.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
 
 
-def test_without_credentials_nobody_is_asked(mirrors: MirrorStore, git_host: tuple[str, list[str]]) -> None:
-    host, seen = git_host
-
-    with pytest.raises(SyncError, match="could not read Username") as caught:
-        mirrors.sync(Source(f"http://{host}/a.git"))
-    assert seen == [""]
-    assert "credential.helper" in str(caught.value.hint)
-
-
 def test_settings_an_administrator_wrote_for_the_mirrors_are_used(
     mirrors: MirrorStore, git_host: tuple[str, list[str]]
 ) -> None:
@@ -470,23 +311,6 @@ def test_a_host_that_stays_silent_is_given_up_with_all_its_processes(
         assert int(output.read()) > 0  # returns only once nobody holds the other end
 
 
-def test_a_closed_store_starts_nothing(mirrors: MirrorStore, repository: Repository) -> None:
-    mirrors.close()
-
-    with pytest.raises(SyncError, match="the platform is stopping"):
-        mirrors.sync(repository.source)
-
-
-def test_a_removed_mirror_is_gone_and_can_come_back(mirrors: MirrorStore, repository: Repository) -> None:
-    sha = repository.commit("a")
-    mirrors.sync(repository.source)
-    mirrors.remove(repository.source)
-
-    with pytest.raises(SyncError, match="was not fetched yet"):
-        mirrors.head(repository.source)
-    assert mirrors.sync(repository.source, max_age_s=600).sha == sha
-
-
 def test_locks_that_a_killed_git_has_left_do_not_stop_the_next_sync(
     mirrors: MirrorStore, repository: Repository
 ) -> None:
@@ -516,3 +340,71 @@ def test_a_git_that_outlives_its_platform_keeps_others_from_fetching(
         orphan.wait()
     with exclusive_fetch(path, timeout_s=0):
         pass
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "transport"),
+    [
+        ("https://github.com/acme/agents.git", "https://github.com/acme/agents.git", "https"),
+        ("https://bob:s3cret@git.example:8443/a.git", "https://git.example:8443/a.git", "https"),
+        ("http://[::1]:3000/a.git", "http://[::1]:3000/a.git", "http"),
+        ("git@github.com:acme/agents.git", "git@github.com:acme/agents.git", "ssh"),
+        ("ssh://git:pw@git.example:2222/a.git", "ssh://git@git.example:2222/a.git", "ssh"),
+        ("git+ssh://git@git.example/a.git", "ssh://git@git.example/a.git", "ssh"),
+        ("git://git.example/a.git", "git://git.example/a.git", "git"),
+        ("/srv/git/a b.git", "/srv/git/a b.git", "file"),
+        ("file:///srv/git/a%20b.git", "/srv/git/a b.git", "file"),
+    ],
+)
+def test_what_git_is_given_and_people_see_holds_no_credentials(
+    text: str, address: str, transport: str
+) -> None:
+    url = parse_clone_url(text, allow_local=True)
+
+    assert (url.address, url.transport) == (address, transport)
+    assert "s3cret" not in repr(url)
+
+
+def test_what_git_says_of_a_url_with_a_password_is_told_without_it() -> None:
+    said = "warning: redirecting\nfatal: unable to access 'https://bob:s3cret@git.example/a.git/': no route\n"
+    assert GitResult(128, b"", said).reason == (
+        "unable to access 'https://[REDACTED]@git.example/a.git/': no route"
+    )
+
+
+def test_credentials_are_kept_apart_for_their_own_host() -> None:
+    url = parse_clone_url("https://bob%40corp:p%3Aw@git.example:8443/a.git", allow_local=False)
+
+    assert (url.username, url.password, url.origin) == ("bob@corp", "p:w", "https://git.example:8443")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("/srv/caf\udce9.git", "", "ext::sh -c 'touch /tmp/owned'", "ext::https://x", "::evil"),
+        *("transport::address", "--upload-pack=touch /tmp/owned", "-oProxyCommand=id"),
+        *("ssh://-oProxyCommand=id/a", "ssh://-u@host/a", "-host:path", "user@-host:path"),
+        *("host:--upload-pack=id", "relative/path", "..", "C:", "ftp://host/a.git", "rsync://host/a.git"),
+        *("fd::17", "https:///no-host", "https://host:99999/a", "https://[::1/a", "https://host/a b"),
+        *("https://host/a\nb", "https://u:p%0aq@host/a", "file://host/srv/a.git", "file://relative"),
+        "file:///a%00b",
+    ],
+)
+def test_what_is_no_plain_address_is_refused(text: str) -> None:
+    with pytest.raises(OsmosisError):
+        parse_clone_url(text, allow_local=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["https://bob:s3cret@", "https://bob:s3cret@host:x/", "weird://bob:s3cret@host/"]
+)
+def test_a_refusal_does_not_repeat_credentials(text: str) -> None:
+    with pytest.raises(OsmosisError) as caught:
+        parse_clone_url(text, allow_local=True)
+    assert "s3cret" not in f"{caught.value} {caught.value.hint} {caught.value.details}"
+
+
+@pytest.mark.parametrize("text", ["/srv/a.git", "file:///srv/a.git"])
+def test_a_path_of_this_machine_is_for_its_administrator(text: str) -> None:
+    with pytest.raises(OsmosisError, match="can only be connected there"):
+        parse_clone_url(text, allow_local=False)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import re
 import socket
 import threading
-import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,11 +18,15 @@ import httpx
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from osmosis_ai.platform import server
+from osmosis_ai.platform import app, server
 from osmosis_ai.platform.config import PlatformConfig, from_environment
 from osmosis_ai.platform.http import body_limits, connection_limits
 from osmosis_ai.platform.server import RunningPlatform, run_platform
+from osmosis_ai.viewer.live import MAX_STREAMS, LiveHub
+from tests.platform.conftest import Member, World
+from tests.platform.databases import put_migrated_database
 from tests.platform.evaluations import wait_until
+from tests.platform.viewer.runs_world import add_run, add_samples
 
 pytestmark = pytest.mark.integration
 
@@ -147,18 +151,6 @@ def deaf_client(platform: RunningPlatform) -> Iterator[socket.socket]:
         yield connection
 
 
-def is_let_go(connection: socket.socket) -> bool:
-    """Whether the other side closes at last; nothing is read, for that would be a sign of life."""
-    give_up_at = time.monotonic() + PATIENCE_S
-    while time.monotonic() < give_up_at:
-        try:
-            connection.send(b"G")
-        except ConnectionError:
-            return True
-        time.sleep(WITHIN_S / 20)
-    return False
-
-
 @contextmanager
 def stuck_replies() -> Iterator[queue.SimpleQueue[None]]:
     """Gives a sign for every connection on which no more can be written."""
@@ -215,37 +207,6 @@ def test_a_request_that_trickles_in_is_ended_and_one_that_is_whole_is_not(
             assert rest(endless).split(b" ")[1] in (b"431", b"400")
 
 
-def test_a_reply_may_take_longer_than_any_deadline_of_requests(
-    config: PlatformConfig, connections: Connections, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from osmosis_ai.platform.db.engine import Database
-
-    read, is_reading, go_on = Database.read, threading.Event(), threading.Event()
-
-    async def slowly(self: Database, query: object) -> object:
-        is_reading.set()
-        await asyncio.to_thread(go_on.wait, PATIENCE_S)
-        return await read(self, query)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Database, "read", slowly)
-    # Nothing that is timed as a body would be in time.
-    monkeypatch.setattr(body_limits, "BODY_WITHIN_S", 0.0)
-    with run_platform(config) as platform, ThreadPoolExecutor(1) as other:
-        asked = other.submit(
-            httpx.get,
-            f"{platform.config.base_url}/api/cli/verify",
-            headers={"Authorization": "Bearer x"},
-            timeout=PATIENCE_S,
-        )
-        try:
-            assert is_reading.wait(PATIENCE_S)
-            connections.advance(10 * PATIENCE_S)
-            assert not asked.done()
-        finally:
-            go_on.set()
-        assert asked.result(PATIENCE_S).status_code == 401
-
-
 def test_too_many_connections_push_out_those_that_only_wait(config: PlatformConfig) -> None:
     with run_platform(replace(config, max_connections=8)) as platform, ExitStack() as held:
         waiting = [held.enter_context(connected(platform)) for _ in range(30)]
@@ -297,14 +258,6 @@ def test_clients_that_let_the_platform_wait_do_not_keep_others_out(config: Platf
         assert is_well(platform)
 
 
-def test_a_client_that_takes_nothing_of_its_reply_is_let_go(
-    config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "READ_WITHIN_S", WITHIN_S)
-    with run_platform(config) as platform, deaf_client(platform) as deaf:
-        assert is_let_go(deaf)
-
-
 @pytest.mark.parametrize(("trusted", "source"), [((), "127.0.0.1"), (("127.0.0.0/8",), "203.0.113.9")])
 def test_where_a_request_comes_from_is_believed_of_named_proxies_alone(
     config: PlatformConfig, trusted: tuple[str, ...], source: str, monkeypatch: pytest.MonkeyPatch
@@ -333,3 +286,65 @@ def test_proxies_are_named_by_address() -> None:
     for refused in ("*", "proxy.example", "127.0.0.1 10.0.0.1"):
         with pytest.raises(Exception, match="OSMOSIS_TRUSTED_PROXIES must name addresses"):
             from_environment({"OSMOSIS_TRUSTED_PROXIES": refused})
+
+
+CONNECTIONS = 200
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> LiveHub:
+    """What knows the platform's streams."""
+    made = LiveHub()
+    monkeypatch.setattr(app, "LiveHub", lambda: made)
+    return made
+
+
+@pytest.fixture
+def platform(tmp_path: Path, hub: LiveHub) -> Iterator[RunningPlatform]:
+    put_migrated_database(tmp_path / "platform")
+    with run_platform(PlatformConfig(home=tmp_path / "platform", port=0, executor_slots=0)) as running:
+        yield running
+
+
+@pytest.fixture
+def member(platform: RunningPlatform) -> Member:
+    mara = World(platform.services).member()
+    run = add_run(platform.services, mara, "mine", status="running", completed_at=None)
+    add_samples(platform.services, run, [{"row": row, "attempt": 0, "reward": 1.0} for row in range(3)])
+    return mara
+
+
+def session_of(platform: RunningPlatform, member: Member) -> str:
+    return platform.services.accounts.create_token(member.user.id, "web", name="browser")[1]
+
+
+def listens(platform: RunningPlatform, stack: ExitStack, session: str) -> socket.socket:
+    """Ask for a run's stream, as somebody's browser, and read nothing."""
+    connection = socket.create_connection(("127.0.0.1", platform.config.port), timeout=300)
+    stack.callback(connection.close)
+    connection.sendall(
+        b"GET /fern/evals/mine/changes HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\n"
+        b"Cookie: osmosis_session=" + session.encode() + b"\r\n\r\n"
+    )
+    return connection
+
+
+def status_of(connection: socket.socket) -> int:
+    found = re.match(rb"HTTP/1.1 (\d+) ", connection.recv(4096))
+    assert found
+    return int(found[1])
+
+
+def test_of_all_that_one_browser_asks_for_at_once_four_are_streams(
+    platform: RunningPlatform, hub: LiveHub, member: Member
+) -> None:
+    session = session_of(platform, member)
+    with ExitStack() as stack:
+        asked = [listens(platform, stack, session) for _ in range(CONNECTIONS)]
+        said = Counter(map(status_of, asked))
+        # Those that came in the same moment are ended again: who comes back is refused.
+        assert MAX_STREAMS <= said[200] < CONNECTIONS / 4 and said[200] + said[429] == CONNECTIONS
+        wait_until(lambda: hub._streams.total() == MAX_STREAMS)
+    wait_until(lambda: hub._streams.total() == 0)
+    with ExitStack() as stack:
+        assert status_of(listens(platform, stack, session)) == 200

@@ -1,10 +1,17 @@
-"""Datasets over HTTP, once they are there: overwritten, listed, read, and by whom."""
+"""Datasets over HTTP: announced, sent in parts, checked, overwritten, read, and by whom."""
 
 from __future__ import annotations
+
+import hashlib
+import io
+import json
+from typing import Any
+from urllib.parse import quote
 
 import pytest
 from fastapi.testclient import TestClient
 
+from osmosis_ai.platform.datasets import DatasetLimits
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 from tests.platform.datasets_world import DATASETS, Uploads, rows
@@ -16,14 +23,6 @@ def test_a_name_that_is_taken_is_said_with_whose_it_is(uploads: Uploads) -> None
     dataset = uploads.upload("multiply", rows())
     body = assert_flat_error(uploads.announce("multiply", 10), 409, "CONFLICT")
     assert body["existing_dataset_id"] == dataset["id"]
-
-
-def test_an_upload_that_has_not_ended_keeps_its_name(uploads: Uploads, clock: ManualClock) -> None:
-    dataset = uploads.begin("multiply", rows())
-    body = assert_flat_error(uploads.announce("multiply", 10), 409, "CONFLICT")
-    assert body["existing_dataset_id"] == dataset["id"] and "has begun" in body["error"]
-    clock.advance(86_400)
-    assert uploads.upload("multiply", rows())["status"] == "uploaded"
 
 
 def test_an_overwrite_serves_the_old_bytes_until_the_new_ones_are_good(
@@ -59,14 +58,6 @@ def test_an_overwrite_that_is_refused_leaves_the_dataset_as_it_was(uploads: Uplo
     assert "keeps its former rows" in uploads.messages(before["id"], "error")[-1]
     mended = uploads.upload("multiply", rows(5), overwrite_dataset_id=before["id"])
     assert mended["row_count"] == 5 and "upload_error" not in mended
-
-
-def test_an_overwrite_that_is_aborted_leaves_the_dataset_as_it_was(uploads: Uploads) -> None:
-    before = uploads.upload("multiply", rows())
-    uploads.begin("multiply", rows(5), overwrite_dataset_id=before["id"])
-    uploads.request("POST", f"/{before['id']}/abort", json={})
-    assert uploads.get("multiply") == before
-    assert uploads.fetch("multiply") == rows()
 
 
 def test_an_overwrite_must_name_a_dataset_of_that_name(uploads: Uploads) -> None:
@@ -106,16 +97,6 @@ def test_datasets_are_listed_newest_first_in_pages(uploads: Uploads, clock: Manu
     assert_flat_error(uploads.request("GET", params={"limit": 51}), 400, "VALIDATION_FAILED")
 
 
-def test_a_list_never_has_nulls_where_the_contract_has_none(uploads: Uploads) -> None:
-    uploads.begin("a", rows())
-    uploads.upload("b", rows())
-    uploads.upload("c", b"nonsense\n")
-    for item in uploads.request("GET").json()["datasets"]:
-        assert isinstance(item["id"], str) and isinstance(item["status"], str)
-        assert isinstance(item["file_size"], int)
-        assert None not in item.values() and "upload" not in item
-
-
 @pytest.mark.parametrize("state", ["pending", "processing"])
 def test_a_dataset_that_is_not_ready_cannot_be_downloaded(uploads: Uploads, state: str) -> None:
     dataset = uploads.begin("multiply", rows())
@@ -139,31 +120,6 @@ def test_a_dataset_nobody_has_heard_of_is_not_found(uploads: Uploads) -> None:
     ):
         assert_flat_error(uploads.request(method, path), 404, "NOT_FOUND")
     assert_flat_error(uploads.complete("nope"), 404, "NOT_FOUND")
-
-
-def test_a_misspelled_dataset_is_suggested_to_members_of_its_workspace(
-    uploads: Uploads, stranger: Member, client: TestClient, services: PlatformServices
-) -> None:
-    uploads.upload("multiply", rows())
-    theirs = Uploads(client, services, stranger.headers)
-    said = assert_flat_error(uploads.request("GET", "/multply"), 404, "NOT_FOUND")["error"]
-    assert said == "there is no dataset 'multply' in this workspace; did you mean multiply?"
-    said = assert_flat_error(theirs.request("GET", "/multply"), 404, "NOT_FOUND")["error"]
-    assert said == "there is no dataset 'multply' in this workspace; see `osmosis dataset list`."
-
-
-def test_a_log_is_read_in_pages_from_either_end(uploads: Uploads) -> None:
-    dataset = uploads.upload("multiply", rows())
-    everything = uploads.messages(dataset["id"])
-    newest = uploads.request("GET", "/multiply/logs", params={"limit": 2, "direction": "older"}).json()
-    assert [entry["message"] for entry in newest["logs"]] == everything[1:]
-    rest = uploads.request(
-        "GET", "/multiply/logs", params={"limit": 2, "cursor": newest["next_cursor"]}
-    ).json()
-    assert [entry["message"] for entry in rest["logs"]] == everything[:1] and rest["next_cursor"] is None
-    assert_flat_error(
-        uploads.request("GET", "/multiply/logs", params={"limit": 201}), 400, "VALIDATION_FAILED"
-    )
 
 
 def test_another_workspace_sees_and_touches_nothing(
@@ -192,11 +148,311 @@ def test_nothing_is_told_without_a_token_or_a_repository(client: TestClient, mem
     assert_flat_error(client.get(DATASETS, headers=only_token), 400, "GIT_SCOPE_HEADER_REQUIRED")
 
 
-def test_a_colleague_may_overwrite_and_becomes_who_uploaded_it(
-    uploads: Uploads, world: World, client: TestClient, services: PlatformServices
+GIB = 1 << 30
+
+
+@pytest.fixture
+def small_parts(services: PlatformServices) -> DatasetLimits:
+    """Files from 300 bytes on are sent in parts of 100."""
+    services.datasets.limits = DatasetLimits(max_bytes=5000, multipart_from_bytes=300, part_bytes=100)
+    return services.datasets.limits
+
+
+# Announcing
+
+
+DIGEST = hashlib.sha256(b"x" * 350).hexdigest()
+
+
+def intent(digest: str = DIGEST, number: int = 1) -> dict[str, str]:
+    return {"X-Osmosis-Upload": f"{number:032x}; sha256={digest}"}
+
+
+def announced(
+    uploads: Uploads, name: str = "multiply", headers: dict[str, str] | None = None, **more: Any
+) -> Any:
+    body = {"file_name": name, "file_size": 350, "extension": "jsonl", **more}
+    sent = {**uploads.headers, **(intent() if headers is None else headers)}
+    return uploads.client.post(DATASETS, headers=sent, json=body)
+
+
+def test_an_open_upload_of_the_same_bytes_is_handed_back_with_what_has_arrived(
+    uploads: Uploads, small_parts: DatasetLimits, clock: ManualClock
 ) -> None:
-    before = uploads.upload("multiply", rows())
-    colleague = world.member("ada", role="member")
-    theirs = Uploads(client, services, colleague.headers)
-    after = theirs.upload("multiply", rows(6), overwrite_dataset_id=before["id"])
-    assert (before["creator_name"], after["creator_name"]) == ("Mara", "Ada")
+    first = announced(uploads).json()
+    assert "received_parts" not in first["upload"]
+    part = first["upload"]["presigned_urls"][1]
+    etag = uploads.client.put(part["presigned_url"], content=b"x" * 100).headers["ETag"].strip('"')
+    clock.advance(20 * 3600)
+
+    reply = announced(uploads, headers=intent(number=2))
+
+    assert reply.status_code == 200
+    again = reply.json()
+    assert (again["id"], again["upload"]["upload_id"]) == (first["id"], first["upload"]["upload_id"])
+    assert again["upload"]["received_parts"] == [{"PartNumber": 2, "ETag": etag}]
+    assert "the upload goes on: 1 of 4 parts are here" in uploads.messages(first["id"])
+    # Its URLs are fresh: they work when the first ones have ended.
+    clock.advance(5 * 3600)
+    fresh = again["upload"]["presigned_urls"][0]["presigned_url"]
+    assert uploads.client.put(fresh, content=b"x" * 100).status_code == 200
+
+
+def test_only_the_same_user_and_bytes_go_on_and_only_while_the_upload_is_open(
+    uploads: Uploads, small_parts: DatasetLimits, world: World, clock: ManualClock
+) -> None:
+    first = announced(uploads).json()
+    for reply in (
+        announced(uploads, headers=intent("0" * 64)),
+        announced(uploads, headers={}),
+        announced(uploads, headers={"X-Osmosis-Upload": "rubbish"}),
+        announced(uploads, file_size=351),
+        announced(uploads, headers={**intent(), **world.member("ben", role="member").headers}),
+    ):
+        assert assert_flat_error(reply, 409, "CONFLICT")["existing_dataset_id"] == first["id"]
+    clock.advance(25 * 3600)
+    anew = announced(uploads).json()
+    assert anew["upload"]["upload_id"] != first["upload"]["upload_id"]
+    uploads.request("POST", f"/{anew['id']}/abort", json={})
+    assert announced(uploads).json()["upload"]["upload_id"] != anew["upload"]["upload_id"]
+
+
+def test_bytes_that_are_not_those_announced_are_refused(uploads: Uploads, small_parts: DatasetLimits) -> None:
+    data = rows(12)[:350].rpartition(b"\n")[0].ljust(350)
+    begun = announced(uploads).json()
+    assert uploads.complete(begun["id"], uploads.send(begun, data)).status_code == 200
+    uploads.settle()
+    assert "not those that were announced" in uploads.get(begun["id"])["upload_error"]
+
+
+def test_announcing_a_small_file_gives_one_url(uploads: Uploads) -> None:
+    dataset = uploads.begin("multiply", rows())
+    upload = dataset["upload"]
+
+    assert {key: dataset[key] for key in ("file_name", "file_size", "status", "file_format")} == {
+        "file_name": "multiply",
+        "file_size": len(rows()),
+        "status": "pending",
+        "file_format": "jsonl",
+    }
+    assert upload["method"] == "simple"
+    assert upload["presigned_url"].startswith("http://127.0.0.1:8733/blobs/")
+    assert upload["upload_headers"] == {}
+    assert upload["expires_in"] == 86_400 and isinstance(upload["expires_in"], int)
+    assert isinstance(upload["s3_key"], str) and isinstance(upload["upload_id"], str)
+
+
+@pytest.mark.parametrize("size", [300, 301, 399, 400, 5000])
+def test_a_larger_file_is_sent_in_parts_of_exact_sizes(
+    uploads: Uploads, small_parts: DatasetLimits, size: int
+) -> None:
+    upload = uploads.begin("multiply", b"x" * size)["upload"]
+
+    part_size, total = upload["part_size"], upload["total_parts"]
+    assert upload["method"] == "multipart"
+    assert part_size * (total - 1) < size <= part_size * total
+    assert [part["part_number"] for part in upload["presigned_urls"]] == list(range(1, total + 1))
+    assert sum(part["size"] for part in upload["presigned_urls"]) == size
+    assert upload["s3_key"] and upload["upload_id"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", " ", "a/b", "../a", "..", ".", "a..b", "a\\b", "a\nb", "a\x00b", "a\x7f", " a", "a "),
+        *("\u202egpj", "a" * 300),
+    ],
+)
+def test_a_name_that_is_no_files_name_is_refused(uploads: Uploads, name: str) -> None:
+    body = assert_flat_error(uploads.announce(name, 100), 400, "INVALID_DATASET")
+    assert body["field"] == "file_name"
+    assert uploads.request("GET").json()["datasets"] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "größe", "数学", "v1.2_x-y", "100%", "a?b#c&d", "🦦", "a" * 255, "-rf", "'; --"]
+)
+def test_a_name_with_spaces_or_any_letters_works_everywhere(uploads: Uploads, name: str) -> None:
+    dataset = uploads.upload(name, rows())
+    assert uploads.get(quote(name, safe=""))["id"] == dataset["id"]
+    assert dataset["file_name"] == name and dataset["status"] == "uploaded"
+    assert uploads.fetch(quote(name, safe="")) == rows()
+
+
+def test_two_spellings_of_the_same_letters_are_one_name(uploads: Uploads) -> None:
+    composed, decomposed = "gr\u00f6\u00dfe", "gro\u0308\u00dfe"
+    dataset = uploads.upload(decomposed, rows())
+    assert uploads.get(quote(composed))["id"] == uploads.get(quote(decomposed))["id"] == dataset["id"]
+    assert uploads.announce(composed, 10).status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"file_size": 0}, "file_size"),
+        ({"file_size": -1}, "file_size"),
+        ({"file_size": 5 * GIB + 1}, "file_size"),
+        ({"extension": "txt"}, "extension"),
+        ({"extension": ""}, "extension"),
+        ({"extension": "jsonl/../x"}, "extension"),
+    ],
+)
+def test_a_file_the_platform_does_not_take_is_refused(
+    uploads: Uploads, change: dict[str, Any], field: str
+) -> None:
+    body = {"file_name": "a", "file_size": 10, "extension": "jsonl", **change}
+    refused = assert_flat_error(uploads.request("POST", json=body), 400, "INVALID_DATASET")
+    assert refused["field"] == field
+
+
+# Completing
+
+
+def test_a_dataset_is_checked_and_can_then_be_read(
+    uploads: Uploads, member: Member, clock: ManualClock
+) -> None:
+    data = rows(7)
+    dataset = uploads.upload("multiply", data)
+
+    assert dataset["status"] == "uploaded"
+    assert dataset["row_count"] == 7
+    assert dataset["file_size"] == len(data)
+    assert dataset["creator_name"] == member.user.name
+    assert dataset["created_at"].endswith("Z") and dataset["updated_at"] > dataset["created_at"]
+    assert dataset["data_preview"][0] == {"user_prompt": "row 0", "ground_truth": "0"}
+    assert len(dataset["data_preview"]) == 7
+    assert uploads.get("multiply") == dataset
+    assert uploads.fetch("multiply") == data
+    assert uploads.messages(dataset["id"]) == [
+        f"upload begun: {len(data)} bytes of jsonl",
+        "all bytes are here; checking the file",
+        "the dataset is ready: 7 rows",
+    ]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("extension", ["csv", "json", "parquet"])
+def test_every_format_is_checked(uploads: Uploads, extension: str) -> None:
+    records = [{"user_prompt": f"p{n}", "ground_truth": str(n)} for n in range(5)]
+    if extension == "csv":
+        data = ("user_prompt,ground_truth\n" + "".join(f"p{n},{n}\n" for n in range(5))).encode()
+    elif extension == "json":
+        data = json.dumps(records).encode()
+    else:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        buffer = io.BytesIO()
+        pq.write_table(pa.Table.from_pylist(records), buffer)
+        data = buffer.getvalue()
+    dataset = uploads.upload("multiply", data, extension)
+    assert (dataset["status"], dataset["row_count"], dataset["file_format"]) == ("uploaded", 5, extension)
+    assert dataset["data_preview"] == records
+
+
+def test_completing_again_changes_nothing(uploads: Uploads) -> None:
+    dataset = uploads.begin("multiply", rows())
+    uploads.send(dataset, rows())
+    assert uploads.complete(dataset["id"]).status_code == 200
+    assert uploads.complete(dataset["id"]).status_code == 200
+    uploads.settle()
+    settled = uploads.get("multiply")
+    again = uploads.complete(dataset["id"])
+    assert again.status_code == 200 and again.json()["status"] == "uploaded"
+    assert uploads.get("multiply") == settled
+    assert len(uploads.messages(dataset["id"], "info")) == 3
+
+
+def test_parts_that_are_missing_wrong_or_out_of_order_are_refused(
+    uploads: Uploads, small_parts: DatasetLimits
+) -> None:
+    data = rows(20)
+    dataset = uploads.begin("multiply", data)
+    first_url = dataset["upload"]["presigned_urls"].pop(0)
+    late = uploads.send(dataset, data)
+    assert late is not None
+
+    def refusal(parts: list[dict[str, Any]] | None) -> str:
+        return json.dumps(assert_flat_error(uploads.complete(dataset["id"], parts), 400, "INVALID_DATASET"))
+
+    assert "part 1 has not arrived" in refusal([{"PartNumber": 1, "ETag": "a"}, *late])
+    reply = uploads.client.put(first_url["presigned_url"], content=data[:100])
+    good = [{"PartNumber": 1, "ETag": reply.headers["ETag"]}, *late]
+
+    assert "`parts` is missing" in refusal(None)
+    assert "does not name part 1" in refusal(late)
+    assert "ascending" in refusal(good[::-1])
+    assert "twice" in refusal([good[0], *good])
+    assert f"there is no part {len(good) + 1}" in refusal([*good, {"PartNumber": len(good) + 1, "ETag": "a"}])
+    assert "part 2 arrived with another ETag" in refusal([good[0], {**good[1], "ETag": "0" * 64}, *good[2:]])
+    assert uploads.get("multiply")["status"] == "pending"
+    assert uploads.complete(dataset["id"], good).status_code == 200
+    uploads.settle()
+    assert uploads.fetch("multiply") == data
+
+
+def test_a_file_that_is_no_dataset_ends_in_error_with_every_problem_in_its_log(uploads: Uploads) -> None:
+    good = json.dumps({"user_prompt": "a", "ground_truth": "b"})
+    data = f"{good}\n{{]\n{good}\n[1]\n{good}\n{good}\n".encode()
+    dataset = uploads.upload("multiply", data)
+
+    assert dataset["status"] == "error"
+    errors = uploads.messages(dataset["id"], "error")
+    assert any("line 2" in message for message in errors) and any("line 4" in message for message in errors)
+    assert "line 2" in dataset["upload_error"]
+    assert "data_preview" not in dataset and "row_count" not in dataset
+    refused = assert_flat_error(uploads.request("GET", "/multiply/download"), 409, "CONFLICT")
+    assert "line 2" in refused["error"]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("data", "extension", "problem"),
+    [
+        (b"\xff\xfe\n" * 10, "jsonl", "not UTF-8"),
+        (rows(3), "jsonl", "at least 4"),
+        (b"a,b\n1,2\n3,4\n5,6\n7,8\n", "csv", "missing column"),
+        (b"PAR1 is not enough", "parquet", "not a Parquet file"),
+        (b"[" * 100_000, "json", ""),
+        (b'{"user_prompt": "a", "ground_truth": NaN}\n' * 5, "jsonl", "line 1"),
+    ],
+)
+def test_bad_bytes_are_refused_with_the_reason(
+    uploads: Uploads, data: bytes, extension: str, problem: str
+) -> None:
+    dataset = uploads.upload("bad", data, extension)
+    assert dataset["status"] == "error"
+    assert problem in " ".join(uploads.messages(dataset["id"], "error"))
+
+
+def test_a_preview_shows_answers_as_the_file_has_them(uploads: Uploads) -> None:
+    rows = [f'{{"user_prompt": "q", "ground_truth": {text}}}' for text in ("1.10", "0.5", "1e5", "true")]
+    preview = uploads.upload("multiply", "\n".join(rows).encode())["data_preview"]
+    assert [row["ground_truth"] for row in preview] == ["1.10", 0.5, "1e5", True]
+
+
+def test_a_preview_is_bounded_and_plain_json(uploads: Uploads) -> None:
+    record = {"user_prompt": "x" * 20_000, "ground_truth": "1\0", "extra": {"deep": [{"n": 2**70}]}}
+    data = b"".join(json.dumps(record).encode() + b"\n" for _ in range(100))
+    preview = uploads.upload("multiply", data)["data_preview"]
+    assert 0 < len(preview) < 100
+    assert len(json.dumps(preview)) < 200_000
+    assert preview[0]["user_prompt"].endswith("x…") and len(preview[0]["user_prompt"]) < 5000
+    assert preview[0]["extra"] == {"deep": [{"n": 2**70}]}
+    assert preview[0]["ground_truth"] == "1\N{REPLACEMENT CHARACTER}"
+
+
+# Aborting
+
+
+def test_an_aborted_upload_frees_the_name_and_takes_no_bytes(uploads: Uploads) -> None:
+    dataset = uploads.begin("multiply", rows())
+    for _ in range(2):
+        reply = uploads.request("POST", f"/{dataset['id']}/abort", json={})
+        assert reply.status_code == 200 and reply.json()["status"] == "cancelled"
+
+    late = uploads.client.put(dataset["upload"]["presigned_url"], content=rows())
+    assert_flat_error(late, 404, "UPLOAD_NOT_FOUND")
+    assert_flat_error(uploads.complete(dataset["id"]), 409, "CONFLICT")
+    assert_flat_error(uploads.request("GET", "/multiply/download"), 409, "CONFLICT")
+    assert uploads.upload("multiply", rows())["status"] == "uploaded"

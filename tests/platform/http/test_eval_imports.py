@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -10,11 +11,9 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from osmosis_ai.platform.blobs.store import BlobUpload, Part
 from osmosis_ai.platform.db.tables import DbSample
 from osmosis_ai.platform.runs.imports.announcement import ImportLimits
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.platform.viewer.source import PlatformSource
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
 from tests.platform.local_runs import IMPORTS, LocalRun, rollout_id, started, trajectory
 
@@ -89,12 +88,8 @@ def test_an_imported_run_is_listed_described_and_downloaded_with_numbers_of_our_
     manifest = api.get(f"{where}/manifest", params={"types": "trajectories,artifacts,metrics", "rows": "1,5"})
     paths = [file["path"] for file in manifest.json()["files"]]
     assert paths == [
-        "artifacts/row_1_run_0/empty",
-        "artifacts/row_1_run_0/maps/path.txt",
-        "metrics.json",
-        "summary.jsonl",
-        "trajectories/row_1_run_0.json",
-        "trajectories/row_1_run_1.json",
+        *("artifacts/row_1_run_0/empty", "artifacts/row_1_run_0/maps/path.txt", "metrics.json"),
+        *("summary.jsonl", "trajectories/row_1_run_0.json", "trajectories/row_1_run_1.json"),
         "trajectories/row_2_run_1.json",
     ]
     items = [{"path": "trajectories/row_2_run_1.json"}, {"path": "summary.jsonl"}]
@@ -114,22 +109,6 @@ def test_a_run_without_any_score_has_a_null_pass_rate(api: TestClient) -> None:
     overview = api.get(f"/api/cli/eval-runs/{run.name}/metrics").json()["overview"]
     for numbers in (listed["results"], detail["results"], overview):
         assert (numbers["graded"], numbers["failed"], numbers["pass_rate"]) == (0, 6, None)
-
-
-def test_finish_reasons_of_uploaded_conversations_are_counted(api: TestClient, run: LocalRun) -> None:
-    cut = trajectory(0)
-    cut["steps"][1]["metrics"] = {
-        "prompt_tokens": 7,
-        "completion_tokens": 3,
-        "cost_usd": 0.5,
-        "extra": {"finish_reason": "length"},
-    }
-    run.files[f"rollout_trials/{rollout_id(0)}/trajectory.json"] = json.dumps(cut).encode()
-    run.upload(api)
-    estimates = api.get(f"/api/cli/eval-runs/{run.name}/metrics").json()["estimates"]
-    finish = estimates["finish"]
-    assert (finish["truncated"], finish["known_samples"], finish["recorded_samples"]) == (1, 1, 6)
-    assert estimates["cost_usd"] == {"total": 0.5, "known_samples": 1, "recorded_samples": 6}
 
 
 CALL = {
@@ -189,33 +168,6 @@ def test_hostile_numbers_of_a_trajectory_are_left_out(
     assert sample.output == "north"
 
 
-def test_details_are_left_out_when_reading_them_takes_too_long(
-    api: TestClient, services: PlatformServices, run: LocalRun
-) -> None:
-    services.eval_imports.limits = ImportLimits(details_s=0)
-    assert run.upload(api).status_code == 200
-    found = imported_samples(services)
-    assert {sample.input for sample in found} == {None} and {sample.tokens for sample in found} == {10}
-
-
-def test_pages_say_that_a_run_was_imported(
-    client: TestClient, services: PlatformServices, member: Member, run: LocalRun
-) -> None:
-    client.headers.update(member.headers)
-    run.upload(client)
-    source = PlatformSource(services, member.workspace.id, services.sample_counts)
-    facts = dict(source.run("eval", run.name).facts)
-    assert facts["Imported"] == "executed elsewhere, with 0.3.11 at 1a2b3c4 and uncommitted changes"
-    assert "Seed" not in facts
-
-
-def test_the_first_rows_of_a_dataset_are_said_to_be_so(api: TestClient) -> None:
-    run = LocalRun(rows="0-2")
-    run.upload(api)
-    drawn = api.get(f"/api/cli/eval-runs/{run.name}").json()["results"]["rows_drawn"]
-    assert drawn["words"] == "3 of 40 rows, the first"
-
-
 # Again, and in between
 
 
@@ -242,85 +194,6 @@ def test_an_upload_that_was_cut_off_goes_on_with_what_is_missing(api: TestClient
     assert api.post(f"{IMPORTS}/{session}/finalize", json={}).json()["status"] == "finalized"
 
 
-def test_bytes_that_were_sent_but_not_completed_are_still_there(api: TestClient, run: LocalRun) -> None:
-    session = started(api, run)["session_id"]
-    asked = api.post(f"{IMPORTS}/{session}/uploads", json={"paths": ["index.jsonl"]}).json()["files"][0]
-    api.put(asked["upload"]["presigned_url"], content=run.files["index.jsonl"])
-    again = api.post(f"{IMPORTS}/{session}/uploads", json={"paths": ["index.jsonl"]}).json()["files"][0]
-    assert again["upload"]["upload_id"] == asked["upload"]["upload_id"]
-    done = api.post(f"{IMPORTS}/{session}/uploads/complete", json={"path": "index.jsonl"})
-    assert done.status_code == 200
-
-
-@pytest.mark.parametrize("sent", [False, True])
-def test_two_who_ask_at_once_where_to_send_a_file_send_it_to_one_place(
-    api: TestClient,
-    services: PlatformServices,
-    run: LocalRun,
-    sent: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    session = started(api, run)["session_id"]
-    begin, others = services.blobs.begin_upload, list[dict[str, Any]]()
-
-    def ask() -> dict[str, Any]:
-        reply = api.post(f"{IMPORTS}/{session}/uploads", json={"paths": ["index.jsonl"]})
-        assert reply.status_code == 200, reply.text
-        return dict(reply.json())
-
-    def be_second(key: str) -> BlobUpload:
-        if not others:
-            others.append({})
-            others[0] = ask()
-            if sent:
-                run.send(api, session, "index.jsonl")
-        return begin(key)
-
-    monkeypatch.setattr(services.blobs, "begin_upload", be_second)
-    mine = ask()
-    if sent:
-        assert mine == {"files": []}
-    else:
-        place = mine["files"][0]["upload"]
-        assert place["upload_id"] == others[0]["files"][0]["upload"]["upload_id"]
-        api.put(place["presigned_url"], content=run.files["index.jsonl"])
-        done = api.post(f"{IMPORTS}/{session}/uploads/complete", json={"path": "index.jsonl"})
-        assert done.status_code == 200, done.text
-    assert list(services.blobs.unfinished_uploads()) == []
-
-
-@pytest.mark.parametrize("noted", [True, False])
-def test_a_file_that_is_completed_twice_at_once_is_complete_for_both(
-    api: TestClient,
-    services: PlatformServices,
-    run: LocalRun,
-    noted: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The other request has made a file of the bytes, and has noted that or is about to."""
-    session = started(api, run)["session_id"]
-    asked = api.post(f"{IMPORTS}/{session}/uploads", json={"paths": ["index.jsonl"]}).json()["files"][0]
-    api.put(asked["upload"]["presigned_url"], content=run.files["index.jsonl"])
-    body = {"path": "index.jsonl"}
-    look, others = services.blobs.parts, list[int]()
-
-    def be_second(upload: BlobUpload) -> Mapping[int, Part]:
-        if not others:
-            others.append(0)
-            if noted:
-                others[0] = api.post(f"{IMPORTS}/{session}/uploads/complete", json=body).status_code
-            else:
-                services.blobs.complete_upload(upload, [part.etag for part in look(upload).values()])
-        return look(upload)
-
-    monkeypatch.setattr(services.blobs, "parts", be_second)
-    done = api.post(f"{IMPORTS}/{session}/uploads/complete", json=body)
-    assert done.status_code == 200, done.text
-    assert others == [200 if noted else 0]
-    run.send(api, session)
-    assert api.post(f"{IMPORTS}/{session}/finalize", json={}).json()["status"] == "finalized"
-
-
 def test_files_that_changed_before_the_end_are_sent_again_and_the_others_are_not(
     api: TestClient, run: LocalRun
 ) -> None:
@@ -333,13 +206,6 @@ def test_files_that_changed_before_the_end_are_sent_again_and_the_others_are_not
     assert [file["path"] for file in again["files"] if file["state"] == "pending"] == [artifact]
     run.send(api, session)
     assert api.post(f"{IMPORTS}/{session}/finalize", json={}).status_code == 200
-
-
-def test_a_run_that_went_on_after_it_was_imported_is_another_one(api: TestClient, run: LocalRun) -> None:
-    run.upload(api)
-    retried = LocalRun(rewards={**run.rewards, (2, 0): 1.0})
-    body = assert_flat_error(api.post(IMPORTS, json=retried.start()), 409, "CONFLICT")
-    assert "with other files" in body["error"] and body["eval_run_name"] == run.name
 
 
 def test_a_large_file_arrives_in_parts_with_the_names_of_this_part_of_the_wire(
@@ -383,15 +249,6 @@ def test_an_upload_that_nobody_ends_is_forgotten_with_its_bytes(
     assert started(api, run)["session_id"] != session
 
 
-def test_a_deleted_run_can_be_imported_again(
-    api: TestClient, services: PlatformServices, member: Member, run: LocalRun
-) -> None:
-    first = run.upload(api).json()
-    services.run_deletion.delete(services.eval_runs.get(member.workspace.id, run.name).run)
-    again = run.upload(api).json()
-    assert again["eval_run_name"] == run.name and again["eval_run_id"] != first["eval_run_id"]
-
-
 def test_a_name_that_is_taken_or_means_something_else_gets_a_number(api: TestClient) -> None:
     for digest, name, expected in (
         ("1", "maze", "maze"),
@@ -427,3 +284,185 @@ def test_another_workspace_sees_nothing_of_an_upload_and_imports_the_same_run_fo
 
 def test_only_who_is_logged_in_and_of_the_workspace_imports(client: TestClient, run: LocalRun) -> None:
     assert_flat_error(client.post(IMPORTS, json=run.start()), 401, "AUTH_HEADER_MISSING")
+
+
+# What is announced and cannot be
+
+
+def _with_file(path: str, size: int = 3) -> dict[str, Any]:
+    file = {"path": path, "size": size, "sha256": hashlib.sha256(b"abc").hexdigest()}
+    return {"files": [*LocalRun().start()["files"], file]}
+
+
+def _with_run(**changes: Any) -> dict[str, Any]:
+    return {"run": {**LocalRun().start()["run"], **changes}}
+
+
+def _with_rows(rows: str) -> dict[str, Any]:
+    run = LocalRun().start()["run"]
+    run["experiment_config"]["dataset"]["selected_source_rows"] = rows
+    return {"run": run}
+
+
+TRIAL = f"rollout_trials/{rollout_id(0)}"
+CANNOT_BE_ANNOUNCED: list[tuple[dict[str, Any], str]] = [
+    ({"schema_version": 2}, "of a newer format than this platform reads: `schema_version` is 2"),
+    ({"schema_versions": {"rollout_protocol": "0.4"}}, "newer format"),
+    ({"schema_versions": {"state_schema": 2}}, "newer format"),
+    ({"local_run_id": "../../etc"}, "local_run_id"),
+    ({"manifest_digest": "x"}, "manifest_digest"),
+    ({"files": []}, "`index.jsonl` is missing"),
+    (_with_file(f"{TRIAL}/artifacts/dump.bin", 10 * 1000**3), "10,000,000,000 bytes"),
+    (_with_file(f"{TRIAL}/artifacts/../../../../etc/passwd"), "no path below"),
+    (_with_file("/etc/passwd"), "no path below"),
+    (_with_file(f"{TRIAL}/artifacts//x"), "no path below"),
+    (_with_file(f"{TRIAL}/artifacts/a\\b"), "characters that are not allowed"),
+    (_with_file(f"{TRIAL}/artifacts/a\u0000b"), "characters that are not allowed"),
+    (_with_file(f"{TRIAL}/artifacts/manifest.json"), "no file of a run that is uploaded"),
+    (_with_file(f"{TRIAL}/artifacts/" + "x/" * 600 + "y"), "longer than 1024 bytes"),
+    (_with_file("manifest.json"), "no file of a run that is uploaded"),
+    (_with_file("events.jsonl"), "no file of a run that is uploaded"),
+    (_with_file("index.jsonl"), "named twice"),
+    (_with_file(f"{TRIAL}/trajectory.json/x"), "no file of a run"),
+    (_with_run(name="../maze"), "no name of a directory"),
+    (_with_run(name="a\nb"), "printable characters"),
+    (_with_run(completed_at="2026-11-01T08:00:00Z"), "ends before it starts"),
+    (_with_run(started_at="0001-06-01T00:00:00Z"), "the year 1 is not that of any run"),
+    (_with_run(started_at="0001-01-01T00:00:00+14:00"), "no moment of a calendar in UTC"),
+    (_with_run(evaluation_config={"n": 10**9, "pass_threshold": 1.0}), "samples; this platform takes"),
+    (_with_run(evaluation_config={"n": 0, "pass_threshold": 1.0}), "n"),
+    (_with_rows("5-1"), "rows and ranges"),
+    (_with_rows("0-999999999"), "uses more than 100,000 rows"),
+    (_with_rows("all"), "rows and ranges"),
+]
+
+
+def test_what_cannot_be_uploaded_is_refused_before_a_byte_is_sent(
+    api: TestClient, services: PlatformServices
+) -> None:
+    for changes, said in CANNOT_BE_ANNOUNCED:
+        reply = api.post(IMPORTS, json=LocalRun().start(**changes))
+        assert reply.status_code == 400, (said, reply.text)
+        assert said in reply.json()["error"]
+    assert list(services.blobs.unfinished_uploads()) == []
+
+
+def test_a_path_cannot_be_a_file_and_a_directory(api: TestClient, run: LocalRun) -> None:
+    run.files[f"{TRIAL}/artifacts/a"] = run.files[f"{TRIAL}/artifacts/a/b"] = b"x"
+    body = assert_flat_error(api.post(IMPORTS, json=run.start()), 400, "VALIDATION")
+    assert "a file and a directory at once" in body["error"]
+
+
+def test_files_and_their_bytes_are_bounded_in_all(
+    api: TestClient, services: PlatformServices, run: LocalRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limits, said in (
+        (ImportLimits(max_files=3), "this platform takes 3 of a run"),
+        (ImportLimits(max_total_bytes=100), "this platform takes 100 of a run"),
+        (ImportLimits(max_samples=5), "a run of 6 samples; this platform takes 1 to 5"),
+        (ImportLimits(max_trajectory_bytes=10), "10 are the most"),
+    ):
+        monkeypatch.setattr(services.eval_imports, "limits", limits)
+        assert said in assert_flat_error(api.post(IMPORTS, json=run.start()), 400, "VALIDATION")["error"]
+
+
+# What arrives and is not what was announced
+
+
+def test_bytes_of_another_digest_are_not_kept_and_can_be_sent_again(
+    api: TestClient, services: PlatformServices, run: LocalRun
+) -> None:
+    session = started(api, run)["session_id"]
+    right = run.files["progress.json"]
+    asked = api.post(f"{IMPORTS}/{session}/uploads", json={"paths": ["progress.json"]}).json()["files"][0]
+    api.put(asked["upload"]["presigned_url"], content=b"x" * len(right))
+    complete = {"path": "progress.json"}
+    body = assert_flat_error(
+        api.post(f"{IMPORTS}/{session}/uploads/complete", json=complete), 400, "VALIDATION"
+    )
+    assert "not those that were announced" in body["error"]
+    assert list(services.blobs.keys("runs")) == []
+    run.send(api, session)
+    assert api.post(f"{IMPORTS}/{session}/finalize", json={}).status_code == 200
+
+
+def test_files_that_were_not_announced_or_not_sent_are_refused(api: TestClient, run: LocalRun) -> None:
+    session = started(api, run)["session_id"]
+    for path, body, said in (
+        ("uploads", {"paths": ["logs.txt"]}, "'logs.txt' was not announced"),
+        ("uploads", {"paths": []}, "1 to 100"),
+        ("uploads", {"paths": ["index.jsonl"] * 101}, "1 to 100"),
+        ("uploads/complete", {"path": "../x"}, "was not announced"),
+    ):
+        reply = assert_flat_error(api.post(f"{IMPORTS}/{session}/{path}", json=body), 400, "VALIDATION")
+        assert said in reply["error"]
+    unsent = api.post(f"{IMPORTS}/{session}/uploads/complete", json={"path": "index.jsonl"})
+    assert "nothing has been sent" in assert_flat_error(unsent, 409, "CONFLICT")["error"]
+
+
+def _spoilt(**changes: Any) -> LocalRun:
+    """A run with the third line of its index changed."""
+    run = LocalRun()
+    entries = run.index()
+    entries[2] |= changes
+    run.files["index.jsonl"] = b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
+    return run
+
+
+def _without(path: str) -> LocalRun:
+    run = LocalRun()
+    del run.files[path]
+    return run
+
+
+def _having(path: str, content: Any) -> LocalRun:
+    run = LocalRun()
+    run.files[path] = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return run
+
+
+FIRST = f"rollout_trials/{rollout_id(0)}/trajectory.json"
+INCONSISTENT: list[tuple[LocalRun, str]] = [
+    (_spoilt(rollout_id=rollout_id(0)), "two samples have the rollout id"),
+    (_spoilt(trajectory_filename=None), "the index names another trajectory"),
+    (_having("progress.json", {"total_runs": 7, "sampled_rows": 3, "total_dataset_rows": 9}), "7 samples"),
+    (
+        _having("progress.json", {"total_runs": 6, "sampled_rows": 3, "total_dataset_rows": 5}),
+        "row 5 was used",
+    ),
+    (_having("progress.json", b"[]"), "progress.json"),
+    (_without(FIRST), "the trajectory of row 0, attempt 1, is missing"),
+    (_having(FIRST, b"{"), "no valid JSON"),
+    (_having(FIRST, {**trajectory(0), "steps": []}), "no valid trajectory: steps"),
+    (_having(FIRST, trajectory(1)), "the trajectory of another rollout"),
+    (_having(f"rollout_trials/{rollout_id(9)}/artifacts/x", b"x"), "the index has no sample of it"),
+    (
+        _having(
+            FIRST,
+            {
+                **trajectory(1),
+                "extra": {"osmosis": {**trajectory(1)["extra"]["osmosis"], "rollout_id": rollout_id(0)}},
+            },
+        ),
+        "the trajectory of another row or attempt",
+    ),
+]
+
+
+def test_results_are_not_believed_and_a_run_that_does_not_fit_together_is_none(api: TestClient) -> None:
+    for number, (run, said) in enumerate(INCONSISTENT):
+        body = assert_flat_error(run.upload(api, manifest_digest=f"{number:064x}"), 400, "VALIDATION")
+        assert said in body["error"]
+    assert api.get("/api/cli/eval-runs").json()["eval_runs"] == []
+
+
+def test_a_run_is_written_whole_or_not_at_all(
+    api: TestClient, run: LocalRun, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = started(api, run)["session_id"]
+    run.send(api, session)
+    with monkeypatch.context() as patch:
+        patch.setattr(services.logs.__class__, "add", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        assert_flat_error(api.post(f"{IMPORTS}/{session}/finalize", json={}), 507, "STORAGE_FULL")
+    assert api.get("/api/cli/eval-runs").json()["eval_runs"] == []
+    assert api.post(f"{IMPORTS}/{session}/finalize", json={}).json()["status"] == "finalized"

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from osmosis_ai._version import __version__
+from osmosis_ai.api.capabilities import Capability
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.http.authentication import WorkspaceScope
@@ -86,16 +87,8 @@ def _add_probe(app: FastAPI) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "multiply",
-        "a/b",
-        "..",
-        "../../etc/passwd",
-        "two words",
-        "größe/名前",
-        "a%2Fb",
-        "a+b",
-        "x" * 300,
-        "?#&=",
+        *("multiply", "a/b", "..", "../../etc/passwd", "two words", "größe/名前", "a%2Fb", "a+b"),
+        *("x" * 300, "?#&="),
     ],
 )
 def test_a_name_is_one_segment_of_the_path_whatever_it_holds(probe: TestClient, name: str) -> None:
@@ -140,19 +133,6 @@ def test_a_body_of_another_shape_is_refused_with_issues_and_not_repeated(probe: 
     for content in (b"[]", b'"text"', b"null", b"1"):
         reply = probe.post("/api/cli/probe/body", content=content, headers=JSON)
         assert_flat_error(reply, 400, "VALIDATION_FAILED")
-
-
-def test_an_empty_body_with_a_json_content_type_is_fine(probe: TestClient, member: Member) -> None:
-    assert probe.get("/api/cli/verify", headers=JSON).status_code == 200
-    reply = probe.request("DELETE", f"/api/cli/tokens/{member.token_id}", headers=JSON)
-    assert reply.status_code == 200
-
-
-def test_header_names_are_matched_whatever_their_case(client: TestClient, member: Member) -> None:
-    reply = client.get(
-        "/api/cli/verify", headers={"AUTHORIZATION": f"bearer {member.token}", "x-OSMOSIS-git": "FERN/Agents"}
-    )
-    assert reply.json()["workspace"]["name"] == "fern"
 
 
 def test_a_body_over_the_limit_is_refused_before_it_is_read(probe: TestClient) -> None:
@@ -214,17 +194,6 @@ def test_a_refusal_carries_its_field_and_extra_keys(probe: TestClient) -> None:
 )
 def test_a_full_disk_and_a_busy_database_say_so(probe: TestClient, how: str, status: int, code: str) -> None:
     assert_flat_error(probe.post(f"/api/cli/probe/fail/{how}", json={}), status, code)
-
-
-def test_the_platform_says_that_it_is_up_without_a_token(client: TestClient) -> None:
-    assert client.get("/health").json() == {"status": "ok", "version": __version__}
-
-
-def test_nothing_is_compressed(probe: TestClient) -> None:
-    reply = probe.post(
-        "/api/cli/probe/body", json={"a": "x" * 10_000}, headers={"Accept-Encoding": "gzip, br, zstd"}
-    )
-    assert "content-encoding" not in reply.headers
 
 
 # -- scope -----------------------------------------------------------------------------------------
@@ -373,3 +342,26 @@ def test_every_reply_of_the_api_says_what_is_offered_refusals_included(client: T
             sorted(x.value for x in OFFERED)
         )
     assert "x-osmosis-capabilities" not in client.get("/health").headers
+
+
+ROUTES = {
+    Capability.EVAL_IMPORTS: ("post", "/api/cli/eval-runs/imports"),
+    Capability.DELETION: ("delete", "/api/cli/eval-runs/{name_or_id}"),
+    Capability.EVAL_JOURNALS: ("get", "/api/cli/eval-runs/{name_or_id}/samples/manifest"),
+    Capability.EVAL_RETRIES: ("post", "/api/cli/eval-runs/{name_or_id}/retry"),
+    Capability.EVAL_SAMPLES: ("get", "/api/cli/eval-runs/{name_or_id}/samples"),
+    Capability.MODEL_DOWNLOADS: ("get", "/api/cli/models/{name}/download"),
+    Capability.QUICKSTART: ("get", "/api/cli/quickstart"),
+    Capability.SERVED_AGENTS: ("get", "/api/cli/rollout-servers"),
+    Capability.TRAINING_RESUME: ("post", "/api/cli/training-runs/{name_or_id}/resume"),
+    Capability.SECRET_AUDIT: ("get", "/api/cli/environment-secrets/audit"),
+    Capability.RUN_EVENTS: ("get", "/api/cli/eval-runs/{name_or_id}/events"),
+    Capability.TRAINING_VALIDATION: ("get", "/api/cli/training-runs/{name_or_id}/validation"),
+}
+
+
+def test_everything_that_is_offered_has_its_route(client: TestClient) -> None:
+    paths = client.get("/api/openapi.json").json()["paths"]
+    for capability in OFFERED:
+        method, path = ROUTES[capability]
+        assert method in paths[path], capability

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import io
 from concurrent.futures import ThreadPoolExecutor
@@ -17,26 +16,13 @@ from osmosis_ai.platform.db.tables import DbLoraModel, DbRun, new_id
 from osmosis_ai.platform.models import MAX_ACTIVE_DEPLOYMENTS
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
+from tests.platform.viewer import runs_world
 
 MODELS = "/api/cli/models"
 
 
-def add_run(services: PlatformServices, member: Member, name: str = "copper-finch-8") -> DbRun:
-    run = DbRun(
-        id=new_id("run"),
-        workspace_id=member.workspace.id,
-        kind="training",
-        name=name,
-        status="finished",
-        created_at=services.clock.now(),
-        request={},
-        rollout_name="multiply",
-        dataset_name="multiply",
-        model_path="osmosis/tiny",
-    )
-    with services.db.transaction() as session:
-        session.add(run)
-    return run
+def add_run(services: PlatformServices, member: Member) -> DbRun:
+    return runs_world.add_run(services, member, "copper-finch-8", kind="training")
 
 
 def add_models(
@@ -79,17 +65,6 @@ def test_the_built_in_model_is_the_base_model(api: TestClient) -> None:
         "next_offset": None,
     }
     assert api.get(f"{MODELS}/base", params={"offset": 1}).json()["models"] == []
-
-
-def test_without_adapters_the_list_is_empty(api: TestClient) -> None:
-    assert api.get(f"{MODELS}/lora").json() == {
-        "models": [],
-        "active_deployments": 0,
-        "max_active_deployments": MAX_ACTIVE_DEPLOYMENTS,
-        "total_count": 0,
-        "has_more": False,
-        "next_offset": None,
-    }
 
 
 def test_adapters_are_listed_newest_first_page_by_page(
@@ -142,40 +117,6 @@ def test_a_deployed_adapter_says_since_when_by_whom_and_as_what(
         assert api.post(f"{MODELS}/{name}/undeploy", json={}).json()["status"] == "inactive"
     assert api.get(f"{MODELS}/{name}").json()["deployment_status"] == "inactive"
     assert api.get(f"{MODELS}/lora").json()["active_deployments"] == 0
-
-
-def test_one_that_is_taken_back_loses_its_process(
-    api: TestClient, services: PlatformServices, member: Member, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (name,) = add_models(services, add_run(services, member), 40)
-    api.post(f"{MODELS}/{name}/deploy", json={})
-    withdrawn: list[tuple[str, bool]] = []
-
-    def withdraw(adapter_id: str) -> None:
-        withdrawn.append((adapter_id, asyncio.get_running_loop().is_running()))
-
-    monkeypatch.setattr(services.model_servers, "withdraw", withdraw)
-    api.post(f"{MODELS}/{name}/undeploy", json={})
-    assert withdrawn == [(api.get(f"{MODELS}/{name}").json()["id"], True)]
-
-
-def test_one_that_is_not_there_says_where_to_look(api: TestClient) -> None:
-    said = assert_flat_error(api.get(f"{MODELS}/nope"), 404, "MODEL_NOT_FOUND")["error"]
-    assert said == "there is no LoRA model 'nope' in this workspace; see `osmosis model list`."
-
-
-def test_a_misspelled_one_is_suggested(api: TestClient, services: PlatformServices, member: Member) -> None:
-    (name,) = add_models(services, add_run(services, member), 40)
-    said = assert_flat_error(api.get(f"{MODELS}/{name[:-1]}"), 404, "MODEL_NOT_FOUND")["error"]
-    assert said == f"there is no LoRA model '{name[:-1]}' in this workspace; did you mean {name}?"
-
-
-def test_one_that_was_never_deployed_can_be_taken_back(
-    api: TestClient, services: PlatformServices, member: Member
-) -> None:
-    (name,) = add_models(services, add_run(services, member), 40)
-    assert api.post(f"{MODELS}/{name}/undeploy", json={}).json()["status"] == "inactive"
-    assert api.get(f"{MODELS}/{name}").json()["deployment_status"] is None
 
 
 def test_an_adapter_of_a_base_model_that_is_not_served_here_offers_no_deployment(

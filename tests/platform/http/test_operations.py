@@ -16,6 +16,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform import readiness
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.config import from_environment
+from osmosis_ai.platform.maintenance import Maintenance
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, application
 from tests.platform.one_hop_client import OneHopClient, running
@@ -72,16 +73,6 @@ def test_it_is_not_ready_while_files_can_not_be_kept_and_says_nothing_of_the_pla
     assert "ready again: blobs" in caplog.text
 
 
-def test_a_disk_that_is_full_is_a_reason(
-    client: OneHopClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("osmosis_ai.platform.blobs.incoming.IncomingFile.write", full)
-    assert client.get("/ready").json()["checks"]["blobs"] == "they can not be kept"
-
-
 def test_a_schema_of_another_release_is_a_reason(client: OneHopClient, services: PlatformServices) -> None:
     with services.db.transaction() as session:
         session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
@@ -104,24 +95,6 @@ def test_a_database_that_is_gone_is_a_reason(
         "database": "it can not be read",
         "migrations": "it can not be read",
     }
-
-
-def test_a_store_that_gives_no_answer_holds_up_nobody_and_is_asked_once(
-    services: PlatformServices, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers, asked = threading.Event(), []
-
-    def silent() -> None:
-        asked.append(1)
-        answers.wait(300)
-
-    monkeypatch.setattr(services.blobs, "check", silent)
-    looking = services.readiness
-    assert looking.problems(within_s=0)["blobs"] == "it does not answer"
-    assert looking.problems(within_s=0)["blobs"] == "it does not answer"
-    answers.set()
-    assert set(looking.problems(within_s=300).values()) == {""}
-    assert len(asked) == 1
 
 
 def test_numbers_are_for_whoever_has_the_operators_token(
@@ -192,3 +165,29 @@ def test_a_token_that_is_none_is_refused_at_the_start(value: str) -> None:
     with pytest.raises(OsmosisError, match="OSMOSIS_METRICS_TOKEN must be 16 to 256") as refused:
         from_environment({"OSMOSIS_METRICS_TOKEN": value})
     assert value not in refused.value.message
+
+
+def test_a_chore_that_fails_keeps_no_other_from_its_turn(caplog: pytest.LogCaptureFixture) -> None:
+    done = threading.Event()
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    def broken() -> None:
+        raise ValueError("a bug")
+
+    def away() -> None:
+        raise BlobStoreBusy("the bucket 'models' answered 503; it is asked again later.")
+
+    maintenance = Maintenance({"blobs": full, "runs": away, "datasets": broken, "uploads": done.set})
+    with caplog.at_level(logging.ERROR, "osmosis_ai.platform.maintenance"):
+        maintenance.start()
+        assert done.wait(60)
+        maintenance.close()
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "blobs could not be tidied up now",
+        "runs could not be tidied up now",
+        "datasets could not be tidied up now",
+    ]
+    # What passes is a line; only a bug has a traceback.
+    assert [bool(record.exc_info) for record in caplog.records] == [False, False, True]

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 
-from osmosis_ai.driving.agent_address import AgentAddress
-from osmosis_ai.driving.served_agent import AgentHealth, AgentLocation
-from osmosis_ai.platform import rollout_servers
 from osmosis_ai.platform.db.tables import DbRolloutServer
 from osmosis_ai.platform.key_rotation import rotate_secret_key
 from osmosis_ai.platform.rollout_servers import locate_server
@@ -132,45 +126,6 @@ def test_what_can_be_no_agent_is_refused_and_nothing_is_asked(
     refused = api.post(REGISTER, json=registration(port, **changes))
     assert refused.status_code == 400 and words in refused.json()["error"], refused.text
     assert api.get(SERVERS).json()["rollout_servers"] == []
-
-
-@pytest.mark.integration
-def test_an_agent_that_cannot_be_reached_is_registered_with_a_warning(api: TestClient) -> None:
-    with LoopProcess(KEY) as gone:
-        unused = gone.port
-    told = api.post(REGISTER, json=registration(unused)).json()
-    assert told["status"] == "unhealthy"
-    assert "cannot connect" in told["health_check_result"]["error"]
-
-
-def test_agents_that_never_answer_take_a_few_threads_and_no_more(
-    api: TestClient, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each of them is asked for seconds, by a thread that others' requests want."""
-    asked, let_go = threading.Semaphore(0), threading.Event()
-
-    async def never(*_: Any) -> AgentHealth:
-        asked.release()
-        await asyncio.to_thread(let_go.wait)
-        return AgentHealth(error="it did not answer")
-
-    monkeypatch.setattr(rollout_servers, "probe_agent", never)
-    address = AgentLocation(AgentAddress("127.0.0.1", port))
-    with ThreadPoolExecutor(rollout_servers.MAX_PROBES) as pool:
-        try:
-            asking = [pool.submit(rollout_servers.probe, address) for _ in range(rollout_servers.MAX_PROBES)]
-            for _ in asking:
-                assert asked.acquire(timeout=300)
-            told = api.post(REGISTER, json=registration(port)).json()
-        finally:
-            let_go.set()
-    assert (told["status"], [each.result().error for each in asking]) == (
-        "unhealthy",
-        ["it did not answer"] * rollout_servers.MAX_PROBES,
-    )
-    assert "too many agents are being asked" in told["health_check_result"]["error"]
-    monkeypatch.undo()
-    assert api.post(f"{SERVERS}/calculator/probe", json={}).json()["status"] == "healthy"
 
 
 def test_the_workspace_is_that_of_the_token_or_of_the_repository(

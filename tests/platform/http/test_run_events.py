@@ -33,16 +33,6 @@ def test_a_run_that_has_ended_tells_how_it_stands_and_that_it_is_over(
         assert back.status_code == 204
 
 
-def test_who_does_not_listen_gets_json_and_nothing_when_nothing_came(
-    api: httpx.Client, services: PlatformServices, member: Member
-) -> None:
-    add_run(services, member, "calm-fern-1", status="running")
-    reply = api.get("/api/cli/eval-runs/calm-fern-1/events")
-    assert (reply.json()["status"], reply.json()["ended"]) == ("running", False)
-    seen = {"If-None-Match": reply.headers["etag"]}
-    assert api.get("/api/cli/eval-runs/calm-fern-1/events", headers=seen).status_code == 304
-
-
 def test_a_run_is_told_of_in_its_workspace_alone(
     client: httpx.Client, services: PlatformServices, member: Member, stranger: Member
 ) -> None:

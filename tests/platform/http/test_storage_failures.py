@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.platform.blobs.local import LocalBlobStore
 from osmosis_ai.platform.blobs.store import BlobStoreSilent
 from osmosis_ai.platform.db.engine import Database, DatabaseUnreachableError
-from osmosis_ai.platform.runs.training_names import SAMPLES_PATH, conversation_path
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from tests.platform.conftest import Member, World, assert_flat_error
 from tests.platform.evaluations import add_dataset
 from tests.platform.http.pages.browsing import PASSWORD, sign_in
@@ -85,58 +82,6 @@ def test_pages_show_what_they_can_without_the_stored_files_and_say_what_they_can
         told += text_of(page)
     assert "The platform can not get at its stored files now; try again a little later." in told
     assert client.get(RUN).status_code == 200, "a run's numbers are in the database"
-
-
-def test_pages_do_not_take_files_that_are_away_for_files_that_are_not_there(
-    client: TestClient, services: PlatformServices, member: Member, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client.headers["accept"] = "text/html"
-    assert sign_in(client).status_code == 303
-    record = TerminalRecord(0, 0, "r", status="success", duration_ms=9, reward=0.0)
-    training = add_run(services, member, "walks", kind="training")
-    validated = ValidationSamples.of([record], step=3, pass_threshold=1.0)
-    add_file(services, training, SAMPLES_PATH, validated.to_bytes())
-    search, sample = f"{RUN}/samples?q=x&in=conversations", "/fern/training/walks/validation/0.0"
-    assert [client.get(path).status_code for path in (search, sample)] == [200, 200]
-    take_away_files(monkeypatch)
-    for path in (search, sample):
-        page = client.get(path)
-        assert page.status_code == 503 and PLACE not in page.text, path
-        assert "cannot get at its stored files now" in text_of(page), path
-    page = client.get("/fern/training/walks")
-    assert page.status_code == 200 and PLACE not in page.text
-    assert "The platform can not get at its stored files now" in text_of(page)
-    assert "were not recorded" not in text_of(page)
-
-
-def test_what_is_taken_away_of_a_conversation_can_be_asked_for_again_while_the_stored_files_are_away(
-    client: TestClient, services: PlatformServices, member: Member, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client.headers["accept"] = "text/html"
-    assert sign_in(client).status_code == 303
-    record = TerminalRecord(0, 0, "r", status="success", duration_ms=9, reward=0.0)
-    training = add_run(services, member, "walks", kind="training")
-    validated = ValidationSamples.of([record], step=3, pass_threshold=1.0)
-    add_file(services, training, SAMPLES_PATH, validated.to_bytes())
-    add_file(services, training, conversation_path(0, 0), b'{"steps": []}')
-    raw = f"{RUN}/samples/0.0/raw"
-    forms = [raw, *(f"{raw}?{words}" for words in ("as=messages", "as=row", "as=file"))]
-    forms.append("/fern/training/walks/validation/0.0/raw?as=file")
-    assert [client.get(path).status_code for path in forms] == [200] * len(forms)
-    take_away_files(monkeypatch)
-    for path in (*forms, f"{raw}?step=1"):
-        page = client.get(path)
-        assert (page.status_code, page.headers.get("retry-after")) == (503, "5"), path
-        assert "cannot get at its stored files now" in text_of(page) and PLACE not in page.text, path
-
-
-def test_a_validation_is_not_told_to_be_none_without_the_stored_files(
-    api: TestClient, services: PlatformServices, member: Member, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_file(services, add_run(services, member, "walks", kind="training"), SAMPLES_PATH, b"")
-    take_away_files(monkeypatch)
-    reply = api.get("/api/cli/training-runs/walks/validation")
-    assert_flat_error(reply, 503, "BLOBS_UNAVAILABLE")
 
 
 def test_routes_answer_without_the_stored_files(

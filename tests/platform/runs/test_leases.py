@@ -304,7 +304,7 @@ class StoppedWatch(SystemClock):
 
 def test_how_long_workers_are_silent_is_told_by_the_databases_clock_which_is_asked_once_for_all() -> None:
     db, clock = FarDatabase(), StoppedWatch()
-    leases = Leases(cast(Database, db), clock, timedelta(hours=1))
+    leases = Leases(cast("Database", db), clock, timedelta(hours=1))
     for minutes, is_silent in ((10, False), (50, True), (600, True)):
         for _ in range(50):
             moment = leases.silent_at(db.now() - timedelta(minutes=minutes))

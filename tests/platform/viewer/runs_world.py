@@ -7,21 +7,30 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
-from sqlalchemy import Connection, event, insert
+from sqlalchemy import event, insert, select
 
 from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample, new_id
+from osmosis_ai.platform.runs import journalled
+from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.runs.stored_journal import pack_journal
+from osmosis_ai.platform.runs.work.validation_files import ValidationFiles
+from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.redaction import Redactor
+from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.source import SampleEntry, SampleQuery
 from tests.platform.conftest import Member
+from tests.platform.training_desk import DeskSink
+from tests.viewer.source_contract import leave_validation
 
 REQUEST = {
     "experiment_config": {
@@ -180,22 +189,56 @@ def every_page(
     return found
 
 
-SORTING = ("TEMP B-TREE", "Sort Key", "Materialize")
-"""What stands in a plan that looks at more than a page."""
+class PlatformPlace:
+    """A workspace of a platform, whose runs go on."""
 
+    def __init__(self, services: PlatformServices, member: Member) -> None:
+        self._services = services
+        self._member = member
+        self._ids: dict[str, str] = {}
+        self._bytes = count(1)
+        self.source = source_of(services, self._member)
 
-@contextmanager
-def plans_of_pages(db: Database) -> Iterator[list[str]]:
-    """Note how the database goes about each statement that reads a page, with what was said to it before."""
-    plans: list[str] = []
-    explain = "EXPLAIN QUERY PLAN " if db.is_sqlite else "EXPLAIN "
+    def start(self, name: str, *, rows: int, n: int) -> None:
+        run = add_run(
+            self._services,
+            self._member,
+            name,
+            status="running",
+            completed_at=None,
+            request={**REQUEST, "evaluation_config": {"n": n}},
+            results={"sampled_rows": rows, "pass_threshold": 1.0},
+        )
+        self._ids[name] = run.id
 
-    def note(connection: Connection, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
-        if "AS part" in statement and not statement.startswith("EXPLAIN"):
-            plans.append(str(connection.exec_driver_sql(explain + statement, parameters).all()))
+    def add(self, name: str, records: Sequence[TerminalRecord]) -> None:
+        id = self._ids[name]
+        rows = [
+            {**journalled.sample_row(id, each), "resumed": False, "position": next(self._bytes)}
+            for each in records
+        ]
+        with self._services.db.transaction() as session:
+            upsert(session, DbSample, rows)
+            run = session.get_one(DbRun, id)
+            run.progress = {"completed": (run.progress or {"completed": 0})["completed"] + len(records)}
 
-    event.listen(db._engine, "before_cursor_execute", note)
-    try:
-        yield plans
-    finally:
-        event.remove(db._engine, "before_cursor_execute", note)
+    def validate(
+        self, name: str, samples: ValidationSamples, conversations: Mapping[tuple[int, int], bytes]
+    ) -> None:
+        services, leases = self._services, Leases(self._services.db, self._services.clock)
+        if name not in self._ids:
+            training = {"kind": "training", "status": "running", "completed_at": None}
+            self._ids[name] = add_run(services, self._member, name, **training).id
+        id, token = self._ids[name], f"worker-{samples.step}"
+        lease = leases.claim(id, token)
+        assert lease is not None
+        directory = WorkingDirectory(services.config.runs_dir, id).training
+        leave_validation(directory, samples, conversations)
+        sink = DeskSink(lease, leases, services.blobs, services.clock)
+        files = ValidationFiles(sink, sink.stored().validation, Redactor(), directory)
+        files.publish()
+        files.publish()
+        with services.db.session() as session:
+            keys = set(session.scalars(select(DbRunFile.blob_key).where(DbRunFile.run_id == id)))
+        assert set(services.blobs.keys(f"runs/{id}")) == keys, "nothing is left of the validation before"
+        leases.release(id, token)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from osmosis_ai.api.wire.workers import JournalPart
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
+from osmosis_ai.evaluation.comparison.run_samples import run_slices
+from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.runs.desk.journal_intake import as_next, take_lines
-from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.services import PlatformServices, build_services
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.viewer.source import RunQuery, SampleQuery, SampleSort
 from tests.evaluation.builders import record
-from tests.platform.conftest import ManualClock, Member
+from tests.platform.conftest import ManualClock, Member, World
+from tests.platform.databases import platform_database, postgres_database
+from tests.platform.evaluations import add_dataset
 from tests.platform.viewer.runs_world import (
+    PlatformPlace,
     add_file,
     add_run,
     add_samples,
@@ -26,8 +31,8 @@ from tests.platform.viewer.runs_world import (
     places,
     run_row,
     source_of,
-    statements_of,
 )
+from tests.viewer.source_contract import SourceContract
 
 SAMPLES: list[dict[str, Any]] = [
     {"row": 0, "attempt": 0, "reward": 1.0, "tokens": 10, "cost_usd": 0.5, "output": "Zero <b>it is</b>"},
@@ -69,66 +74,6 @@ def run(services: PlatformServices, member: Member) -> DbRun:
 # Samples
 
 
-@pytest.mark.parametrize("sort", get_args(SampleSort))
-@pytest.mark.parametrize("descending", [False, True])
-@pytest.mark.parametrize("limit", [1, 2, 5])
-def test_pages_in_every_order_hold_each_sample_once(
-    source: PlatformSource, run: DbRun, sort: SampleSort, descending: bool, limit: int
-) -> None:
-    query = SampleQuery(sort=sort, descending=descending)
-    found = [place for page in every_page(source, run.name, query, limit=limit) for place in page]
-    assert sorted(found) == sorted((each["row"], each["attempt"]) for each in SAMPLES)
-
-
-def test_what_has_no_value_comes_last_in_either_direction(source: PlatformSource, run: DbRun) -> None:
-    rising, falling = (
-        places(source.samples("first", SampleQuery(sort="reward", descending=down), limit=9).items)
-        for down in (False, True)
-    )
-    assert rising == [(0, 1), (1, 0), (0, 0), (1, 1), (2, 0)]
-    assert falling == [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0)]
-
-
-@pytest.mark.parametrize(
-    ("query", "found"),
-    [
-        (SampleQuery(outcome="passed"), [(0, 0)]),
-        (SampleQuery(outcome="failed"), [(0, 1), (1, 0)]),
-        (SampleQuery(outcome="unscored"), [(1, 1), (2, 0)]),
-        (SampleQuery(outcome="flaky"), [(0, 0), (0, 1)]),
-        (SampleQuery(row=1), [(1, 0), (1, 1)]),
-        (SampleQuery(category="crash"), [(2, 0)]),
-        (SampleQuery(boundary="provider"), [(1, 1)]),
-        (SampleQuery(reward=(0.25, 0.75)), [(1, 0)]),
-        (SampleQuery(tokens=(11, None)), [(0, 1)]),
-        (SampleQuery(text="IT IS"), [(0, 0)]),
-        (SampleQuery(text="% wrong_"), [(2, 0)]),
-        (SampleQuery(text="_____"), []),
-        (SampleQuery(row=2**62), []),
-        (SampleQuery(tokens=(1e300, None), cost_usd=(None, 1e300)), []),
-    ],
-)
-def test_a_filter_finds_what_it_names(
-    source: PlatformSource, run: DbRun, query: SampleQuery, found: list[tuple[int, int]]
-) -> None:
-    page = source.samples(run.name, query, limit=9)
-    assert places(page.items) == found
-    assert page.counts == {
-        "unfiltered": 5, "total": len(found), "passed": 1, "failed": 2, "unscored": 2, "pending": 1, "flaky": 2,
-    }  # fmt: skip
-
-
-def test_a_sample_knows_its_neighbours_inside_the_filter_and_its_other_attempts(
-    source: PlatformSource, run: DbRun
-) -> None:
-    query = SampleQuery(outcome="failed", sort="reward", descending=True)
-    found = source.sample(run.name, 1, 0, query)
-    assert (found.next, found.previous) == ((0, 1), None)
-    assert places(found.attempts) == [(1, 0), (1, 1)]
-    assert found.record["rollout_id"] == "r1-0"
-    assert [each.flaky for each in source.sample(run.name, 0, 0, query).attempts] == [True, True]
-
-
 def test_a_retry_s_results_stand_in_for_those_before_and_alone_on_its_own_page(
     source: PlatformSource, services: PlatformServices, member: Member, run: DbRun, clock: ManualClock
 ) -> None:
@@ -154,33 +99,6 @@ def test_a_retry_s_results_stand_in_for_those_before_and_alone_on_its_own_page(
     ]
     # What was chosen by its failures is not measured by the run that it was chosen from.
     assert alone.previous is None
-
-
-@pytest.mark.parametrize("sort", get_args(SampleSort))
-@pytest.mark.parametrize("descending", [False, True])
-def test_a_cursor_from_before_a_retry_goes_on_with_each_sample_that_stayed(
-    source: PlatformSource,
-    services: PlatformServices,
-    member: Member,
-    run: DbRun,
-    clock: ManualClock,
-    sort: SampleSort,
-    descending: bool,
-) -> None:
-    query = SampleQuery(sort=sort, descending=descending)
-    first = source.samples(run.name, query, limit=2)
-    clock.advance(60)
-    made = {"retry_of_id": run.id, "retry_of_name": run.name, "retried": [[1, 1]]}
-    retry = add_run(services, member, "again", **made)
-    anew = {"row": 1, "attempt": 1, "reward": 0.75, "tokens": 20, "cost_usd": 0.3, "duration_ms": 15.0}
-    add_samples(services, retry, [anew])
-    seen, cursor = places(first.items), first.next
-    while cursor is not None:
-        page = source.samples(run.name, query, limit=1, cursor=cursor)
-        seen += places(page.items)
-        cursor = page.next
-    stayed = [(each["row"], each["attempt"]) for each in SAMPLES if (each["row"], each["attempt"]) != (1, 1)]
-    assert sorted(place for place in seen if place != (1, 1)) == stayed
 
 
 def test_what_judges_were_asked_is_read_from_the_stored_journals_of_run_and_retry(
@@ -250,26 +168,6 @@ def test_a_run_is_told_in_full_without_the_values_of_its_secrets(
     assert (later.summary.error, later.summary.person) == ("it broke", "Mara")
 
 
-def test_a_run_tells_what_it_ran_in_and_what_held_it_back(
-    source: PlatformSource, services: PlatformServices, member: Member
-) -> None:
-    ran = {"environment": "an environment of its own, built by uv", "isolation": "bubblewrap, network host"}
-    add_run(services, member, "held", **ran)
-    facts = source.run("eval", "held").facts
-    assert ("Environment", ran["environment"]) in facts and ("Isolation", ran["isolation"]) in facts
-
-
-def test_a_run_that_waits_for_a_machine_with_a_sandbox_says_so_and_what_to_do(
-    source: PlatformSource, services: PlatformServices, member: Member, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    why = "required, and not possible, so no run is executed: no user namespaces; sysctl -w x=1"
-    monkeypatch.setitem(services.config.__dict__, "executes_nothing", why)
-    for name, known in {"waits": {}, "elsewhere": {"pool": "gpu"}, "over": {"status": "failed"}}.items():
-        add_run(services, member, name, **{"status": "pending", **known})
-        told = [fact for fact in source.run("eval", name).facts if why in fact[1]]
-        assert told == ([("Waits", f"isolation: {why}")] if name == "waits" else []), "it is said once"
-
-
 def test_what_another_workspace_has_is_not_there_and_the_nearest_names_are(
     services: PlatformServices, member: Member, stranger: Member, run: DbRun
 ) -> None:
@@ -291,15 +189,6 @@ def test_what_another_workspace_has_is_not_there_and_the_nearest_names_are(
     assert caught.value.details["nearest"] == ["first"]
 
 
-def test_a_sample_says_where_its_error_came_from(
-    source: PlatformSource, services: PlatformServices, run: DbRun
-) -> None:
-    add_file(services, run, "diagnostics/row_0_run_0.json", b'{"traceback": "in main.py"}')
-    assert source.sample(run.name, 0, 0, SampleQuery()).traceback == "in main.py"
-    assert source.sample(run.name, 0, 1, SampleQuery()).traceback is None
-    assert source.artifacts(run.name, 0, 0) == []
-
-
 def test_files_of_a_sample_are_those_of_its_newest_result_and_no_path_leads_elsewhere(
     source: PlatformSource, services: PlatformServices, run: DbRun
 ) -> None:
@@ -317,30 +206,6 @@ def test_files_of_a_sample_are_those_of_its_newest_result_and_no_path_leads_else
     for path in ("../row_0_run_0/out/plan.txt", "/etc/passwd", "out", "", "out/plan.txt\0"):
         with pytest.raises(NotFoundError):
             source.open_artifact(run.name, 0, 0, path)
-
-
-def test_changes_say_what_finished_since_and_a_cursor_stays_while_nothing_does(
-    source: PlatformSource, services: PlatformServices, run: DbRun
-) -> None:
-    before = source.changes("eval", run.name)
-    assert source.changes("eval", run.name, since=before.cursor) == before
-    add_samples(services, run, [{"row": 2, "attempt": 1, "reward": 1.0}])
-    with statements_of(services.db) as noted:
-        after = source.changes("eval", run.name, since=before.cursor)
-    assert (after.samples, after.more) == ([(2, 1)], False) and after.cursor != before.cursor
-    assert len([each for each, _ in noted if each.startswith("SELECT")]) == 2
-    with pytest.raises(OsmosisError):
-        source.changes("eval", run.name, since="nothing")
-
-
-def test_a_run_and_its_retries_are_compared_as_one(
-    source: PlatformSource, services: PlatformServices, member: Member, run: DbRun
-) -> None:
-    retry = add_run(services, member, "again", retry_of_id=run.id, retried=[[1, 1]])
-    add_samples(services, retry, [{"row": 1, "attempt": 1, "reward": 1.0}])
-    samples = source.run_samples([run.name])[0]
-    assert (samples.samples.size, int(samples.passed.sum()), len(samples.row_keys)) == (5, 2, 3)
-    assert samples.planned == 6
 
 
 # Lists of runs
@@ -416,68 +281,70 @@ def test_a_run_is_measured_by_those_of_its_model_rows_and_bar(
         assert list(entry.trend) == [*expected, place[entry.name]], entry.name
 
 
-def test_the_run_before_is_the_last_one_that_finished_and_has_scores(
-    services: PlatformServices, member: Member, source: PlatformSource, clock: ManualClock
-) -> None:
-    scored = {"results": {"score": 0.5, "graded": 4, "passed": 2}}
-    runs: dict[str, dict[str, Any]] = {
-        "silver-bloom-25": scored,
-        "cedar-bay-74": {"status": "stopped", "results": {"sampled_rows": 3, "total_runs": 0}},
-        "part": {"status": "failed", **scored},
-        "all-failed": {"results": {"graded": 0, "passed": 0, "failed": 4}},
-        "waiting": {"status": "pending", "results": {"sampled_rows": 3}},
-        "going-on": {"status": "running", "results": {"score": 0.25, "graded": 4, "passed": 1}},
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformPlace]:
+    home = tmp_path_factory.mktemp("contract") / "platform"
+    with platform_database(home) as url:
+        services = build_services(PlatformConfig(home=home, database_url=url, port=8735), clock=ManualClock())
+        yield PlatformPlace(services, World(services).member())
+        services.db.dispose()
+
+
+class TestPlatformSource(SourceContract):
+    @pytest.fixture
+    def place(self, shared: PlatformPlace) -> PlatformPlace:
+        return shared
+
+
+def find_letters(place: PlatformPlace, services: PlatformServices, member: Member) -> None:
+    """Look for text in samples and in the list of runs."""
+    SourceContract().test_text_is_found_whatever_the_case_of_its_letters_in_every_alphabet(place)
+    for name, model in (("one", "openai/Äpfel"), ("two", "openai/Привет_1"), ("three", "openai/apfel")):
+        add_run(services, member, name, model_path=model)
+    found = {text: place.source.runs(RunQuery(text=text), limit=5).items for text in ("/äPFEL", "ПРИВЕТ_")}
+    assert {text: [run.name for run in runs] for text, runs in found.items()} == {
+        "/äPFEL": ["one"],
+        "ПРИВЕТ_": ["two"],
     }
-    for name, changes in runs.items():
-        add_run(services, member, name, **changes)
-        clock.advance(60)
-    before = {name: source.run("eval", name).previous for name in runs}
-    assert [each.name if each is not None else None for each in before.values()] == [
-        None, *["silver-bloom-25"] * 5,
-    ]  # fmt: skip
-    trends = {run.name: list(run.trend) for run in source.runs(RunQuery(kind="eval"), limit=9).items}
-    assert trends["going-on"] == [0.5, 0.25] and trends["waiting"] == [0.5, None]
 
 
-def test_a_run_is_not_measured_by_a_retry_which_has_only_what_failed(
-    services: PlatformServices, member: Member, source: PlatformSource, clock: ManualClock
+def test_text_is_found_whatever_its_case_on_postgresql(tmp_path: Path) -> None:
+    """As far as its database's locale knows letters, which the locale C does not."""
+    with postgres_database("TEMPLATE template0 LOCALE_PROVIDER builtin BUILTIN_LOCALE 'C.UTF-8'") as url:
+        config = PlatformConfig(home=tmp_path / "platform", database_url=url, port=8736)
+        services = build_services(config, clock=ManualClock())
+        member = World(services).member()
+        find_letters(PlatformPlace(services, member), services, member)
+        services.db.dispose()
+
+
+def test_a_run_is_cut_by_a_column_of_its_dataset_while_that_is_the_one_it_used(
+    source: PlatformSource,
+    services: PlatformServices,
+    member: Member,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    first = add_run(services, member, "first", results={"score": 0.5, "graded": 2, "passed": 1})
-    clock.advance(60)
-    retried = {"retry_of_id": first.id, "retry_of_name": "first"}
-    add_run(services, member, "again", results={"score": 0.0, "graded": 1, "passed": 0}, **retried)
-    clock.advance(60)
-    add_run(services, member, "third", results={"score": 0.75, "graded": 4, "passed": 3})
-    trends = {run.name: list(run.trend) for run in source.runs(RunQuery(kind="eval"), limit=3).items}
-    assert trends == {"first": [0.5], "again": [0.5, 0.0], "third": [0.5, 0.75]}
-    before = source.run("eval", "third").previous
-    assert before is not None and before.name == "first"
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    rows = [{"user_prompt": "?", "ground_truth": "1", "level": level} for level in ("easy", "hard", "easy")]
+    used = add_dataset(services, member, "sums", rows=rows)
+    known = {"dataset_name": "sums", "selection": {"sha256": used.sha256}}
+    run = add_run(services, member, "cut", **known)
+    samples = [{"row": row, "attempt": 0, "reward": float(row == 1)} for row in range(3)]
+    add_samples(services, run, samples)
 
+    def by_level() -> list[tuple[str | None, int]]:
+        return [(each.value, each.rows) for each in run_slices(source.run_samples(["cut"])[0], ["level"])]
 
-@pytest.mark.parametrize("cursor", ["x", "", "e30", "WyJydW5zOnN0YXJ0ZWQ6ZGVzYyIsMCwiMSIsMl0"])
-def test_a_cursor_that_is_none_is_refused(source: PlatformSource, run: DbRun, cursor: str) -> None:
-    if cursor:
-        with pytest.raises(OsmosisError) as caught:
-            source.runs(RunQuery(), limit=1, cursor=cursor)
-        assert caught.value.code == "VALIDATION"
-        with pytest.raises(OsmosisError):
-            source.samples(run.name, SampleQuery(), limit=1, cursor=cursor)
-
-
-def test_what_is_flaky_follows_each_line_that_is_accepted(
-    source: PlatformSource, services: PlatformServices, run: DbRun
-) -> None:
-    flaky = SampleQuery(outcome="flaky")
-    assert places(source.samples(run.name, flaky, limit=9).items) == [(0, 0), (0, 1)]
-    lines, last = "", BEFORE_THE_FIRST
-    for attempt, (reward, found) in enumerate(
-        [(0.0, [(0, 0), (0, 1)]), (1.0, [(0, 0), (0, 1), (2, 0), (2, 1)])]
-    ):
-        line, last = sealed(record(2, attempt, reward=reward).to_line(), last)
-        with services.db.transaction() as session:
-            row = session.get_one(DbRun, run.id)
-            part = JournalPart(generation=0, offset=len(lines), lines=line.decode())
-            assert take_lines(session, row, as_next(run.id, part))
-        lines += line.decode()
-        page = source.samples(run.name, flaky, limit=9)
-        assert places(page.items) == found and page.counts["flaky"] == len(found)
+    assert sorted(by_level()) == [("easy", 2), ("hard", 1)]
+    gc.collect()
+    assert list(tmp_path.glob("osmosis-dataset-*")) == [], "a copy for one look at a page"
+    with pytest.raises(OsmosisError, match=r"the dataset sums\.jsonl has no column 'levle'"):
+        run_slices(source.run_samples(["cut"])[0], ["levle"])
+    monkeypatch.setattr("osmosis_ai.platform.viewer.run_datasets.LARGEST_BYTES", used.file_size - 1)
+    with pytest.raises(OsmosisError, match="too large to be read for a page"):
+        by_level()
+    with services.db.transaction() as session:
+        session.merge(used).sha256 = "ab" * 32
+    with pytest.raises(OsmosisError, match="not there any more, or another one by now"):
+        by_level()

@@ -39,10 +39,10 @@ def on_a_machine_of_its_own(worker: DeskWorker, home: Path, **settings: str) -> 
     """Return how a machine holds the rollouts of a run back that it has claimed."""
     machine = from_environment({"OSMOSIS_HOME": str(home), **settings})
     channel = SimpleNamespace(assignment=worker.assignment, run=worker.assignment.run)
-    inputs = RunInputs(machine, cast(RunChannel, channel), WorkingDirectory(home / "runs", worker.run_id))
+    inputs = RunInputs(machine, cast("RunChannel", channel), WorkingDirectory(home / "runs", worker.run_id))
     asks = read_execution(worker.assignment.run.request.get("advanced_config"))
     asked = SimpleNamespace(experiment=SimpleNamespace(entrypoint="main.py"), execution=asks)
-    held = inputs.containment(cast(RunRequest, asked))
+    held = inputs.containment(cast("RunRequest", asked))
     assert held is not None
     return held
 

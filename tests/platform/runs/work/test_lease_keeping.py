@@ -51,7 +51,7 @@ def platform() -> Platform:
 @pytest.fixture
 def channel(platform: Platform) -> RunChannel:
     assignment = Assignment.model_validate({**ASSIGNMENT, "next_s": 1.0})
-    return RunChannel(cast(PlatformLink, platform), assignment, clock=lambda: platform.now)
+    return RunChannel(cast("PlatformLink", platform), assignment, clock=lambda: platform.now)
 
 
 class Looks:
@@ -142,7 +142,7 @@ def told(channel: RunChannel, looks: Looks) -> Iterator[Told]:
     told = Told()
     said: dict[str, Any] = {f"on_{word}": told.say(word) for word in ("lost", "cut_off", "refused")}
     keeping = LeaseKeeping(channel, **said)
-    cast(Any, keeping)._ended = looks
+    cast("Any", keeping)._ended = looks
     keeping.start()
     yield told
     keeping.stop()

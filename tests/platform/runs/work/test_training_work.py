@@ -329,7 +329,7 @@ def test_a_checkpoint_that_two_threads_come_to_keep_is_kept_and_told_once(tmp_pa
 
     told: list[LogLine] = []
     training = TrainingPublisher(
-        directory, cast(Any, Sink()), Redactor(), told.append, base_model="osmosis/tiny", save_freq=step
+        directory, cast("Any", Sink()), Redactor(), told.append, base_model="osmosis/tiny", save_freq=step
     )
     threads = [threading.Thread(target=keep) for keep in (training.keep_due, training.keep_last)]
     for thread in threads:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from anyio.from_thread import BlockingPortal
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.db.tables import DbLoraModel, DbRun
+from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, DbRun
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.viewer.live import LiveHub
 from tests.lazily import needs
-from tests.platform.conftest import ManualClock, Member, World, application
-from tests.platform.evaluations import Code, add_dataset, end_with, submit_body
+from tests.platform.conftest import ManualClock, Member, World
+from tests.platform.evaluations import Code, add_dataset, end_with, submit_body, training_body
 from tests.platform.http.pages.browsing import PASSWORD, csrf_of, sign_in, submitted, text_of
-from tests.platform.viewer.runs_world import add_run, add_samples, source_of, statements_of
+from tests.platform.viewer.runs_world import add_run, add_samples, statements_of
 
 RUNS, TRAININGS = "/api/cli/eval-runs", "/api/cli/training-runs"
 PASSED: dict[str, Any] = {"status": "success", "reward": 1.0}
@@ -92,39 +89,6 @@ def test_a_run_that_goes_on_is_stopped_after_asking_and_a_second_click_is_harmle
     assert again.status_code == 409 and "has ended already" in again.text
 
 
-@pytest.mark.parametrize("kind", ["eval", "training"])
-def test_a_run_that_was_asked_to_stop_says_so_until_it_has_and_its_button_is_disabled(
-    browser: TestClient, member: Member, services: PlatformServices, kind: str
-) -> None:
-    begun = services.clock.now()
-    made = add_run(services, member, "busy", kind=kind, status="running", completed_at=None, started_at=begun)
-    lease = services.desk.leases.claim(made.id, "a worker")
-    assert lease is not None
-    section = {"eval": "evals", "training": "training"}[kind]
-    page, source = f"/fern/{section}/busy", source_of(services, member)
-    assert f'href="{page}/stop"' in browser.get(page).text and "stopping" not in browser.get(page).text
-    before = source.changes(kind, "busy").cursor
-    browser.post(f"{page}/stop", data=form_of(browser.get(f"{page}/stop")))
-    standing = browser.get(page, headers={"x-live-part": "standing"})
-    for shown in (browser.get(page), standing):
-        assert f'href="{page}/stop"' not in shown.text
-        assert "Stop it is stopping" in text_of(shown)
-        assert "a stop was asked for, and the run ends when its worker has sent the rest." in text_of(shown)
-    assert "it is stopping: a stop was asked for" in text_of(browser.get(f"/fern/{section}"))
-    # Who follows the page is told, and programs are told what they were.
-    after = source.changes(kind, "busy", since=before)
-    assert after.cursor.partition("-")[0] != before.partition("-")[0] and after.status == "running"
-    reply = browser.get(
-        f"/api/cli/{'eval' if kind == 'eval' else 'training'}-runs/busy", headers=member.headers
-    )
-    told = reply.json()["eval_run" if kind == "eval" else "training_run"]
-    assert told["status"] == "running" and "waits" not in reply.json()
-    services.desk.leases.release(made.id, "a worker")
-    with services.db.transaction() as session:
-        services.desk.leases.end(session.get_one(DbRun, made.id), "stopped")
-    assert "it is stopping" not in text_of(browser.get(page))
-
-
 def test_failed_samples_are_made_again_by_one_run_however_often_it_is_clicked(
     browser: TestClient, member: Member, services: PlatformServices, run: str
 ) -> None:
@@ -163,7 +127,7 @@ def test_a_training_that_ended_early_is_resumed_after_asking_and_one_that_finish
     browser: TestClient, member: Member, services: PlatformServices
 ) -> None:
     needs("torch")  # without it no training run is accepted
-    run = submitted(browser, TRAININGS, _training_request(), member)
+    run = submitted(browser, TRAININGS, training_body(), member)
     page = f"/fern/training/{run['name']}"
     assert "from its last checkpoint, if it has stored one by then." in text_of(browser.get(f"{page}/stop"))
 
@@ -203,69 +167,13 @@ def test_submitting_a_training_again_shows_its_steps_and_samples(
     browser: TestClient, member: Member, services: PlatformServices
 ) -> None:
     needs("torch")  # without it no training run is accepted
-    request = _training_request()
+    request = training_body()
     request["training_config"] |= {"total_epochs": 2, "rollout_batch_size": 32, "n_samples_per_prompt": 4}
     name = submitted(browser, TRAININGS, request, member)["name"]
     shown = text_of(browser.get(f"/fern/training/{name}/resubmit"))
     assert "Rows 200 of 200" in shown
     assert "Steps, at most 14" in shown and "Samples to train on, at most 1,792" in shown
     assert "Cost not known" in shown
-
-
-@pytest.mark.parametrize("action", ["stop", "retry", "resubmit"])
-@pytest.mark.parametrize(
-    ("changes", "headers"),
-    [
-        ({"csrf": ""}, {}),
-        ({"csrf": "A" * 86}, {}),
-        ({"csrf": "é"}, {}),
-        ({"once": ""}, {}),
-        ({}, {"Origin": "http://evil.example"}),
-        ({}, {"Sec-Fetch-Site": "cross-site", "Origin": "null"}),
-    ],
-)
-def test_a_form_that_is_not_the_page_s_own_changes_nothing(
-    browser: TestClient,
-    member: Member,
-    services: PlatformServices,
-    run: str,
-    action: str,
-    changes: dict[str, str],
-    headers: dict[str, str],
-) -> None:
-    form = {"csrf": csrf_of(browser.get(f"/fern/evals/{run}")), "once": "1", **changes}
-    refused = browser.post(f"/fern/evals/{run}/{action}", data=form, headers=headers)
-    assert refused.status_code == 403 and "did not come from this page" in refused.text
-    assert runs_of(services, member) == [run]
-
-
-def test_the_token_of_a_form_is_another_one_on_each_page_and_all_of_them_work(
-    browser: TestClient, run: str
-) -> None:
-    pages = [browser.get(f"/fern/evals/{run}/resubmit") for _ in range(3)]
-    tokens = [csrf_of(page) for page in pages]
-    assert len(set(tokens)) == 3
-    assert (
-        browser.post(f"/fern/evals/{run}/resubmit", data={"csrf": tokens[0], "once": "1"}).status_code == 303
-    )
-
-
-def test_buttons_of_another_workspace_s_runs_are_not_there(
-    browser: TestClient, services: PlatformServices, stranger: Member, run: str
-) -> None:
-    theirs = add_run(services, stranger, "theirs", status="pending")
-    form = form_of(browser.get(f"/fern/evals/{run}/resubmit"))
-    for path in ("/moss/evals/theirs/stop", "/fern/evals/theirs/stop", f"/fern/evals/{theirs.id}/stop"):
-        assert browser.get(path).status_code == 404
-        assert browser.post(path, data=form).status_code == 404
-    unknown, foreign = (browser.get(f"/{name}/evals") for name in ("nowhere", "moss"))
-    assert unknown.status_code == foreign.status_code == 404
-    assert text_without_token(unknown).replace("nowhere", "moss") == text_without_token(foreign)
-    assert services.eval_runs.get(stranger.workspace.id, "theirs").run.status == "pending"
-
-
-def text_without_token(page: Any) -> str:
-    return re.sub(r'name="csrf" value="[^"]+"', "", page.text)
 
 
 def test_a_model_is_deployed_and_taken_back_by_who_may(
@@ -276,7 +184,7 @@ def test_a_model_is_deployed_and_taken_back_by_who_may(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("osmosis_ai.platform.http.models.is_servable", lambda _model: True)
-    run = add_run(services, member, "trained", kind="training", request=_training_request())
+    run = add_run(services, member, "trained", kind="training", request=training_body())
     with services.db.transaction() as session:
         known = {"workspace_id": member.workspace.id, "run_id": run.id, "created_at": services.clock.now()}
         session.add(DbLoraModel(id="m1", name="trained-5", base_model="b", step=5, files={}, **known))
@@ -297,37 +205,6 @@ def test_a_model_is_deployed_and_taken_back_by_who_may(
     refused = browser.post("/fern/models/trained-5/undeploy", data=form)
     assert refused.status_code == 403 and "needs the role &#39;admin&#39;" in refused.text
     assert services.lora_models.get(member.workspace.id, "trained-5").model.deployment_status == "active"
-
-
-@pytest.mark.parametrize(
-    ("pressed", "leads_to"),
-    [
-        ("/fern/models/trained-5/deploy", "/fern/models/trained-5"),
-        ("/fern/models/trained-5/undeploy", "/fern/models/trained-5"),
-        ("/logout", "/"),
-    ],
-)
-def test_who_presses_a_button_in_a_session_that_ended_is_led_back_to_a_page(
-    browser: TestClient, member: Member, services: PlatformServices, pressed: str, leads_to: str
-) -> None:
-    run = add_run(services, member, "trained", kind="training", request=_training_request())
-    with services.db.transaction() as session:
-        known = {"workspace_id": member.workspace.id, "run_id": run.id, "created_at": services.clock.now()}
-        session.add(DbLoraModel(id="m1", name="trained-5", base_model="b", step=5, files={}, **known))
-    browser.cookies.delete("osmosis_session")
-    sent = browser.post(pressed, data={"csrf": "x"})
-    assert (sent.status_code, sent.headers["location"]) == (303, f"/login?next={quote(pressed, safe='')}")
-    assert sign_in(browser, wanted=pressed).headers["location"] == pressed
-    back = browser.get(pressed)
-    assert (back.status_code, back.headers["location"]) == (303, leads_to)
-    assert browser.get(leads_to).status_code in (200, 303)
-    assert services.lora_models.get(member.workspace.id, "trained-5").model.deployment_status is None
-
-
-def _training_request() -> dict[str, Any]:
-    from tests.platform.evaluations import training_body
-
-    return training_body()
 
 
 # Pages of runs
@@ -353,6 +230,10 @@ def test_a_page_takes_at_most_12_statements_and_shows_no_secret(
     paths = ["/fern", "/fern/evals", "/fern/training", below, f"{below}/samples"]
     paths += [f"{below}/samples/3.1", f"{below}/log", f"/fern/evals/{run}", f"{below}/samples.csv"]
     paths += ["/fern/datasets", "/fern/models", "/fern/secrets", "/fern/members", "/fern/api-keys"]
+    add_run(services, member, "other")
+    for name in ("learned-0", "learned-1"):
+        _add_training(services, member, name)
+    paths += [f"/fern/compare?run={run}&run=other&allow=same", "/fern/compare?run=learned-0&run=learned-1"]
     for path in paths:
         with statements_of(services.db) as noted:
             page = browser.get(path)
@@ -364,34 +245,6 @@ def test_a_page_takes_at_most_12_statements_and_shows_no_secret(
             continue
         assert "<script>alert" not in page.text and ">49<" not in page.text and "\u202e" not in page.text
         assert page.headers["cache-control"] == "private, no-cache"
-
-
-def test_twenty_who_watch_a_run_cost_the_database_what_one_does_but_for_who_they_are(
-    browser: TestClient,
-    member: Member,
-    services: PlatformServices,
-    portal: BlockingPortal,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hub = LiveHub(read_every_s=3600)
-    monkeypatch.setattr(application(services).state, "live_hub", hub)
-    made = add_run(services, member, "watched", status="running", completed_at=None)
-    add_samples(services, made, [{"row": row, "attempt": 0, "reward": 1.0} for row in range(3)])
-    path, parts = "/fern/evals/watched", {"x-live-part": "standing,numbers,failures,log"}
-
-    def cost(address: str, headers: Mapping[str, str]) -> int:
-        with statements_of(services.db) as noted:
-            assert browser.get(address, headers=headers).status_code == 200
-        return len(noted)
-
-    asked = {"accept": "application/json"}
-    cost(f"{path}/changes", asked)
-    # The reader stands: who asks now is looked up, and nothing else is.
-    who = cost(f"{path}/changes", asked)
-    first, *others = (cost(path, parts) for _ in range(20))
-    assert first > who and others == [who] * 19
-    assert browser.get(path, headers=parts).text.count("data-live=") == 4
-    portal.call(hub.close)
 
 
 def test_changes_have_an_etag_and_a_session_that_ended_is_told_to_a_live_page(
@@ -418,3 +271,40 @@ def test_assets_are_there_for_who_has_not_signed_in_and_kept_for_good(client: Te
         reply = client.get(source, headers={"accept": "*/*"})
         assert reply.status_code == 200 and "immutable" in reply.headers["cache-control"]
     assert client.get("/assets/nothing.css").status_code == 404
+
+
+def _add_training(services: PlatformServices, member: Member, name: str) -> None:
+    run = add_run(services, member, name, kind="training", request=training_body())
+    of_run = {"run_id": run.id, "timestamp": services.clock.now()}
+    with services.db.transaction() as session:
+        for key in ("rollout/raw_reward", "eval/validation/reward"):
+            session.add_all(
+                DbMetricPoint(key=key, step=step, value=step / 9, **of_run) for step in range(1, 10)
+            )
+
+
+HOUR_S = 3600.0
+
+
+@pytest.mark.parametrize("jump_s", [-24 * HOUR_S, -HOUR_S, HOUR_S, 24 * HOUR_S])
+def test_runs_are_submitted_listed_and_stopped_whatever_the_clock_says(
+    api: TestClient, clock: ManualClock, jump_s: float
+) -> None:
+    before = api.post(RUNS, json=submit_body()).json()
+    clock.jump(jump_s)
+    after = api.post(RUNS, json=submit_body()).json()
+    assert {run["name"] for run in api.get(RUNS).json()["eval_runs"]} == {before["name"], after["name"]}
+    for run in (before, after):
+        assert api.get(f"{RUNS}/{run['name']}").json()["eval_run"]["status"] == "pending"
+        assert api.get(f"{RUNS}/{run['name']}/metrics").status_code == 200
+        assert api.post(f"{RUNS}/{run['name']}/stop").json()["status"] == "stopped"
+        assert api.get(f"{RUNS}/{run['id']}/logs").json()["logs"]
+
+
+def test_a_token_ends_when_the_clock_says_so_and_counts_again_when_it_was_wrong(
+    api: TestClient, clock: ManualClock
+) -> None:
+    clock.jump(91 * 24 * HOUR_S)
+    assert api.get("/api/cli/verify").json()["code"] == "TOKEN_EXPIRED"
+    clock.jump(-91 * 24 * HOUR_S)
+    assert api.get("/api/cli/verify").status_code == 200

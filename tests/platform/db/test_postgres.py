@@ -1,24 +1,57 @@
-"""A PostgreSQL server that answers and does not do what it is asked: in a sentence, and asked again later."""
+"""A PostgreSQL database that is none for a platform is refused in a sentence that says what mends it."""
 
 from __future__ import annotations
 
-import os
+import secrets
 from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import make_url, select, text
 from sqlalchemy.exc import DBAPIError
 
-from osmosis_ai.platform.blobs.store import BlobStore
-from osmosis_ai.platform.clock import SystemClock
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.db.engine import Database, DatabaseUnreachableError
 from osmosis_ai.platform.db.tables import DbWorkspace
-from osmosis_ai.platform.readiness import Readiness
-from osmosis_ai.platform.services import PlatformServices
 from tests.platform.databases import postgres_database
 from tests.platform.db.test_database import names, workspace
-from tests.platform.postgres_server import PostgresCluster
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_a_database_that_not_every_text_can_be_kept_in_is_refused(encoding: str) -> None:
+    with postgres_database(f"ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0") as url:
+        database = Database(url)
+        with pytest.raises(OsmosisError, match=f"keeps text as {encoding}") as refused:
+            database.migrate()
+        database.dispose()
+    assert refused.value.hint == "make a database with ENCODING 'UTF8'"
+
+
+@pytest.mark.integration
+def test_a_user_who_may_not_make_tables_is_told_of_the_right_it_needs() -> None:
+    visitor = f"visitor_{secrets.token_hex(4)}"
+    with postgres_database() as url:
+        owner = Database(url)
+        with owner.transaction() as session:
+            session.execute(text(f"CREATE ROLE {visitor} LOGIN PASSWORD 'canary-4711'"))
+        as_visitor = make_url(url).set(username=visitor, password="canary-4711")
+        database = Database(as_visitor.render_as_string(hide_password=False))
+        with pytest.raises(OsmosisError, match="refuses what a platform needs: permission denied") as refused:
+            database.migrate()
+        database.dispose()
+        with owner.transaction() as session:
+            session.execute(text(f"DROP ROLE {visitor}"))
+        owner.dispose()
+    assert "GRANT CREATE ON SCHEMA public" in (refused.value.hint or "")
+    assert "canary" not in f"{refused.value.message} {refused.value.hint}"
+
+
+def test_the_short_name_of_postgresql_is_answered_with_the_long_one() -> None:
+    with pytest.raises(OsmosisError, match="not on 'postgres'") as refused:
+        Database("postgres://osmosis@db.example/osmosis")
+    assert refused.value.hint == "a URL of PostgreSQL begins with postgresql://"
+
 
 pytestmark = pytest.mark.integration
 
@@ -68,44 +101,3 @@ def test_what_waits_longer_for_a_lock_than_the_server_lets_it_may_be_tried_again
     finally:
         db.dispose()
         holder.dispose()
-
-
-def test_a_standby_is_read_and_no_platform_is_ready_on_it(services: PlatformServices) -> None:
-    cluster = PostgresCluster()
-    try:
-        cluster.start()
-        db = Database(cluster.url)
-        db.migrate()
-        with db.transaction() as session:
-            session.add(workspace("fern"))
-        assert names(db) == ["fern"]
-        cluster.kill()
-        standby = cluster.data / "standby.signal"
-        standby.touch()
-        os.chown(standby, cluster.data.stat().st_uid, cluster.data.stat().st_gid)
-        cluster.start()
-        db.dispose()
-        for read_first in (False, True):
-            if read_first:
-                assert names(db) == ["fern"]  # the server is told otherwise by a connection that has read
-            with (
-                pytest.raises(DatabaseUnreachableError, match="takes no writes"),
-                db.transaction() as session,
-            ):
-                session.add(workspace("moss"))
-        assert problem_of(db, services.blobs) == "it takes no writes"
-        cluster.kill()
-        standby.unlink()
-        cluster.start()
-        db.dispose()
-        with db.transaction() as session:
-            session.add(workspace("moss"))
-        assert problem_of(db, services.blobs) == ""
-        db.dispose()
-    finally:
-        cluster.close()
-
-
-def problem_of(db: Database, blobs: BlobStore) -> str:
-    """Return what is wrong with a database, as far as a platform is concerned."""
-    return Readiness(db, blobs, SystemClock()).problems(within_s=120)["database"]

@@ -1,4 +1,4 @@
-"""An evaluation as one file."""
+"""Reports of evaluations, comparisons, training runs and judging sessions, each one file."""
 
 from __future__ import annotations
 
@@ -7,22 +7,34 @@ import io
 import json
 import os
 import re
+from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.evaluation.comparison.engine import CompareOptions, compare_runs
 from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.viewing import open_viewer, report_run
-from osmosis_ai.viewer.pages import conversation as page_module
+from osmosis_ai.viewer.local.source import LocalSource
+from osmosis_ai.viewer.one_file import write_comparison_report, write_judging_report, write_training_report
 from osmosis_ai.viewer.report import RunReportOptions, write_run_report
-from osmosis_ai.viewer.source import FailureCount, RunDetail
+from osmosis_ai.viewer.source import FailureCount, RunDetail, SampleQuery
+from tests.cli.test_train_here import trained_here
 from tests.evaluation.builders import record
 from tests.evaluation.recorded_runs import write_run
+from tests.evaluation.recording_hooks import RecordingHooks
+from tests.evaluation.rollouts import write_rows
+from tests.evaluation.test_runner import World
 from tests.full_disk import files_of_at_most
+from tests.standin_model import Reply, StandInModel
+from tests.viewer.browsing import page_text, visitor
+from tests.viewer.builders import a_document, learned, two_runs
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
+from tests.viewer.source_contract import listed
 from tests.workspace.builders import make_workspace
 
 HOSTILE = "</details><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)>\u202e"
@@ -58,16 +70,6 @@ def report(of: FakeSource, **options: object) -> str:
     return written.getvalue().decode()
 
 
-def test_it_needs_nothing_else_and_does_nothing() -> None:
-    page = report(source())
-    assert "<script" not in page and "<img" not in page and "\u202e" not in page and "style=" not in page
-    assert re.search(r"content=\"default-src &#39;none&#39;; style-src &#39;sha256-", page)
-    linked = re.findall(r'(?:href|src|action)="([^"]*)"', page)
-    assert linked and all(address.startswith("#") for address in linked)
-    places = set(re.findall(r'id="([^"]*)"', page))
-    assert {address[1:] for address in linked} <= places
-
-
 def test_conversations_without_a_score_come_first_and_what_is_left_out_is_counted() -> None:
     page = report(source())
     order = re.findall(r'<details class="more" id="(\d+\.\d+)"', page)
@@ -79,48 +81,10 @@ def test_conversations_without_a_score_come_first_and_what_is_left_out_is_counte
     assert "1 conversation is here." in one and "1 sample." in one
 
 
-def test_a_conversation_that_is_too_large_to_be_read_is_none_of_those_that_are_here(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    of = source()
-    large = said("word " * 1_000)
-    of.conversations = {**of.conversations, ("calm-fern-1", 0, 0): large}
-    monkeypatch.setattr(page_module, "LARGEST_CONVERSATION_BYTES", len(large) - 1)
-    page = report(of, everything=True)
-    assert "it is not read" in page and "3 conversations are here; 1 is left out for its size" in page
-
-
-def test_of_a_conversation_that_is_too_large_the_run_s_own_file_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path / "cache"))
-    run, file = write_run(tmp_path / "calm-fern-1", [[1.0]]), tmp_path / "report.html"
-    (run / "trajectories").mkdir()
-    (run / "trajectories" / "row_0_run_0.json").write_bytes(said("word " * 1_000))
-    monkeypatch.setattr(page_module, "LARGEST_CONVERSATION_BYTES", 100)
-    report_run(str(run), ReportFile(file), RunReportOptions())
-    page = file.read_text()
-    assert "it is not read, the run&#39;s file `trajectories/row_0_run_0.json` has it." in page
-    assert "a download" not in page
-
-
-def test_terminal_sequences_are_removed_and_counted_in_conversations_and_in_the_table() -> None:
-    told = "\x1b[31mred\x1b[0m\x1b]0;owned\x07\x1b[2J"
-    of = source(rows=2, text=told)
-    of.listed = {"calm-fern-1": [a_sample(0, input=told, output=told), a_sample(1)]}
-    page = report(of)
-    assert page.count("2 terminal sequences removed") == 4  # two messages, and two cells of the table
-    assert "owned" not in page and "\u241b" not in page and "[31m" not in page
-
-
 def test_without_text_it_holds_nothing_that_anybody_said() -> None:
     page = report(source(), text=False)
     assert "canary" not in page and "evil.example" not in page
     assert "4 samples." in page and '<th scope="row">agent, crash</th><td>1</td>' in page
-
-
-def test_four_hundred_samples_are_less_than_a_megabyte() -> None:
-    assert len(report(source(400, "An answer of some length. " * 8))) < 1_000_000
 
 
 def test_a_file_that_is_there_stays_and_of_one_that_could_not_be_written_nothing_does(
@@ -220,3 +184,162 @@ def test_what_stands_in_the_place_of_a_report_is_not_lost(tmp_path: Path, what: 
     assert [each.name for each in place.parent.iterdir()] == ([] if what == "full disk" else [place.name])
     if before is not None and not written:
         assert place.lstat().st_mode == before
+
+
+TITLE = "</title><script>alert(1)</script><img src=x onerror=alert(1)>"
+
+
+def comparison(name: str = "new", *, text: bool = True) -> str:
+    runs = [two_runs().samples_of["old"], replace(two_runs().samples_of["new"], name=name)]
+    written = io.BytesIO()
+    found = compare_runs(runs[0], runs[1:], CompareOptions(rows_shown=50))
+    write_comparison_report(written, found, runs, text=text)
+    return written.getvalue().decode()
+
+
+def training(*, text: bool = True) -> str:
+    run = a_run("keen-owl-2", "training", model="osmosis/tiny", error=f"canary {TITLE}")
+    detail = RunDetail(
+        run,
+        config_effective={"training": {"lr": 0.001, "note": "canary"}},
+        facts=[("Directory", "/home/fern/walks"), ("Steps", "12 of 12")],
+        commands=["osmosis train resume"],
+    )
+    written = io.BytesIO()
+    write_training_report(written, detail, learned(), text=text)
+    return written.getvalue().decode()
+
+
+def judging(*, text: bool = True, everything: bool = False) -> str:
+    document = a_document(30)
+    for judged in document["records"]:
+        for call in judged["judgements"]:
+            call["explanation"] = f"canary: the answer is right, but says so at length. {TITLE}"
+    written = io.BytesIO()
+    detail = RunDetail(
+        a_run("answers", "rubric"),
+        summary_numbers=document,
+        config_written="canary",
+        facts=[("Data", "/home/fern/d.jsonl"), ("File", "/home/fern/out.json")],
+    )
+    write_judging_report(written, detail, text=text, everything=everything)
+    return written.getvalue().decode()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [lambda: report(source()), lambda: comparison(TITLE), training, judging],
+    ids=["eval", "compare", "train", "rubric"],
+)
+def test_each_needs_nothing_else_and_does_nothing(made: Callable[[], str]) -> None:
+    page = made()
+    for lacking in ("<script", "<img", "<form", "style=", "\u202e"):
+        assert lacking not in page
+    assert re.search(r"content=\"default-src &#39;none&#39;; style-src &#39;sha256-", page)
+    assert "&lt;script&gt;alert(1)" in page
+    linked = re.findall(r'(?:href|src|action)="([^"]*)"', page)
+    places = set(re.findall(r'id="([^"]*)"', page))
+    assert linked and all(address.startswith("#") and address[1:] in places for address in linked)
+    assert page.count("<h1>") == 1 and page.rstrip().endswith("</html>")
+
+
+def test_a_training_run_has_its_curves_and_nothing_of_the_machine_it_was_on() -> None:
+    page = training()
+    assert "d.jsonl" in judging() and "/home/fern" not in judging()
+    assert "Validation reward 0.625 (0.430 – 0.810) after step 12" in page and "training.lr" in page
+    assert "/home/fern" not in page and "train resume" not in page and "12 of 12" in page
+
+
+def test_without_text_there_are_numbers_and_nothing_that_anybody_said() -> None:
+    bare = [training(text=False), judging(text=False)]
+    for page in bare:
+        assert "canary" not in page and "alert(1)" not in page
+    assert "0.625 (0.430 – 0.810)" in bare[0] and "Mean score 0.500" in bare[1]
+    assert bare[1].count('<details class="more" id="record-') == 30
+
+
+def test_view_writes_a_training_directory_and_a_judging_result_and_names_what_it_can_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    trained_here(tmp_path / "runs" / "walks")
+    result, odd = tmp_path / "judged" / "answers.json", tmp_path / "odd.json"
+    result.parent.mkdir()
+    result.write_text(json.dumps({"generated_at": "2026-10-02T07:00:00+00:00", **a_document(30)}))
+    odd.write_text("{}")
+    (tmp_path / "torn.json").write_text(result.read_text()[:2_000])
+    for number, (reference, said) in enumerate(
+        [
+            ("runs/walks", "Validation reward 0.500"),
+            ("runs", "Validation reward 0.500"),
+            ("judged/answers.json", "Mean score 0.500"),
+            ("judged", "Mean score 0.500"),
+        ]
+    ):
+        file = tmp_path / "out" / f"{number}.html"
+        name, content = report_run(reference, ReportFile(file), RunReportOptions())
+        assert (name, content) == ("walks" if number < 2 else "answers", None)
+        assert said in file.read_text()
+    for reference, why in (
+        (".", "one run"),
+        ("odd.json", "odd.json is JSON, and no result of a judging session"),
+        ("torn.json", "no result"),
+    ):
+        with pytest.raises(OsmosisError, match=why):
+            report_run(reference, ReportFile(tmp_path / "out" / "no.html"), RunReportOptions())
+    assert not (tmp_path / "out" / "no.html").exists()
+
+
+CANARY = "canary-5f2d9c81a7"
+HIDDEN = "[REDACTED]"
+
+
+@pytest.fixture
+async def told(tmp_path: Path) -> AsyncIterator[Path]:
+    """A run whose dataset, model and agent's error tell the secret."""
+    async with StandInModel(lambda _: Reply(f"the model knows {CANARY}")) as model:
+        world = World(tmp_path, model)
+        world.hooks = RecordingHooks(secret_values={"AGENT_KEY": CANARY})
+        write_rows(world.rows, ["raise", f"the user has {CANARY}"])
+        summary = await world.run(secret_names=("AGENT_KEY",))
+        assert (summary.succeeded, len(summary.failures)) == (1, 1)
+        yield world.directory
+
+
+@pytest.mark.e2e
+async def test_no_page_and_no_index_has_a_secret_that_all_told(told: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "index"
+    source = LocalSource(told, cache_dir=cache)
+    samples = listed(source, "run", SampleQuery())
+    assert [sample.input for sample in samples] == ["raise", f"the user has {HIDDEN}"]
+    client = visitor(source)
+    pages = [
+        page_text(client.get(f"/evals/run{path}"))
+        for path in ("", "/log", "/samples", "/samples/0.0", "/samples/1.0")
+    ]
+    # What is not merged yet lies beside the index, what is lies in it.
+    kept = _bytes_below(cache)
+    source.close()
+    kept += _bytes_below(cache)
+    assert f"the model knows {HIDDEN}" in pages[-1] and f"key={HIDDEN}" in pages[-2]
+    assert f"the model knows {HIDDEN}".encode() in kept and f"key={HIDDEN}".encode() in kept
+    assert not [page for page in pages if CANARY in page] and CANARY.encode() not in kept
+
+
+@pytest.mark.e2e
+async def test_no_report_has_a_secret_that_all_told(
+    told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path / "index"))
+    file = tmp_path / "report.html"
+    _, content = report_run(str(told), ReportFile(file), RunReportOptions())
+    page = file.read_text()
+    assert content is not None and content.conversations
+    for said in (f"the model knows {HIDDEN}", f"the user has {HIDDEN}", f"key={HIDDEN}"):
+        assert said in page
+    assert CANARY not in page and CANARY.encode() not in _bytes_below(tmp_path / "index")
+
+
+def _bytes_below(directory: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in directory.rglob("*") if path.is_file())

@@ -22,7 +22,7 @@ from osmosis_ai.viewer.one_file import (
 )
 from osmosis_ai.viewer.report import RunReportOptions
 from osmosis_ai.viewer.source import RunDetail
-from tests.cli.test_train_here import trained_here
+from tests.cli.trained_runs import trained_here
 from tests.viewer.fake_source import a_run
 from tests.viewer.test_compare import two_runs
 from tests.viewer.test_rubric_page import a_document

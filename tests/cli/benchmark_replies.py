@@ -33,7 +33,6 @@ LISTED: dict[str, Any] = {
     "creator_name": "Mara",
 }
 MINIMAL = {"id": "bm_2", "name": "Bare"}
-NULLS = {**dict.fromkeys(LISTED), **MINIMAL}
 DESCRIBED: dict[str, Any] = {
     **SHARED,
     "runner_family": "harbor",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -13,6 +13,8 @@ from osmosis_ai.cli.main import main
 from osmosis_ai.cli.registry import COMMANDS, CommandEntry
 from tests.cli.maze import Maze, open_maze
 from tests.cli.rubric_judging import open_judge
+from tests.logins import hash_passwords_quickly
+from tests.platform.databases import put_migrated_database
 from tests.rubric.judge_server import JudgeServer
 
 
@@ -75,3 +77,19 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServ
     """A judge that the environment names, with the key to look for afterwards."""
     with open_judge(tmp_path, monkeypatch) as judge:
         yield judge
+
+
+@pytest.fixture
+def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The services of a platform that was started once, whose data directory the environment names."""
+    from osmosis_ai.platform.accounts import bootstrap
+    from osmosis_ai.platform.config import PlatformConfig
+    from osmosis_ai.platform.services import build_services
+
+    home = tmp_path / "platform"
+    monkeypatch.setenv("OSMOSIS_HOME", str(home))
+    hash_passwords_quickly(monkeypatch)
+    put_migrated_database(home)
+    services = build_services(PlatformConfig(home=home))
+    bootstrap(services.db, services.clock)
+    return services

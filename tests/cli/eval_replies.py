@@ -47,7 +47,6 @@ ROW: dict[str, Any] = {
     "config": CONFIG,
 }
 MINIMAL = {"id": "er_1", "name": "b", "status": "pending", "created_at": "2026-10-02T07:00:00Z"}
-NULLS = {**dict.fromkeys(ROW), **MINIMAL, "id": "er_2"}
 DETAIL: dict[str, Any] = {
     "eval_run": OWN,
     "config": CONFIG,

@@ -11,18 +11,12 @@ import typer
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import (
     Column,
-    ConversationBlock,
-    ConversationTurn,
     DetailResult,
     ListResult,
     MessageResult,
     OperationResult,
-    Section,
-    SectionedListResult,
     Status,
-    Styled,
     Table,
-    Text,
 )
 from osmosis_ai.errors import NotFoundError
 
@@ -58,33 +52,12 @@ def list_ships(
 
 
 @app.command()
-def sections() -> SectionedListResult:
-    """List ships in sections."""
-    return SectionedListResult(
-        {
-            "afloat": ListResult(SHIPS[:1], COLUMNS, title="Afloat"),
-            "ashore": ListResult([], COLUMNS, title="Ashore"),
-        },
-        extra={"harbour": "Pagasae"},
-    )
-
-
-@app.command()
 def info(name: str) -> DetailResult:
     """Show one ship."""
     return DetailResult(
         data={"name": name, "path": Path("a/b")},
         title="Ship",
         rows=[("Name", name), ("Status", Status("finished")), ("Fast", True), ("Home", None)],
-        sections=[Section("Cargo", [("Fleece", 1)])],
-        blocks=[
-            Table(["Port", "Days"], [["Lemnos", 3]], title="Route", note="in order", in_plain=True),
-            Text("a hidden remark"),
-            ConversationBlock(
-                [ConversationTurn("user", "Row!"), ConversationTurn("tool", "7", "count")],
-                closing=Styled("reward 1", "good"),
-            ),
-        ],
         hints=["Sink it: osmosis fleet sink NAME"],
     )
 
@@ -114,17 +87,6 @@ def bare() -> OperationResult:
 def say(text: str) -> MessageResult:
     """Say something."""
     return MessageResult(text, extra={"loud": False})
-
-
-@app.command()
-def silent() -> None:
-    """Return nothing."""
-
-
-@app.command()
-def wrong() -> Any:
-    """Return what is no result."""
-    return {"a": 1}
 
 
 @app.command()

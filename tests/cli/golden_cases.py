@@ -251,7 +251,7 @@ def runs_with_conversations(maze: Maze) -> None:
 
 def validated_run(maze: Maze) -> None:
     """Write a training directory with the samples of a validation."""
-    from tests.cli.test_train_show import validated_here
+    from tests.cli.trained_runs import validated_here
 
     validated_here(maze)
 

@@ -13,11 +13,11 @@ from tests.cli.eval_submits import commit, store_secrets
 from tests.cli.golden_cases import ENDED, TRAINING_ID, TRAINING_RUN, Case, answers, file, together
 from tests.cli.maze import Maze, replies
 from tests.cli.test_dataset_transfer import dataset
-from tests.cli.test_eval_retry import CHECK, OURS
 from tests.cli.test_eval_upload import Importer
-from tests.cli.test_model_download import offer as offer_adapter
-from tests.cli.test_resubmit import OURS as RESUBMITTED
-from tests.cli.test_resubmit import VERDICT
+from tests.cli.test_model import offer as offer_adapter
+from tests.cli.test_run_changes import CHECK, VERDICT
+from tests.cli.test_run_changes import OURS as RESUBMITTED
+from tests.cli.test_run_changes import RETRIES as OURS
 from tests.cli.test_train_compare import offer_both
 from tests.datasets.builders import jsonl, prompt_rows
 from tests.logins import VERIFIED

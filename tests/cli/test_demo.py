@@ -1,8 +1,9 @@
+"""`osmosis demo --train`: its result, and what it refuses before it begins."""
+
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -78,36 +79,6 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> Any:
     return leave
 
 
-def test_the_demo_shows_a_conversation_and_how_to_look_further(
-    cli: Cli, outcome: Any, tmp_path: Path
-) -> None:
-    outcome(4)
-    result = cli("demo", "--keep-dir", str(tmp_path / "d"))
-    assert result.status == 0
-    assert result.err == "$ osmosis eval submit configs/eval/multiply.toml\n"
-    shown, _, further = result.out.partition("Look further:")
-    assert shown == (
-        "The demo scored 4 of 4 samples.\n"
-        "╭─ One of them: row 3, attempt 0 ──────────────────────────────────────────────╮\n"
-        "│ user                                                                         │\n"
-        "│   Compute 2 * 3.                                                             │\n"
-        "│ assistant  calls a tool                                                      │\n"
-        "│   multiply(a=2, b=3)                                                         │\n"
-        "│ tool  multiply                                                               │\n"
-        "│   6                                                                          │\n"
-        "│ assistant                                                                    │\n"
-        "│   #### 6                                                                     │\n"
-        "│ reward 1, the right answer being 6                                           │\n"
-        "╰──────────────────────────────────────────────────────────────────────────────╯\n"
-    )
-    assert further.startswith(f"  cd {tmp_path}/d/workspace\n")
-    assert re.search(r"in a browser +\S*osmosis view\n", further)
-    assert ".osmosis/evals/calm-fern-1/trajectories/row_3_run_0.json" in further
-    for line in further.splitlines()[1:4]:
-        named = tmp_path / "d" / "workspace" / line.split()[-1]
-        assert named.is_file() or "metrics.json" in line
-
-
 def test_the_demo_falls_short_when_a_sample_is_not_scored(cli: Cli, outcome: Any, tmp_path: Path) -> None:
     outcome(3)
     result = cli("demo", "--keep-dir", str(tmp_path / "d"), "--clean", "--json")
@@ -127,34 +98,6 @@ def test_a_clean_demo_leaves_nothing(cli: Cli, outcome: Any, tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
     resource = json.loads(result.out)["resource"]
     assert resource["directory"] is None
-    assert resource["run"] == {"run_name": "demo"}
-    assert resource["sample"] == {
-        "row_index": 3,
-        "run_index": 0,
-        "reward": 1.0,
-        "label": "6",
-        "messages": [
-            {"role": "user", "text": "Compute 2 * 3."},
-            {"role": "assistant", "text": "multiply(a=2, b=3)"},
-            {"role": "tool", "text": "6"},
-            {"role": "assistant", "text": "#### 6"},
-        ],
-    }
-
-
-def test_a_kept_platform_is_told_how_to_be_reached_and_stopped(
-    cli: Cli, outcome: Any, tmp_path: Path
-) -> None:
-    outcome(4)
-    result = cli("demo", "--keep", "--keep-dir", str(tmp_path / "d"))
-    assert result.status == 0
-    assert "The platform is running at http://127.0.0.1:8733" in result.out
-    assert f". {tmp_path}/d/env.sh" in result.out
-    assert "platform stop" in result.out
-    for other in ("--clean", "--local"):
-        refused = cli("demo", "--keep", other, "--keep-dir", str(tmp_path / "never"))
-        assert (refused.status, refused.out) == (1, "") and other in refused.err
-    assert not (tmp_path / "never").exists()
 
 
 @pytest.fixture
@@ -272,3 +215,31 @@ def processes_with(text: str) -> list[int]:
         if text.encode() in seen:
             found.append(int(directory.name))
     return found
+
+
+def evaluated(scratch: Scratch, name: str, model: str, pass_rate: float, scored: int) -> DemoEvaluation:
+    estimate = {"value": pass_rate, "low": pass_rate - 0.05, "high": pass_rate + 0.05}
+    counts = {"planned": 400, "scored": scored}
+    return DemoEvaluation(
+        name=name,
+        results=scratch.workspace / ".osmosis" / "evals" / name,
+        metrics={
+            "eval_run": {"name": name, "model_name": model},
+            "summary": {},
+            "estimates": {"counts": counts, "pass_rate": estimate, "reward": estimate},
+        },
+        complete=scored == 400,
+        sample=None,
+        run=None,
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [("--train", "--local"), ("--seed", "1"), ("--train", "--keep", "--clean")]
+)
+def test_what_does_not_go_together_is_refused_before_anything_is_done(
+    cli: Cli, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    result = cli("demo", *options, "--keep-dir", str(tmp_path / "d"))
+    assert (result.status, result.out) == (1, "")
+    assert not (tmp_path / "d").exists()

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from tests.cli.eval_submits import commit, write_entrypoint
-from tests.cli.maze import Maze, replies, sent
+from tests.cli.maze import Maze, sent
+from tests.workspace.builders import git
 
 STREAM, SSE = "/dev-rollout-server/ds_1/logs/stream", {"Content-Type": "text/event-stream; charset=utf-8"}
 REPLY = {
@@ -43,31 +44,13 @@ def test_the_last_commit_is_served(rollout: Maze, options: tuple[str, ...], ttl:
     assert (outcome.status, outcome.err) == (0, "")
     assert sent(rollout.post("/dev-rollout-server")) == {
         "rollout_name": "multiply",
-        "commit_sha": commit_of(rollout),
+        "commit_sha": git(rollout.workspace.root, "rev-parse", "HEAD"),
         "repository_path": "rollouts/multiply",
         "entrypoint": "main.py",
         "ttl_hours": ttl,
     }
     assert outcome.json["operation"] == "dev.server.up"
     assert outcome.json["resource"] == {**REPLY, **rollout.resource}
-
-
-def commit_of(maze: Maze) -> str:
-    from osmosis_ai.workspace.git import read_git_state
-
-    head = read_git_state(maze.workspace.root).head
-    assert head is not None
-    return head
-
-
-def test_people_see_the_address_the_key_and_the_commands(rollout: Maze) -> None:
-    assert rollout.osmosis("dev", "server", "up", "--plain").out.splitlines() == [
-        "Development server started: https://ds-1.fern.example",
-        "API key: osm_dev_key",
-        "Expires: 2026-10-03T07:00:00Z",
-        "Logs: osmosis dev server logs ds_1",
-        "Down: osmosis dev server down ds_1",
-    ]
 
 
 def test_what_is_not_committed_is_not_served_unasked(rollout: Maze) -> None:
@@ -96,35 +79,11 @@ def test_only_the_directory_of_a_rollout_can_be_served(
     assert rollout.osmosis("dev", "server", "up", "--json").error["code"] == "VALIDATION"
 
 
-def test_a_platform_without_such_servers_says_so(rollout: Maze) -> None:
-    none = {"X-Osmosis-Capabilities": "quickstart"}
-    rollout.get("/verify").respond(json={"user": {"id": "u1", "email": "m@fern.example"}}, headers=none)
-    error = rollout.osmosis("dev", "server", "up", "--json").error
-    assert error["message"].startswith("This platform does not support development rollout servers: ")
-
-
 @pytest.mark.parametrize("reply", [{}, {"url": None}, {"url": 3}])
 def test_a_reply_without_an_address_is_no_server(rollout: Maze, reply: dict[str, Any]) -> None:
     rollout.post("/dev-rollout-server").respond(json=reply)
     error = rollout.osmosis("dev", "server", "up", "--json").error
     assert error["code"] == "PLATFORM_ERROR" and "`url`" in error["message"]
-
-
-def test_servers_are_listed_and_ended(maze: Maze) -> None:
-    full = {"name": "maze", "url": "https://u", "status": "running", "started_at": None}
-    first = {"id": "ds_1", **full, "expires_at": "2026-10-03T07:00:00Z"}
-    bare: dict[str, Any] = {"id": "ds_2", **dict.fromkeys((*full, "expires_at"))}
-    maze.get("/dev-rollout-server").respond(json={"dev_rollout_servers": [first, {"id": "ds_2"}, bare]})
-    items = maze.osmosis("dev", "server", "list", "--json").json["items"]
-    assert items == [{**first, "expires_at": "2026-10-03T07:00:00.000Z"}, bare, bare]
-    assert maze.osmosis("dev", "server", "list", "--plain").out == (
-        "ds_1\tmaze\thttps://u\t2026-10-03T07:00:00Z\t[running]\n" + 2 * "ds_2\t–\t–\t–\t[unknown]\n"
-    )
-    down = maze.router.delete(url__regex=r".*/dev-rollout-server/ds%2F1$")
-    down.respond(json={"id": "ds/1", "status": "stopped"})
-    ended = maze.osmosis("dev", "server", "down", "ds/1", "--json").json
-    assert (ended["operation"], sent(down)) == ("dev.server.down", {})
-    assert ended["resource"] == {"id": "ds/1", "status": "stopped", **maze.resource}
 
 
 # Logs
@@ -146,21 +105,6 @@ def cut(*events: str, error: type[httpx.TransportError] = httpx.ReadError) -> ht
         raise error("gone")
 
     return httpx.Response(200, headers=SSE, content=content())
-
-
-def test_a_page_of_the_log_is_a_line_of_json_each(maze: Maze) -> None:
-    logs = maze.get("/dev-rollout-server/ds_1/logs").respond(
-        json={"logs": [{"timestamp": "2026-10-02T07:04:01Z", "message": "a\tb", "level": "info"}, {}]}
-    )
-    out = maze.osmosis("dev", "server", "logs", "ds_1", "-n", "7", "--json").out
-    assert logs.calls.last.request.url.params["limit"] == "7"
-    assert [json.loads(line) for line in out.splitlines()] == [
-        {"timestamp": "2026-10-02T07:04:01Z", "message": "a\tb"},
-        {"timestamp": None, "message": None},
-    ]
-    plain = maze.osmosis("dev", "server", "logs", "ds_1", "--plain").out
-    assert plain == "2026-10-02T07:04:01Z\ta b\n–\t–\n"
-    assert maze.osmosis("dev", "server", "logs", "ds_1", "--tail", "201").status == 2
 
 
 def test_people_follow_the_log_until_the_platform_ends_it(maze: Maze) -> None:
@@ -204,10 +148,3 @@ def test_what_is_no_log_is_told_at_once(maze: Maze, reply: Any, code: str, said:
     outcome = maze.osmosis("dev", "server", "logs", "ds_1", "-f", "--json")
     assert (outcome.status, stream.call_count) == (1, 1)
     assert outcome.error["code"] == code and said in outcome.error["message"]
-
-
-def test_the_group_is_known_and_not_shown(maze: Maze) -> None:
-    assert "\n  dev " not in maze.osmosis("--help").out
-    assert maze.osmosis("dev", "server", "--help").status == 0
-    maze.get("/dev-rollout-server").mock(side_effect=replies({"dev_rollout_servers": []}))
-    assert maze.osmosis("dev", "server", "list", "--plain").out == ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import html
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
-from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
-from osmosis_ai.services.runs import download
 from tests.api.blob_server import SIGNATURE, cut_after, serve, status
-from tests.cli.eval_downloads import FILES
+from tests.cli.eval_downloads import FILES, DownloadableRun
 from tests.cli.eval_downloads import DownloadableRun as Run
 from tests.cli.eval_replies import DETAIL, OWN
-from tests.cli.maze import open_maze, sent
+from tests.cli.maze import Maze, open_maze, sent
 from tests.evaluation.builders import record
+from tests.evaluation.comparison.builders import write_journalled_run
+from tests.evaluation.recorded_runs import journal_of
 
 
 @pytest.fixture
@@ -33,52 +35,9 @@ def test_metrics_and_trajectories_are_the_default(run: Run) -> None:
     assert run.found() == FILES
     assert run.manifest.calls.last.request.url.params["types"] == "metrics,trajectories"
     assert "rows" not in run.manifest.calls.last.request.url.params
-    envelope = outcome.json
-    total = sum(map(len, FILES.values()))
-    assert (envelope["operation"], envelope["status"]) == ("eval.download", "success")
-    assert envelope["resource"] == {
-        "eval_run": {"id": "er_8", "name": "amber-otter-42"},
-        "status": "running",
-        "selected_types": ["metrics", "trajectories"],
-        "files_downloaded": 4,
-        "files_skipped": 0,
-        "files_failed": [],
-        "bytes_downloaded": total,
-        "total_files": 4,
-        "total_bytes": total,
-        "breakdown": {
-            "metrics": {"files": 1, "bytes": len(FILES["metrics.json"])},
-            "trajectories": {"files": 3, "bytes": total - len(FILES["metrics.json"])},
-        },
-        "manifest_totals": {"files": 4},
-        "output_path": str(run.directory),
-        **run.maze.resource,
-    }
+    resource = outcome.json["resource"]
+    assert (resource["files_downloaded"], resource["bytes_downloaded"]) == (4, sum(map(len, FILES.values())))
     assert (run.maze.workspace.state_dir / ".gitignore").exists()
-
-
-def test_rows_that_the_run_has_nothing_of_are_told(run: Run) -> None:
-    run.holds({name: content for name, content in FILES.items() if not name.startswith("trajectories/")})
-    assert "The run has no trajectories of rows 999." in run.download("--rows", "999").out
-    assert "The run has no" not in run.download("--rows", "999", "--type", "metrics").out
-    run.holds(FILES)
-    assert "The run has no" not in run.download("--rows", "0").out
-
-
-def test_people_and_logs_see_how_much_came(run: Run) -> None:
-    run.described({**DETAIL, "eval_run": {**DETAIL["eval_run"], "status": "finished"}})
-    plain = run.download("--plain")
-    assert plain.out == "Downloaded 4 files to .osmosis/evals/amber-otter-42.\n"
-    assert plain.err.splitlines()[-1] == "Downloading: 48 B of 48 B (100%)"
-    assert plain.err.count("100%") == 1
-    assert "4 were there already" in run.download().out
-
-
-@pytest.mark.parametrize("status", ["running", "finished", "failed"])
-def test_whose_files_these_are_is_said_with_the_status_of_the_run(run: Run, status: str) -> None:
-    run.described({**DETAIL, "eval_run": {**DETAIL["eval_run"], "status": status}})
-    assert run.download("--json").json["resource"]["status"] == status
-    assert ("run the same command again when it has ended" in run.download().out) == (status == "running")
 
 
 def test_what_is_there_is_not_fetched_again_unless_asked(run: Run) -> None:
@@ -112,9 +71,7 @@ def test_types_are_a_list_or_all(run: Run, asked: str, sends: str) -> None:
         (("--type", "metrics,traces"), "`traces`"),
         (("--type", ""), "``"),
         (("--type", "all,logs"), "not both"),
-        (("--type", "all,logs,journal"), "not both"),
         (("--rows", "1-"), "3,7,10-20"),
-        (("--rows", "x"), "3,7,10-20"),
         (("--rows", "9-3"), "ends before it begins"),
     ],
 )
@@ -124,18 +81,6 @@ def test_what_makes_no_sense_is_refused_before_the_platform_is_asked(
     error = run.download(*arguments, "--json").error
     assert (error["code"], said in error["message"]) == ("VALIDATION", True)
     assert not run.maze.router.calls
-
-
-def test_a_run_that_has_not_started_has_no_files(run: Run) -> None:
-    run.described({**DETAIL, "eval_run": {**OWN, "status": "pending"}})
-    error = run.download("--json").error
-    assert (error["code"], "has not started yet" in error["message"]) == ("VALIDATION", True)
-
-
-def test_a_platform_without_downloads_is_told_as_such(run: Run) -> None:
-    run.manifest.respond(404, json={"error": "Not Found"})
-    error = run.download("--json").error
-    assert (error["code"], "too old to offer downloads" in error["message"]) == ("NOT_FOUND", True)
 
 
 BAD_PATHS = [
@@ -185,11 +130,6 @@ def test_nothing_is_written_through_a_link(run: Run, tmp_path: Path) -> None:
     assert len(outcome.json["resource"]["files_failed"]) == 3
     assert all("symbolic link" in failed["error"] for failed in outcome.json["resource"]["files_failed"])
     assert list(outside.iterdir()) == []
-
-
-def test_a_list_of_nothing_that_can_be_written_is_an_error(run: Run) -> None:
-    run.lists([{"path": "../evil", "size": 1}])
-    assert run.download("--json").error["code"] == "PLATFORM_ERROR"
 
 
 @pytest.mark.parametrize("size", [1.5, True, "7", -1, None])
@@ -243,19 +183,8 @@ def test_a_file_that_gets_no_url_counts_as_failed(run: Run) -> None:
     assert resource["files_failed"][0]["error"] == "the platform gave no URL for it"
 
 
-def test_older_spellings_of_the_urls_are_understood(run: Run) -> None:
-    run.lists([{"path": "metrics.json", "size": 16}])
-    run.urls.mock(
-        return_value=httpx.Response(
-            200, json={"files": [{"path": "metrics.json", "presignedUrl": run.store.signed("metrics.json")}]}
-        )
-    )
-    assert run.download("--json").status == 0
-
-
-def test_urls_are_signed_in_batches_of_500(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert download.URL_BATCH == 500
-    monkeypatch.setattr(download, "URL_BATCH", 20)
+def test_urls_are_signed_in_batches(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("osmosis_ai.services.runs.download.URL_BATCH", 20)
     many = {f"trajectories/row_{row}_run_0.json": b"%d" % row for row in range(44)}
     run.holds(many)
     assert run.download("--json").json["resource"]["files_downloaded"] == 44
@@ -288,7 +217,7 @@ def test_a_large_download_is_asked_for(run: Run, monkeypatch: pytest.MonkeyPatch
         "Destination": str(run.directory),
     }
     assert not run.urls.called
-    monkeypatch.setattr(download, "ASK_FROM_BYTES", 3)
+    monkeypatch.setattr("osmosis_ai.services.runs.download.ASK_FROM_BYTES", 3)
     run.holds(FILES)
     assert run.download("--yes", "--json").status == 0
 
@@ -356,7 +285,7 @@ OURS = {"X-Osmosis-Capabilities": "eval-journals"}
 
 
 def test_the_journal_comes_by_name_and_whole_or_not_at_all(run: Run) -> None:
-    journal = sealed(record(0, notes="right").to_line(), BEFORE_THE_FIRST)[0]
+    journal = journal_of([record(0, notes="right")])
     run.described(DETAIL, headers=OURS)
     run.holds({"events.jsonl": journal.replace(b"right", b"wrong")})
     outcome = run.download("--type", "journal", "--json")
@@ -375,10 +304,157 @@ def test_the_journal_comes_by_name_and_whole_or_not_at_all(run: Run) -> None:
     assert run.found() == {"events.jsonl": journal}
 
 
-def test_of_a_platform_without_journals_none_is_asked_for(run: Run) -> None:
-    run.maze.get("/verify").respond(json={"valid": True})
-    assert run.download("--type", "all", "--json").status == 0
-    assert run.manifest.calls.last.request.url.params["types"] == "metrics,trajectories,artifacts,logs"
-    run.described(DETAIL, headers={"X-Osmosis-Capabilities": "eval-retries"})
-    error = run.download("--type", "journal", "--json").error
-    assert "does not support downloading the journals of evaluations" in error["message"]
+NAME = "amber-otter-42"
+SAMPLES = [
+    {"row_index": row, "run_index": 0, "rollout_id": f"ro-{row}", "status": "success", "reward": reward}
+    for row, reward in enumerate((1.0, 0.5))
+]
+FETCHED = {
+    "trajectories": {
+        "summary.jsonl": b"".join(json.dumps(each).encode() + b"\n" for each in SAMPLES),
+        "trajectories/row_0_run_0.json": json.dumps(
+            {"steps": [{"source": "agent", "message": "the word is six"}]}
+        ).encode(),
+    },
+    "logs": {"logs.txt": b"2026-01-02T03:04:05.000Z INFO [run] the run began\n"},
+    "artifacts": {"artifacts/row_0_run_0/plot.txt": b"x"},
+}
+NEEDS = {"info": "metrics", "show": "trajectories", "logs": "logs"}
+"""By command, the type of files that it can not do without."""
+
+
+@pytest.fixture
+def stored(maze: Maze) -> Iterator[DownloadableRun]:
+    with serve() as store:
+        yield DownloadableRun(maze, store)
+
+
+@pytest.fixture
+def metrics(maze: Maze, tmp_path: Path) -> dict[str, Any]:
+    """The numbers of a run of two rows that both passed, as a platform of one's own writes them."""
+    made = write_journalled_run(tmp_path / "made", [[1.0], [1.0]])
+    numbers = maze.osmosis("eval", "info", str(made), "--json").json["data"]["metrics"]
+    return {
+        "eval_run": {"id": "er_8", "name": NAME, "model_name": "osmosis/tiny", "status": "finished"},
+        "summary": {key: value for key, value in numbers.items() if key != "estimates"},
+        "estimates": numbers["estimates"],
+        "journal_bytes": 4711,
+    }
+
+
+def fetch(stored: DownloadableRun, kind: str, files: dict[str, bytes], *options: str) -> None:
+    stored.holds(files)
+    outcome = stored.download("--type", kind, *options)
+    assert outcome.status == 0, outcome.err
+
+
+def place(directory: Path, kind: str, metrics: dict[str, Any]) -> None:
+    """Put what a download of a type leaves into a directory."""
+    files = {
+        **FETCHED,
+        "metrics": {"metrics.json": json.dumps(metrics).encode()},
+        "journal": {"events.jsonl": b""},
+    }[kind]
+    for path, content in files.items():
+        target = directory / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+
+
+def fails(stored: DownloadableRun, command: str, directory: Path) -> tuple[str, str]:
+    """Return what a command that is refused says, and the hint it gives."""
+    outcome = stored.maze.osmosis("eval", command, str(directory), "--json")
+    assert outcome.status == 1
+    error = json.loads(outcome.err or outcome.out)["error"]
+    return error["message"], error["hint"]
+
+
+def told(stored: DownloadableRun, command: str, directory: Path) -> dict[str, Any]:
+    outcome = stored.maze.osmosis("eval", command, str(directory), "--json")
+    assert outcome.status == 0, outcome.err
+    found: dict[str, Any] = outcome.json
+    return found.get("data", found)
+
+
+def test_numbers_alone_are_shown_as_they_were_written(
+    stored: DownloadableRun, metrics: dict[str, Any]
+) -> None:
+    fetch(stored, "metrics", {"metrics.json": json.dumps(metrics).encode()})
+    outcome = stored.maze.osmosis("eval", "info", str(stored.directory))
+    assert outcome.status == 0, outcome.err
+    samples = f"osmosis eval download {NAME} --type trajectories -o "
+    assert samples in " ".join((outcome.out + outcome.err).split())
+    run = told(stored, "info", stored.directory)
+    assert run["problems"] == []
+    assert run["local_run"]["status"] == "finished" and run["local_run"]["model"] == "osmosis/tiny"
+    assert {**metrics["summary"], "estimates": metrics["estimates"]} == run["metrics"]
+    assert stored.found() == {"metrics.json": json.dumps(metrics).encode()}
+
+
+def test_samples_are_shown_without_the_numbers_and_what_passes_is_said(stored: DownloadableRun) -> None:
+    fetch(stored, "trajectories", FETCHED["trajectories"])
+    outcome = stored.maze.osmosis("eval", "show", str(stored.directory))
+    assert outcome.status == 0 and "the word is six" in outcome.out, outcome.err
+    run = told(stored, "show", stored.directory)
+    assert [(each["row"], each["reward"], each["passed"]) for each in run["samples"]] == [
+        (0, 1.0, True),
+        (1, 0.5, False),
+    ]
+    assert run["problems"] == [
+        "Its metrics.json did not come, which tells what passes: a reward of 1 is taken for it."
+    ]
+
+
+@pytest.mark.parametrize("fetched", ["trajectories", "logs", "artifacts", "metrics", "journal"])
+@pytest.mark.parametrize("command", NEEDS)
+def test_what_is_missing_is_named_with_the_command_that_fetches_it(
+    stored: DownloadableRun, metrics: dict[str, Any], command: str, fetched: str
+) -> None:
+    place(stored.directory, fetched, metrics)
+    needed = NEEDS[command]
+    if needed == fetched:
+        assert stored.maze.osmosis("eval", command, str(stored.directory)).status == 0
+        return
+    said, hint = fails(stored, command, stored.directory)
+    assert f"did not come with the run that was downloaded to {stored.directory}" in said
+    assert hint == f"osmosis eval download {NAME} --type {needed} -o {stored.directory}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "torn_bytes"), [(1, 9), (1, 0), (0, 30), (0, 0)], ids=["torn", "cut", "torn first", "empty"]
+)
+def test_the_numbers_are_the_run_s_where_its_list_of_samples_came_in_part(
+    stored: DownloadableRun, metrics: dict[str, Any], tmp_path: Path, lines: int, torn_bytes: int
+) -> None:
+    """Of two samples both of which passed, as metrics.json says; the list would have made it one of one."""
+    listed = b"".join(json.dumps({**each, "reward": 1.0}).encode() + b"\n" for each in SAMPLES)
+    whole = (listed.index(b"\n") + 1) * lines
+    place(stored.directory, "metrics", metrics)
+    (stored.directory / "summary.jsonl").write_bytes(listed[: whole + torn_bytes])
+    run = told(stored, "info", stored.directory)
+    assert {**metrics["summary"], "estimates": metrics["estimates"]} == run["metrics"]
+    can_not = "1 line of the platform's list of its samples can not be read: these samples are left out."
+    lacks = (
+        "Its numbers are of 2 samples, of which the list of samples that came has 1: the others are left out."
+    )
+    target = tmp_path / "run.html"
+    if lines:
+        said = [can_not, lacks] if torn_bytes else [lacks]
+        assert run["problems"] == said
+        assert told(stored, "show", stored.directory)["problems"] == said
+        outcome = stored.maze.osmosis("view", str(stored.directory), "--report", str(target))
+        assert outcome.status == 0, outcome.err
+        page = html.unescape(target.read_text())
+        assert "100.0 % of 2 scored samples pass" in page
+        assert all(each in page for each in said)
+    else:
+        (said,) = run["problems"]
+        assert f"the run that was downloaded to {stored.directory} has no sample" in said
+        fetching = f"osmosis eval download {NAME} --type trajectories -o {stored.directory}"
+        assert fetching in said
+        assert fetching in fails(stored, "show", stored.directory)[1]
+        refused = stored.maze.osmosis("view", str(stored.directory), "--report", str(target))
+        assert refused.status == 1 and "has no sample" in refused.err
+        assert not target.exists()
+    fetch(stored, "trajectories", {"summary.jsonl": listed})
+    assert told(stored, "info", stored.directory)["problems"] == []

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from tests.api.blob_server import serve
 from tests.cli.eval_downloads import DownloadableRun
 from tests.cli.eval_replies import DETAIL
 from tests.cli.maze import Maze
 from tests.evaluation.builders import record
+from tests.evaluation.comparison.builders import write_journalled_run
 from tests.evaluation.recorded_runs import journal_of, write_run
 
 TRAJECTORY: dict[str, Any] = {
@@ -143,14 +143,6 @@ def test_a_file_that_is_there_stays(maze: Maze, tmp_path: Path) -> None:
     assert maze.osmosis("eval", "export", "mixed", "-o", str(target), "--overwrite").status == 0
 
 
-def test_a_log_has_a_name_that_inspect_ai_opens(maze: Maze, tmp_path: Path) -> None:
-    refused = maze.osmosis(
-        "eval", "export", "mixed", "--format", "inspect", "-o", str(tmp_path / "mixed.json")
-    )
-    assert refused.status == 1 and "end its name in .eval" in refused.err
-    assert not (tmp_path / "mixed.json").exists()
-
-
 @pytest.mark.parametrize(
     ("known", "usage"),
     [
@@ -242,7 +234,7 @@ def test_what_a_platform_s_samples_have_no_column_for_comes_from_the_journal(
     other = {**sample, "row_index": 1, "rollout_id": "b"}
     said = [{"model": "judge-1", "explanation": "half of it"}]
     recorded = record(0, tokens=None, scores={"agent": 0.5}, judge_calls=1, judgements=said, lost_attempts=2)
-    line, last = sealed(record(0, lost_attempts=9).to_line(), BEFORE_THE_FIRST)
+    journal = journal_of([record(0, lost_attempts=9), recorded])
     downloadable.described(
         {**DETAIL, "eval_run": {**DETAIL["eval_run"], "status": "finished"}},
         headers={"X-Osmosis-Capabilities": "eval-journals"},
@@ -251,7 +243,7 @@ def test_what_a_platform_s_samples_have_no_column_for_comes_from_the_journal(
         {
             "metrics.json": json.dumps({"eval_run": {"status": "finished"}, "summary": {}}).encode(),
             "summary.jsonl": b"".join(json.dumps(each).encode() + b"\n" for each in (sample, other)),
-            "events.jsonl": line + sealed(recorded.to_line(), last)[0],
+            "events.jsonl": journal,
         }
     )
     target = tmp_path / "out.jsonl"
@@ -263,9 +255,9 @@ def test_what_a_platform_s_samples_have_no_column_for_comes_from_the_journal(
     assert (first["scores"], first["judgements"], first["lost_attempts"]) == ({"agent": 0.5}, said, 2)
     assert (first["judge_calls"], first["tokens"]) == (1, 7)  # what a platform has filled in stays
     assert (second["scores"], second["rollout_id"]) == (None, "b")
-    (downloadable.directory / "events.jsonl").write_bytes(line[:-5] + b"\n")
+    (downloadable.directory / "events.jsonl").write_bytes(journal[:-5] + b"\n")
     refused = downloadable.maze.osmosis("eval", "export", str(downloadable.directory), "--overwrite")
-    assert (refused.status, "is damaged at line 1" in refused.err, "--type journal" in refused.err) == (
+    assert (refused.status, "is damaged at line 2" in refused.err, "--type journal" in refused.err) == (
         1,
         True,
         True,
@@ -308,3 +300,28 @@ def test_inspect_ai_reads_its_log_back(maze: Maze, tmp_path: Path) -> None:
     rate = next(score for score in log.results.scores if score.name == "passed")
     assert rate.metrics["accuracy"].value == 1.0
     assert [each.id for each in read_eval_log_sample_summaries(str(target))] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "inspect"])
+def test_exported_files_have_the_finish_reasons(maze: Maze, kind: str) -> None:
+    directory = write_journalled_run(
+        maze.workspace.evals_dir / "fern",
+        [[1.0], [0.0]],
+        finish_reasons={(0, 0): {"length": 1}, (1, 0): {"stop": 1}},
+    )
+    target = maze.workspace.root / f"out.{'eval' if kind == 'inspect' else kind}"
+    if kind == "inspect":
+        (directory / "trajectories").mkdir()
+        said = {"steps": [{"source": "user", "message": "?"}, {"source": "agent", "message": "half"}]}
+        for row in range(2):
+            (directory / "trajectories" / f"row_{row}_run_0.json").write_text(json.dumps(said))
+    outcome = maze.osmosis("eval", "export", "fern", "--format", kind, "-o", str(target))
+    assert outcome.status == 0, outcome.err
+    if kind == "jsonl":
+        lines = [json.loads(line) for line in target.read_text().splitlines()]
+        assert [line["finish_reasons"] for line in lines] == [{"length": 1}, {"stop": 1}]
+    else:
+        with zipfile.ZipFile(target) as log:
+            samples = [json.loads(log.read(f"samples/{row}_epoch_1.json")) for row in range(2)]
+        stops = [each["output"]["choices"][0]["stop_reason"] for each in samples]
+        assert stops == ["max_tokens", "stop"]

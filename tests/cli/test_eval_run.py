@@ -3,91 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow.parquet import write_table
 
-from osmosis_ai.cli.options import parse_duration
-from tests.evaluation.rollouts import write_rollout, write_rows
-from tests.full_disk import NO_CACHED_CODE, limit_files
+from tests.cli.conftest import Cli
+from tests.cli.eval_world import CONFIG, Outcome, World
+from tests.cli.maze import Maze
+from tests.conftest import NIGHTLY
+from tests.evaluation.comparison.builders import write_journalled_run
+from tests.evaluation.rollouts import AGENT, write_rollout, write_rows
+from tests.full_disk import limit_files
 from tests.standin_model import Reply, StandInModel, error_reply
-from tests.warm_osmosis import interrupt_twice, warm_osmosis
+from tests.warm_osmosis import interrupt_twice
 from tests.workspace.builders import MINIMAL_EVAL, make_workspace
-
-CONFIG = "configs/eval/multiply.toml"
-
-
-class Outcome(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-    @property
-    def resource(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.out)["resource"]
-        return found
-
-
-class World:
-    """A workspace whose model is a stand-in, and the command line in processes of its own."""
-
-    def __init__(self, root: Path, model: StandInModel) -> None:
-        self.model = model
-        self.workspace = make_workspace(root / "workspace")
-        (self.workspace.root / CONFIG).write_text(MINIMAL_EVAL)
-        write_rollout(self.workspace.rollouts_dir / "multiply")
-        self.rows(["one", "two", "three"])
-
-    def rows(self, prompts: list[str]) -> None:
-        write_rows(self.workspace.data_dir / "multiply.jsonl", prompts)
-
-    async def start(
-        self, *arguments: str, prepare: Callable[[], None] | None = None
-    ) -> asyncio.subprocess.Process:
-        environment = {
-            **os.environ,
-            "OPENAI_API_KEY": "sk-stand-in",
-            "OPENAI_BASE_URL": self.model.base_url,
-            "OSMOSIS_CACHE_DIR": str(self.workspace.root.parent / "cache"),
-            **NO_CACHED_CODE,
-        }
-        return await asyncio.create_subprocess_exec(
-            *([sys.executable, "-m", "osmosis_ai"] if prepare else warm_osmosis()),
-            "eval",
-            *arguments,
-            cwd=self.workspace.root,
-            env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            preexec_fn=prepare,
-        )
-
-    async def osmosis(self, *arguments: str, prepare: Callable[[], None] | None = None) -> Outcome:
-        process = await self.start(*arguments, prepare=prepare)
-        out, err = await asyncio.wait_for(process.communicate(), 300)
-        assert process.returncode is not None
-        return Outcome(process.returncode, out.decode(), err.decode())
-
-    async def run(self, *arguments: str, prepare: Callable[[], None] | None = None) -> Outcome:
-        return await self.osmosis("run", CONFIG, "--yes", "--json", *arguments, prepare=prepare)
-
-    async def wait_for_records(self, name: str, count: int) -> None:
-        events = self.workspace.evals_dir / name / "events.jsonl"
-
-        async def look() -> None:
-            while not events.exists() or events.read_bytes().count(b"\n") < count:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-
-        await asyncio.wait_for(look(), 300)
 
 
 @pytest.fixture
@@ -201,17 +143,6 @@ async def test_what_was_put_aside_or_copied_is_gone_on_with_and_not_the_run_of_i
         assert view == f"osmosis view {name}"
 
 
-@pytest.mark.parametrize("goes_on", ["--salvage", "--retry-failed"])
-async def test_a_run_that_is_to_start_over_and_to_go_on_is_refused(world: World, goes_on: str) -> None:
-    world.rows(["one"])
-    outcome = await world.run("--name", "walk", "--fresh", goes_on)
-    said = f"`--fresh` starts over and `{goes_on}` goes on: choose one."
-    error = json.loads(outcome.err)["error"]
-    assert (outcome.status, error["message"]) == (1, said)
-    assert error["hint"].startswith("without `--fresh` the run of that name goes on; ")
-    assert not world.workspace.evals_dir.exists()
-
-
 @pytest.mark.parametrize("option", ["--max-cost=-1", "--max-cost=nan", "--max-tokens=0"])
 async def test_a_budget_that_is_none_is_a_usage_error(world: World, option: str) -> None:
     world.rows(["one"])
@@ -219,36 +150,6 @@ async def test_a_budget_that_is_none_is_a_usage_error(world: World, option: str)
     error = json.loads(outcome.err)["error"]
     assert (outcome.status, error["code"]) == (2, "VALIDATION")
     assert f"`{option.partition('=')[0]}` must be a positive number" in error["message"]
-
-
-@pytest.mark.e2e
-async def test_plain_shows_the_numbers_with_their_denominators_and_the_failed_rows(world: World) -> None:
-    world.rows(["one", "raise", "three"])
-    outcome = await world.osmosis("run", CONFIG, "--yes", "--plain")
-    assert outcome.status == 0
-    assert "Pass rate (reward >= 1.0, scored samples only)\t100.0 %" in outcome.out
-    assert "2 samples of 2 rows" in outcome.out
-    assert "Scored\t2 of 3 planned" in outcome.out
-    assert "Warning\t\t\tonly 2 of 3 finished attempts have a score (66.7 %)" in outcome.out
-    assert "; scored 2 of 3 planned; failed 1: 1 agent; all 3 rows\n" in outcome.out
-    assert "Unscored\t1: 1 exception" in outcome.out
-    assert "the agent broke" in outcome.out
-    assert "\x1b" not in outcome.out
-    assert "Evaluating: 3/3" in outcome.err
-    assert (world.workspace.root / ".osmosis" / ".gitignore").read_text() == "*\n"
-
-
-@pytest.mark.e2e
-async def test_results_are_shown_by_the_values_of_a_column(world: World) -> None:
-    world.rows(["one", "raise", "three"])
-    outcome = await world.osmosis("run", CONFIG, "--yes", "--plain", "--slice", "user_prompt")
-    assert "By user_prompt:\n\tRows\tSamples\tPass rate" in outcome.out
-    assert "one\t1\t1\t100.0 %\t2.5 – 100.0 %\t1.000" in outcome.out
-    assert "raise\t1\t0\t" in outcome.out
-    again = await world.run(
-        "--name", outcome.out.split("\n")[0].rpartition("/")[2].rstrip("."), "--slice", "ground_truth"
-    )
-    assert [(each["value"], each["rows"]) for each in again.resource["slices"]] == [("ok", 3)]
 
 
 @pytest.mark.e2e
@@ -328,32 +229,6 @@ async def test_a_full_disk_halts_the_run_and_the_same_command_goes_on_when_there
     assert (rest.status, rest.resource["resumed"], rest.resource["succeeded"]) == (0, kept, 80)
 
 
-@pytest.mark.e2e
-async def test_a_run_can_be_watched_from_another_terminal(world: World) -> None:
-    world.rows([f"row {row}" for row in range(6)])
-    hold = asyncio.Event()
-    world.model.respond = lambda _: Reply(wait_for=hold if world.model.calls > 4 else None)
-    run = asyncio.create_task(world.run("--name", "seen"))
-    await world.wait_for_records("seen", 2)
-    watch = await world.start("watch", "seen", "--json")
-    await asyncio.sleep(0)
-    hold.set()
-    out, err = await asyncio.wait_for(watch.communicate(), 300)
-    assert (await run).status == 0
-    assert watch.returncode == 0, err.decode()
-    seen = json.loads(out)
-    assert (seen["operation"], seen["resource"]["status"]) == ("eval.watch", "finished")
-    assert (seen["resource"]["succeeded"], seen["resource"]["total_work_items"]) == (6, 6)
-    assert seen["resource"]["metrics"]["graded"] == 6
-
-
-@pytest.mark.e2e
-async def test_watching_a_run_that_is_not_there_names_those_that_are(world: World) -> None:
-    outcome = await world.osmosis("watch", "nowhere", "--json")
-    assert outcome.status == 1
-    assert json.loads(outcome.err)["error"]["code"] == "NOT_FOUND"
-
-
 async def _first_run(world: World) -> str:
     async def look() -> str:
         while not (found := list(world.workspace.evals_dir.glob("*/manifest.json"))):  # noqa: ASYNC110
@@ -363,14 +238,619 @@ async def _first_run(world: World) -> str:
     return await asyncio.wait_for(look(), 300)
 
 
+READS_SECRETS = """
+import os
+
+import uvicorn
+
+from osmosis_ai.rollout.agent_workflow import AgentWorkflow
+from osmosis_ai.rollout.backend.local import LocalBackend
+from osmosis_ai.rollout.grader import Grader
+from osmosis_ai.rollout.server import create_rollout_server
+
+
+class Agent(AgentWorkflow):
+    async def run(self, ctx):
+        return ctx.prompt
+
+
+class Graded(Grader):
+    async def grade(self, ctx):
+        names = ("SEARCH_KEY", "MAP_KEY", "WEATHER_KEY", "UNLISTED_KEY")
+        ctx.set_reward(float([os.environ.get(name) for name in names] == ["shell", "file", "given", None]))
+
+
+if __name__ == "__main__":
+    app = create_rollout_server(backend=LocalBackend(workflow=Agent, grader=Graded))
+    uvicorn.run(app, host="127.0.0.1", port=int(os.environ["_OSMOSIS_ROLLOUT_PORT"]), log_level="error")
+"""
+
+
+@pytest.mark.e2e
+async def test_secrets_come_from_the_secrets_file_then_the_shell_then_the_env_file(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = world.workspace.root
+    (root / CONFIG).write_text(MINIMAL_EVAL.replace("[]", '["SEARCH_KEY", "MAP_KEY", "WEATHER_KEY"]'))
+    (world.workspace.rollouts_dir / "multiply" / "main.py").write_text(READS_SECRETS)
+    (root / ".env").write_text("SEARCH_KEY=file\nMAP_KEY=file\nWEATHER_KEY=file\nUNLISTED_KEY=file\n")
+    (root / "secrets.env").write_text("WEATHER_KEY=given\n")
+    for name, value in {"SEARCH_KEY": "shell", "MAP_KEY": "", "WEATHER_KEY": "shell"}.items():
+        monkeypatch.setenv(name, value)
+    outcome = await world.run("--secrets-file", "secrets.env")
+    assert outcome.status == 0, outcome.err
+    assert outcome.resource["metrics"]["reward_stats"]["mean"] == 1.0, outcome.resource["failed_rows"]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    found = make_workspace(tmp_path / "workspace")
+    (found.root / CONFIG).write_text(MINIMAL_EVAL)
+    write_rollout(found.rollouts_dir / "multiply")
+    monkeypatch.chdir(found.root)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-none")
+    return found.root
+
+
+def refusal(cli: Cli, workspace: Path, **columns: Any) -> str:
+    """Return why the rows are refused, of which nothing is left behind."""
+    write_table(pa.table(columns), "rows.parquet")
+    outcome = cli("--plain", "eval", "run", CONFIG, "--yes", "--dataset-file", "rows.parquet")
+    assert (outcome.status, outcome.out) == (1, "")
+    assert not list(workspace.glob(".osmosis/evals/[!.]*"))
+    return outcome.err
+
+
+def test_a_file_of_other_columns_is_refused_with_those_that_were_found(cli: Cli, workspace: Path) -> None:
+    said = refusal(cli, workspace, question=["q"], answer=["a"])
+    assert "missing 'user_prompt', 'ground_truth' (found 'question', 'answer')" in said
+
+
+def test_nan_is_no_answer(cli: Cli, workspace: Path) -> None:
+    said = refusal(cli, workspace, user_prompt=["a", "b"], ground_truth=[1.5, float("nan")])
+    assert "row 2: no value for 'ground_truth'" in said
+
+
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("10m", 600), ("2h", 7200), (" 1d ", 86400)]
+    ("value", "found"),
+    [
+        (Decimal("1.50"), "a Decimal"),
+        (datetime.date(2026, 1, 2), "a date"),
+        (b"x", "binary data"),
+        (float("nan"), "nan"),
+    ],
 )
-def test_durations_are_read_as_people_type_them(text: str, seconds: float) -> None:
-    assert parse_duration(text, "--max-time") == seconds
+def test_metadata_that_json_cannot_hold_is_named_with_row_and_column(
+    cli: Cli, workspace: Path, value: object, found: str
+) -> None:
+    metadata = [{"item": {"tags": [None]}}, {"item": {"tags": [value]}}]
+    prompts = ["a", "b"]
+    said = refusal(cli, workspace, user_prompt=prompts, ground_truth=prompts, metadata=metadata)
+    assert f"row 2: 'metadata.item.tags[]' is {found}, which JSON cannot hold" in said
 
 
-@pytest.mark.parametrize("text", ["", "0", "-5", "10 parsecs", "1h30m", "nan"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(Exception, match="is no duration; write 90, 90s, 10m or 2h"):
-        parse_duration(text, "--max-time")
+@pytest.mark.parametrize("text", ["0", "-5", "10 parsecs", "1h30m", "nan"])
+def test_what_is_no_duration_is_refused(cli: Cli, workspace: Path, text: str) -> None:
+    outcome = cli("eval", "run", CONFIG, "--yes", f"--max-time={text}")
+    assert outcome.status == 2 and "is no duration; write 90, 90s, 10m or 2h" in outcome.err
+
+
+ELSEWHERE = "https://elsewhere.example/v1"
+
+
+@pytest.mark.parametrize(
+    ("required", "env_file", "shell", "given", "code", "named"),
+    [
+        (["NODE_OPTIONS"], {"NODE_OPTIONS": "/evil.js"}, {}, {}, "INTERACTIVE_REQUIRED", "NODE_OPTIONS"),
+        (
+            ["OPENAI_API_KEY", "OPENAI_BASE_URL"],
+            {"OPENAI_API_KEY": "bait", "OPENAI_BASE_URL": ELSEWHERE},
+            {},
+            {"OPENAI_API_KEY": "mine"},
+            "CONFLICT",
+            "is accepted only with OPENAI_API_KEY from the same file",
+        ),
+        (
+            ["SEARCH_API_KEY", "SEARCH_BASE_URL"],
+            {"SEARCH_API_KEY": "bait", "SEARCH_BASE_URL": ELSEWHERE},
+            {},
+            {"SEARCH_API_KEY": "mine"},
+            "CONFLICT",
+            "is accepted only with SEARCH_API_KEY from the same file",
+        ),
+        (
+            ["SEARCH_BASE_URL"],
+            {"SEARCH_KEY": "bait", "SEARCH_BASE_URL": ELSEWHERE},
+            {"SEARCH_TOKEN": "mine"},
+            {},
+            "CONFLICT",
+            "SEARCH_TOKEN",
+        ),
+        (
+            ["OPENAI_API_KEY"],
+            {"OPENAI_BASE_URL": "http://127.0.0.1:8000/v1"},
+            {"OPENAI_API_KEY": "mine"},
+            {},
+            "INTERACTIVE_REQUIRED",
+            "OPENAI_API_KEY",
+        ),
+    ],
+)
+def test_a_rollout_gets_no_key_together_with_an_address_of_another_source(
+    cli: Cli,
+    workspace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    required: list[str],
+    env_file: dict[str, str],
+    shell: dict[str, str],
+    given: dict[str, str],
+    code: str,
+    named: str,
+) -> None:
+    monkeypatch.setattr(os, "environ", {**os.environ, **shell})
+    for name in {"OPENAI_API_KEY", "OPENAI_BASE_URL"} - shell.keys():
+        os.environ.pop(name, None)
+    config = MINIMAL_EVAL.replace("openai/gpt-5-mini", "osmosis/tiny").replace("[]", json.dumps(required))
+    (workspace / CONFIG).write_text(config)
+    write_rows(workspace / "data/multiply.jsonl", ["one"])
+    for path, values in ((".env", env_file), ("secrets.env", given)):
+        (workspace / path).write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+    words = ("eval", "run", CONFIG, "--yes", "--json", *(("--secrets-file", "secrets.env") if given else ()))
+    outcome = cli(*words)
+    error = json.loads(outcome.err.splitlines()[-1])["error"]
+    assert (outcome.status, error["code"]) == (1, code), outcome.err
+    assert named in error["message"] + str(error.get("details"))
+
+
+KEY = "osm_rollout_canary-4711"
+SERVED_AGENT = """
+import socket
+import sys
+
+import uvicorn
+
+from osmosis_ai.rollout import RolloutAgentLoop, create_app, execute_tool_calls, create_tool_result
+
+ADD = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {
+    "type": "object", "properties": {"a": {"type": "array", "items": {"type": "number"}}}, "required": ["a"]}}}
+
+
+class Adder(RolloutAgentLoop):
+    name = "adder"
+
+    def get_tools(self, request):
+        return [ADD]
+
+    async def run(self, ctx):
+        messages = list(ctx.request.messages)
+        while True:
+            reply = await ctx.chat(messages, **ctx.request.completion_params)
+            messages.append(reply.message)
+            if not reply.has_tool_calls:
+                right = reply.content == ctx.request.metadata["ground_truth"]
+                return ctx.complete(messages, reward=float(right))
+            messages += await execute_tool_calls(reply.tool_calls, self.answer)
+
+    async def answer(self, call):
+        return create_tool_result(call["id"], "3")
+
+
+listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+app = create_app(Adder(), api_key=sys.argv[1])
+uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[listening])
+"""
+
+
+@asynccontextmanager
+async def adder(directory: Path) -> AsyncIterator[int]:
+    """Serve the agent in a process of its own; gives its port."""
+    (directory / "adder.py").write_text(SERVED_AGENT)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "adder.py", KEY, cwd=directory, env=os.environ, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        yield int(await process.stdout.readline())
+    finally:
+        process.kill()
+        await process.wait()
+
+
+@pytest.mark.e2e
+async def test_an_agent_that_is_served_elsewhere_is_evaluated_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def respond(body: dict[str, object]) -> Reply:
+        messages: list[dict[str, object]] = body["messages"]  # type: ignore[assignment]
+        if messages[-1]["role"] == "tool":
+            return Reply(content="one")
+        return Reply(content=None, tool_calls=[("add", {"a": [1, 2]})], finish_reason="tool_calls")
+
+    async with StandInModel(respond) as model, adder(tmp_path) as port:
+        world = World(tmp_path, model)
+        config = world.workspace.root / CONFIG
+        written = config.read_text().replace('"main.py"', f'"server://127.0.0.1:{port}"')
+        config.write_text(written.replace('rollout = "multiply"', 'rollout = "adder"'))
+        refused = await world.run()
+        assert refused.status == 1
+        assert "asks for a key" in refused.err and "OSMOSIS_ROLLOUT_SERVER_KEY" in refused.err
+        assert "Traceback" not in refused.err
+        monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_KEY", KEY)
+        model.requests.clear()
+        outcome = await world.run("--name", "served")
+        assert outcome.status == 0, outcome.err
+        checked = await world.osmosis("run", CONFIG, "--yes", "--json", "--name", "served")
+        assert checked.resource["dispatched"] == 0
+    runs = world.workspace.evals_dir / "served"
+    records = [json.loads(line) for line in (runs / "events.jsonl").read_bytes().splitlines()]
+    assert len([record for record in records if "reward" in record]) == 3, records
+    assert all(record.get("status") == "success" for record in records if "reward" in record), records
+    called = [request.body for request in model.requests if request.body.get("tools")]
+    assert len(called) == 6
+    parameters = called[0]["tools"][0]["function"]["parameters"]
+    assert parameters["properties"]["a"] == {"type": "array", "items": {"type": "number"}}
+    assert (runs / "trajectories" / "row_0_run_0.json").exists()
+    files = [path.read_bytes() for path in runs.rglob("*") if path.is_file()]
+    assert not [1 for content in files if KEY.encode() in content]
+
+
+REFUSED = {"role": "assistant", "content": None, "refusal": "I cannot help with that."}
+STREAMING = (
+    AGENT.replace('"messages": ctx.prompt}', '"messages": ctx.prompt, "stream": "stream" in said}')
+    .replace(
+        "body = await reply.json()",
+        'text = await reply.text()\n            body = json.loads(text) if text[0] == "{" else {"choices": [{"message": '
+        '{"role": "assistant", "content": "a stream"}}]}',
+    )
+    .replace("import asyncio\n", "import asyncio\nimport json\n", 1)
+)
+
+
+def end_early(body: dict[str, Any]) -> Reply:
+    said = body["messages"][-1]["content"]
+    if "cut" in said:
+        return Reply(content="half an", finish_reason="length")
+    if "filter" in said:
+        return Reply(content="", finish_reason="content_filter")
+    if "refuse" in said:
+        if body.get("stream"):
+            deltas = [
+                {"role": "assistant", "content": ""},
+                {"refusal": "I cannot"},
+                {"refusal": " help."},
+                {},
+            ]
+            chunks: list[Any] = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+            chunks[-1]["choices"][0]["finish_reason"] = "stop"
+            return Reply(chunks=[*chunks, b"data: [DONE]\n\n"])
+        return Reply(choice_extra={"message": REFUSED})
+    return Reply(content="ok", finish_reason="MAX_TOKENS" if "old" in said else None)
+
+
+@pytest.fixture
+async def streaming_world(tmp_path: Path) -> AsyncIterator[World]:
+    async with StandInModel(end_early) as model:
+        world = World(tmp_path, model)
+        write_rollout(world.workspace.rollouts_dir / "multiply", STREAMING)
+        yield world
+
+
+@pytest.mark.e2e
+async def test_a_run_counts_truncated_filtered_and_refused_replies(streaming_world: World) -> None:
+    world = streaming_world
+    world.rows(
+        [
+            "fine",
+            "cut",
+            "filter",
+            "refuse",
+            "old",
+            "stream fine",
+            "stream cut",
+            "stream filter",
+            "stream refuse",
+        ]
+    )
+    outcome = await world.run("--name", "seen")
+    assert (outcome.status, outcome.resource["succeeded"]) == (0, 9), outcome.err
+    counted = {
+        "truncated": 3,
+        "filtered": 2,
+        "refused": 2,
+        "affected": 7,
+        "known_samples": 9,
+        "recorded_samples": 9,
+    }
+    warning = "7 of 9 attempts (77.8 %) have a model reply that was truncated (3), filtered (2), refused (2)"
+    assert outcome.resource["metrics"]["estimates"]["finish"] == counted
+    assert outcome.resource["headline"]["warnings"] == [warning]
+    directory = Path(outcome.resource["output_path"])
+    assert json.loads((directory / "metrics.json").read_text())["estimates"]["finish"] == counted
+    trajectory = json.loads((directory / "trajectories" / "row_1_run_0.json").read_text())
+    calls = [step["metrics"]["extra"] for step in trajectory["steps"] if "metrics" in step]
+    assert [call["finish_reason"] for call in calls] == ["length"]
+
+    seen = await world.osmosis("info", "seen", "--plain")
+    for line in (
+        "Truncated (token limit)\t3 of 9 attempts",
+        "Filtered\t2 of 9 attempts",
+        "Refused\t2 of 9 attempts",
+    ):
+        assert line in seen.out
+    assert warning in seen.out
+    rows = {
+        finish: [each["row"] for each in json.loads(found.out)["data"]["samples"]]
+        for finish in ("length", "content_filter", "refusal")
+        for found in [await world.osmosis("show", "seen", "--finish", finish, "--json")]
+    }
+    assert rows == {"length": [1, 4, 6], "content_filter": [2, 7], "refusal": [3, 8]}
+
+
+def reasons(count: int, *flagged: str) -> dict[tuple[int, int], dict[str, int]]:
+    """Return the finish reasons of one attempt on each of so many rows, the first ones flagged."""
+    return {(row, 0): {flagged[row] if row < len(flagged) else "stop": 1} for row in range(count)}
+
+
+@pytest.mark.parametrize(("flagged", "warns"), [(["length"], False), (["length", "refusal"], True)])
+def test_a_warning_appears_above_five_percent_of_the_attempts(
+    maze: Maze, flagged: list[str], warns: bool
+) -> None:
+    directory = maze.workspace.evals_dir / "fern"
+    write_journalled_run(directory, [[1.0]] * 20, finish_reasons=reasons(20, *flagged))
+    document = maze.osmosis("eval", "info", "fern", "--json").out
+    assert json.loads(document)["data"]["metrics"]["estimates"]["finish"]["affected"] == len(flagged)
+    assert ("have a model reply that was" in document) == warns
+
+
+def test_an_attempt_counts_once_for_each_way_its_replies_ended(maze: Maze) -> None:
+    several = {(0, 0): {"length": 3, "refusal": 1, "stop": 5}, (1, 0): {"stop": 2}}
+    write_journalled_run(maze.workspace.evals_dir / "fern", [[1.0], [0.0], [0.0]], finish_reasons=several)
+    estimates = json.loads(maze.osmosis("eval", "info", "fern", "--json").out)["data"]["metrics"]["estimates"]
+    assert estimates["finish"] == {
+        "truncated": 1,
+        "filtered": 0,
+        "refused": 1,
+        "affected": 1,
+        "known_samples": 2,
+        "recorded_samples": 3,
+    }
+    shown = maze.osmosis("eval", "show", "fern", "--finish", "refusal", "--json").json["data"]["samples"]
+    assert [each["finish_reasons"] for each in shown] == [several[0, 0]]
+    call = {"prompt_tokens": 9, "extra": {"finish_reason": "length"}}
+    said = {"steps": [{"source": "agent", "message": "half an", "metrics": call}]}
+    directory = maze.workspace.evals_dir / "fern"
+    (directory / "trajectories").mkdir()
+    (directory / "trajectories" / "row_0_run_0.json").write_text(json.dumps(said))
+    report = maze.workspace.root / "page.html"
+    assert maze.osmosis("view", "fern", "--report", str(report)).status == 0
+    assert "Truncated (token limit)" in report.read_text() and "1 of 2 attempts" in report.read_text()
+    assert report.read_text().count(" · truncated</span>") == 1
+
+
+DOWN = {"code": 502, "message": "upstream is down"}
+OK = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "kept"}}
+SAID = {"index": 0, "delta": {"role": "assistant", "content": "kept"}, "finish_reason": None}
+LAST = {"index": 0, "delta": {}, "finish_reason": "stop"}
+DONE = b"data: [DONE]\n\n"
+
+FAILURES: dict[str, tuple[Reply, str]] = {
+    "error in the choice": (
+        Reply(
+            body={
+                "choices": [
+                    {
+                        "index": 0,
+                        "finish_reason": "error",
+                        "message": {"role": "assistant", "content": ""},
+                        "error": DOWN,
+                    }
+                ]
+            }
+        ),
+        "upstream is down",
+    ),
+    "error in the body": (Reply(body={"error": DOWN}), "upstream is down"),
+    "finish reason": (Reply(body={"choices": [{**OK, "finish_reason": "error"}]}), "finish reason 'error'"),
+    "null choice": (Reply(body={"choices": [None]}), '{"choices":[null]}'),
+    "no choices": (Reply(body={"choices": []}), '{"choices":[]}'),
+    "key in it": (Reply(body=b"<html>sk-stand-in</html>"), "<html>[redacted]</html>"),
+    "stream error": (Reply(chunks=[{"choices": [SAID]}, {"error": DOWN}, DONE]), "upstream is down"),
+    "stream event": (
+        Reply(chunks=[{"choices": [SAID]}, b'event: error\ndata: {"message": "upstream is down"}\n\n', DONE]),
+        "upstream is down",
+    ),
+    "stream breaks off": (Reply(chunks=[{"choices": [SAID]}]), "ended in the middle"),
+    "stream is empty": (Reply(chunks=[DONE]), "the stream was empty"),
+}
+
+OPENAI_AGENT = """
+import json
+import os
+
+import uvicorn
+
+from osmosis_ai.rollout.agent_workflow import AgentWorkflow
+from osmosis_ai.rollout.backend.local import LocalBackend
+from osmosis_ai.rollout.context import get_rollout_context
+from osmosis_ai.rollout.grader import Grader
+from osmosis_ai.rollout.server import create_rollout_server
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+class Agent(AgentWorkflow):
+    async def run(self, ctx):
+        said = ctx.prompt[-1]["content"]
+        model = get_rollout_context().openai().chat.completions
+        if said.startswith("stream"):
+            text, calls = "", {}
+            async for chunk in await model.create(model="m", messages=ctx.prompt, tools=[TOOL], stream=True):
+                for choice in chunk.choices:
+                    text += choice.delta.content or ""
+                    for call in choice.delta.tool_calls or ():
+                        kept = calls.setdefault(call.index, {"id": "", "arguments": ""})
+                        kept["id"] += call.id or ""
+                        kept["arguments"] += call.function.arguments
+            calls = list(calls.values())
+        else:
+            message = (await model.create(model="m", messages=ctx.prompt, tools=[TOOL])).choices[0].message
+            text = message.content
+            calls = [
+                {"id": call.id, "arguments": call.function.arguments} for call in message.tool_calls or ()
+            ]
+        if calls:
+            assert all(json.loads(call["arguments"]) == {} for call in calls)
+            assert len({call["id"] for call in calls if call["id"]}) == len(calls)
+            text = "kept"
+        return [*ctx.prompt, {"role": "assistant", "content": text}]
+
+
+class Graded(Grader):
+    async def grade(self, ctx):
+        ctx.set_reward(float(ctx.sample.messages[-1]["content"] == "kept"))
+
+
+if __name__ == "__main__":
+    app = create_rollout_server(backend=LocalBackend(workflow=Agent, grader=Graded))
+    uvicorn.run(app, host="127.0.0.1", port=int(os.environ["_OSMOSIS_ROLLOUT_PORT"]), log_level="error")
+"""
+
+
+@pytest.fixture
+async def openai_world(tmp_path: Path) -> AsyncIterator[World]:
+    async with StandInModel() as model:
+        world = World(tmp_path, model)
+        (world.workspace.rollouts_dir / "multiply" / "main.py").write_text(OPENAI_AGENT)
+        yield world
+
+
+def answer(world: World, replies: Mapping[str, Reply]) -> None:
+    """Give each row the reply that its prompt names, and the preflight a good one."""
+    world.model.respond = lambda body: replies.get(body["messages"][-1]["content"], Reply("kept"))
+    world.rows(list(replies))
+
+
+def records(outcome: Outcome) -> dict[str, dict[str, Any]]:
+    """Return what the run's files say of each row."""
+    lines = (Path(outcome.resource["output_path"]) / "events.jsonl").read_text().splitlines()
+    return {record["input"]: record for record in map(json.loads, lines)}
+
+
+EVERY_PUSH = ["error in the choice", "null choice", "key in it", "stream error", "stream breaks off"]
+"""Each kind takes six tries with pauses, so the others wait for the night."""
+
+
+@pytest.mark.e2e
+async def test_a_failure_in_a_successful_response_is_retried_and_then_has_no_score(
+    openai_world: World,
+) -> None:
+    world = openai_world
+    kinds = {name: FAILURES[name] for name in (FAILURES if NIGHTLY else EVERY_PUSH)}
+    answer(world, {name: reply for name, (reply, _) in kinds.items()})
+    outcome = await world.run()
+    assert outcome.status == 0, outcome.err
+    found = records(outcome)
+    for name, (_, words) in kinds.items():
+        record = found[name]
+        assert (record["status"], record["boundary"]) == ("failed", "provider"), record
+        assert "reward" not in record
+        assert words in record["error"], record["error"]
+        tries = [each for each in world.model.requests if each.body["messages"][-1]["content"] == name]
+        assert len(tries) == 6, name
+    counts = outcome.resource["metrics"]["estimates"]["counts"]
+    assert (counts["scored"], counts["failed_by_boundary"]) == (0, {"provider": len(kinds)})
+
+
+@pytest.mark.e2e
+async def test_a_failure_that_passes_costs_an_attempt_nothing(openai_world: World) -> None:
+    world = openai_world
+    world.rows(["stream once", "once"])
+    seen: set[str] = set()
+
+    def once(body: dict[str, Any]) -> Reply:
+        said = body["messages"][-1]["content"]
+        if said.endswith("once") and said not in seen:
+            seen.add(said)
+            return FAILURES["stream error" if said.startswith("stream") else "error in the choice"][0]
+        return Reply("kept")
+
+    world.model.respond = once
+    outcome = await world.run()
+    assert outcome.resource["metrics"]["reward_stats"]["mean"] == 1.0
+    assert {name: record["model_calls"] for name, record in records(outcome).items()} == {
+        "once": 1,
+        "stream once": 1,
+    }
+
+
+CALL = {"type": "function", "function": {"name": "look", "arguments": ""}}
+BARE = {"id": None, "type": "function", "function": {"name": "look"}}
+ASKED = {"role": "assistant", "content": None}
+TOOL_CALLS = {
+    "whole": Reply(
+        body={
+            "choices": [
+                {
+                    "index": 0,
+                    "finish_reason": "tool_calls",
+                    "message": {**ASKED, "tool_calls": [{**CALL, "id": "a"}, CALL, BARE]},
+                }
+            ]
+        }
+    ),
+    "streamed": Reply(
+        chunks=[
+            {"choices": [{"index": 0, "delta": {**ASKED, "tool_calls": [call]}, "finish_reason": None}]}
+            for call in ({**CALL, "id": "a", "index": 0}, {**CALL, "index": 1}, {**BARE, "index": 2})
+        ]
+        + [{"choices": [{**LAST, "finish_reason": "tool_calls"}]}, DONE]
+    ),
+}
+
+
+@pytest.mark.e2e
+async def test_tool_calls_without_arguments_or_id_reach_the_agent_complete(openai_world: World) -> None:
+    world = openai_world
+    answer(world, TOOL_CALLS)
+    outcome = await world.run()
+    found = records(outcome)
+    assert {name: found[name].get("error") for name in TOOL_CALLS} == dict.fromkeys(TOOL_CALLS)
+    assert outcome.resource["metrics"]["reward_stats"]["mean"] == 1.0
+
+
+@pytest.mark.e2e
+async def test_tokens_that_were_not_reported_are_unknown_and_averages_leave_them_out(
+    openai_world: World,
+) -> None:
+    world = openai_world
+    usage = {"prompt_tokens": 90, "completion_tokens": 10, "total_tokens": 100}
+    answer(
+        world,
+        {
+            "reported": Reply("kept", usage=usage),
+            "missing": Reply("kept", usage=False),
+            "zeros": Reply("kept", usage=dict.fromkeys(usage, 0)),
+            "half": Reply("kept", usage={"completion_tokens": 10}),
+            "stream missing": Reply("kept", usage=False),
+            "stream reported": Reply("kept", usage={**usage, "total_tokens": 300, "prompt_tokens": 290}),
+        },
+    )
+    outcome = await world.run()
+    tokens = outcome.resource["metrics"]["estimates"]["tokens"]
+    assert tokens == {
+        "prompt": 380,
+        "completion": 20,
+        "total": 400,
+        "per_sample": 200.0,
+        "known_samples": 2,
+        "unreported_samples": 4,
+    }
+    assert {name: record.get("tokens") for name, record in records(outcome).items()} == {
+        "reported": 100,
+        "missing": None,
+        "zeros": None,
+        "half": None,
+        "stream missing": None,
+        "stream reported": 300,
+    }

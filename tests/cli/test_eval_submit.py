@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.cli.eval_replies import DETAIL, ESTIMATES, METRICS, OWN
+from tests.cli.conftest import Cli
+from tests.cli.eval_replies import DETAIL, OWN
 from tests.cli.eval_submits import (
     CANARY,
     SUBMITTED,
@@ -21,8 +25,8 @@ from tests.cli.eval_submits import (
     submit,
     write_entrypoint,
 )
-from tests.cli.maze import Maze, replies, sent
-from tests.logins import REFUSALS
+from tests.cli.maze import Maze, sent
+from tests.logins import REFUSALS, files_holding, save_login, use_platform
 from tests.workspace.builders import git
 
 
@@ -52,30 +56,6 @@ def test_what_is_written_in_the_config_is_sent_with_the_names_of_its_secrets(
         "env_config": {"LOG_LEVEL": "INFO"},
         "secrets": {"required": ["OPENAI_API_KEY", "SEARCH_KEY"]},
     }
-    assert outcome.json == {
-        "schema_version": 1,
-        "status": "success",
-        "operation": "eval.submit",
-        "message": "Evaluation run submitted: amber-otter-42",
-        "resource": {
-            "id": "er_8",
-            "name": "amber-otter-42",
-            "status": "pending",
-            "model_name": "openai/gpt-5-mini",
-            "dataset_name": "maze-walks",
-            "created_at": "2026-10-02T07:00:00.000Z",
-            **maze.resource,
-            "config": {
-                "rollout": "multiply",
-                "entrypoint": "main.py",
-                "model": "openai/gpt-5-mini",
-                "dataset": "maze-walks",
-                "branch": None,
-                "commit_sha": None,
-            },
-        },
-        "next_steps_structured": [{"action": "eval_info", "name": "amber-otter-42"}, {"action": "eval_list"}],
-    }
 
 
 def test_a_config_without_optional_parts_sends_none(maze: Maze) -> None:
@@ -98,33 +78,6 @@ def test_a_relative_config_is_found_from_any_directory_of_the_workspace(
     assert submit(maze, "--yes", "--json").status == 0
 
 
-def test_logs_show_what_was_submitted_and_where_it_can_be_seen(maze: Maze) -> None:
-    maze.post("/eval-runs").respond(json={**SUBMITTED, "platform_url": OWN["platform_url"]})
-    outcome = submit(maze, "--yes", "--plain")
-    assert outcome.out.splitlines() == [
-        "Evaluation run submitted: amber-otter-42",
-        "Status: pending",
-        "Rollout: multiply",
-        "Model: openai/gpt-5-mini",
-        "Dataset: maze-walks",
-        f"View: {OWN['platform_url']}",
-        "Follow: osmosis eval watch amber-otter-42",
-    ]
-    assert "Submitting evaluation run\n" in outcome.err
-    envelope = submit(maze, "--yes", "--json").json
-    assert envelope["resource"]["url"] == OWN["platform_url"]
-    assert envelope["next_steps_structured"][-1] == {"action": "open_url", "url": OWN["platform_url"]}
-
-
-def test_people_see_tables_of_what_they_agree_to(maze: Maze) -> None:
-    rich = submit(maze, "--yes").err
-    for shown in (
-        *("Evaluation Run", "Env Vars (1)", "LOG_LEVEL", "Secrets (2)"),
-        *("Workspace", "Personal (overrides workspace)", "Before you submit", "Checked out here: main @ "),
-    ):
-        assert shown in rich
-
-
 # What is agreed to
 
 
@@ -134,18 +87,7 @@ def test_scripts_that_cannot_be_asked_get_all_they_would_agree_to(maze: Maze) ->
     assert (outcome.status, maze.post("/eval-runs").called) == (1, False)
     error = outcome.error
     assert error["code"] == "INTERACTIVE_REQUIRED"
-    assert error["details"]["prompt"] == "Submit this evaluation run?"
-    assert list(error["details"]["summary"].items()) == [
-        ("Rollout", "multiply"),
-        ("Entrypoint", "main.py"),
-        ("Model", "openai/gpt-5-mini"),
-        ("Dataset", "maze-walks"),
-        ("Rows", "the first 10, or all where there are fewer"),
-        ("env.LOG_LEVEL", "INFO"),
-        ("secret.OPENAI_API_KEY", "Workspace"),
-        ("secret.SEARCH_KEY", "Personal (overrides workspace)"),
-    ]
-    assert len(error["details"]["notes"]) == 3
+    assert error["details"]["summary"]["secret.SEARCH_KEY"] == "Personal (overrides workspace)"
     warnings = "\n".join(error["details"]["warnings"])
     assert (
         "Uncommitted changes" in warnings
@@ -154,68 +96,7 @@ def test_scripts_that_cannot_be_asked_get_all_they_would_agree_to(maze: Maze) ->
     )
 
 
-def test_an_uncommitted_config_is_no_reason_to_warn(maze: Maze) -> None:
-    commit(maze)
-    configure(maze, TEXT.replace("limit = 10", "limit = 5"))
-    (maze.workspace.eval_configs_dir / "new.toml").write_text(TEXT)
-    warned = submit(maze, "--json").error["details"]["warnings"]
-    assert "Uncommitted changes" not in "\n".join(warned)
-
-
-def test_commits_that_are_not_pushed_are_counted(maze: Maze, tmp_path: Path) -> None:
-    root = maze.workspace.root
-    git(root, "init", "--quiet", "--bare", str(tmp_path / "bare"))
-    git(root, "push", "--quiet", str(tmp_path / "bare"), "main")
-    git(root, "config", "branch.main.remote", "origin")
-    git(root, "config", "branch.main.merge", "refs/heads/main")
-    git(root, "update-ref", "refs/remotes/origin/main", "HEAD")
-    pushed = git(root, "rev-parse", "HEAD")
-    commit(maze)
-    commit(maze)
-    assert "2 commits are not pushed" in submit(maze, "--yes", "--plain").err
-    # A commit that a remote branch holds is as good as pushed; the newer one is not.
-    pin(maze, pushed)
-    assert "not be pushed yet" not in submit(maze, "--yes", "--plain").err
-    pin(maze, git(root, "rev-parse", "HEAD"))
-    assert "on no remote branch that this clone knows of" in submit(maze, "--yes", "--plain").err
-
-
 # Refusals
-
-
-@pytest.mark.parametrize(
-    "status, body, code",
-    [
-        (404, {"error": "there is no dataset 'maze-walks' in this workspace."}, "NOT_FOUND"),
-        (409, {"error": "the dataset 'maze-walks' is still being checked."}, "CONFLICT"),
-        (400, {"error": "the dataset 'maze-walks' was refused."}, "VALIDATION"),
-        (404, {"error": "commit 4be1c0f is not in fern/maze."}, "NOT_FOUND"),
-        (
-            400,
-            {
-                "error": "rejected",
-                "issues": [
-                    {"key": "evaluation.limt", "message": "unknown", "key_correction": "evaluation.limit"}
-                ],
-            },
-            "VALIDATION",
-        ),
-        (404, {"error": "x", "code": "GIT_REPOSITORY_NOT_CONNECTED"}, "NOT_FOUND"),
-        (403, {"error": "x", "code": "GIT_REPOSITORY_ACCESS_DENIED"}, "PLATFORM_ERROR"),
-        (403, {"error": "no plan", "code": "SUBSCRIPTION_REQUIRED"}, "SUBSCRIPTION_REQUIRED"),
-        (413, {"error": "too large"}, "PLATFORM_ERROR"),
-    ],
-)
-def test_what_the_platform_refuses_is_said_in_its_words(
-    maze: Maze, status: int, body: dict[str, Any], code: str
-) -> None:
-    route = maze.post("/eval-runs").respond(status, json=body)
-    error = submit(maze, "--yes", "--json").error
-    assert (error["code"], route.call_count) == (code, 1)
-    if "code" not in body:
-        assert error["message"].startswith(body["error"])
-    if "issues" in body:
-        assert "evaluation.limt: unknown (did you mean 'evaluation.limit'?)" in error["message"]
 
 
 @pytest.mark.parametrize("reply, code", REFUSALS)
@@ -225,16 +106,6 @@ def test_a_platform_that_is_not_well_is_told_by_its_code_and_asked_once(
     route = maze.post("/eval-runs").respond(**reply)
     outcome = submit(maze, "--yes", "--json")
     assert (outcome.status, outcome.error["code"], route.call_count) == (1, code, 1)
-
-
-@pytest.mark.parametrize(
-    "reply, code",
-    [refusal for refusal in REFUSALS if refusal.values[1] in ("AUTH_REQUIRED", "UPGRADE_REQUIRED")],
-)
-def test_who_may_not_list_secrets_may_not_submit(maze: Maze, reply: dict[str, Any], code: str) -> None:
-    maze.get("/environment-secrets").respond(**reply)
-    assert submit(maze, "--yes", "--json").error["code"] == code
-    assert not maze.post("/eval-runs").called
 
 
 def test_when_no_answer_comes_the_run_may_exist_all_the_same(maze: Maze) -> None:
@@ -253,13 +124,6 @@ def test_the_first_things_wrong_are_found_before_the_platform_is_asked(maze: Maz
     assert "did you mean 'multiply'" in submit(maze, "--yes", "--json").error["message"]
     assert maze.osmosis("eval", "submit", "data/x.toml", "--json").error["code"] == "VALIDATION"
     assert not maze.router.calls
-
-
-def test_without_a_login_or_an_origin_it_says_so(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OSMOSIS_PLATFORM_URL", "https://nobody.is.logged.in.example")
-    assert submit(maze, "--yes", "--json").error["code"] == "AUTH_REQUIRED"
-    git(maze.workspace.root, "remote", "remove", "origin")
-    assert "`origin`" in submit(maze, "--yes", "--json").error["message"]
 
 
 # --check
@@ -284,46 +148,7 @@ def test_check_does_everything_but_submit(maze: Maze, tmp_path: Path) -> None:
     assert submit(maze, "--check", "--plain").status == 0
 
 
-@pytest.mark.parametrize(
-    "reply, code",
-    [
-        ({"status_code": 404, "json": {"error": "there is no dataset 'maze-walks'"}}, "NOT_FOUND"),
-        ({"json": {"id": "ds_31", "status": "processing"}}, "VALIDATION"),
-        ({"json": {"id": "ds_31", "status": "error"}}, "VALIDATION"),
-    ],
-)
-def test_check_fails_when_the_dataset_is_not_ready(maze: Maze, reply: dict[str, Any], code: str) -> None:
-    maze.get("/datasets/maze-walks").respond(**reply)
-    outcome = submit(maze, "--check", "--json")
-    assert (outcome.status, outcome.error["code"]) == (1, code)
-
-
-def test_check_fails_on_everything_a_submit_fails_on(maze: Maze) -> None:
-    store_secrets(maze)
-    assert submit(maze, "--check", "--json").error["details"]["missing"] == ["OPENAI_API_KEY", "SEARCH_KEY"]
-    write_entrypoint(maze, "def broken(:\n")
-    assert "preflight failed" in submit(maze, "--check", "--json").error["message"]
-    assert submit(maze, "--check", "--watch", "--json").error["code"] == "VALIDATION"
-
-
 # --watch
-
-
-def test_watch_follows_the_run_to_its_results(maze: Maze) -> None:
-    running = {**DETAIL, "eval_run": {**OWN, "status": "running"}}
-    finished = {**DETAIL, "eval_run": {**OWN, "status": "finished"}}
-    looks = [running, running, finished, finished]
-    maze.get("/eval-runs/er_8").side_effect = replies(*looks, *looks)
-    maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "estimates": ESTIMATES})
-    outcome = submit(maze, "--yes", "--watch", "--plain")
-    assert outcome.status == 0, outcome.err
-    assert "Evaluation run submitted: amber-otter-42" in outcome.err
-    assert outcome.out.startswith("Evaluation run finished: amber-otter-42\n")
-    assert "Pass rate (reward >= 1.0, scored samples only)\t50.0 %" in outcome.out
-    envelope = submit(maze, "--yes", "--watch", "--json").json
-    assert (envelope["operation"], envelope["resource"]["status"]) == ("eval.submit", "finished")
-    assert envelope["resource"]["metrics"]["estimates"] == ESTIMATES
-    assert envelope["resource"]["metrics"]["pass_rate"] == 0.5
 
 
 def test_watch_exits_with_1_when_the_run_fails(maze: Maze) -> None:
@@ -334,3 +159,395 @@ def test_watch_exits_with_1_when_the_run_fails(maze: Maze) -> None:
     assert (outcome.status, outcome.json["status"]) == (1, "partial")
     assert outcome.json["resource"]["error"] == "The model was rejected."
     assert "osmosis eval logs amber-otter-42" in submit(maze, "--yes", "--watch", "--plain").out
+
+
+# The entrypoint
+
+AGENT_LOOP = """
+from osmosis_ai.rollout import RolloutAgentLoop
+
+
+class Agent(RolloutAgentLoop):
+    name = "agent"
+
+    def get_tools(self, request):
+        return []
+
+    async def run(self, ctx):
+        return ctx.complete([])
+
+
+def correct(solution_str, ground_truth, extra_info):
+    return 1.0
+
+
+agent_loop = Agent
+eval_fns = [correct]
+
+if __name__ == "__main__":
+    raise AssertionError("it serves by itself")
+"""
+
+
+@pytest.mark.parametrize(
+    "text, place, said",
+    [
+        ("def broken(:\n", "main.py, line 1", "SyntaxError"),
+        ("x = 1\nraise RuntimeError('no GPU')\n", "main.py, line 2", "RuntimeError: no GPU"),
+        ("import sys\nsys.exit(3)\n", "main.py, line 2", "SystemExit: 3"),
+        ("import os\nos._exit(5)\n", "main.py", "it ended with exit status 5"),
+        ("agent_loop = 3\n", "main.py", "is of type int, no RolloutAgentLoop"),
+        (
+            AGENT_LOOP.replace("def correct(solution_str,", "def correct(text,"),
+            "main.py",
+            "the first parameter of eval function 'correct'",
+        ),
+    ],
+)
+def test_code_that_cannot_run_anywhere_is_not_submitted(maze: Maze, text: str, place: str, said: str) -> None:
+    write_entrypoint(maze, text)
+    error = submit(maze, "--yes", "--json").error
+    assert error["code"] == "VALIDATION"
+    assert error["message"].startswith(
+        "`osmosis eval submit` preflight failed for `rollouts/multiply/main.py`."
+    )
+    assert f"rollouts/multiply/{place}" in error["message"] and said in error["message"]
+    assert not maze.router.calls
+
+
+def test_siblings_are_importable_and_secrets_have_a_stand_in_while_the_code_is_imported(maze: Maze) -> None:
+    (maze.workspace.rollouts_dir / "multiply" / "tools.py").write_text("from . import more\nX = 1\n")
+    (maze.workspace.rollouts_dir / "multiply" / "more.py").write_text("")
+    write_entrypoint(
+        maze,
+        "import os\nimport more\nfrom .tools import X\n"
+        "os.environ['SEARCH_KEY'], os.environ['LOG_LEVEL']\nassert 'OSMOSIS_TOKEN' not in os.environ\n"
+        "assert __name__ != '__main__'\n",
+    )
+    assert submit(maze, "--yes", "--json").status == 0
+
+
+def test_a_package_that_is_not_installed_here_is_left_to_the_platform(maze: Maze) -> None:
+    write_entrypoint(maze, "import no_such_package_at_all\n")
+    outcome = submit(maze, "--yes", "--json")
+    assert outcome.status == 0
+    assert "no_such_package_at_all" in json.loads(outcome.err.splitlines()[0])["warning"]["message"]
+    project = maze.workspace.rollouts_dir / "multiply" / "pyproject.toml"
+    project.write_text('[project]\nname = "multiply"\ndependencies = ["no-such-package-at-all>=9"]\n')
+    write_entrypoint(maze, "raise RuntimeError('is not even imported')\n")
+    assert "`no-such-package-at-all` is not installed" in submit(maze, "--yes", "--plain").err
+
+
+def test_an_import_that_never_ends_is_left_to_the_platform_but_no_check_says_yes_to_it(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from osmosis_ai.services import rollout_preflight
+
+    monkeypatch.setitem(rollout_preflight.import_entrypoint.__kwdefaults__, "timeout_s", 0.5)
+    write_entrypoint(maze, "import threading\nthreading.Event().wait()\n")
+    outcome = submit(maze, "--yes", "--plain")
+    assert (outcome.status, "still importing after 0.5 s" in outcome.err) == (0, True)
+    error = submit(maze, "--check", "--json").error
+    assert "`rollouts/multiply/main.py` was still importing after 0.5 s." in error["message"]
+
+
+# The commit
+
+
+def install_gh(maze: Maze, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
+    """Put a GitHub CLI on PATH that writes down what it was asked."""
+    directory = maze.workspace.root.parent / "bin"
+    directory.mkdir(exist_ok=True)
+    asked = directory / "asked"
+    (directory / "gh").write_text(f'#!/bin/sh\necho "$@" > {asked}\n{script}\n')
+    (directory / "gh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}{os.pathsep}{os.environ['PATH']}")
+    return asked
+
+
+ABSENT = "echo 'gh: No commit found for SHA (HTTP 422)' >&2; exit 1"
+
+
+def test_a_commit_that_github_has_is_submitted(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
+    pin(maze, "4be1c0f")
+    asked = install_gh(maze, monkeypatch, "exit 0")
+    outcome = submit(maze, "--yes", "--json")
+    assert (outcome.status, "4be1c0f" in outcome.err) == (0, False)
+    assert asked.read_text() == "api --silent repos/fern/maze/commits/4be1c0f\n"
+    assert sent(maze.post("/eval-runs"))["experiment_config"]["commit_sha"] == "4be1c0f"
+    assert outcome.json["resource"]["config"]["commit_sha"] == "4be1c0f"
+
+
+def test_a_commit_that_github_does_not_have_is_not(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_gh(maze, monkeypatch, ABSENT)
+    pin(maze, commit(maze))
+    assert "but not pushed to fern/maze" in submit(maze, "--yes", "--json").error["message"]
+    pin(maze, "4be1c0f")
+    assert "neither in this clone nor in fern/maze" in submit(maze, "--yes", "--json").error["message"]
+    assert not maze.post("/eval-runs").called
+
+
+@pytest.mark.parametrize("sha", ["main", "4be1c", "4" * 41])
+def test_what_is_no_sha_is_refused_here(maze: Maze, sha: str) -> None:
+    pin(maze, sha)
+    error = submit(maze, "--yes", "--json").error
+    assert (error["code"], "commit_sha" in error["message"]) == ("VALIDATION", True)
+    assert not maze.router.calls
+
+
+# Secrets
+
+
+def test_all_secrets_that_are_nowhere_are_named_at_once_with_what_stores_them(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEARCH_KEY", CANARY)
+    store_secrets(maze, ("OTHER", "workspace"), ("OPENAI_API_KEY", "team"))
+    error = submit(maze, "--json").error
+    assert error["code"] == "INTERACTIVE_REQUIRED"
+    assert error["details"]["missing"] == ["OPENAI_API_KEY", "SEARCH_KEY"]
+    assert error["details"]["flags"] == ["--secrets-file"]
+    assert "\n  osmosis secret set OPENAI_API_KEY\n" in error["message"]
+    assert error["message"].endswith("\n  osmosis secret set SEARCH_KEY --env SEARCH_KEY")
+    assert CANARY not in json.dumps(error)
+    assert not maze.post("/eval-runs").called
+
+
+def test_values_travel_only_from_a_secrets_file_and_are_shown_nowhere(maze: Maze, tmp_path: Path) -> None:
+    store_secrets(maze, ("OPENAI_API_KEY", "workspace"))
+    secrets = tmp_path / "secrets.env"
+    secrets.write_text(f"export SEARCH_KEY='{CANARY}'\nUNASKED={CANARY}2\n")
+    for mode in (["--json"], ["--plain"], []):
+        outcome = submit(maze, "--yes", "--secrets-file", str(secrets), *mode)
+        assert outcome.status == 0, outcome.err
+        assert CANARY not in outcome.out + outcome.err
+        assert "UNASKED" in outcome.err
+        assert sent(maze.post("/eval-runs"))["secrets"] == {
+            "required": ["OPENAI_API_KEY", "SEARCH_KEY"],
+            "provided": {"SEARCH_KEY": CANARY},
+        }
+    assert files_holding(CANARY, tmp_path) == ["secrets.env"]
+
+
+def test_a_platform_that_echoes_a_value_is_not_quoted(maze: Maze, tmp_path: Path) -> None:
+    secrets = tmp_path / "secrets.env"
+    secrets.write_text(f"OPENAI_API_KEY={CANARY}\nSEARCH_KEY={CANARY}-longer\n")
+    maze.post("/eval-runs").respond(400, json={"error": f"bad secret {CANARY}-longer", "value": CANARY})
+    for mode in ("--json", "--plain"):
+        outcome = submit(maze, "--yes", "--secrets-file", str(secrets), mode)
+        assert (outcome.status, CANARY in outcome.err, "-longer" in outcome.err) == (1, False, False)
+        assert "bad secret [REDACTED]" in outcome.err
+
+
+def test_a_platform_that_cannot_list_secrets_checks_them_itself(maze: Maze, tmp_path: Path) -> None:
+    secrets = tmp_path / "secrets.env"
+    secrets.write_text(f"SEARCH_KEY={CANARY}\n")
+    maze.get("/environment-secrets").respond(500, json={"error": "broken"})
+    outcome = submit(maze, "--yes", "--secrets-file", str(secrets), "--plain")
+    assert (outcome.status, "the stored secrets could not be listed (broken)" in outcome.err) == (0, True)
+    # What was supplied for this run still travels.
+    assert sent(maze.post("/eval-runs"))["secrets"]["provided"] == {"SEARCH_KEY": CANARY}
+
+
+def test_a_secrets_file_that_is_wrong_is_told_by_line_alone(maze: Maze, tmp_path: Path) -> None:
+    secrets = tmp_path / "secrets.env"
+    secrets.write_text(f"GOOD=1\n{CANARY}\n")
+    error = submit(maze, "--yes", "--secrets-file", str(secrets), "--json").error
+    assert "Line 2" in error["message"] and CANARY not in json.dumps(error)
+    missing = submit(maze, "--yes", "--secrets-file", "none.env", "--json").error
+    assert (missing["code"], missing["message"]) == ("VALIDATION", "Secrets file not found: none.env")
+
+
+HOSTED = "https://platform.osmosis.ai"
+ALL = ["config", "import", "secrets", "dataset", "model", "commit", "rollout", "limits"]
+ONLY_THE_PLATFORM = ["model", "commit", "rollout", "limits"]
+
+
+def agrees(maze: Maze, sha: str, *, local: bool = False) -> None:
+    """Let the platform be one that can be asked, and agree."""
+    verdict = {
+        "dry_run": True,
+        "commit_sha": sha,
+        "repository": {"identity": "fern/maze", "local": local},
+        "dataset": {"id": "ds_31", "name": "maze-walks"},
+        "sampled_rows": 10,
+        "total_dataset_rows": 200,
+    }
+    maze.post("/eval-runs/check").respond(json=verdict)
+
+
+def head(maze: Maze) -> str:
+    return git(maze.workspace.root, "rev-parse", "HEAD")
+
+
+def test_a_config_that_the_platform_would_take_can_be_submitted(maze: Maze) -> None:
+    agrees(maze, head(maze))
+    envelope = submit(maze, "--check", "--json").json
+    assert envelope["message"] == "maze.toml can be submitted."
+    assert (envelope["resource"]["checked"], envelope["resource"]["unchecked"]) == (ALL, [])
+    assert "Not checked" not in submit(maze, "--check", "--plain").out
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"status_code": 404, "html": "<h1>404</h1>"},
+        {"status_code": 200, "json": {"ok": True}},
+    ],
+)
+def test_of_a_platform_that_cannot_be_asked_it_says_what_was_checked_and_what_was_not(
+    maze: Maze, reply: dict[str, Any]
+) -> None:
+    maze.post("/eval-runs/check").respond(**reply)
+    envelope = submit(maze, "--check", "--json").json
+    assert "can be submitted" not in envelope["message"]
+    assert envelope["resource"]["unchecked"] == ONLY_THE_PLATFORM
+    assert envelope["resource"]["checked"] == [check for check in ALL if check not in ONLY_THE_PLATFORM]
+    for mode in ((), ("--plain",)):
+        outcome = submit(maze, "--check", *mode)
+        assert "Not checked: the model, the commit, the rollout's directory" in outcome.out + outcome.err
+
+
+@pytest.mark.parametrize("way", [("--check",), ("--yes",)])
+@pytest.mark.parametrize(
+    "status, body, said, code",
+    [
+        (404, {"error": "no dataset 'x'", "code": "DATASET_NOT_FOUND"}, "no dataset 'x'", "NOT_FOUND"),
+        (
+            404,
+            {"error": "Secret(s) not found: SEARCH_KEY", "code": "SECRETS_NOT_FOUND"},
+            "osmosis secret set SEARCH_KEY",
+            "NOT_FOUND",
+        ),
+        (
+            400,
+            {
+                "error": "cannot be submitted:",
+                "issues": [{"key": "experiment.branch", "message": "there is no branch 'mian'"}],
+            },
+            "experiment.branch: there is no branch 'mian'",
+            "VALIDATION",
+        ),
+        (
+            502,
+            {"error": "could not fetch the code", "code": "REPOSITORY_NOT_FETCHED"},
+            "fetch",
+            "PLATFORM_ERROR",
+        ),
+    ],
+)
+def test_what_the_platform_would_refuse_is_neither_checked_nor_submitted(
+    maze: Maze, way: tuple[str, ...], status: int, body: dict[str, Any], said: str, code: str
+) -> None:
+    maze.post("/eval-runs/check").respond(status, json={**body, "dry_run": True})
+    error = submit(maze, *way, "--json").error
+    assert (error["code"], said in error["message"]) == (code, True)
+    assert not maze.post("/eval-runs").called
+
+
+def test_values_of_secrets_travel_with_no_question(maze: Maze, tmp_path: Path) -> None:
+    agrees(maze, head(maze))
+    secrets = tmp_path / "secrets.env"
+    secrets.write_text(f"SEARCH_KEY={CANARY}\n")
+    assert submit(maze, "--yes", "--secrets-file", str(secrets), "--json").status == 0
+    asked, submitted = sent(maze.post("/eval-runs/check")), sent(maze.post("/eval-runs"))
+    assert CANARY not in str(asked) and set(asked["secrets"]["provided"]) == {"SEARCH_KEY"}
+    assert submitted["secrets"]["provided"] == {"SEARCH_KEY": CANARY}
+    secrets.write_text(f"SEARCH_KEY={CANARY * 5000}\n")
+    error = submit(maze, "--check", "--secrets-file", str(secrets), "--json").error
+    assert error["message"] == "The value of SEARCH_KEY in the secrets file must not be longer than 64 KiB."
+
+
+# What is pushed
+
+
+def warnings(maze: Maze) -> str:
+    return "\n".join(submit(maze, "--json").error["details"].get("warnings", []))
+
+
+def test_the_commit_checked_out_here_needs_no_push_when_it_is_what_would_run(maze: Maze) -> None:
+    # The branch has no upstream: the platform reads the repository from somewhere else.
+    agrees(maze, head(maze), local=True)
+    assert warnings(maze) == ""
+    notes = submit(maze, "--json").error["details"]["notes"]
+    assert any(f"now {head(maze)[:8]}" in note for note in notes)
+
+
+def test_commits_that_the_platform_would_not_run_are_counted_from_the_one_it_would(maze: Maze) -> None:
+    old = head(maze)
+    agrees(maze, old)
+    commit(maze)
+    assert "1 commit that is checked out here is not pushed to the branch it reads" in warnings(maze)
+    commit(maze)
+    assert "2 commits checked out here are not pushed" in warnings(maze)
+    agrees(maze, old, local=True)
+    assert "2 commits checked out here are not on the branch it reads" in warnings(maze)
+    agrees(maze, head(maze))
+    git(maze.workspace.root, "reset", "--quiet", "--hard", old)
+    assert "which is newer than" in warnings(maze)
+    agrees(maze, "4be1c0f" * 5 + "4be1c")
+    assert "the platform would run 4be1c0f4, which is not in this clone" in warnings(maze)
+
+
+def test_the_hosted_service_gets_no_request_that_it_does_not_know(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_login(HOSTED)
+    use_platform(monkeypatch, HOSTED)
+    api = f"{HOSTED}/api/cli"
+    names = ("OPENAI_API_KEY", "SEARCH_KEY")
+    stored = [{"id": name, "name": name, "scope": "workspace"} for name in names]
+    listed = maze.router.get(url__startswith=f"{api}/environment-secrets")
+    listed.respond(json={"environment_secrets": stored, "next_offset": None})
+    maze.router.post(f"{api}/eval-runs").respond(json=SUBMITTED)
+    asked = maze.router.post(f"{api}/eval-runs/check").respond(404)
+    envelope = submit(maze, "--yes", "--json").json
+    assert envelope["resource"]["name"] == SUBMITTED["name"]
+    assert not asked.called
+
+
+def test_an_agent_that_is_served_elsewhere_needs_no_directory(maze: Maze) -> None:
+    served = TEXT.replace('"multiply"', '"calculator"').replace('"main.py"', '"server://calculator"')
+    configure(maze, served)
+    agrees(maze, commit(maze))
+    envelope = submit(maze, "--check", "--json").json
+    assert envelope["resource"]["unchecked"] == ["import"]
+    assert "is served elsewhere" in " ".join(envelope["resource"]["warnings"])
+    (maze.workspace.root / "new.txt").write_text("not the agent's")
+    told = submit(maze, "--check", "--json").json["resource"]
+    assert "Uncommitted changes" not in " ".join(told["warnings"])
+    assert "the repository's code is not run" in " ".join(told["notes"])
+    asked = sent(maze.post("/eval-runs/check"))
+    assert asked["experiment_config"]["entrypoint"] == "server://calculator"
+    for nothing in ("server://", "server:// x", "server://<name>"):
+        configure(maze, served.replace("server://calculator", nothing))
+        refused = submit(maze, "--check")
+        assert refused.status == 1 and "must name a served agent" in refused.err
+
+
+LOGIN = "Error: Not logged in."
+
+
+@pytest.fixture
+def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The configs of a workspace directory that has a platform's repository, and nobody who is logged in."""
+    for name in ("configs/eval", "configs/training", "configs/benchmark", "data", "rollouts"):
+        (tmp_path / name).mkdir(parents=True)
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    origin = "https://github.com/fern/maze.git"
+    subprocess.run(["git", "-C", str(tmp_path), "remote", "add", "origin", origin], check=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "configs"
+
+
+@pytest.mark.parametrize(
+    ("command", "folder"), [("eval", "eval"), ("train", "training"), ("benchmark", "benchmark")]
+)
+def test_a_config_that_is_missing_is_noticed_before_a_login_is_asked_for(
+    cli: Cli, configs: Path, command: str, folder: str
+) -> None:
+    (configs / folder / "first.toml").touch()
+    missing = cli(command, "submit", "nope.toml")
+    assert missing.status == 1
+    assert missing.err == f"Error: Config file not found: nope.toml\nhint: configs/{folder}/ has first.toml\n"
+    assert cli(command, "submit", f"configs/{folder}/first.toml").err.startswith(LOGIN)

@@ -32,7 +32,7 @@ from tests.cli import (
 )
 from tests.cli.golden_cases import Case
 from tests.cli.maze import Maze, Outcome, open_maze
-from tests.cli.test_examples import commands
+from tests.cli.test_root import commands
 from tests.logins import ORIGIN
 
 SCREENS = Path(__file__).with_name("golden")
@@ -215,44 +215,6 @@ def test_screen(case: Case, run_case: RunCase) -> None:
     path = SCREENS / _screen_file(case)
     expected = path.read_text() if path.exists() else ""
     _check(path, expected, _without_variable_padding(screen), str)
-
-
-@pytest.mark.imports_much
-@pytest.mark.parametrize(
-    ("line", "columns"),
-    [
-        ("benchmark list", ["Name, Key, Last Run, Tasks"]),
-        (
-            "benchmark runs list",
-            ["Name, Status, Benchmark, Agents, Best pass@1, Results, Submitted, Submitted By"],
-        ),
-        ("dataset list", ["Name, Status, Size, Uploaded, Uploaded By"]),
-        ("dev server list", ["ID, Rollout, URL, Expires At, Status"]),
-        (
-            "model list",
-            [
-                "Name, Created, Created By",
-                "Name, Base Model, Training Run, Checkpoint Step, Training Reward, Created, Deployment Status",
-            ],
-        ),
-        ("platform repository list", ["Identity, Workspace, Clone URL, Branch, Last fetched"]),
-        ("platform token list", ["ID, Kind, Name, User, Status, Expires, Last used"]),
-        ("platform user list", ["E-mail, Name, Admin, Status, Workspaces"]),
-        ("platform worker-token list", ["ID, Pool, Name, Workspaces, Status, Created, Last used"]),
-        ("platform workspace list", ["Name, Members, Repositories"]),
-        ("rollout list", ["Name, Active, Commit, Created"]),
-        ("rollout server list", ["Name, Address, Status, Asked, Error"]),
-        ("secret list", ["Name, Scope, Updated, Updated By"]),
-        ("train checkpoints copper-finch", ["Checkpoint, Step, Status, Saved"]),
-        ("train list", ["Name, Status, Base Model, Rollout, Reward, Submitted, Submitted By"]),
-        ("workspace list", ["Name, Role, Repository, Directory"]),
-    ],
-)
-def test_columns_of_a_list_without_a_screen(line: str, columns: list[str], run_case: RunCase) -> None:
-    (case,) = (case for case in ACCEPTED if case.line == line)
-    lines = run_case(case).out.splitlines()
-    titles = [above.strip("│ ") for above, below in itertools.pairwise(lines) if below.startswith("├")]
-    assert [re.sub(r"\s+│\s+", ", ", title) for title in titles] == columns
 
 
 def _without_variable_padding(screen: str) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.cli.maze import Maze, replies
+from tests.cli.maze import Maze
 
 BASE: dict[str, Any] = {
     "id": "bm_1",
@@ -56,44 +60,6 @@ def maze(maze: Maze) -> Maze:
     return maze
 
 
-def test_both_lists_come_in_one_envelope_each_with_its_own_pages(maze: Maze) -> None:
-    envelope = maze.osmosis("model", "list", "--json").json
-    assert [item["id"] for item in envelope["base_models"]["items"]] == ["bm_1", "bm_2"]
-    assert envelope["base_models"]["items"][0] == {
-        **BASE,
-        "created_at": "2026-10-01T07:00:00.000Z",
-        "updated_at": "2026-10-01T08:00:00.000Z",
-    }
-    full, minimal = envelope["lora_models"]["items"]
-    assert full == {
-        **DEPLOYED,
-        "created_at": "2026-10-02T07:00:00.000Z",
-        "deployed_at": "2026-10-02T08:00:00.000Z",
-    }
-    assert (minimal["model_name"], minimal["deployment_status"]) == (None, None)
-    assert (envelope["active_deployments"], envelope["max_active_deployments"]) == (1, 3)
-    assert envelope["git"] == maze.resource["git"]
-
-
-def test_one_type_is_an_ordinary_list(maze: Maze) -> None:
-    base = maze.osmosis("model", "list", "--type", "base", "--json").json
-    assert (len(base["items"]), base["total_count"], "active_deployments" in base) == (2, 2, False)
-    assert not maze.get("/models/lora").called
-    lora = maze.osmosis("model", "list", "--type", "LORA", "--json").json
-    assert (len(lora["items"]), lora["active_deployments"]) == (2, 1)
-    wrong = maze.osmosis("model", "list", "--type", "big", "--json").error
-    assert (wrong["code"], "all, base or lora" in wrong["message"]) == ("VALIDATION", True)
-
-
-def test_people_see_what_is_deployed(maze: Maze) -> None:
-    plain = maze.osmosis("model", "list", "--type", "lora", "--plain").out.splitlines()
-    assert plain[0] == "maze-lora\tfern/base-32b\tcopper-finch\t40\t0.750\t2026-10-02T07:00:00Z\t[active]"
-    assert plain[1].endswith("[not deployed]")
-    rich = maze.osmosis("model", "list").out
-    for shown in ("Base Models", "LoRA Models", "maze-lora", "[active]", "Deployed: 1 of 3"):
-        assert shown in rich, shown
-
-
 def test_where_inference_is_not_offered_nothing_is_said_of_it(maze: Maze) -> None:
     maze.get("/models/lora").respond(json={"models": [LORA]})
     envelope = maze.osmosis("model", "list", "--json").json
@@ -102,31 +68,6 @@ def test_where_inference_is_not_offered_nothing_is_said_of_it(maze: Maze) -> Non
     assert "eploy" not in maze.osmosis("model", "list").out
     maze.get("/models/maze-lora").respond(json=LORA)
     assert "eploy" not in maze.osmosis("model", "info", "maze-lora").out
-
-
-def test_all_pages_are_fetched_when_asked_for(maze: Maze) -> None:
-    maze.get("/models/base").mock(
-        side_effect=replies({"models": [BASE], "next_offset": 1}, {"models": [{"id": "bm_2"}]})
-    )
-    listed = maze.osmosis("model", "list", "--type", "base", "--all", "--json").json
-    assert [item["id"] for item in listed["items"]] == ["bm_1", "bm_2"]
-
-
-def test_a_model_is_described_in_full(maze: Maze) -> None:
-    maze.get("/models/maze-lora").respond(json=DETAIL)
-    data = maze.osmosis("model", "info", "maze-lora", "--json").json["data"]
-    assert data == {
-        "lora_model": {
-            **{key: value for key, value in DETAIL.items() if key != "platform_url"},
-            "created_at": "2026-10-02T07:00:00.000Z",
-            "deployed_at": "2026-10-02T08:00:00.000Z",
-        },
-        "platform_url": DETAIL["platform_url"],
-        **maze.resource,
-    }
-    plain = maze.osmosis("model", "info", "maze-lora", "--plain").out
-    for shown in ("Upload Status: In Progress", "Deployed By: Mara", "Model Name: fern/base-32b:maze-lora"):
-        assert shown in plain, shown
 
 
 AS_SERVED = "fern%2Fbase-32b%3Amaze-lora"
@@ -162,43 +103,10 @@ def test_an_adapter_of_another_base_model_is_not_meant(maze: Maze) -> None:
     assert not deploy.called
 
 
-def test_a_deployed_model_comes_with_a_request_that_it_answers(
-    maze: Maze, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    maze.get("/models/maze-lora").respond(json=DETAIL)
-    shown = maze.osmosis("model", "info", "maze-lora").out
-    assert "curl https://osmosis.fern.example/v1/chat/completions \\" in shown
-    assert "Bearer $OSMOSIS_API_KEY" in shown and '"model": "fern/base-32b:maze-lora"' in shown
-    assert "osmosis model undeploy maze-lora" in shown
-    monkeypatch.setenv("OSMOSIS_INFERENCE_URL", "https://models.fern.example/")
-    elsewhere = maze.osmosis("model", "info", "maze-lora").out
-    assert "curl https://models.fern.example/v1/chat/completions" in elsewhere
-
-
-def test_a_model_that_is_not_deployed_says_how_to(maze: Maze) -> None:
-    maze.get("/models/maze-lora").respond(json={**DETAIL, "deployment_status": "inactive"})
-    shown = maze.osmosis("model", "info", "maze-lora").out
-    assert "osmosis model deploy maze-lora" in shown and "curl" not in shown
-
-
 def test_a_model_of_which_little_is_known_can_be_shown(maze: Maze) -> None:
     maze.get("/models/x").respond(json={**dict.fromkeys(DETAIL), "id": "lo_1"})
     for mode in (["--json"], ["--plain"], []):
         assert maze.osmosis("model", "info", "x", *mode).status == 0
-
-
-@pytest.mark.parametrize("verb, status", [("deploy", "active"), ("undeploy", "inactive")])
-def test_a_script_that_deploys_or_takes_back_is_asked_nothing(maze: Maze, verb: str, status: str) -> None:
-    maze.post(f"/models/maze-lora/{verb}").respond(
-        json={"id": "lo_1", "model_name": "maze-lora", "status": status}
-    )
-    agreed = ["--yes"] if verb == "undeploy" else []
-    shown = maze.osmosis("model", verb, "maze-lora", *agreed)
-    assert (shown.status, "osmosis model info maze-lora" in shown.out) == (0, verb == "deploy")
-    done = maze.osmosis("model", verb, "maze-lora", "--json").json
-    assert (done["operation"], done["status"]) == (f"model.{verb}", "success")
-    assert done["message"] == f"LoRA model {verb}ed: maze-lora"
-    assert done["resource"] == {"id": "lo_1", "model_name": "maze-lora", "status": status, **maze.resource}
 
 
 def test_a_person_is_asked_before_a_model_is_taken_back(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,13 +119,116 @@ def test_a_person_is_asked_before_a_model_is_taken_back(maze: Maze, monkeypatch:
     assert called.called
 
 
-def test_why_a_model_is_not_deployed_is_said(maze: Maze) -> None:
-    maze.post("/models/maze-lora/deploy").respond(
-        409, json={"error": "8 models are deployed.", "code": "CONFLICT", "field": "loraName"}
+STORE = "https://store.fern.example/adapters"
+CONTENT = {
+    "README.md": b"# maze-lora\n",
+    "adapter_config.json": json.dumps({"peft_type": "LORA", "r": 16}).encode(),
+    "adapter_model.safetensors": bytes(range(256)) * 64,
+}
+
+
+def offer(maze: Maze, content: dict[str, bytes] = CONTENT, **replaced: bytes) -> dict[str, Any]:
+    """Let the platform have the adapter; ``replaced`` says what the store has instead of a file."""
+    listing = {
+        "model_name": "maze-lora",
+        "base_model": "fern/base-32b",
+        "expires_in": 900,
+        "files": [
+            {
+                "path": path,
+                "size": len(data),
+                "sha256": hashlib.sha256(data).hexdigest(),
+                "url": f"{STORE}/{path}",
+            }
+            for path, data in content.items()
+        ],
+    }
+    maze.get("/models/maze-lora/download").respond(json=listing)
+    for path, data in content.items():
+        if not path.isprintable():
+            continue
+        stored = replaced.get(path.partition(".")[0], data)
+        maze.router.get(f"{STORE}/{path}").respond(content=stored)
+    return listing
+
+
+def files_in(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_an_adapter_arrives_whole_and_a_second_time_changes_nothing(maze: Maze) -> None:
+    offer(maze)
+    outcome = maze.osmosis("model", "download", "maze-lora", "--json")
+    assert outcome.status == 0, outcome.err
+    place = maze.workspace.root / ".osmosis" / "models" / "maze-lora"
+    assert files_in(place) == CONTENT
+    assert [path.name for path in place.parent.iterdir()] == ["maze-lora"]
+    resource = outcome.json["resource"]
+    assert resource["output_path"] == str(place)
+    assert (resource["base_model"], len(resource["files"])) == ("fern/base-32b", 3)
+    assert "store.fern.example" not in outcome.out  # URLs are signed: no business of a log
+
+    again = maze.osmosis("model", "download", "maze-lora", "--json")
+    assert (again.status, again.json["status"]) == (0, "noop")
+    assert maze.router.get(f"{STORE}/adapter_model.safetensors").call_count == 1
+
+
+def test_the_folder_may_be_named_and_what_to_do_with_it_is_said(maze: Maze, tmp_path: Path) -> None:
+    offer(maze)
+    place = tmp_path / "mine"
+    place.mkdir()
+    outcome = maze.osmosis("model", "download", "maze-lora", "-o", str(place), "--plain")
+    assert outcome.status == 0, outcome.err
+    assert files_in(place) == CONTENT
+    assert f'peft.PeftModel.from_pretrained(base, "{place}")' in outcome.out
+
+
+def test_other_bytes_than_the_platform_named_are_no_adapter_and_what_was_right_is_kept(
+    maze: Maze, tmp_path: Path
+) -> None:
+    offer(maze, adapter_model=bytes(256 * 64))
+    place = tmp_path / "mine"
+    outcome = maze.osmosis("model", "download", "maze-lora", "-o", str(place), "--json")
+    assert outcome.status == 1 and outcome.out == ""
+    assert not place.exists()
+    offer(maze)
+    assert maze.osmosis("model", "download", "maze-lora", "-o", str(place)).status == 0
+    assert files_in(place) == CONTENT
+    assert maze.router.get(f"{STORE}/adapter_config.json").call_count == 1
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(maze: Maze, tmp_path: Path) -> None:
+    offer(maze)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("dear")
+    error = maze.osmosis("model", "download", "maze-lora", "-o", str(tmp_path / "mine"), "--json").error
+    assert (error["code"], "--output" in error["hint"]) == ("CONFLICT", True)
+    assert files_in(tmp_path / "mine") == {"thesis.tex": b"dear"}
+
+
+@pytest.mark.parametrize("path", ["../evil", "a/b", "/etc/passwd", ".ssh", "", "x\n"])
+def test_a_name_that_leads_elsewhere_is_refused(maze: Maze, path: str, tmp_path: Path) -> None:
+    offer(maze, {**CONTENT, path: b"x"})
+    error = maze.osmosis("model", "download", "maze-lora", "-o", str(tmp_path / "mine"), "--json").error
+    assert error["code"] == "PLATFORM_ERROR"
+    assert not (tmp_path / "mine").exists()
+
+
+def test_what_is_no_adapter_is_named(maze: Maze, tmp_path: Path) -> None:
+    offer(maze, {"README.md": b"x"})
+    assert "no adapter" in maze.osmosis("model", "download", "maze-lora", "--json").error["message"]
+    offer(maze, {**CONTENT, "adapter_config.json": b"[]"})
+    error = maze.osmosis("model", "download", "maze-lora", "-o", str(tmp_path / "mine"), "--json").error
+    assert "is not PEFT's" in error["message"]
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_url_that_has_ended_is_signed_again(maze: Maze, tmp_path: Path) -> None:
+    offer(maze)
+    weights = CONTENT["adapter_model.safetensors"]
+    maze.router.get(f"{STORE}/adapter_model.safetensors").mock(
+        side_effect=[httpx.Response(403), httpx.Response(200, content=weights)]
     )
-    error = maze.osmosis("model", "deploy", "maze-lora", "--json").error
-    assert (error["code"], error["message"]) == ("CONFLICT", "8 models are deployed.")
-    maze.post("/models/maze-lora/deploy").respond(
-        403, json={"error": "no plan", "code": "SUBSCRIPTION_REQUIRED"}
-    )
-    assert maze.osmosis("model", "deploy", "maze-lora", "--json").error["code"] == "SUBSCRIPTION_REQUIRED"
+    outcome = maze.osmosis("model", "download", "maze-lora", "-o", str(tmp_path / "mine"))
+    assert outcome.status == 0, outcome.err
+    assert maze.get("/models/maze-lora/download").call_count == 2

@@ -10,16 +10,11 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.api.git_identity import identify_origin
-from osmosis_ai.platform.accounts import TokenRejected, bootstrap
-from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.services import PlatformServices, build_services
+from osmosis_ai.errors import OsmosisError
 from tests.cli.conftest import Cli
+from tests.cli.own_platform import add_pending_run, repository_of
 from tests.logins import hash_passwords_quickly
-from tests.platform.databases import put_migrated_database
-
-pytestmark = pytest.mark.integration
+from tests.platform.test_worker_access import offer
 
 
 @pytest.fixture(autouse=True)
@@ -29,15 +24,6 @@ def platform_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "platform"
 
 
-@pytest.fixture
-def running(platform_home: Path) -> PlatformServices:
-    """A platform that has been started once and is open in this process."""
-    put_migrated_database(platform_home)
-    services = build_services(PlatformConfig(home=platform_home))
-    bootstrap(services.db, services.clock)
-    return services
-
-
 def envelope(cli: Cli, *arguments: str) -> dict[str, Any]:
     done = cli("--json", "platform", *arguments)
     assert done.status == 0, done.err
@@ -45,7 +31,8 @@ def envelope(cli: Cli, *arguments: str) -> dict[str, Any]:
     return parsed
 
 
-def test_a_token_is_printed_alone_on_stdout_and_works(cli: Cli, running: PlatformServices) -> None:
+@pytest.mark.integration
+def test_a_token_is_printed_alone_on_stdout_and_works(cli: Cli, running: Any) -> None:
     done = cli("platform", "token", "create", "--plain")
     assert done.status == 0
     plain = done.out.strip()
@@ -54,31 +41,8 @@ def test_a_token_is_printed_alone_on_stdout_and_works(cli: Cli, running: Platfor
     assert running.accounts.authenticate(plain).user.email == "admin@localhost"
 
 
-def test_a_token_in_json_says_what_it_is_good_for(cli: Cli, running: PlatformServices) -> None:
-    running.accounts.create_user("mara@fern.example")
-    created = envelope(
-        cli, "token", "create", "-u", "mara@fern.example", "--kind", "api_key", "--name", "ci", "--no-expiry"
-    )
-    resource = created["resource"]
-    assert created["operation"] == "platform.token.create"
-    assert (resource["kind"], resource["name"], resource["expires_at"]) == ("api_key", "ci", None)
-    assert resource["platform_url"] == "http://127.0.0.1:8733"
-    assert running.accounts.authenticate(resource["token"], kinds=("api_key",))
-
-
-def test_json_holds_what_is_shown_once_once(cli: Cli, running: PlatformServices) -> None:
-    made = [
-        ("token", envelope(cli, "token", "create")),
-        ("password", envelope(cli, "user", "add", "mara@fern.example")),
-        ("password", envelope(cli, "user", "password", "mara@fern.example")),
-    ]
-    for key, document in made:
-        assert document["message"] and json.dumps(document).count(document["resource"][key]) == 1
-    plain = cli("platform", "user", "password", "mara@fern.example", "--plain")
-    assert "Password: " in plain.out
-
-
-def test_tokens_are_listed_and_revoked(cli: Cli, running: PlatformServices) -> None:
+@pytest.mark.integration
+def test_tokens_are_listed_and_revoked(cli: Cli, running: Any) -> None:
     first = envelope(cli, "token", "create", "--name", "laptop")["resource"]
     envelope(cli, "token", "create", "--name", "ci")
     listed = cli("platform", "token", "list", "--json")
@@ -88,14 +52,15 @@ def test_tokens_are_listed_and_revoked(cli: Cli, running: PlatformServices) -> N
     assert cli("platform", "token", "revoke", first["id"], "--plain").status == 1
     assert cli("platform", "token", "revoke", first["id"], "--yes").status == 0
     assert envelope(cli, "token", "revoke", first["id"])["status"] == "noop"
-    with pytest.raises(TokenRejected):
+    with pytest.raises(OsmosisError, match="revoked"):
         running.accounts.authenticate(first["token"])
     assert [item["name"] for item in envelope(cli, "token", "list")["items"]] == ["ci"]
     everything = envelope(cli, "token", "list", "--all")["items"]
     assert [item["status"] for item in everything] == ["active", "revoked"]
 
 
-def test_a_token_of_one_workspace_needs_a_member_of_it(cli: Cli, running: PlatformServices) -> None:
+@pytest.mark.integration
+def test_a_token_of_one_workspace_needs_a_member_of_it(cli: Cli, running: Any) -> None:
     running.workspaces.create("moss")
     done = cli("platform", "token", "create", "--workspace", "moss")
     assert done.status == 1
@@ -104,7 +69,8 @@ def test_a_token_of_one_workspace_needs_a_member_of_it(cli: Cli, running: Platfo
     assert envelope(cli, "token", "create", "-w", "moss")["resource"]["workspace"] == "moss"
 
 
-def test_a_user_is_added_with_a_password_that_is_shown_once(cli: Cli, running: PlatformServices) -> None:
+@pytest.mark.integration
+def test_a_user_is_added_with_a_password_that_is_shown_once(cli: Cli, running: Any) -> None:
     added = envelope(cli, "user", "add", "Mara@fern.example", "--name", "Mara", "-w", "default")["resource"]
     assert added["email"] == "mara@fern.example"
     assert running.accounts.check_password("mara@fern.example", added["password"]) is not None
@@ -113,8 +79,9 @@ def test_a_user_is_added_with_a_password_that_is_shown_once(cli: Cli, running: P
     assert [user["workspaces"] for user in json.loads(listed.out)["items"]] == [["default"], ["default"]]
 
 
+@pytest.mark.integration
 def test_a_password_can_come_from_standard_input(
-    cli: Cli, running: PlatformServices, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("correct horse battery\n"))
     done = cli("platform", "user", "add", "mara@fern.example", "--password-stdin", "--json")
@@ -124,7 +91,8 @@ def test_a_password_can_come_from_standard_input(
     assert running.accounts.check_password("mara@fern.example", changed["password"]) is not None
 
 
-def test_workspaces_and_members(cli: Cli, running: PlatformServices) -> None:
+@pytest.mark.integration
+def test_workspaces_and_members(cli: Cli, running: Any) -> None:
     assert envelope(cli, "workspace", "add", "fern")["resource"]["owner"] == "admin@localhost"
     running.accounts.create_user("tom@fern.example")
     assert envelope(cli, "member", "add", "fern", "tom@fern.example", "--role", "admin")
@@ -139,46 +107,26 @@ def test_workspaces_and_members(cli: Cli, running: PlatformServices) -> None:
     assert cli("platform", "member", "add", "fern", "tom@fern.example", "--role", "king").status == 2
 
 
-def test_each_operation_prints_the_next_step(cli: Cli, running: PlatformServices) -> None:
-    url = "https://git.fern.example/agents.git"
-    added = cli("platform", "user", "add", "mara@fern.example").out
-    assert "Added mara@fern.example. Password: " in added and "http://127.0.0.1:8733/device" in added
-    disabled = cli("platform", "user", "disable", "mara@fern.example", "--yes").out
-    assert "osmosis platform user enable mara@fern.example" in disabled
-    workspace = cli("platform", "workspace", "add", "moss", "--owner", "admin@localhost").out
-    assert "osmosis platform connect URL --workspace moss" in workspace
-    assert cli("platform", "connect", url, "--workspace", "moss", "--no-check").status == 0
-    assert f"osmosis platform connect {url}" in cli("platform", "disconnect", url, "--yes").out
-    assert "Backups made before this" in cli("platform", "secret-key", "rotate").out
-
-
-def test_what_is_missing_is_named_with_what_to_do(cli: Cli) -> None:
-    done = cli("platform", "token", "create")
-    assert done.status == 1
-    assert "osmosis platform start" in done.err
-    error = json.loads(cli("--json", "platform", "user", "password", "nobody@fern.example").err)["error"]
-    assert error["code"] == "NOT_FOUND"
-
-
-def test_several_users_make_the_choice_explicit(cli: Cli, running: PlatformServices) -> None:
+@pytest.mark.integration
+def test_several_users_make_the_choice_explicit(cli: Cli, running: Any) -> None:
     running.accounts.create_user("mara@fern.example")
     done = cli("platform", "token", "create")
     assert done.status == 1 and "--user" in done.err and "mara@fern.example" in done.err
 
 
+@pytest.mark.integration
 def test_the_data_directory_is_private(cli: Cli, platform_home: Path) -> None:
     platform_home.mkdir(mode=0o755)
     assert cli("platform", "user", "add", "mara@fern.example").status == 0
     assert platform_home.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("OSMOSIS_PLATFORM_PORT", "many"),
-        ("OSMOSIS_EXECUTOR_SLOTS", "-1"),
         ("OSMOSIS_DATABASE_URL", "mysql://root:hunter2@host/db"),
-        ("OSMOSIS_MINIMUM_CLI_VERSION", "newest"),
         ("OSMOSIS_PUBLIC_URL", "ftp://x"),
     ],
 )
@@ -202,10 +150,11 @@ def repository(path: Path, origin: str | None = None) -> Path:
     return path
 
 
-def test_a_url_is_connected_under_the_identity_its_clients_send(cli: Cli, running: PlatformServices) -> None:
+@pytest.mark.integration
+def test_a_url_is_connected_under_the_identity_its_clients_send(cli: Cli, running: Any) -> None:
     url = "https://gitlab.fern.example/lab/agents.git"
     resource = envelope(cli, "connect", url, "--no-check")["resource"]
-    assert resource["identity"] == identify_origin(url).identity
+    assert resource["identity"] == "gitlab-fern-example/agents-acc046d7"
     assert (resource["clone_url"], resource["workspace"]) == (url, "default")
     named = envelope(
         cli, "connect", "ssh://git@host/x.git", "--identity", "Fern/Agents", "--branch", "main", "--no-check"
@@ -214,8 +163,9 @@ def test_a_url_is_connected_under_the_identity_its_clients_send(cli: Cli, runnin
     assert named["resource"]["default_branch"] == "main"
 
 
+@pytest.mark.integration
 def test_a_checkout_is_cloned_from_where_it_is_and_known_by_its_origin(
-    cli: Cli, running: PlatformServices, tmp_path: Path
+    cli: Cli, running: Any, tmp_path: Path
 ) -> None:
     root = repository(tmp_path / "agents", "git@github.com:Fern/Agents.git")
     (root / "rollouts").mkdir()
@@ -223,42 +173,12 @@ def test_a_checkout_is_cloned_from_where_it_is_and_known_by_its_origin(
     assert (resource["identity"], resource["clone_url"]) == ("fern/agents", str(root))
 
 
-def test_a_repository_without_an_origin_is_known_by_its_path(
-    cli: Cli, running: PlatformServices, tmp_path: Path
-) -> None:
-    root = repository(tmp_path / "agents")
-    done = envelope(cli, "connect", str(root))
-    assert done["resource"]["identity"] == identify_origin(str(root)).identity
-    assert "remote add origin" in cli("platform", "connect", str(root), "--plain").out
-    bare = tmp_path / "bare.git"
-    subprocess.run(["git", "init", "-q", "--bare", str(bare)], check=True)
-    assert envelope(cli, "connect", str(bare))["resource"]["clone_url"] == str(bare)
-
-
-def test_a_repository_that_is_its_own_origin_is_not_told_to_connect_itself_again(
-    cli: Cli, running: PlatformServices, tmp_path: Path
-) -> None:
-    root = repository(tmp_path / "agents", str(tmp_path / "agents"))
-    done = cli("platform", "connect", str(root), "--plain")
-    assert done.status == 0
-    assert "nothing needs to be pushed" in done.out
-    assert "osmosis platform connect" not in done.out
-
-
-def test_a_relative_origin_is_named_by_its_place(cli: Cli, running: PlatformServices, tmp_path: Path) -> None:
-    bare = tmp_path / "bare.git"
-    subprocess.run(["git", "init", "-q", "--bare", str(bare)], check=True)
-    root = repository(tmp_path / "agents", "../bare.git")
-    done = cli("platform", "connect", str(root), "--plain")
-    assert f"osmosis platform connect {bare}" in done.out
-    assert envelope(cli, "connect", str(root))["resource"]["identity"] == identify_origin(str(bare)).identity
-
-
+@pytest.mark.integration
 def test_whatever_a_repository_is_called_its_origin_goes_on_to_mean_it(
-    cli: Cli, running: PlatformServices, tmp_path: Path
+    cli: Cli, running: Any, tmp_path: Path
 ) -> None:
     url = "https://gitlab.fern.example/lab/agents.git"
-    sent = identify_origin(url).identity
+    sent = "gitlab-fern-example/agents-acc046d7"
     first = envelope(cli, "connect", url, "--no-check")["resource"]
     named = envelope(cli, "connect", url, "--identity", "Fern/Agents", "--no-check")["resource"]
     assert (named["id"], named["identity"]) == (first["id"], "fern/agents")
@@ -270,27 +190,7 @@ def test_whatever_a_repository_is_called_its_origin_goes_on_to_mean_it(
     assert [found["identity"] for found in listed[0]["repositories"]] == ["fern/tools"]
 
 
-def test_an_identity_can_be_given_to_an_origin_that_names_none(
-    cli: Cli, running: PlatformServices, tmp_path: Path
-) -> None:
-    root = repository(tmp_path / "agents", "https://www.github.com/fern/agents.git")
-    assert cli("platform", "connect", str(root)).status == 1
-    resource = envelope(cli, "connect", str(root), "--identity", "fern/agents")["resource"]
-    assert resource["identities"] == sorted(["fern/agents", identify_origin(str(root)).identity])
-
-
-def test_an_origin_that_means_another_repository_is_told(
-    cli: Cli, running: PlatformServices, tmp_path: Path
-) -> None:
-    running.workspaces.create("moss")
-    url = "https://git.example/x.git"
-    assert cli("platform", "connect", url, "-w", "default", "--no-check").status == 0
-    done = cli("platform", "connect", url, "-w", "moss", "--identity", "moss/x", "--no-check", "--json")
-    assert done.status == 0
-    assert json.loads(done.out)["resource"]["identities"] == ["moss/x"]
-    assert identify_origin(url).identity in json.loads(done.err)["warning"]["message"]
-
-
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("source", "words"),
     [
@@ -301,15 +201,14 @@ def test_an_origin_that_means_another_repository_is_told(
         ("https://git.example/", "repository"),
     ],
 )
-def test_what_cannot_be_cloned_is_refused(
-    cli: Cli, running: PlatformServices, source: str, words: str
-) -> None:
+def test_what_cannot_be_cloned_is_refused(cli: Cli, running: Any, source: str, words: str) -> None:
     done = cli("platform", "connect", source)
     assert done.status == 1
     assert words in done.err and "hunter2" not in done.err
 
 
-def test_an_identity_of_another_workspace_is_a_conflict(cli: Cli, running: PlatformServices) -> None:
+@pytest.mark.integration
+def test_an_identity_of_another_workspace_is_a_conflict(cli: Cli, running: Any) -> None:
     running.workspaces.create("moss")
     url = "https://git.example/x.git"
     assert cli("platform", "connect", url).status == 1  # which of the two?
@@ -318,7 +217,8 @@ def test_an_identity_of_another_workspace_is_a_conflict(cli: Cli, running: Platf
     assert error["code"] == "CONFLICT"
 
 
-def test_users_are_disabled_enabled_and_removed(cli: Cli, running: PlatformServices) -> None:
+@pytest.mark.integration
+def test_users_are_disabled_enabled_and_removed(cli: Cli, running: Any) -> None:
     envelope(cli, "user", "add", "mara@fern.example")
     moss = running.workspaces.create("moss")
     mara = running.accounts.find_user("mara@fern.example")
@@ -340,14 +240,16 @@ def test_users_are_disabled_enabled_and_removed(cli: Cli, running: PlatformServi
     assert again.status == 1 and "no user mara@fern.example" in again.err
 
 
-def test_the_last_administrator_stays(cli: Cli, running: PlatformServices) -> None:
+@pytest.mark.integration
+def test_the_last_administrator_stays(cli: Cli, running: Any) -> None:
     for verb in ("disable", "remove"):
         refused = cli("platform", "user", verb, "admin@localhost", "--yes", "--plain")
         assert refused.status == 1
         assert "last administrator" in refused.err and "--admin" in refused.err
 
 
-def test_the_secret_key_is_rotated(cli: Cli, running: PlatformServices) -> None:
+@pytest.mark.integration
+def test_the_secret_key_is_rotated(cli: Cli, running: Any) -> None:
     moss = running.workspaces.create("moss")
     admin = running.accounts.find_user("admin@localhost")
     running.secrets.put(moss.id, admin.id, "API_KEY", "sk-canary", "workspace")
@@ -366,8 +268,9 @@ def committed(path: Path) -> Path:
     return path
 
 
+@pytest.mark.integration
 def test_what_does_not_clone_is_not_connected_unless_it_is_to_be(
-    cli: Cli, running: PlatformServices, tmp_path: Path
+    cli: Cli, running: Any, tmp_path: Path
 ) -> None:
     gone = f"file://{tmp_path / 'gone.git'}"
     error = json.loads(cli("--json", "platform", "connect", gone).err)["error"]
@@ -377,44 +280,14 @@ def test_what_does_not_clone_is_not_connected_unless_it_is_to_be(
     assert cli("platform", "connect", gone, "--no-check").status == 0
 
 
-def test_a_branch_that_is_not_there_is_not_connected(
-    cli: Cli, running: PlatformServices, tmp_path: Path
-) -> None:
-    root = committed(tmp_path / "agents")
-    done = cli("platform", "connect", str(root), "--branch", "mian")
-    assert (done.status, "has no branch 'mian'" in done.err, "did you mean main?" in done.err) == (
-        1,
-        True,
-        True,
-    )
-    assert envelope(cli, "connect", str(root), "--branch", "main")["resource"]["default_branch"] == "main"
-    empty = repository(tmp_path / "empty")
-    assert "has no commit yet" in cli("platform", "connect", str(empty), "--plain").err
-
-
-def test_repositories_are_listed_with_where_they_are_cloned_from(
-    cli: Cli, running: PlatformServices, tmp_path: Path
-) -> None:
-    assert "osmosis platform connect" in cli("platform", "repository", "list").out
-    root = committed(tmp_path / "agents")
-    connected = envelope(cli, "connect", str(root), "--identity", "fern/agents")["resource"]
-    running.rollouts.sync(connected["id"])
-    running.workspaces.create("moss")
-    (item,) = envelope(cli, "repository", "list")["items"]
-    assert (item["identity"], item["workspace"], item["clone_url"]) == ("fern/agents", "default", str(root))
-    assert (item["identities"], item["sync_error"]) == (connected["identities"], None)
-    assert len(item["last_synced_sha"]) == 40 and item["last_synced_at"].endswith("Z")
-    assert envelope(cli, "repository", "list", "-w", "moss")["items"] == []
-    for mode in ((), ("--plain",)):
-        assert "fern/agents" in cli("platform", "repository", "list", *mode).out
-    assert cli("platform", "repository", "list", "-w", "mos").status == 1
-
-
+@pytest.mark.integration
 def test_a_repository_is_disconnected_by_any_of_its_names(
-    cli: Cli, running: PlatformServices, tmp_path: Path, platform_home: Path
+    cli: Cli, running: Any, tmp_path: Path, platform_home: Path
 ) -> None:
     root = committed(tmp_path / "agents")
-    for name in ("fern/agents", identify_origin(str(root)).identity, str(root)):
+    names = envelope(cli, "connect", str(root), "--identity", "fern/agents")["resource"]["identities"]
+    assert len(names) == 2
+    for name in (*names, str(root)):
         connected = envelope(cli, "connect", str(root), "--identity", "fern/agents")["resource"]
         running.rollouts.sync(connected["id"])
         mirror = platform_home / "git" / f"{connected['id']}.git"
@@ -427,41 +300,106 @@ def test_a_repository_is_disconnected_by_any_of_its_names(
         assert envelope(cli, "repository", "list")["items"] == []
 
 
-def test_a_repository_that_is_not_connected_is_told_with_the_one_that_is(
-    cli: Cli, running: PlatformServices, tmp_path: Path
-) -> None:
-    assert "osmosis platform repository list" in cli("platform", "disconnect", "fern/agents", "-y").err
-    envelope(cli, "connect", str(committed(tmp_path / "agents")), "--identity", "fern/agents")
-    done = cli("platform", "disconnect", "fern/agnets", "-y")
-    assert (done.status, "did you mean fern/agents?" in done.err) == (1, True)
-
-
+@pytest.mark.integration
 def test_runs_that_have_not_begun_are_told_before_their_repository_goes(
-    cli: Cli, running: PlatformServices, tmp_path: Path
+    cli: Cli, running: Any, tmp_path: Path
 ) -> None:
     connected = envelope(cli, "connect", str(committed(tmp_path / "agents")))["resource"]
-    described = {
-        "kind": "eval",
-        "status": "pending",
-        "request": {},
-        "rollout_name": "x",
-        "dataset_name": "x",
-        "model_path": "x",
-    }
-    home = running.workspaces.find("default")
-    with running.db.transaction() as session:
-        session.add(
-            DbRun(
-                **described,
-                id="run_1",
-                workspace_id=home.id,
-                repository_id=connected["id"],
-                name="amber-otter-42",
-                created_at=running.clock.now(),
-            )
-        )
+    run = add_pending_run(running, connected["id"], "amber-otter-42")
     done = cli("platform", "disconnect", connected["identity"], "--yes", "--plain")
     assert (done.status, "1 pending run will fail without its code: amber-otter-42" in done.err) == (0, True)
-    with running.db.session() as session:
-        run = session.get(DbRun, "run_1")
-        assert run is not None and run.repository_id is None
+    assert repository_of(running, run) is None
+
+
+def worker_token(cli: Cli, *arguments: str) -> dict[str, Any]:
+    done = cli("--json", "platform", "worker-token", *arguments)
+    assert done.status == 0, done.err
+    parsed: dict[str, Any] = json.loads(done.out)
+    return parsed
+
+
+def test_a_worker_token_is_printed_alone_on_stdout_and_lets_a_machine_in(cli: Cli, running: Any) -> None:
+    done = cli("platform", "worker-token", "create", "--pool", "gpu", "--plain")
+    plain = done.out.strip()
+    assert done.status == 0 and plain.startswith("osmw_") and len(plain.split()) == 1
+    assert plain not in done.err
+    assert running.worker_access.authorize_claim(plain, offer()).pool == "gpu"
+
+
+def test_a_worker_token_is_written_for_its_owner_alone_and_never_shown(
+    cli: Cli, running: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "gpu.token"
+    home = running.workspaces.all()[0]
+    made = cli("platform", "worker-token", "create", "--pool", "gpu", "-w", home.name, "--output", str(file))
+    plain = file.read_text().strip()
+    assert made.status == 0 and plain not in made.out + made.err and str(file) in made.out
+    assert f"--pool gpu --token-file {file.name}" in made.out
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert running.worker_access.authorize_claim(plain, offer()).workspaces == {home.id}
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".gpu")] == []
+
+
+def test_a_file_is_replaced_only_with_force_and_no_token_is_left_of_one_that_was_not_written(
+    cli: Cli, running: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "gpu.token"
+    file.write_text("precious")
+    asked = ("platform", "worker-token", "create", "--pool", "gpu", "--output")
+    refused = cli(*asked, str(file))
+    assert refused.status == 1 and "exists" in refused.err and "--force" in refused.err
+    assert file.read_text() == "precious"
+    refused = cli(*asked, str(tmp_path), "--force")
+    assert refused.status == 1 and "is a directory" in refused.err
+    assert f"--output {tmp_path / 'worker.token'}" in refused.err.replace("\n", "")
+    assert running.worker_access.tokens() == []
+    assert cli(*asked, str(file), "--force").status == 0
+    assert file.read_text().startswith("osmw_")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--pool", "gpu box"], 1, "'gpu box' must be the name of a pool of workers"),
+        (["--pool", "gpu", "--workspace", "moss"], 1, "moss"),
+        ([], 2, "--pool"),
+        (["--pool", "gpu", "--output", "-"], 2, "without --output it is printed"),
+    ],
+)
+def test_what_is_no_scope_for_a_token_is_refused_in_a_sentence(
+    cli: Cli, running: Any, arguments: list[str], status: int, said: str
+) -> None:
+    done = cli("platform", "worker-token", "create", *arguments)
+    assert done.status == status and said in done.err and done.out == ""
+    assert running.worker_access.tokens() == []
+
+
+def test_worker_tokens_are_listed_and_revoked(cli: Cli, running: Any) -> None:
+    made = worker_token(cli, "create", "--pool", "gpu", "--name", "basement")["resource"]
+    worker_token(cli, "create", "--pool", "cpu")
+    listed = cli("platform", "worker-token", "list", "--json")
+    assert made["token"] not in listed.out
+    assert [item["pool"] for item in json.loads(listed.out)["items"]] == ["cpu", "gpu"]
+
+    assert cli("platform", "worker-token", "revoke", made["id"], "--plain").status == 1
+    assert cli("platform", "worker-token", "revoke", made["id"], "--yes").status == 0
+    assert worker_token(cli, "revoke", made["id"])["status"] == "noop"
+    with pytest.raises(OsmosisError, match="revoked"):
+        running.worker_access.authorize_claim(made["token"], offer())
+    assert [item["pool"] for item in worker_token(cli, "list")["items"]] == ["cpu"]
+    assert [item["status"] for item in worker_token(cli, "list", "--all")["items"]] == ["active", "revoked"]
+    missing = cli("platform", "worker-token", "revoke", "wkt_none", "--yes")
+    assert missing.status == 1 and "osmosis platform worker-token list" in missing.err
+
+
+def test_a_branch_that_is_not_there_is_not_connected(cli: Cli, running: Any, tmp_path: Path) -> None:
+    root = committed(tmp_path / "agents")
+    done = cli("platform", "connect", str(root), "--branch", "mian")
+    assert (done.status, "has no branch 'mian'" in done.err, "did you mean main?" in done.err) == (
+        1,
+        True,
+        True,
+    )
+    assert envelope(cli, "connect", str(root), "--branch", "main")["resource"]["default_branch"] == "main"
+    empty = repository(tmp_path / "empty")
+    assert "has no commit yet" in cli("platform", "connect", str(empty), "--plain").err

@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import respx
 
 from osmosis_ai.files import config_dir
 from tests.cli.conftest import Cli
-from tests.logins import FERN, LATER, MARA, NEW_TOKEN, TOKEN, VERIFIED, save_login, use_platform
+from tests.logins import FERN, NEW_TOKEN, TOKEN, VERIFIED, save_login, use_platform
 
 HOSTED = "https://platform.osmosis.ai"
 OTHER = "https://other.example"
@@ -77,11 +76,6 @@ def test_a_login_with_a_platform_makes_the_checkout_use_it(
     os.chdir(tmp_path)
     save_login(HOSTED)
     assert used(cli) == (HOSTED, None)
-
-
-def test_a_person_reads_which_platform_the_directory_uses_now(cli: Cli) -> None:
-    shown = cli("--platform", FERN, "login", "--token", TOKEN, "--plain").out
-    assert f"Commands in {Path.cwd()} now use {FERN}." in shown
 
 
 def test_option_then_environment_then_nearest_directory_then_default(
@@ -151,28 +145,6 @@ def test_a_logout_forgets_the_directories_of_the_platform(
     assert json.loads(record().read_text()) == left
 
 
-def test_a_directory_is_forgotten_when_its_login_is_gone_already(cli: Cli) -> None:
-    record().parent.mkdir(parents=True, exist_ok=True)
-    record().write_text(json.dumps({str(Path.cwd()): FERN}))
-    assert cli("logout", "--yes").status == 0
-    assert json.loads(record().read_text()) == {}
-    assert cli("logout", "--plain").out == "Not logged in.\n"
-
-
-def test_errors_say_which_platform_is_used_and_why(cli: Cli, platforms: dict[str, respx.Route]) -> None:
-    here = Path.cwd()
-    record().parent.mkdir(parents=True, exist_ok=True)
-    record().write_text(json.dumps({str(here): FERN}))
-    assert f"{FERN} (set for {here})" in cli("whoami").err
-    save_login()
-    platforms[FERN].mock(side_effect=httpx.ConnectError("refused"))
-    assert f"check the platform's URL: {FERN} (set for {here})" in cli("whoami").err
-    platforms[FERN].mock(return_value=httpx.Response(200, text="<html>sign in</html>"))
-    assert f"check the platform's URL: {FERN} (set for {here})" in cli("whoami").err
-    os.environ.update(OSMOSIS_TOKEN=TOKEN, OSMOSIS_TOKEN_PLATFORM_URL=OTHER)
-    assert f"the active platform is {FERN} (set for {here})" in cli("whoami").err
-
-
 @pytest.mark.parametrize("content", ['{"/a": ', "[]", '{"/a": 1}'])
 def test_a_damaged_record_is_an_error_and_not_the_default(
     cli: Cli, platforms: dict[str, respx.Route], content: str
@@ -185,32 +157,3 @@ def test_a_damaged_record_is_an_error_and_not_the_default(
     assert not platforms[HOSTED].called
     save_login()
     assert cli("--platform", FERN, "whoami").status == 0
-
-
-def test_the_clone_of_a_quickstart_uses_its_platform(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from types import SimpleNamespace
-
-    done = SimpleNamespace(directory=tmp_path / "maze", agent_prompt="", resource=dict)
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr("osmosis_ai.services.quickstart.run_quickstart", lambda *_, **__: done)
-    monkeypatch.setattr("osmosis_ai.cli.quickstart._copy", lambda text: False)
-    assert cli("--platform", FERN, "quickstart").status == 0
-    assert json.loads(record().read_text()) == {str(tmp_path / "maze"): FERN}
-
-
-def test_a_device_login_records_the_directory(cli: Cli) -> None:
-    authorized = {
-        "device_code": "dc",
-        "user_code": "WXYZ-1234",
-        "verification_uri": f"{FERN}/device",
-        "expires_in": 600,
-        "interval": 5,
-    }
-    issued = {"token": NEW_TOKEN, "token_id": "ct_NEW", "expires_at": LATER, "user": MARA}
-    with respx.mock(base_url=f"{FERN}/api/cli/device") as router:
-        router.post("/authorize").respond(json=authorized)
-        router.post("/token").respond(json=issued)
-        assert cli("--platform", FERN, "login").status == 0
-    assert json.loads(record().read_text()) == {str(Path.cwd()): FERN}

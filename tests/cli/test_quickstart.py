@@ -14,19 +14,18 @@ import httpx
 import pytest
 import respx
 
-from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.services import workspaces
 from osmosis_ai.services.quickstart import Quickstart, run_quickstart
 from osmosis_ai.services.workspaces import checked_clone_url, clone_into, github_urls
 from tests.cli.maze import Maze, replies, sent
-from tests.cli.test_on_a_terminal import terminal
-from tests.logins import FERN, MARA, VERIFIED, save_login, use_platform
+from tests.cli.terminal import terminal
+from tests.logins import FERN, MARA, save_login, use_platform
 from tests.warm_osmosis import warm_osmosis
 from tests.workspace.builders import git, make_repository
 
 LAB = {"id": "ws_1", "name": "fern-lab", "role": "admin", "connected_repo": {"repo_full_name": "fern/maze"}}
 BARE = {"id": "ws_2", "name": "Birch"}
-NULLS: dict[str, Any] = {**dict.fromkeys(LAB), "id": "ws_3", "name": "alder"}
 READY = {"repo": {"connected": True, "full_name": "fern/maze"}, "billing_ready": True, "completed": True}
 NOT_YET = {"repo": {"connected": False, "full_name": None}, "billing_ready": False, "completed": False}
 
@@ -147,37 +146,6 @@ def test_the_first_time_the_repository_is_cloned_and_the_second_time_it_is_known
     assert "Ask me what the agent should do" in again.agent_prompt
 
 
-def test_in_a_clone_of_it_nothing_is_asked_but_what_is_to_be_done(maze: Maze) -> None:
-    maze.get("/workspaces").respond(json={"workspaces": [BARE, LAB, NULLS]})
-    maze.get("/verify").respond(json=VERIFIED)
-    maze.get("/quickstart").respond(json=READY)
-    maze.post("/quickstart").respond(json={})
-    guide = Answers("Train an agent", "walk")
-    done = run_quickstart(guide, workspace=None, start=maze.workspace.rollouts_dir)
-    assert (done.directory, done.intent) == (maze.workspace.root, "train")
-    assert next(question for question, _ in guide.asked) == "What do you want to do first?"
-
-
-def test_of_several_workspaces_the_user_chooses_unless_one_is_named(
-    anywhere: Anywhere, cloned: list[tuple[str, Path]]
-) -> None:
-    anywhere.workspaces.respond(json={"workspaces": [LAB, BARE, NULLS]})
-    guide = Answers("Birch", "HTTPS", "Look around", "")
-    assert anywhere.go(guide).workspace.workspace.id == "ws_2"
-    assert guide.asked[0] == ("Which workspace?", ("fern-lab", "Birch", "alder"))
-    assert cloned[0][0] == "https://github.com/fern/maze.git"
-    assert anywhere.go(Answers("Look around", ""), "birch").workspace.workspace.id == "ws_2"
-    with pytest.raises(NotFoundError, match=r"no workspace named 'brich'\. Did you mean 'Birch'"):
-        anywhere.go(Answers(), "brich")
-
-
-def test_a_user_without_a_workspace_is_told_where_one_comes_from(anywhere: Anywhere) -> None:
-    anywhere.workspaces.respond(json={"workspaces": []})
-    with pytest.raises(NotFoundError) as told:
-        anywhere.go(Answers())
-    assert told.value.hint == "on the platform's machine: osmosis platform member add WORKSPACE EMAIL"
-
-
 def test_a_repository_is_waited_for_and_a_platform_that_is_away_with_it(
     anywhere: Anywhere, cloned: list[tuple[str, Path]]
 ) -> None:
@@ -198,13 +166,6 @@ def respx_tries_once() -> Iterator[None]:
 
     with stamina.set_testing(True, attempts=100, cap=True):
         yield
-
-
-def test_a_platform_that_stays_away_while_a_repository_is_waited_for_ends_it(anywhere: Anywhere) -> None:
-    anywhere.status.mock(side_effect=[*replies(NOT_YET), *[httpx.Response(200, html="<html>x</html>")] * 13])
-    with respx_tries_once(), pytest.raises(OsmosisError, match="Invalid JSON response"):
-        anywhere.go(Answers())
-    assert anywhere.clock.now == 65  # the first look, and those that failed but the last
 
 
 def test_the_wait_for_a_repository_ends(anywhere: Anywhere) -> None:
@@ -230,35 +191,6 @@ def test_who_is_not_logged_in_or_no_longer_logs_in_on_the_way(
     with pytest.raises(OsmosisError) as refused:
         anywhere.go(guide)
     assert (refused.value.code, guide.logins) == ("AUTH_REQUIRED", 0)
-
-
-def test_a_bill_to_pay_is_told_and_a_record_that_fails_is_a_warning(
-    anywhere: Anywhere, cloned: list[tuple[str, Path]]
-) -> None:
-    anywhere.status.respond(json={**READY, "billing_ready": False, "completed": None})
-    anywhere.choice.respond(500, json={"error": "broken"})
-    guide = Answers("SSH", "Run an agent on a benchmark", "")
-    done = anywhere.go(guide)
-    assert (done.billing_ready, done.previously_completed, done.completion_recorded) == (False, False, False)
-    assert f"Runs need a payment method: {FERN}/fern-lab/billing" in guide.told
-    assert any("did not take note of the first steps: broken" in told for told in guide.told)
-
-
-def test_a_platform_without_benchmarks_is_not_said_to_have_them(
-    anywhere: Anywhere, cloned: list[tuple[str, Path]]
-) -> None:
-    anywhere.status.respond(json=READY, headers={"X-Osmosis-Capabilities": "quickstart"})
-    guide = Answers("SSH", "Look around", "")
-    anywhere.go(guide)
-    assert guide.asked[1][1] == ("Train an agent", "Evaluate an agent", "Look around")
-
-
-@pytest.mark.parametrize("reply", [{"html": "<html>Sign in</html>"}, {"json": {"repo": "x"}}])
-def test_a_reply_that_is_none_ends_it(anywhere: Anywhere, reply: dict[str, Any]) -> None:
-    anywhere.status.respond(**reply)
-    with respx_tries_once(), pytest.raises(OsmosisError) as told:
-        anywhere.go(Answers())
-    assert told.value.code == "PLATFORM_ERROR"
 
 
 @pytest.mark.parametrize("mode", ["--json", "--plain", None])
@@ -417,7 +349,7 @@ def test_on_a_terminal_one_answers_and_gets_a_checkout_and_a_prompt(
     with terminal("quickstart", program=warm_osmosis()) as screen:
         screen.wait_for("1-2: ")
         screen.type("7\r")  # no such number: asked again
-        screen.wait_for("1-2: 7\r\n1-2: ")
+        screen.wait_for("1-2: 7\n1-2: ")
         screen.type("fern-lax\x7fb\r")
         screen.wait_for("1-4: ")
         screen.type("2\r")

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -82,53 +80,15 @@ def test_an_env_file_that_is_no_file_is_a_usage_error(cli: Cli, name: str) -> No
     assert json.loads(outcome.err)["error"]["details"] == {"parameter": "--env-file"}
 
 
-def test_a_bad_line_is_warned_of_by_number_and_never_quoted(cli: Cli) -> None:
-    Path(".env").write_text("XAI_API_KEY=1\nmy secret = 'open\nOPENAI_API_KEY=2\n")
-    outcome = cli("fleet", "bare", "--plain")
-    assert outcome.status == 0
-    assert outcome.err == f"warning: {Path.cwd() / '.env'}, line 2: ignored, not `NAME=value`\n"
+STARTS_PROGRAMS = """
+LD_PRELOAD DYLD_INSERT_LIBRARIES PATH PYTHONPATH PYTHONSTARTUP BASH_ENV ENV IFS GIT_CONFIG_COUNT GIT_SSH_COMMAND
+SSH_ASKPASS PIP_INDEX_URL UV_INDEX_URL npm_config_registry HTTPS_PROXY https_proxy SSL_CERT_FILE NODE_OPTIONS
+AWS_CONFIG_FILE HOME EDITOR OSMOSIS_CONFIG_DIR OSMOSIS_ENV_FILE OSMOSIS_ALLOW_INSECURE_PLATFORM_URL OSMOSIS_TOKEN
+OSMOSIS_TOKEN_PLATFORM_URL OSMOSIS_INFERENCE_URL _OSMOSIS_LIFELINE_FD
+"""
 
 
-def test_an_env_file_that_is_not_utf8_is_an_error(cli: Cli) -> None:
-    Path(".env").write_bytes(b"A=\xff\n")
-    outcome = cli("fleet", "bare")
-    assert outcome.status == 1
-    assert f"Environment file cannot be read: {Path.cwd() / '.env'} (not UTF-8)." in outcome.err
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(
-            "LD_PRELOAD",
-            "DYLD_INSERT_LIBRARIES",
-            "PATH",
-            "PYTHONPATH",
-            "PYTHONSTARTUP",
-            "BASH_ENV",
-            "ENV",
-            "IFS",
-        ),
-        *(
-            "GIT_CONFIG_COUNT",
-            "GIT_SSH_COMMAND",
-            "SSH_ASKPASS",
-            "PIP_INDEX_URL",
-            "UV_INDEX_URL",
-            "npm_config_registry",
-        ),
-        *("HTTPS_PROXY", "https_proxy", "SSL_CERT_FILE", "NODE_OPTIONS", "AWS_CONFIG_FILE", "HOME", "EDITOR"),
-        *(
-            "OSMOSIS_CONFIG_DIR",
-            "OSMOSIS_ENV_FILE",
-            "OSMOSIS_ALLOW_INSECURE_PLATFORM_URL",
-            "OSMOSIS_TOKEN",
-            "OSMOSIS_TOKEN_PLATFORM_URL",
-            "OSMOSIS_INFERENCE_URL",
-            "_OSMOSIS_LIFELINE_FD",
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", STARTS_PROGRAMS.split())
 def test_what_changes_how_programs_start_is_never_taken_from_a_file(cli: Cli, name: str) -> None:
     Path(".env").write_text(f"{name}=/evil\n")
     before = os.environ.get(name)
@@ -149,12 +109,6 @@ def test_a_platform_url_in_a_file_is_answered_with_the_login_that_replaces_it(cl
     assert "OSMOSIS_PLATFORM_URL" not in os.environ
 
 
-def test_other_names_are_silently_left_to_rollouts(cli: Cli) -> None:
-    Path(".env").write_text("SEARCH_KEY=1\nGOOGLE_APPLICATION_CREDENTIALS=steal.json\n")
-    assert cli("fleet", "bare") == (0, "fleet.noop: noop\n", "")
-    assert not {"SEARCH_KEY", "GOOGLE_APPLICATION_CREDENTIALS"} & os.environ.keys()
-
-
 def test_a_cloud_setting_cannot_lead_away_from_the_cloud(cli: Cli) -> None:
     Path(".env").write_text("AWS_REGION=eu-west-1\nAWS_REGION_NAME=evil.example/\n")
     assert "ignored AWS_REGION_NAME (not accepted from a file)" in cli("fleet", "bare").err
@@ -172,22 +126,14 @@ def variables(values: dict[str, str]) -> str:
 @pytest.mark.parametrize(
     "file, shell",
     [
-        pytest.param({"OPENAI_BASE_URL": REMOTE, "OPENAI_API_KEY": "file"}, {}, id="its own key"),
-        pytest.param(
-            {"OPENAI_BASE_URL": REMOTE, "OPENAI_API_KEY": "same"}, {"OPENAI_API_KEY": "same"}, id="same key"
-        ),
-        pytest.param({"OPENAI_BASE_URL": LOCAL}, {}, id="loopback"),
-        pytest.param({"OPENAI_API_BASE": "http://[::1]:1"}, {}, id="IPv6 loopback"),
-        pytest.param({"HOSTED_VLLM_API_BASE": REMOTE}, {}, id="takes no key"),
-        pytest.param({"OLLAMA_API_BASE": "127.0.0.1:11434"}, {}, id="no scheme"),
-        pytest.param(
-            {"OPENAI_BASE_URL": REMOTE, "OPENAI_API_KEY": "file"},
-            {"ANTHROPIC_API_KEY": "k"},
-            id="another's key",
-        ),
-        pytest.param(
-            {"TOGETHER_AI_API_BASE": REMOTE, "TOGETHERAI_API_KEY": "file"}, {}, id="another spelling"
-        ),
+        ({"OPENAI_BASE_URL": REMOTE, "OPENAI_API_KEY": "file"}, {}),
+        ({"OPENAI_BASE_URL": REMOTE, "OPENAI_API_KEY": "same"}, {"OPENAI_API_KEY": "same"}),
+        ({"OPENAI_BASE_URL": LOCAL}, {}),
+        ({"OPENAI_API_BASE": "http://[::1]:1"}, {}),
+        ({"HOSTED_VLLM_API_BASE": REMOTE}, {}),  # takes no key
+        ({"OLLAMA_API_BASE": "127.0.0.1:11434"}, {}),
+        ({"OPENAI_BASE_URL": REMOTE, "OPENAI_API_KEY": "file"}, {"ANTHROPIC_API_KEY": "k"}),
+        ({"TOGETHER_AI_API_BASE": REMOTE, "TOGETHERAI_API_KEY": "file"}, {}),
     ],
 )
 def test_an_address_counts_for_a_key_of_the_same_file(
@@ -199,71 +145,37 @@ def test_an_address_counts_for_a_key_of_the_same_file(
     assert {**file, **shell}.items() <= os.environ.items()
 
 
+BAIT, MINE = "bait", "mine"
+
+
 @pytest.mark.parametrize(
-    "file, shell, named",
+    "address, url, in_file, in_shell",
     [
-        pytest.param({"OPENAI_BASE_URL": REMOTE}, {}, "OPENAI_API_KEY", id="no key anywhere"),
-        pytest.param({"OPENAI_BASE_URL": REMOTE}, {"OPENAI_API_KEY": "mine"}, "OPENAI_API_KEY", id="my key"),
-        pytest.param(
-            {"OPENAI_BASE_URL": REMOTE, "OPENAI_API_KEY": "bait"},
-            {"OPENAI_API_KEY": "mine"},
-            "OPENAI_API_KEY",
-            id="bait and my key",
-        ),
-        pytest.param(
-            {"OPENAI_BASE_URL": LOCAL, "OPENAI_API_KEY": "bait"},
-            {"OPENAI_API_KEY": "mine"},
-            "OPENAI_API_KEY",
-            id="bait at loopback",
-        ),
-        pytest.param(
-            {"TOGETHER_AI_API_BASE": REMOTE, "TOGETHER_API_KEY": "bait"},
-            {"TOGETHERAI_API_KEY": "mine"},
-            "TOGETHERAI_API_KEY",
-            id="another spelling of my key",
-        ),
-        pytest.param(
-            {"ANTHROPIC_API_BASE": REMOTE, "ANTHROPIC_API_KEY": "bait"},
-            {"ANTHROPIC_AUTH_TOKEN": "mine"},
-            "ANTHROPIC_AUTH_TOKEN",
-            id="another credential of mine",
-        ),
-        pytest.param(
-            {"AZURE_AI_API_BASE": REMOTE, "AZURE_AI_API_KEY": "bait"},
-            {"AZURE_AD_TOKEN": "mine"},
-            "AZURE_AD_TOKEN",
-            id="a token of Azure",
-        ),
-        pytest.param(
-            {"HOSTED_VLLM_API_BASE": REMOTE, "HOSTED_VLLM_API_KEY": "bait"},
-            {"HOSTED_VLLM_API_KEY": "mine"},
-            "HOSTED_VLLM_API_KEY",
-            id="a provider that needs no key",
-        ),
-        pytest.param(
-            {"OPENAI_BASE_URL": "http://localhost@evil.example"}, {}, "OPENAI_API_KEY", id="user info"
-        ),
-        pytest.param({"OPENAI_BASE_URL": "https://[localhost"}, {}, "OPENAI_API_KEY", id="not a URL"),
-        pytest.param(
-            {"OPENAI_BASE_URL": "http://localhost.evil.example"}, {}, "OPENAI_API_KEY", id="subdomain"
-        ),
+        ("OPENAI_BASE_URL", REMOTE, "", ""),
+        ("OPENAI_BASE_URL", REMOTE, "", "OPENAI_API_KEY"),
+        ("OPENAI_BASE_URL", REMOTE, "OPENAI_API_KEY", "OPENAI_API_KEY"),
+        ("OPENAI_BASE_URL", LOCAL, "OPENAI_API_KEY", "OPENAI_API_KEY"),
+        ("TOGETHER_AI_API_BASE", REMOTE, "TOGETHER_API_KEY", "TOGETHERAI_API_KEY"),
+        ("ANTHROPIC_API_BASE", REMOTE, "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
+        ("AZURE_AI_API_BASE", REMOTE, "AZURE_AI_API_KEY", "AZURE_AD_TOKEN"),
+        ("HOSTED_VLLM_API_BASE", REMOTE, "HOSTED_VLLM_API_KEY", "HOSTED_VLLM_API_KEY"),
+        ("OPENAI_BASE_URL", "http://localhost@evil.example", "", ""),
+        ("OPENAI_BASE_URL", "https://[localhost", "", ""),
+        ("OPENAI_BASE_URL", "http://localhost.evil.example", "", ""),
     ],
 )
 def test_an_address_without_its_own_key_is_an_error_that_names_both(
-    cli: Cli, file: dict[str, str], shell: dict[str, str], named: str
+    cli: Cli, address: str, url: str, in_file: str, in_shell: str
 ) -> None:
-    Path(".env").write_text(variables(file))
-    os.environ.update(shell)
+    Path(".env").write_text(variables({address: url, **({in_file: BAIT} if in_file else {})}))
+    os.environ.update({in_shell: MINE} if in_shell else {})
+    named = in_shell or "OPENAI_API_KEY"
     before = dict(os.environ)
     outcome = cli("fleet", "bare", "--json")
     assert (outcome.status, outcome.out) == (1, "")
     error = json.loads(outcome.err)["error"]
     assert error["code"] == "CONFLICT"
-    assert error["details"] == {
-        "variable": next(iter(file)),
-        "key": named,
-        "env_file": str(Path.cwd() / ".env"),
-    }
+    assert error["details"] == {"variable": address, "key": named, "env_file": str(Path.cwd() / ".env")}
     assert named in error["message"]
     assert "mine" not in outcome.err and "bait" not in outcome.err
     assert dict(os.environ) == before
@@ -288,16 +200,6 @@ def test_no_key_of_the_shell_is_sent_to_an_address_that_is_accepted_without_one(
     assert outcome.err == (f"warning: {key} from the environment is not used: {address} is from {path}\n")
     assert os.environ[address] == value
     assert key not in os.environ
-
-
-@pytest.mark.parametrize("address", ["OPENAI_BASE_URL", "OPENAI_API_BASE"])
-def test_an_address_of_the_shell_wins_over_the_file(cli: Cli, address: str) -> None:
-    Path(".env").write_text(f"OPENAI_BASE_URL={REMOTE}\nOPENAI_API_KEY=file\n")
-    mine = {address: "https://mine.example/v1", "OPENAI_API_KEY": "mine"}
-    os.environ.update(mine)
-    assert cli("fleet", "bare") == (0, "fleet.noop: noop\n", "")
-    assert mine.items() <= os.environ.items()
-    assert REMOTE not in os.environ.values()
 
 
 def test_a_reference_in_a_value_means_a_name_of_the_file_never_one_of_the_shell(cli: Cli) -> None:
@@ -380,15 +282,6 @@ def test_an_untracked_env_file_is_read_through_a_link_and_by_name(
     assert os.environ["OPENAI_API_KEY"] == "2"
 
 
-def test_a_pipe_that_is_named_is_read(cli: Cli) -> None:
-    read, write = os.pipe()
-    os.write(write, b"OPENAI_API_KEY=piped\n")
-    os.close(write)
-    assert cli("--env-file", f"/dev/fd/{read}", "fleet", "bare") == (0, "fleet.noop: noop\n", "")
-    os.close(read)
-    assert os.environ["OPENAI_API_KEY"] == "piped"
-
-
 def test_an_env_file_is_ignored_when_git_cannot_say_whether_it_tracks_it(cli: Cli) -> None:
     repository(Path.cwd(), "OPENAI_API_KEY=1\n")
     Path(".git/HEAD").write_text("nonsense")
@@ -422,11 +315,6 @@ def test_an_env_file_that_others_may_have_made_is_ignored(
     assert (outcome.status, outcome.out) == (0, "fleet.noop: noop\n")
     assert f".env is ignored: {reason}" in outcome.err
     assert "OPENAI_API_KEY" not in os.environ
-
-
-def test_a_directory_called_env_is_nothing_to_speak_of(cli: Cli) -> None:
-    Path(".env").mkdir()
-    assert cli("fleet", "bare") == (0, "fleet.noop: noop\n", "")
 
 
 def test_json_stays_clean_and_the_warning_has_a_code(cli: Cli) -> None:
@@ -463,34 +351,18 @@ def test_a_platform_on_this_machine_needs_no_https(cli: Cli) -> None:
     assert cli("--platform", "http://localhost:8000", "fleet", "bare").err == ""
 
 
-def test_an_invalid_platform_is_refused(cli: Cli) -> None:
-    outcome = cli("--platform", "https://a.example:port", "fleet", "bare")
-    assert outcome.status == 1
-    assert "Invalid platform URL 'https://a.example:port'" in outcome.err
+def test_a_bad_line_is_warned_of_by_number_and_never_quoted(cli: Cli) -> None:
+    Path(".env").write_text("XAI_API_KEY=1\nmy secret = 'open\nOPENAI_API_KEY=2\n")
+    outcome = cli("fleet", "bare", "--plain")
+    assert outcome.status == 0
+    assert outcome.err == f"warning: {Path.cwd() / '.env'}, line 2: ignored, not `NAME=value`\n"
 
 
-@pytest.mark.integration
-def test_ctrl_c_at_the_very_end_leaves_at_once_with_the_status_of_the_command() -> None:
-    # A thread that is still at work keeps the interpreter from ending.
-    program = """
-import signal, sys, threading
-from osmosis_ai.cli.main import main
-signal.signal(signal.SIGINT, signal.default_int_handler)
-threading.Thread(target=threading.Event().wait).start()
-sys.argv = ["osmosis", "--version"]
-status = main()
-print("over", flush=True)
-sys.exit(status)
-"""
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("osmosis-ai ")
-    assert process.stdout.readline() == "over\n"
-    process.send_signal(signal.SIGINT)
-    try:
-        _, errors = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    assert (process.returncode, errors) == (0, "")
+@pytest.mark.parametrize("address", ["OPENAI_BASE_URL", "OPENAI_API_BASE"])
+def test_an_address_of_the_shell_wins_over_the_file(cli: Cli, address: str) -> None:
+    Path(".env").write_text(f"OPENAI_BASE_URL={REMOTE}\nOPENAI_API_KEY=file\n")
+    mine = {address: "https://mine.example/v1", "OPENAI_API_KEY": "mine"}
+    os.environ.update(mine)
+    assert cli("fleet", "bare") == (0, "fleet.noop: noop\n", "")
+    assert mine.items() <= os.environ.items()
+    assert REMOTE not in os.environ.values()

@@ -100,17 +100,6 @@ def test_scripts_get_what_differs_and_by_how_much_with_intervals(maze: Maze) -> 
     }
 
 
-def test_people_see_both_curves_and_the_settings_that_differ(maze: Maze) -> None:
-    offer_both(maze)
-    drawn = maze.osmosis("train", "compare", "old", "new").out
-    assert drawn.index("new is better than old by 0.200") < drawn.index("A status")
-    assert "━ A old" in drawn and "× B new" in drawn
-    assert "training.lr" in drawn and "total_epochs" not in drawn
-    lines = maze.osmosis("train", "compare", "old", "new", "--plain").out.splitlines()
-    assert "training.lr\t1e-06\t1e-05" in lines
-    assert f"{VALIDATION} (decides)\t0.500\t0.700\t0.200\t0.102 to 0.298" in lines
-
-
 def test_where_the_data_allow_no_interval_there_is_none(maze: Maze) -> None:
     offer(maze, "old", {}, {REWARD: (0.2, 0.3), VALIDATION: (0.5,)})
     offer(maze, "new", {}, {REWARD: (0.2, 0.4), VALIDATION: (0.6,)})
@@ -253,16 +242,6 @@ def test_every_number_of_a_validation_is_compared_at_the_last_one(maze: Maze) ->
     assert found == {key: (pytest.approx(-0.1), 2) for key in (VALIDATION, rate)}
 
 
-def test_counts_are_written_as_counts(maze: Maze) -> None:
-    offer(maze, "old", {}, {VALIDATION: (0.3,), "train/tokens": (32600.0,), "train/sequences": (16.0,)})
-    offer(maze, "new", {}, {VALIDATION: (0.5,), "train/tokens": (32600.0,), "train/sequences": (20.0,)})
-    lines = maze.osmosis("train", "compare", "old", "new", "--plain").out.splitlines()
-    assert {tuple(line.split("\t")[1:3]) for line in lines if line.startswith("train/")} == {
-        ("32,600", "32,600"),
-        ("16", "20"),
-    }
-
-
 def test_a_run_is_not_compared_with_itself(maze: Maze) -> None:
     offer(maze, "old", {}, {VALIDATION: (0.5,)})
     error = maze.osmosis("train", "compare", "old", "old", "--json").error
@@ -286,9 +265,3 @@ def test_numbers_and_steps_beyond_all_measure_end_no_comparison(maze: Maze, seed
         maze.get(f"/training-runs/tr_{name}/metrics").respond(json={"overview": {}, "metrics": series})
     outcome = maze.osmosis("train", "compare", "old", "new", "--json")
     assert (outcome.status, outcome.json["data"]["verdict"]["verdict"]) == (0, "unclear")
-
-
-def test_a_run_that_does_not_exist_is_named(maze: Maze) -> None:
-    offer(maze, "old", {}, {})
-    maze.get("/training-runs/new").respond(404, json={"error": "there is no training run 'new'"})
-    assert "'new'" in maze.osmosis("train", "compare", "old", "new", "--json").error["message"]

@@ -2,47 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 from contextlib import ExitStack
-from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from osmosis_ai.cli.runs import view
-from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.viewer.local.source import LocalSource
-from osmosis_ai.viewer.source import RunQuery
+from tests.cli import train_replies
 from tests.cli.maze import Maze
-from tests.evaluation.recorded_runs import write_run
-
-
-def trained_here(directory: Path) -> Path:
-    """Write a training directory of three steps, of which a session went on after the first."""
-    (directory / "checkpoints" / "step-00000003" / "adapter").mkdir(parents=True)
-    (directory / "checkpoints" / "step-00000003" / "adapter" / "adapter.bin").write_bytes(b"12345")
-    inputs = {"model_path": "osmosis/tiny", "rollout": {"name": "maze"}, "settings": {"seed": 3}}
-    Manifest.new(directory.name, inputs, {}).write(directory / "manifest.json")
-    history = MetricsHistory(directory / "metrics.jsonl")
-    for step in range(1, 4):
-        measured = {"rollout/raw_reward": step / 4}
-        if step == 3:
-            measured |= {
-                "eval/validation/reward": 0.5,
-                "eval/validation/reward_low": 0.4,
-                "eval/validation/reward_high": 0.6,
-                "eval/validation/scored": 8,
-                "eval/validation/samples": 10,
-            }
-        history.append(
-            StepRecord(step, 1_790_000_000_000 + step, measured, warnings=["it is slow"] * (step == 2))
-        )
-    lines = [
-        f'2026-10-02T07:00:00.000Z INFO [plan] training {{"steps_done":{done},"total_steps":3}}'
-        for done in (0, 1)
-    ]
-    (directory / "logs.txt").write_text("\n".join(lines) + "\n")
-    return directory
+from tests.cli.trained_runs import trained_here, trajectory, validated_here
 
 
 def test_a_training_directory_of_this_machine_is_shown_without_a_platform(maze: Maze) -> None:
@@ -72,27 +44,6 @@ def test_a_training_directory_of_this_machine_is_shown_without_a_platform(maze: 
     assert maze.osmosis("train", "info", "trained/walks", "-o", "x").status == 1
 
 
-def test_a_training_directory_is_one_of_the_places_of_the_viewer(maze: Maze) -> None:
-    trained_here(maze.workspace.root / "trained" / "walks")
-    source = LocalSource(maze.workspace.root, cache_dir=maze.scratch)
-    (entry,) = source.runs(RunQuery(kind="training"), limit=5).items
-    assert (entry.name, entry.reward_low, entry.reward_high) == ("walks", 0.4, 0.6)
-    curves = source.curves("walks")
-    validated = next(curve for curve in curves.curves if curve.key == "eval/validation/reward")
-    assert [(point.step, point.low, point.over, point.of) for point in validated.points] == [(3, 0.4, 8, 10)]
-    assert {(mark.kind, mark.step) for mark in curves.marks} == {
-        ("warning", 2),
-        ("restart", 1),
-        ("checkpoint", 3),
-    }
-    before = source.changes("training", "walks").cursor
-    with (maze.workspace.root / "trained" / "walks" / "metrics.jsonl").open("ab") as history:
-        history.write(b"no record\n")
-    assert source.changes("training", "walks").cursor != before
-    assert "damaged at line 4" in source.run("training", "walks").problems[0]
-    source.close()
-
-
 @pytest.mark.parametrize("manifest", [b"", b"{}", b"[1]"])
 def test_a_training_directory_that_can_not_be_read_is_refused_in_a_sentence(
     maze: Maze, manifest: bytes
@@ -100,74 +51,6 @@ def test_a_training_directory_that_can_not_be_read_is_refused_in_a_sentence(
     directory = trained_here(maze.workspace.root / "walks")
     (directory / "manifest.json").write_bytes(manifest)
     assert "is not a run's manifest" in maze.osmosis("train", "info", "./walks").err
-
-
-def test_an_evaluation_is_asked_of_a_training_directory_in_vain(maze: Maze) -> None:
-    trained_here(maze.workspace.root / "trained" / "walks")
-    write_run(maze.workspace.evals_dir / "fern", [[1.0]])
-    for words in (("info", "trained/walks"), ("show", "trained/walks"), ("compare", "trained/walks", "fern")):
-        refused = maze.osmosis("eval", *words, "--json").error
-        assert "trained/walks is a training directory, and no evaluation." in refused["message"]
-        assert "osmosis train info" in refused["hint"]
-    assert not maze.router.calls
-
-
-def test_what_is_no_training_directory_is_told_as_what_it_is(maze: Maze) -> None:
-    root = maze.workspace.root
-    write_run(maze.workspace.evals_dir / "fern", [[1.0]])
-    downloaded = maze.workspace.evals_dir / "moss"
-    downloaded.mkdir()
-    for name in ("metrics.json", "summary.jsonl"):
-        (downloaded / name).write_text("{}")
-    (root / "notes").mkdir()
-    (root / "notes" / "a.txt").write_text("mine")
-    for command in ("info", "show"):
-        evaluation = maze.osmosis("train", command, ".osmosis/evals/fern", "--json").error
-        assert "is the directory of an evaluation, and no training directory" in evaluation["message"]
-        assert (
-            evaluation["hint"]
-            == "osmosis eval info .osmosis/evals/fern, osmosis eval show .osmosis/evals/fern"
-        )
-        assert "an evaluation" in maze.osmosis("train", command, str(downloaded), "--json").error["message"]
-        for path in ("./notes", str(root / "notes"), "."):
-            refused = maze.osmosis("train", command, path, "--json").error
-            assert f"{path} is no training directory: it is a directory without" in refused["message"]
-        file = maze.osmosis("train", command, "notes/a.txt", "--json").error
-        assert "is no training directory: it is a file" in file["message"]
-        assert "osmosis view notes finds" in file["hint"]
-    assert not maze.router.calls
-
-
-def test_a_path_that_leads_nowhere_is_told_with_the_training_directories_that_are_likest(
-    maze: Maze, tmp_path: Path
-) -> None:
-    for name in ("walks", "runs"):
-        trained_here(maze.workspace.root / "trained" / name)
-    written, there = "./trained/wakls", str(tmp_path / "none" / "walks")
-    missing = maze.osmosis("train", "info", written, "--json").error
-    assert missing["message"] == "there is no training directory `./trained/wakls`."
-    assert missing["hint"].startswith("did you mean trained/walks or trained/runs? ")
-    assert missing["details"]["nearest"] == ["trained/walks", "trained/runs"]
-    # Not even the folder is there.
-    assert "did you mean trained/walks or trained/runs?" in maze.osmosis("train", "show", there).err
-    assert not maze.router.calls
-    maze.get("/training-runs/trained%2Fwakls").respond(404, json={"error": "no such run"})
-    assert "no such run" in maze.osmosis("train", "info", "trained/wakls").err
-
-
-def test_without_a_login_a_path_that_leads_nowhere_is_no_run_of_a_platform(
-    maze: Maze, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OSMOSIS_PLATFORM_URL", "https://nobody.example")
-    trained_here(maze.workspace.root / "trained" / "walks")
-    for command in ("info", "show"):
-        missing = maze.osmosis("train", command, "trained/typo", "--json").error
-        assert (missing["code"], missing["message"]) == (
-            "NOT_FOUND",
-            "there is no training directory `trained/typo`.",
-        )
-        assert missing["hint"].startswith("did you mean trained/walks? ")
-    assert maze.osmosis("train", "info", "typo", "--json").error["code"] == "AUTH_REQUIRED"
 
 
 def test_the_log_of_a_training_directory_is_read_without_a_login(
@@ -206,58 +89,156 @@ def test_the_log_of_a_training_directory_is_followed_until_nobody_trains_in_it(
     assert not maze.router.calls
 
 
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (("watch", "trained/walks"), "osmosis train logs trained/walks --follow"),
-        (("checkpoints", "./trained/walks"), "osmosis train info ./trained/walks"),
-        (("compare", "trained/walks", "trained/runs"), "osmosis view trained"),
-        (("compare", "keen-owl-2", "trained/runs"), "osmosis view trained"),
-    ],
-)
-def test_what_can_not_be_done_with_a_training_directory_names_what_can(
-    maze: Maze, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], hint: str
-) -> None:
-    for name in ("walks", "runs"):
-        trained_here(maze.workspace.root / "trained" / name)
-    for is_logged_in in (True, False):
-        if not is_logged_in:
-            monkeypatch.setenv("OSMOSIS_PLATFORM_URL", "https://nobody.example")
-        outcome = maze.osmosis("train", *words, "--json")
-        error = outcome.error
-        assert (outcome.status, error["code"]) == (1, "VALIDATION")
-        assert f"and `osmosis train {words[0]}` takes runs of a platform." in error["message"]
-        assert hint in error["hint"]
-    assert not maze.router.calls
-
-
-@pytest.mark.parametrize("words", [("logs",), ("watch",), ("compare", "keen-owl-2"), ("checkpoints",)])
-def test_without_a_login_a_path_is_what_it_is_to_every_command_about_a_training(
-    maze: Maze, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
-) -> None:
-    monkeypatch.setenv("OSMOSIS_PLATFORM_URL", "https://nobody.example")
-    trained_here(maze.workspace.root / "trained" / "walks")
-    missing = maze.osmosis("train", *words, "./trained/wakls", "--json").error
-    assert missing["message"] == "there is no training directory `./trained/wakls`."
-    assert (
-        "is no training directory: it is a directory without"
-        in maze.osmosis("train", *words, "./trained").err
-    )
-    assert maze.osmosis("train", *words, "walks", "--json").error["code"] == "AUTH_REQUIRED"
-
-
-def test_a_name_that_is_a_training_directory_is_that_where_no_platform_can_be_asked(
-    maze: Maze, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OSMOSIS_PLATFORM_URL", "https://nobody.example")
-    trained_here(maze.workspace.root / "walks")
-    for words in (("watch", "walks"), ("compare", "walks", "moss"), ("checkpoints", "walks")):
-        assert "takes runs of a platform" in maze.osmosis("train", *words, "--json").error["message"]
-    assert maze.osmosis("train", "watch", "w" * 300, "--json").error["code"] == "AUTH_REQUIRED"
-
-
 def test_a_run_of_a_platform_is_watched_though_a_directory_here_has_its_name(maze: Maze) -> None:
     trained_here(maze.workspace.root / "walks")
     maze.get("/training-runs/walks").respond(404, json={"error": "no such run"})
     assert "no such run" in maze.osmosis("train", "watch", "walks").err
     assert "no such run" in maze.osmosis("train", "compare", "walks", "walks").err
+
+
+OURS = {"X-Osmosis-Capabilities": "training-validation"}
+
+
+@pytest.fixture
+def here(maze: Maze) -> Maze:
+    validated_here(maze)
+    return maze
+
+
+def shown(maze: Maze, *arguments: str) -> list[tuple[int, int]]:
+    outcome = maze.osmosis("train", "show", *arguments, "--json")
+    assert outcome.status == 0, outcome.err
+    return [(each["row"], each["attempt"]) for each in outcome.json["data"]["samples"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "samples"),
+    [
+        ([], [(1, 0), (2, 0), (0, 1), (0, 0)]),
+        (["--limit", "1"], [(1, 0)]),
+        (["--row", "0"], [(0, 1), (0, 0)]),
+        (["--attempt", "1"], [(0, 1)]),
+        (["--step", "3", "--failed"], [(2, 0), (0, 1)]),
+        (["--passed"], [(0, 0)]),
+        (["--unscored"], [(1, 0)]),
+        (["--search", "SEVEN"], [(0, 1)]),
+        (["--search", "nowhere said"], []),
+    ],
+)
+def test_one_asks_for_those_one_wants_to_see_and_the_worst_come_first(
+    here: Maze, arguments: list[str], samples: list[tuple[int, int]]
+) -> None:
+    assert shown(here, "trained/walks", *arguments) == samples
+
+
+def test_conversations_are_printed_without_what_a_terminal_obeys(here: Maze) -> None:
+    outcome = here.osmosis("train", "show", "trained/walks", "--plain")
+    assert outcome.status == 0 and "\x1b" not in outcome.out
+    lines = outcome.out.splitlines()
+    assert lines[0] == (
+        "Validation after step 3: 4 of 4 samples are kept, without a score first, then the worst."
+    )
+    assert "error: ValueError: no (1 terminal sequence removed)" in outcome.out
+    assert "tool: eight" in lines
+    assert "grader: Nearly." in lines and "grader: format: 1.000" in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["--row", "9"],
+            "the validation of `walks` after step 3 (4 of 4 samples are kept) has no sample of row 9",
+        ),
+        (["--step", "2"], "of the validation after step 2 are not kept: the newest is that after step 3"),
+    ],
+)
+def test_what_is_not_there_is_said_in_a_line(here: Maze, arguments: list[str], sentence: str) -> None:
+    outcome = here.osmosis("train", "show", "trained/walks", *arguments)
+    assert outcome.status == 1 and sentence in outcome.err and "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize("left", ["nothing", "a pipe", "a link", "a folder", "something else", "half"])
+def test_a_record_that_can_not_be_read_is_refused_in_a_sentence(here: Maze, left: str) -> None:
+    file = TrainingDirectory(here.workspace.root / "trained" / "walks").validation
+    content = file.read_bytes()
+    file.unlink()
+    if left == "a pipe":
+        os.mkfifo(file)
+    elif left == "a link":
+        here.scratch.mkdir()
+        (here.scratch / "elsewhere").write_bytes(content)
+        file.symlink_to(here.scratch / "elsewhere")
+    elif left == "a folder":
+        file.mkdir()
+    elif left != "nothing":
+        file.write_bytes(b"\0\xff\n" if left == "something else" else content[:-30])
+    outcome = here.osmosis("train", "show", "trained/walks")
+    sentence = "has no record of a validation" if left == "nothing" else "can not be read"
+    sentence = "is damaged" if left in ("something else", "half") else sentence
+    assert outcome.status == 1 and sentence in outcome.err and "Traceback" not in outcome.err
+
+
+# -- platforms -----------------------------------------------------------------------------
+
+
+def told(row: int, reward: float | None, **known: Any) -> dict[str, Any]:
+    status = "failed" if reward is None else "success"
+    return {"row": row, "attempt": 0, "status": status, "reward": reward, **known}
+
+
+def offers(maze: Maze, *pages: dict[str, Any]) -> Any:
+    """Be a platform of ours with a run that has validated; return the route of the conversation of row 0."""
+    maze.get("/training-runs/copper%20finch%2F9").respond(json=train_replies.DETAIL, headers=OURS)
+    replies = [httpx.Response(200, json=page, headers=OURS) for page in pages]
+    maze.get("/training-runs/tr_8f0c1d2e3a4b/validation").mock(side_effect=replies)
+    text = trajectory("six").decode()
+    route = maze.get("/training-runs/tr_8f0c1d2e3a4b/validation/0/0")
+    return route.respond(json={"text": text, "size": len(text)}, headers=OURS)
+
+
+def page(*samples: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"step": 40, "total": 9, "pass_threshold": 1.0, "samples": list(samples), **more}
+
+
+def test_a_run_of_a_platform_of_ours_is_shown_page_after_page(maze: Maze) -> None:
+    first = page(told(3, None, error="Timeout: no", boundary="agent"), next_cursor="40-1")
+    asked = offers(maze, first, page(told(0, 0.5, notes="Almost.", parts={"format": 0.5})))
+    gone = maze.get("/training-runs/tr_8f0c1d2e3a4b/validation/3/0")
+    gone.respond(404, json={"error": "there is none", "code": "NOT_FOUND"}, headers=OURS)
+    data = maze.osmosis("train", "show", "copper finch/9", "--json").json["data"]
+    assert data["validation"] == {"step": 40, "samples": 9, "kept": 2}
+    unscored, failed = data["samples"]
+    assert (unscored["row"], unscored["error"], unscored["problems"]) == (
+        3,
+        "Timeout: no",
+        ["A newer validation has replaced it."],
+    )
+    assert (failed["reward"], failed["passed"], failed["notes"]) == (0.5, False, "Almost.")
+    assert failed["messages"][2]["content"] == "six" and asked.call_count == 1
+
+
+def test_of_a_platform_only_what_is_shown_is_fetched(maze: Maze) -> None:
+    asked = offers(maze, page(*(told(0, 0.5, attempt=0) for _ in range(1)), told(1, 0.75)))
+    outcome = maze.osmosis("train", "show", "copper finch/9", "--row", "0", "--json")
+    assert outcome.status == 0 and asked.call_count == 1
+
+
+def test_the_hosted_service_does_not_keep_them_and_it_is_said(maze: Maze) -> None:
+    maze.get("/training-runs/tr_8").respond(json=train_replies.DETAIL)
+    error = maze.osmosis("train", "show", "tr_8", "--json").error
+    assert (
+        error["code"] == "PLATFORM_ERROR"
+        and "does not support the validation samples of training runs" in error["message"]
+    )
+
+
+def test_a_platform_that_turns_in_a_circle_is_left(maze: Maze) -> None:
+    round_and_round = page(told(0, 0.5), next_cursor="again")
+    offers(maze, round_and_round, round_and_round)
+    assert (
+        json.loads(maze.osmosis("train", "show", "copper finch/9", "--json").out)["data"]["validation"][
+            "kept"
+        ]
+        == 1
+    )

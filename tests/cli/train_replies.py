@@ -51,7 +51,6 @@ ROW: dict[str, Any] = {
     "rollout": {"id": "ro_2", "name": "maze"},
 }
 MINIMAL = {"id": "tr_1", "name": None, "status": "queued", "created_at": "2026-10-02T07:00:00Z"}
-NULLS = {**dict.fromkeys(ROW), **MINIMAL}
 DETAIL: dict[str, Any] = {
     "training_run": {**OWN, "examples_processed_count": 3072, "notes": "second try"},
     "model": {"id": "bm_1", "name": "fern/base-32b"},

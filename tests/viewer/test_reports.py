@@ -23,7 +23,7 @@ from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.one_file import write_comparison_report, write_judging_report, write_training_report
 from osmosis_ai.viewer.report import RunReportOptions, write_run_report
 from osmosis_ai.viewer.source import FailureCount, RunDetail, SampleQuery
-from tests.cli.test_train_here import trained_here
+from tests.cli.trained_runs import trained_here
 from tests.evaluation.builders import record
 from tests.evaluation.recorded_runs import write_run
 from tests.evaluation.recording_hooks import RecordingHooks
@@ -213,6 +213,7 @@ def training(*, text: bool = True) -> str:
 def judging(*, text: bool = True, everything: bool = False) -> str:
     document = a_document(30)
     for judged in document["records"]:
+        judged["texts"] = {"Judged text": f"canary {TITLE}"}
         for call in judged["judgements"]:
             call["explanation"] = f"canary: the answer is right, but says so at length. {TITLE}"
     written = io.BytesIO()

@@ -104,6 +104,8 @@ async def test_the_documented_file_and_our_numbers_of_runs_that_go_well_and_wron
     assert (length["mean"], length["min"], length["max"]) == (pytest.approx((5 + 3 + 3) / 6), 0.0, 5.0)
     assert length["pass_at_1"] == length["pass_at_3"] == 0.5
     assert "pass_at_2" not in length
+    picky = summary["eval_fns"]["rewards:picky"]["pass_at_k_estimates"]
+    assert picky["1"]["value"] == 1.0  # 0.5 passes the threshold
     # Ours: of the runs that have a score.
     assert (length["scored"], length["unscored"]) == (9, 9)
     assert length["estimate"]["value"] == pytest.approx(11 / 3)
@@ -140,18 +142,8 @@ async def test_the_documented_file_and_our_numbers_of_runs_that_go_well_and_wron
     assert runs[5][0]["tokens"] == 0
     assert summary["total_tokens"] == sum(run["tokens"] for row in runs.values() for run in row)
 
-    # A line for each run, as it is: no bracket is taken for markup.
-    lines = outcome.err.splitlines()
-    assert len([line for line in lines if line.startswith("[") and "/18] row " in line]) == 18
-    assert any("[rewards:exact=1.000, rewards:length=5.000, rewards:picky=0.500]" in line for line in lines)
-    assert any("rewards:picky=unscored, agent=0.250]" in line for line in lines)
-    assert any("FAILED" in line and "[bold]no[/bold] answer" in line for line in lines)
     assert "this module prints" not in outcome.out
-    assert "9 of 18 runs succeeded" in outcome.out and "9 of 18 runs scored" in outcome.out
-    shown = outcome.out.splitlines()
-    assert "Eval Function\t\tValue\t95 % interval\tStd. error\tOver" in shown
-    assert {"Rows\t6", "Runs per row\t3", "Runs\t18", "failed\t9"} <= {line.strip() for line in shown}
-    assert any("the same command with --retry-failed --name" in line for line in shown)
+    assert any("FAILED" in line and "[bold]no[/bold] answer" in line for line in outcome.err.splitlines())
 
     # The endpoint got the name that it knows, a key of no meaning, and what the agent passed on.
     asked = [request for request in model.requests if "seed" in request.body]
@@ -309,26 +301,6 @@ async def test_a_model_of_our_own_needs_no_address_and_parquet_rows_no_answer(pr
     assert project.journal()[0]["source_row_index"] == 1
 
 
-async def test_a_slow_row_delays_no_other(project: Project, model: StandInModel) -> None:
-    all_others = asyncio.Event()
-    answered: list[str] = []
-
-    def respond(body: dict[str, Any]) -> Reply:
-        prompt = body["messages"][-1]["content"]
-        answered.append(prompt)
-        if answered.count("quick") == 30:
-            all_others.set()
-        return Reply("ok", wait_for=all_others if prompt == "slow" else None)
-
-    # The slow row's answer comes after those of all others: with two at once, nothing may wait for it.
-    model.respond = respond
-    project.rows({"user_prompt": "slow"}, *({"user_prompt": "quick", "number": row} for row in range(30)))
-    outcome = await project.eval("--batch-size", "2", "--no-probe", "-q")
-    assert outcome.status == 0, outcome.err
-    assert project.journal()[0]["row_index"] != 0
-    assert len(project.journal()) == 31
-
-
 async def test_a_damaged_journal_is_refused_and_salvaged_as_the_hint_says(project: Project) -> None:
     assert (await project.eval("--name", "kept", "-q")).status == 0
     (run,) = project.runs
@@ -341,37 +313,3 @@ async def test_a_damaged_journal_is_refused_and_salvaged_as_the_hint_says(projec
     assert salvaged.status == 0, salvaged.err
     results = json.loads((project.root / "out.json").read_bytes())["summary"]
     assert (results["total_runs"], results["eval_fns"]["rewards:exact"]["mean"]) == (2, 1.0)
-
-
-async def test_a_failure_in_a_successful_response_and_missing_usage_are_no_zeros(
-    project: Project, model: StandInModel
-) -> None:
-    failure = {
-        "choices": [
-            {
-                "index": 0,
-                "finish_reason": "error",
-                "message": {"role": "assistant", "content": ""},
-                "error": {"code": 502, "message": "upstream is down"},
-            }
-        ]
-    }
-    replies = {
-        "down": Reply(body=failure),
-        "null": Reply(body={"choices": [None]}),
-        "uncounted": Reply(usage=False),
-    }
-    model.respond = lambda body: replies.get(body["messages"][-1]["content"], Reply())
-    project.rows(*orders("one", *replies))
-    outcome = await project.eval("-o", "out.json", "--plain")
-    found = json.loads((project.root / "out.json").read_text())
-    one, down, null, uncounted = (row["runs"][0] for row in found["rows"])
-    assert (one["success"], uncounted["success"]) == (True, True)
-    for failed, words in ((down, "upstream is down"), (null, '{"choices":[null]}')):
-        assert (failed["boundary"], failed["scores"]) == ("provider", {})
-        assert words in failed["error"]
-    assert one["tokens"] > 0 and uncounted["tokens"] is None
-    assert down["tokens"] is None and null["tokens"] is None
-    assert found["summary"]["runs_without_tokens"] == 3
-    (line,) = [line for line in outcome.out.splitlines() if line.startswith("Tokens")]
-    assert line.endswith("(1 of 4 runs)")

@@ -1,9 +1,10 @@
-"""`osmosis view platform:NAME --report`: a platform's run in one file, fetched for it and left nowhere else."""
+"""What `osmosis view`, and every command with a report, makes of its options before it looks at anything."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 import tempfile
 from collections.abc import Iterator
 from html import unescape
@@ -15,12 +16,104 @@ import httpx
 import pytest
 import respx
 
-from osmosis_ai.services.runs import download
 from tests.api.blob_server import serve
+from tests.cli.conftest import Cli
 from tests.cli.eval_downloads import DownloadableRun
 from tests.cli.eval_replies import DETAIL
 from tests.cli.maze import Maze
-from tests.cli.train_replies import offer
+from tests.workspace.builders import make_workspace
+
+
+@pytest.mark.parametrize(
+    "words", [("--max-mb", "2"), ("--max-mb", "10"), ("--all",), ("--no-text", "--force")]
+)
+def test_what_is_of_a_report_needs_one(cli: Cli, words: tuple[str, ...]) -> None:
+    result = cli("view", *words)
+    assert (result.status, result.out) == (2, "")
+    assert all(word in result.err for word in words if word.startswith("--")) and "--report" in result.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("eval", "compare", "one", "other", "--no-text"),
+        ("eval", "compare", "one", "other", "--force"),
+        ("train", "info", "run", "--no-text", "--force"),
+        ("eval", "rubric", "-d", "a.jsonl", "-r", "tone", "--model", "openai/gpt-5-mini", "--no-text"),
+    ],
+)
+def test_no_command_takes_what_is_of_a_report_without_one(cli: Cli, words: tuple[str, ...]) -> None:
+    result = cli(*words)
+    assert (result.status, result.out) == (2, "")
+    assert f"{words[-1]} needs --report FILE.html" in result.err
+
+
+@pytest.mark.parametrize("words", [("view",), ("eval", "compare", "one", "other"), ("train", "info", "run")])
+def test_a_report_goes_into_a_file_and_nowhere_else(
+    cli: Cli, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for named, said in (("", "is a directory"), ("..", "is a directory"), ("-", "and `-` is none")):
+        result = cli(*words, "--report", named)
+        assert (result.status, result.out) == (1, "") and said in " ".join(result.err.split()), result.err
+        assert "for instance report.html" in " ".join(result.err.split())
+        assert "is a directory" in cli(*words, "--report", "..", "--force").err
+    assert not list(tmp_path.iterdir())
+
+
+ADDRESS = re.compile(r" are at http://[^/\s]+:(\d+)/open\?key=\S+")
+IS_SHOWN = "Your browser should show it now."
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The pages that were opened, by a viewer that is asked to end as soon as it has said where it is."""
+    pages: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda page: pages.append(page) or True)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(
+        "osmosis_ai.viewer.serving.server.RunningViewer.run", lambda viewer: viewer.listener.close()
+    )
+    monkeypatch.setattr(sys, "platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER", "SSH_CONNECTION", "SSH_TTY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(make_workspace(tmp_path / "here").root)
+    return pages
+
+
+def test_without_a_display_no_browser_is_opened_and_the_address_is_printed(
+    cli: Cli, opened: list[str]
+) -> None:
+    result = cli("view")
+    assert (result.status, opened) == (0, [])
+    assert ADDRESS.search(result.out) and IS_SHOWN not in result.err and "ssh" not in result.err
+    assert "Ctrl-C" in result.err
+
+
+def test_with_a_display_the_page_that_leads_to_the_address_is_opened(
+    cli: Cli, opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISPLAY", ":0")
+    result = cli("view")
+    assert (result.status, len(opened)) == (0, 1)
+    assert opened[0].startswith("file://") and IS_SHOWN in result.err and ADDRESS.search(result.out)
+
+
+@pytest.mark.parametrize(("host", "shown"), [("::1", "[::1]"), ("127.0.0.2", "127.0.0.2")])
+def test_over_ssh_the_port_is_taken_at_the_address_that_the_browser_is_given(
+    cli: Cli, opened: list[str], monkeypatch: pytest.MonkeyPatch, host: str, shown: str
+) -> None:
+    monkeypatch.setenv("SSH_TTY", "somewhere")
+    result = cli("view", "--host", host)
+    address = ADDRESS.search(result.out)
+    if address is None and "cannot listen on [::1]" in result.err:
+        pytest.skip("this machine has no IPv6")
+    assert address is not None and f"http://{shown}:{address[1]}/" in result.out
+    said = " ".join(result.err.split())
+    assert f"ssh -N -L {shown}:{address[1]}:{shown}:{address[1]} " in said
+    # No name leads there that no other server has.
+    assert f"Its cookie is of {shown}, which" in said
+
 
 NAMED = "platform:amber-otter-42"
 
@@ -78,37 +171,6 @@ def test_a_run_of_a_platform_is_written_into_one_file(stored: DownloadableRun, t
     assert is_clean(stored, tmp_path)
 
 
-def test_a_report_of_a_run_that_was_retried_says_that_the_retry_is_not_in_it(
-    stored: DownloadableRun, tmp_path: Path
-) -> None:
-    retry = {"id": "er_9", "name": "amber-otter-43", "status": "finished"}
-    stored.described({**DETAIL, "retries": [retry]})
-    report = tmp_path / "run.html"
-    assert stored.maze.osmosis("view", NAMED, "--report", str(report)).status == 0
-    told = "Samples of it were made again by amber-otter-43: these results are not in here"
-    assert told in report.read_text("utf-8")
-    assert is_clean(stored, tmp_path)
-
-
-def test_a_retry_that_the_platform_does_not_name_is_told_in_a_report_all_the_same(
-    stored: DownloadableRun, tmp_path: Path
-) -> None:
-    stored.described({**DETAIL, "retries": [{"status": "finished"}, {"id": "er_9", "name": None}]})
-    report = tmp_path / "run.html"
-    assert stored.maze.osmosis("view", NAMED, "--report", str(report)).status == 0
-    assert "Samples of it were made again by another run, er_9: these results" in report.read_text("utf-8")
-
-
-def test_what_a_report_holds_is_told_in_words(stored: DownloadableRun, tmp_path: Path) -> None:
-    kept = {name: content for name, content in stored.store.blobs.items() if "row_1" not in name}
-    kept["summary.jsonl"] = kept["summary.jsonl"].splitlines(keepends=True)[0]
-    two = stored.maze.osmosis("view", NAMED, "--report", str(tmp_path / "two.html"), "--json").json
-    stored.holds(kept)
-    one = stored.maze.osmosis("view", NAMED, "--report", str(tmp_path / "one.html"), "--json").json
-    assert two["message"].endswith(": 2 samples, 2 conversations")
-    assert one["message"].endswith(": 1 sample, 1 conversation")
-
-
 def test_what_can_not_be_read_of_a_platform_s_list_is_counted_on_the_page(
     stored: DownloadableRun, tmp_path: Path
 ) -> None:
@@ -137,28 +199,6 @@ def test_what_can_not_be_read_of_a_platform_s_list_is_counted_on_the_page(
     assert outcome.json["resource"]["samples"] == 3
     said = "5 lines of the platform&#39;s list of its samples can not be read: these samples are left out."
     assert said in report.read_text("utf-8") and is_clean(stored, tmp_path)
-    stored.holds({**stored.store.blobs, "summary.jsonl": b"\n".join(odd)})
-    report.unlink()
-    outcome = stored.maze.osmosis("view", NAMED, "--report", str(report))
-    told = " ".join(outcome.err.split())
-    assert outcome.status == 1 and "has no sample: 5 lines of its list of samples can not be read" in told
-    assert not report.exists() and is_clean(stored, tmp_path)
-
-
-def test_of_conversations_that_are_too_large_the_report_names_the_command_that_fetches_them(
-    stored: DownloadableRun, tmp_path: Path
-) -> None:
-    stored.holds({**stored.store.blobs, "trajectories/row_1_run_0.json": b" " * (33 << 20)})
-    report = tmp_path / "run.html"
-    outcome = stored.maze.osmosis("view", NAMED, "--report", str(report))
-    assert outcome.status == 0, outcome.err
-    page = unescape(report.read_text("utf-8"))
-    assert "it is not read, the run's file `trajectories/row_1_run_0.json` has it." in page
-    assert (
-        "1 conversation has more than 32 MB and can not be read here: `osmosis eval download amber-otter-42` "
-        "fetches the run's files."
-    ) in page
-    assert is_clean(stored, tmp_path)
 
 
 def test_without_text_no_conversation_is_fetched(stored: DownloadableRun, tmp_path: Path) -> None:
@@ -179,7 +219,7 @@ def test_a_run_that_is_large_or_whose_files_do_not_come_names_the_two_commands_i
     del stored.store.blobs["trajectories/row_1_run_0.json"]
     broken = stored.maze.osmosis("view", NAMED, "--report", str(report))
     assert broken.status == 1 and "1 file of `amber-otter-42` did not come: " in " ".join(broken.err.split())
-    monkeypatch.setattr(download, "ASK_FROM_BYTES", 10)
+    monkeypatch.setattr("osmosis_ai.services.runs.download.ASK_FROM_BYTES", 10)
     large = stored.maze.osmosis("view", NAMED, "--report", str(report))
     said = " ".join(large.err.split())
     assert large.status == 1 and "--no-text reads its numbers alone" in said and commands in said
@@ -194,43 +234,6 @@ def test_a_report_that_is_there_is_told_before_anything_is_fetched(
     outcome = stored.maze.osmosis("view", NAMED, "--report", str(report))
     assert outcome.status == 1 and "exists" in outcome.err and report.read_text() == "mine"
     assert not stored.manifest.calls
-
-
-def test_without_a_report_one_is_told_what_shows_a_run_of_a_platform(stored: DownloadableRun) -> None:
-    said = " ".join(stored.maze.osmosis("view", NAMED).err.split())
-    assert f"{NAMED} is a platform's run, which has its pages there" in said
-    assert f"osmosis view {NAMED} --report FILE.html" in said and f"osmosis eval show {NAMED}" in said
-
-
-def test_a_training_run_of_a_platform_is_the_file_that_train_info_writes(maze: Maze, tmp_path: Path) -> None:
-    maze.get("/eval-runs/copper").respond(404, json={"error": "No such evaluation run."})
-    offer(maze)
-    report, same = tmp_path / "view.html", tmp_path / "info.html"
-    outcome = maze.osmosis("view", "platform:copper", "--report", str(report), "--json")
-    assert outcome.status == 0, outcome.err
-    assert outcome.json["resource"]["run"] == "copper finch/9"
-    assert maze.osmosis("train", "info", "copper", "--report", str(same)).status == 0
-    assert report.read_text("utf-8") == same.read_text("utf-8")
-
-
-def test_a_name_that_a_platform_does_not_know_says_where_runs_and_results_of_judges_are(
-    maze: Maze, tmp_path: Path
-) -> None:
-    for kind in ("eval", "training"):
-        maze.get(f"/{kind}-runs/copper").respond(404, json={"error": f"No such {kind} run."})
-    outcome = maze.osmosis("view", "platform:copper", "--report", str(tmp_path / "run.html"))
-    said = " ".join(outcome.err.split())
-    assert outcome.status == 1 and "No such eval run." in said
-    for command in ("osmosis eval list", "osmosis train list", "osmosis view FILE.json --report FILE.html"):
-        assert command in said
-    assert not (tmp_path / "run.html").exists()
-
-
-def test_an_answer_that_is_no_missing_run_is_told_as_it_is(maze: Maze, tmp_path: Path) -> None:
-    maze.get("/eval-runs/copper").respond(404, json={"error": "No such evaluation run."})
-    maze.get("/training-runs/copper").respond(403, json={"error": "Not for you."})
-    outcome = maze.osmosis("view", "platform:copper", "--report", str(tmp_path / "run.html"))
-    assert outcome.status == 1 and "Not for you." in outcome.err and not (tmp_path / "run.html").exists()
 
 
 # -- what a platform tells of each sample beside the list ------------------------------------
@@ -327,12 +330,6 @@ def test_a_report_of_a_run_that_was_retried_has_what_the_run_itself_came_to(
     assert "the grader gave banana" in cells_of_samples(text)[1]
 
 
-def test_what_the_list_of_samples_says_stays(stored: DownloadableRun, tmp_path: Path) -> None:
-    tells(stored, {"samples": [{**FAILED, "row": 0, "reward": 0.0}]})
-    row = cells_of_samples(written(stored, tmp_path))[0]
-    assert "passed" in row and "$0.0123" in row
-
-
 @pytest.mark.parametrize(
     "unfit",
     [
@@ -377,24 +374,19 @@ def test_a_reply_that_is_no_page_of_samples_leaves_the_list_and_is_told(
         assert told in text and "validation_error" in text
 
 
-def test_a_platform_that_tells_no_single_samples_is_not_asked_for_them(
-    stored: DownloadableRun, tmp_path: Path
-) -> None:
-    route = tells(stored)
-    stored.described(DETAIL)
-    assert "validation_error" in written(stored, tmp_path) and not route.calls
-
-
 def cells_of_samples(text: str) -> list[str]:
     return re.findall(r"<tr(?: id=\"row-\d+\")?><th scope=\"row\">.*?</tr>", text, re.DOTALL)[-2:]
 
 
-def test_a_run_without_a_list_of_samples_is_refused_in_a_sentence(
-    stored: DownloadableRun, tmp_path: Path
+@pytest.mark.parametrize("name", ["SSH_CONNECTION", "SSH_TTY"])
+def test_over_ssh_no_browser_is_opened_there_and_the_way_to_the_port_is_said(
+    cli: Cli, opened: list[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    tells(stored, {"samples": []})
-    stored.holds({"metrics.json": stored.store.blobs["metrics.json"]})
-    report = tmp_path / "run.html"
-    outcome = stored.maze.osmosis("view", NAMED, "--report", str(report))
-    assert outcome.status == 1 and "the platform has no list of samples of `amber-otter-42`" in outcome.err
-    assert not report.exists() and is_clean(stored, tmp_path)
+    monkeypatch.setenv(name, "somewhere")
+    # As after `ssh -X`: a window would open, slowly, from the other machine.
+    monkeypatch.setenv("DISPLAY", "localhost:10.0")
+    result = cli("view")
+    assert (result.status, opened) == (0, [])
+    address = ADDRESS.search(result.out)
+    assert address is not None and IS_SHOWN not in result.err
+    assert f"ssh -N -L {address[1]}:127.0.0.1:{address[1]} " in " ".join(result.err.split())

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,14 @@ import pytest
 from osmosis_ai._version import __version__
 from osmosis_ai.api.credentials import CredentialStore
 from osmosis_ai.api.wire.workers import WorkerOffer
-from osmosis_ai.platform.config import from_environment
+from osmosis_ai.platform.config import PlatformConfig, from_environment
+from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
+from osmosis_ai.platform.runs.work.http_link import HttpLink
+from osmosis_ai.platform.server import run_platform
 from osmosis_ai.platform.services import build_services
 from tests.cli.conftest import Cli
+from tests.e2e.platform_process import PATIENT_WORKER
+from tests.platform.runs.desk.desk_workers import offer
 
 
 @pytest.fixture(autouse=True)
@@ -125,18 +132,6 @@ def test_a_platform_says_once_that_it_is_ready_and_stops_when_told(
 
 
 @pytest.mark.e2e
-def test_a_second_start_keeps_the_login_that_works(starting: Any, tmp_path: Path) -> None:
-    first = starting("--login")
-    port = first.resource["url"].rpartition(":")[2]
-    before = (tmp_path / "config" / "credentials.json").read_bytes()
-    first.process.send_signal(signal.SIGINT)
-    assert first.end()[0] == 0
-    again = starting("--login", "--port", port)
-    assert again.resource["first_login"] is None
-    assert (tmp_path / "config" / "credentials.json").read_bytes() == before
-
-
-@pytest.mark.e2e
 def test_a_killed_platform_is_not_running_and_starts_again(cli: Cli, starting: Any) -> None:
     killed = starting()
     os.kill(killed.process.pid, signal.SIGKILL)
@@ -213,28 +208,6 @@ def test_a_start_that_is_ended_while_it_loads_ends_properly_and_leaves_nothing(
     assert not (tmp_path / "platform").exists()
 
 
-@pytest.mark.e2e
-def test_people_read_how_to_go_on(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "osmosis_ai", "platform", "start", "--port", "0", "--plain"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0
-    url = line.removeprefix("The platform is ready at ").strip()
-    assert url.startswith("http://127.0.0.1:") and out == ""
-    assert "user admin@localhost, password " in err
-    assert f"osmosis --platform {url} login" in err
-    assert "Stopping" in err
-    assert stat.S_IMODE((tmp_path / "platform").stat().st_mode) == 0o700
-
-
 def test_a_platform_for_others_needs_tls(cli: Cli) -> None:
     done = cli("platform", "start", "--host", "0.0.0.0", "--port", "0")
     assert (done.status, done.out) == (1, "")
@@ -264,3 +237,120 @@ def test_a_log_of_objects_has_nothing_else_in_it_and_no_password(starting: Any) 
     (asked,) = [line for line in lines if "/nothing-here" in line["message"]]
     assert asked["request_id"] == reply.headers["x-request-id"]
     assert "-> 404" in asked["message"]
+
+
+@pytest.mark.integration
+def test_what_a_start_from_this_shell_would_lack_keeps_nobody_from_the_platform_that_runs(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "platform"
+    monkeypatch.setenv("OSMOSIS_HOME", str(home))
+    token = tmp_path / "token"
+    with run_platform(PlatformConfig(home=home, port=0)) as platform:
+        assert cli("platform", "worker-token", "create", "--pool", "gpu", "--output", str(token)).status == 0
+        link = HttpLink(platform.config.base_url, token.read_text().strip())
+        assert link.claim(offer(machine="box-1")) is None
+        link.close()
+        monkeypatch.setenv("OSMOSIS_EXECUTOR", "ray")
+        monkeypatch.setenv("OSMOSIS_EXECUTOR_SLOTS", "many")
+        done = cli("platform", "status", "--json")
+    assert done.status == 0, done.err
+    data = json.loads(done.out)["data"]
+    assert (data["status"], [worker["machine"] for worker in data["workers"]]) == ("running", ["box-1"])
+    assert cli("platform", "stop").out.startswith("No platform runs in")
+    assert "OSMOSIS_RAY_ADDRESS must say where" in cli("platform", "start").err
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("how", ["SIGTERM", "idle exit"])
+def test_a_worker_that_has_ended_is_listed_no_more(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    home, token = tmp_path / "platform", tmp_path / "token"
+    monkeypatch.setenv("OSMOSIS_HOME", str(home))
+
+    def listed() -> tuple[list[str], bool]:
+        shown = json.loads(cli("platform", "status", "--json").out)["data"]["workers"]
+        return [worker["pool"] for worker in shown], "Worker: " in cli("platform", "status", "--plain").out
+
+    with run_platform(PlatformConfig(home=home, port=0)) as platform:
+        assert cli("platform", "worker-token", "create", "--pool", "gpu", "--output", str(token)).status == 0
+        words = ["platform", "worker", "--url", platform.config.base_url, "--pool", "gpu"]
+        words += ["--token-file", str(token)]
+        ends = ["--idle-exit", "2s"] if how == "idle exit" else []
+        with subprocess.Popen(
+            [sys.executable, "-c", PATIENT_WORKER, *words, *ends],
+            env={**os.environ, "OSMOSIS_HOME": str(tmp_path / "machine")},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as worker:
+            assert worker.stderr is not None
+            assert any("takes runs of" in line for line in worker.stderr)
+            if how == "SIGTERM":
+                assert listed() == (["gpu"], True)
+                worker.send_signal(signal.SIGTERM)
+            assert worker.wait(300) == 0
+        assert listed() == ([], False)
+        # Started again, it is there at once.
+        link = HttpLink(platform.config.base_url, token.read_text().strip())
+        assert link.claim(offer()) is None
+        link.close()
+        assert listed() == (["gpu"], True)
+
+
+@pytest.fixture
+def platform_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OSMOSIS_HOME", str(tmp_path / "platform"))
+    return tmp_path / "platform"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["user", "add", "ada@fern.example"],
+        ["worker-token", "list"],
+        ["backup", "all.tar.gz"],
+        ["user", "list"],
+    ],
+)
+def test_a_shell_without_the_database_of_the_platform_that_runs_makes_no_other_one(
+    cli: Cli, platform_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with running_on(platform_home, "postgresql://osmosis@db.internal/osmosis"):
+        done = cli("platform", *command)
+        assert done.status == 1
+        assert "has its rows in postgresql://osmosis@db.internal/osmosis" in done.err
+        assert "OSMOSIS_DATABASE_URL" in done.err
+        assert not (platform_home / "platform.db").exists()
+    assert not (tmp_path / "all.tar.gz").exists()
+
+
+@contextmanager
+def running_on(home: Path, database: str) -> Iterator[None]:
+    """Hold a data directory as a platform does that has its rows in ``database``, and answer as it does."""
+    home.mkdir(parents=True, exist_ok=True)
+
+    class Ready(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b'{"status": "ready", "checks": {}}'
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_arguments: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Ready) as server, only_platform_of(home) as note:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        at = f"http://127.0.0.1:{server.server_address[1]}"
+        note(
+            PlatformProcess(
+                os.getpid(), "2031-05-04T12:00:00Z", __version__, url=at, local_url=at, database=database
+            )
+        )
+        yield
+        server.shutdown()

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import respx
 
+from osmosis_ai.cli.main import main
 from tests.cli.conftest import Cli
 from tests.logins import FERN, make_checkout, save_login, use_platform
+from tests.workspace.builders import make_workspace
 
 SERVERS, REGISTER = "/api/cli/rollout-servers", "/api/cli/rollout-server/register"
 KEY = "osm_rollout_canary-4711"
@@ -43,15 +45,6 @@ def platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[respx.
         router.post(f"{SERVERS}/calculator/probe").respond(json=HEALTHY)
         router.delete(f"{SERVERS}/calculator").respond(json={})
         yield router
-
-
-def test_served_agents_are_listed_with_how_they_do(cli: Cli) -> None:
-    told = cli("--json", "rollout", "server", "list")
-    assert told.status == 0
-    (item,) = json.loads(told.out)["items"]
-    assert item["name"] == "calculator" and item["error"] == SERVER["error"]
-    shown = cli("rollout", "server", "list").out
-    assert "10.1.2.3:9000" in shown and "unhealthy" in shown
 
 
 def test_an_agent_is_registered_with_the_key_of_the_environment(cli: Cli, platform: respx.MockRouter) -> None:
@@ -96,3 +89,21 @@ def test_an_agent_is_removed_after_a_question(cli: Cli, platform: respx.MockRout
     assert asked.status == 1 and platform.calls.call_count == 0
     removed = cli("rollout", "server", "remove", "calculator", "--yes")
     assert removed.status == 0 and platform.calls.last.request.method == "DELETE"
+
+
+@pytest.fixture
+def workspace_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = make_workspace(tmp_path / "ws").root
+    monkeypatch.chdir(root)
+    return root
+
+
+def test_what_exists_is_a_conflict_until_forced(
+    workspace_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rollout", "init", "capitals"]) == 0
+    assert main(["rollout", "init", "capitals", "--json"]) == 1
+    error = json.loads(capsys.readouterr().err)["error"]
+    assert error["code"] == "CONFLICT"
+    assert len(error["details"]["conflicts"]) == 3
+    assert main(["rollout", "init", "capitals", "-f"]) == 0

@@ -1,4 +1,4 @@
-"""Runs executed by real worker processes: the engine, the built-in model, the agent's server, kills and stops."""
+"""Runs executed by real worker processes: the engine, the built-in model, the server of an agent, kills and stops."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 import io
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from html import unescape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from osmosis_ai.evaluation.runner import EvalRunner
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db.tables import DbDataset, DbLogLine, DbRun, DbSample
+from osmosis_ai.platform.http.browser_sessions import begin_session
 from osmosis_ai.platform.local_execution import LocalWorkers, open_local_executor
 from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
 from osmosis_ai.platform.runs.read.merging import measure_accepted
@@ -48,7 +50,6 @@ from tests.processes import stop_process
 from tests.warm_osmosis import process_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_children_without_torch")]
-
 RUNS = "/api/cli/eval-runs"
 
 
@@ -320,43 +321,6 @@ def test_runs_go_on_after_the_platform_was_closed(
     assert before.items() <= after.items()
 
 
-def test_another_machine_goes_on_with_the_run_of_a_killed_worker(
-    api: TestClient,
-    services: PlatformServices,
-    executor: ExecutorLoop,
-    turnstile: Turnstile,
-    tmp_path: Path,
-) -> None:
-    turnstile.hold()
-    run = submit(api, evaluation_config={"limit": 40, "n": 4, "batch_size": 2})
-    hold_at(turnstile, services, run, 6)
-    wait_until(lambda: len(samples_of(services, run["id"])) > 5)
-    worker = worker_of(executor, run["id"])
-    assert worker is not None
-    os.killpg(worker.pid, signal.SIGKILL)
-    executor.close()
-    turnstile.open()
-    before = samples_of(services, run["id"])
-    with services.db.transaction() as session:
-        row = session.get_one(DbRun, run["id"])
-        row.metrics = {**(row.metrics or {}), "duration_ms": 3_600_000.0}
-    # Nothing of the first machine is there but what the platform has.
-    elsewhere = replace(services.config, home=tmp_path / "elsewhere")
-    successor = open_local_executor(services, config=elsewhere)
-    successor.start()
-    try:
-        detail = ended(api, run["name"])
-    finally:
-        successor.close()
-    assert detail["eval_run"]["status"] == "finished", detail
-    after = samples_of(services, run["id"])
-    assert len(after) == 160 and before.items() <= after.items()
-    told = "".join(log_of(services, run["id"]))
-    assert f"goes on from the {len(before)} results that the platform has" in told
-    overview = api.get(f"{RUNS}/{run['name']}/metrics").json()["overview"]
-    assert overview["duration_ms"] > 3_600_000
-
-
 def test_a_run_whose_journal_was_damaged_here_goes_on_from_what_the_platform_has_of_it(
     api: TestClient, services: PlatformServices, executor: ExecutorLoop, turnstile: Turnstile
 ) -> None:
@@ -477,27 +441,6 @@ def test_a_commit_whose_archive_has_other_bytes_than_its_digest_is_packed_anew_b
     assert len(set(services.blobs.keys("sources")) - {key}) == 1
 
 
-def test_a_dataset_that_was_replaced_before_the_run_began_is_not_evaluated(
-    api: TestClient, services: PlatformServices, executor_later: ExecutorLoop
-) -> None:
-    run = submit(api)
-    with services.db.transaction() as session:
-        dataset = session.scalars(select(DbDataset)).one()
-        info = services.blobs.put(
-            "datasets/other/new.jsonl", io.BytesIO(b'{"user_prompt":"a","label":"b"}\n')
-        )
-        dataset.blob_key, dataset.sha256, dataset.file_size = (
-            "datasets/other/new.jsonl",
-            info.sha256,
-            info.size,
-        )
-    executor_later.start()
-    detail = ended(api, run["name"])
-    assert detail["eval_run"]["error"] == (
-        "the dataset 'multiply' was replaced before the run began; submit the run again."
-    )
-
-
 def test_a_missing_answer_fails_the_run_and_names_the_dataset(
     api: TestClient, services: PlatformServices, executor_later: ExecutorLoop
 ) -> None:
@@ -569,3 +512,42 @@ def test_an_agent_sees_its_own_secrets_and_nothing_of_the_platforms_environment(
     for path in services.config.home.rglob("*"):
         if path.is_file():
             assert b"canary-of-the-workspace" not in path.read_bytes(), path
+
+
+BREAKS = """\
+        for question in ("What is it?", f"Are you sure, {os.environ['AGENT_KEY']}?"):
+            messages.append({"role": "user", "content": question})
+            messages.append(await self.ask_model(messages))
+        raise RuntimeError("the agent broke")
+"""
+LOOP = "        for _ in range(MAX_TURNS):\n"
+
+
+def test_both_calls_stand_on_its_page_without_the_runs_secrets(
+    api: TestClient, services: PlatformServices, member: Member, code: Code, executor_later: ExecutorLoop
+) -> None:
+    source = (ROLLOUT / "main.py").read_text()
+    assert LOOP in source
+    code.write("rollouts/multiply/main.py", source.replace(LOOP, BREAKS + LOOP))
+    code.commit("break")
+    services.secrets.put(member.workspace.id, member.user.id, "AGENT_KEY", "canary-of-the-agent", "workspace")
+    run = api.post("/api/cli/eval-runs", json=submit_body(secrets={"required": ["AGENT_KEY"]})).json()
+    executor_later.start()
+    wait_until(
+        lambda: api.get(f"/api/cli/eval-runs/{run['name']}").json()["eval_run"]["status"] == "finished"
+    )
+
+    session = begin_session(services, member.user, "/").headers["set-cookie"].partition(";")[0]
+    address = f"/{member.workspace.name}/evals/{run['name']}/samples"
+    browser = {"Accept": "text/html", "Cookie": session}
+    page = api.get(f"{address}/0.0", headers=browser)
+    assert page.status_code == 200, page.text
+    shown = re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", page.text)))
+    assert "the agent broke" in shown
+    assert "Taken from the model calls of an agent that ended without giving a conversation" in shown
+    assert "What is it?" in shown and "Are you sure, [REDACTED]?" in shown
+    assert len(re.findall(r"tokens read, \d+ written", shown)) == 2
+    found = api.get(f"{address}?q=are+you+sure&in=conversations", headers=browser)
+    assert f"{address}/0.0" in found.text
+    for path in services.config.home.rglob("*"):
+        assert not path.is_file() or b"canary-of-the-agent" not in path.read_bytes(), path

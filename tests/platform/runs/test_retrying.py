@@ -20,7 +20,6 @@ MISSED: dict[str, Any] = {"status": "success", "reward": 0.0}
 FAILED: dict[str, Any] = {"status": "failed", "boundary": "provider", "error_type": "timeout"}
 UNSCORED: dict[str, Any] = {"status": "success", "reward": None}
 SKIPPED: dict[str, Any] = {"status": "skipped"}
-
 # Three rows, two attempts each; the last attempt was never made.
 FIRST: Samples = {(0, 0): PASSED, (0, 1): FAILED, (1, 0): MISSED, (1, 1): UNSCORED, (2, 0): SKIPPED}
 

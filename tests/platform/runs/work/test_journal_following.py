@@ -1,4 +1,4 @@
-"""With which journal a worker goes on: its own where it begins with what the platform has, else the platform's."""
+"""With which journal a worker continues: its own where it begins with what the platform has, else the platform's."""
 
 from __future__ import annotations
 

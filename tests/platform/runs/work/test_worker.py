@@ -341,14 +341,6 @@ def test_what_stands_still_goes_on_when_the_platform_answers_within_a_term_more(
     assert cut_offs.said() == ["the platform was away for 50 s; the run goes on"] * 2
 
 
-def test_what_was_loaded_while_the_platform_was_away_and_came_back_goes_on_at_once(cut_offs: CutOffs) -> None:
-    cut_offs.cut_off()
-    cut_offs.pass_s(300.0)
-    cut_offs.channel.sync()
-    assert cut_offs.interrupt.outlast()
-    assert cut_offs.said() == ["the platform was away for 30 s; the run goes on"]
-
-
 def test_what_stands_still_ends_one_term_later(cut_offs: CutOffs) -> None:
     cut_offs.cut_off()
     cut_offs.knocks = [lambda: cut_offs.pass_s(29.0), lambda: cut_offs.pass_s(1.0)]
@@ -369,22 +361,3 @@ def test_what_stands_still_ends_where_the_run_is_to(cut_offs: CutOffs, asked: st
     assert not cut_offs.interrupt.outlast()
     assert cut_offs.interrupt
     assert cut_offs.said() == []
-
-
-def test_a_lease_that_runs_out_just_as_the_run_is_to_go_on_stops_it(
-    cut_offs: CutOffs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cut_offs.cut_off()
-    cut_offs.channel.sync()
-    withdraw = cut_offs.interrupt.withdraw
-
-    def late() -> None:
-        # Said while the interrupt is still set, so that nobody hears of it.
-        monkeypatch.setattr(cut_offs.interrupt, "withdraw", withdraw)
-        cut_offs.cut_off()
-        withdraw()
-
-    monkeypatch.setattr(cut_offs.interrupt, "withdraw", late)
-    cut_offs.knocks = [lambda: cut_offs.pass_s(30.0)]
-    assert not cut_offs.interrupt.outlast()
-    assert cut_offs.worker._was_cut_off, "so that it is waited for"

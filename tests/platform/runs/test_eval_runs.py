@@ -23,9 +23,6 @@ SUBMITS = Submits(RUNS, submit_body)
 submitted, refused = SUBMITS.taken, SUBMITS.refused
 
 
-# -- submit ------------------------------------------------------------------------------------
-
-
 def test_a_submitted_run_can_be_read_by_name_and_id_at_once(
     api: TestClient,
     code: Code,
@@ -250,13 +247,6 @@ def test_code_that_is_not_committed_is_refused(api: TestClient, code: Code) -> N
     assert "has no commit on its default branch" in issue(body, "experiment.branch")["message"]
 
 
-def test_a_model_that_nobody_serves_is_said_beside_all_else(api: TestClient) -> None:
-    wrong = experiment(model_path="osmosis/huge", rollout="../multiply")
-    body = refused(api, 400, "INVALID_CONFIG", experiment_config=wrong, evaluation_config={"n": 0})
-    keys = {each["key"] for each in body["issues"]}
-    assert keys == {"experiment.model_path", "experiment.rollout", "evaluation.n"}
-
-
 def test_a_commit_that_was_just_pushed_is_what_runs(api: TestClient, code: Code) -> None:
     first = code.head
     submitted(api)
@@ -385,9 +375,6 @@ def test_a_misspelled_run_is_suggested(api: TestClient) -> None:
     assert said == "there is no evaluation run '@@@' in this workspace; see `osmosis eval list`."
 
 
-# -- lists -------------------------------------------------------------------------------------
-
-
 def add_runs(services: PlatformServices, member: Member, count: int) -> None:
     moment = services.clock.now()
     rows = [
@@ -430,9 +417,6 @@ def test_runs_are_listed_newest_first_page_by_page(
     pages = {run["name"]: run["platform_url"] for run in first["eval_runs"] + rest["eval_runs"]}
     assert pages == {name: f"http://127.0.0.1:8733/fern/evals/{name}" for name in names}
     assert_flat_error(api.get(RUNS, params={"limit": 51}), 400, "VALIDATION_FAILED")
-
-
-# -- stop --------------------------------------------------------------------------------------
 
 
 def test_a_pending_run_is_stopped_at_once(api: TestClient) -> None:

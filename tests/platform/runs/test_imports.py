@@ -1,4 +1,4 @@
-"""Requests about one upload at the same moment, on an engine with several writers."""
+"""Uploads of local runs: what is cut off or asked for at once loses nothing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 from sqlalchemy import text
 
 from osmosis_ai.platform.blobs.local import LocalBlobStore
@@ -21,9 +22,63 @@ from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.imports import sessions
 from osmosis_ai.platform.runs.imports.sessions import EvalImportStore
 from osmosis_ai.platform.runs.read.run_counts import RunCounts
+from osmosis_ai.platform.services import PlatformServices
+from tests.platform.conftest import ManualClock
 from tests.platform.databases import postgres_database
+from tests.platform.local_runs import IMPORTS, LocalRun
 
-pytestmark = pytest.mark.integration
+DAY_S = 24 * 3600
+
+
+class KilledError(BaseException):
+    """The platform ends here and does nothing more."""
+
+
+def test_files_of_an_upload_that_was_being_forgotten_when_the_platform_was_killed_go_later(
+    api: TestClient, services: PlatformServices, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = LocalRun()
+    run.send(api, api.post(IMPORTS, json=run.start()).json()["session_id"])
+    assert len(list(services.blobs.keys("runs"))) == len(run.files)
+    clock.advance(DAY_S + 1)
+
+    def killed(_: str) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(services.blobs, "delete_below", killed)
+        with pytest.raises(KilledError):
+            services.eval_imports.tidy()
+    assert list(services.blobs.keys("runs"))
+    services.eval_imports.tidy()
+    services.run_deletion.finish()
+    assert list(services.blobs.keys("runs")) == []
+
+
+def test_an_upload_that_became_a_run_while_it_was_about_to_be_forgotten_keeps_its_files(
+    api: TestClient, services: PlatformServices, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = LocalRun()
+    session = api.post(IMPORTS, json=run.start()).json()["session_id"]
+    run.send(api, session)
+    forget = EvalImportStore._forget
+
+    def slowly(store: EvalImportStore, row: DbEvalImport) -> None:
+        # Its end was asked for in time, and took until now.
+        clock.jump(-60)
+        assert api.post(f"{IMPORTS}/{session}/finalize", json={}).status_code == 200
+        clock.jump(60)
+        forget(store, row)
+
+    clock.advance(DAY_S + 1)
+    monkeypatch.setattr(EvalImportStore, "_forget", slowly)
+    services.eval_imports.tidy()
+    services.run_deletion.finish()
+    assert len(list(services.blobs.keys("runs"))) >= len(run.files)
+    asked = api.post(
+        f"/api/cli/eval-runs/{run.name}/samples/download-urls", json={"items": [{"path": "summary.jsonl"}]}
+    )
+    assert len(api.get(asked.json()["items"][0]["url"]).text.splitlines()) == 6
 
 
 @pytest.fixture
@@ -65,6 +120,7 @@ def add_upload(db: Database, clock: SystemClock) -> None:
             session.add(DbEvalImportFile(import_id="imp_1", path=path, **described))
 
 
+@pytest.mark.integration
 def test_two_who_ask_for_the_same_files_in_another_order_both_hear_where_to_send_them(
     imports: EvalImportStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,14 +1,13 @@
-"""When what a worker finds out is seen: on the platform's pages within two seconds, however old its run is, and by how many exchanges."""
+"""What a worker finds out reaches the platform's pages: soon, whole, without secrets, and once."""
 
 from __future__ import annotations
 
-import itertools
 import json
-import sys
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from types import FrameType
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,19 +15,18 @@ from fastapi.testclient import TestClient
 from sqlalchemy import delete
 
 from osmosis_ai.api.wire.workers import LARGEST_EXCHANGE_BYTES, SentUpload, SyncReply, SyncRequest
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.evaluation.run_state import ProgressSnapshot
-from osmosis_ai.platform.blobs.store import BlobStoreBusy
+from osmosis_ai.platform.blobs.shards import LARGEST_FILE_BYTES
 from osmosis_ai.platform.db.tables import DbJournalSegment, DbRun, DbRunFile, DbSample
-from osmosis_ai.platform.log_lines import LogLine, bounded
-from osmosis_ai.platform.runs.desk.uploads import RunUploads
+from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.lifecycle import UploadGoneError
-from osmosis_ai.platform.runs.work import publisher
+from osmosis_ai.platform.runs.run_files import open_run_file
+from osmosis_ai.platform.runs.work import artifact_cleaning, publisher
 from osmosis_ai.platform.runs.work.platform_link import PlatformUnreachableError
 from osmosis_ai.platform.runs.work.publisher import ROUND_S, Publisher
 from osmosis_ai.platform.runs.work.run_channel import OutgoingBlob
-from osmosis_ai.platform.runs.work.sample_files import SampleFiles
+from osmosis_ai.platform.runs.work.sample_files import FileNews, RecordedItem, SampleFiles
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.viewer.live import READ_EVERY_S
@@ -120,34 +118,6 @@ def test_a_sample_is_seen_within_two_seconds_however_many_hours_its_run_has_work
     assert working.now > 40_000.0
     # A page that is looked at asks for what is new once a second.
     assert max(waited) + READ_EVERY_S < 2.0
-
-
-def test_a_sample_takes_two_exchanges_its_conversation_and_its_line_in_one(working: Working) -> None:
-    working.now = 10.0
-    working.finish(0)
-    working.publisher.log(LogLine("a line of the log"))
-    working.round()
-    assert working.said == [{"wanted"}, {"sent", "files", "journal", "log"}]
-    assert working.is_seen(0)
-
-
-def test_uploads_that_can_not_be_taken_keep_nobody_from_being_heard_of(
-    working: Working, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def away(_: RunUploads, run_id: str, sent: Sequence[SentUpload]) -> None:
-        if sent:
-            raise BlobStoreBusy("the bucket answered 503; it is asked again later.")
-
-    working.now = 10.0
-    working.finish(0)
-    working.publisher.log(LogLine("a line of the log"))
-    with monkeypatch.context() as patch:
-        patch.setattr(RunUploads, "complete", away)
-        with pytest.raises(OsmosisError):
-            working.round()
-    page = working.services.logs.page(working.run["id"], limit=50, direction="newer")
-    assert "a line of the log" in [line.message for line in page.logs]
-    assert working.seconds_until_seen(0) < 2.0
 
 
 def test_a_sample_is_counted_with_its_conversation_or_not_yet_and_the_log_says_why(
@@ -262,28 +232,6 @@ def test_a_run_that_has_sent_all_that_it_may_goes_on_without_files_and_says_so(
     working.publisher.finish()
 
 
-def test_of_very_many_artifacts_few_are_open_at_a_time(working: Working) -> None:
-    working.now = 10.0
-    working.finish(0)
-    for number in range(400):
-        file = working.directory.artifacts / "row_0_run_0" / f"{number}.txt"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"{number}")
-    most = 0
-    saying = working.publisher._channel.sync
-
-    def counted(**news: Any) -> SyncReply:
-        nonlocal most
-        reply = saying(**news)
-        most = max(most, len(list(working.services.blobs.unfinished_uploads())))
-        return reply
-
-    working.publisher._channel.sync = counted  # type: ignore[method-assign]
-    working.round()
-    assert working.is_seen(0)
-    assert 0 < most <= 128
-
-
 def test_a_burst_of_log_lines_in_any_script_goes_in_exchanges_that_take_them(
     working: Working, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,61 +253,6 @@ def test_a_burst_of_log_lines_in_any_script_goes_in_exchanges_that_take_them(
     assert max(sizes) < LARGEST_EXCHANGE_BYTES and sum(sizes) > 2 * LARGEST_EXCHANGE_BYTES
     page = working.services.logs.page(working.run["id"], limit=500, direction="newer")
     assert len([line for line in page.logs if "\u82b1" in (line.message or "")]) == 400
-
-
-def test_lines_that_are_logged_while_others_are_told_are_told_next(
-    working: Working, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def logged_meanwhile(text: str) -> str:
-        monkeypatch.setattr(publisher, "bounded", bounded)
-        working.publisher.log(LogLine("third"))
-        return bounded(text)
-
-    for message in ("first", "second"):
-        working.publisher.log(LogLine(message))
-    monkeypatch.setattr(publisher, "bounded", logged_meanwhile)
-    while working.round():
-        pass
-    working.now += 60
-    working.round()
-    lines = working.api.get(f"{RUNS}/{working.run['id']}/logs").json()["logs"]
-    assert [line["message"] for line in lines if line["message"] in ("first", "second", "third")] == [
-        "first",
-        "second",
-        "third",
-    ]
-
-
-@pytest.mark.parametrize("place", range(12))
-def test_what_is_handed_over_while_others_words_are_told_is_told_next(working: Working, place: int) -> None:
-    """Another thread may come in between any two lines."""
-    known = ProgressSnapshot(1, 3, 1, 0, 0, 1, 1.0, 7, None, 2, 0.5, 1)
-    lines = itertools.count()
-
-    def come_in_between(frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code is not Publisher._note_told.__code__:
-            return None
-        if event == "line" and next(lines) == place:
-            working.publisher.know(environment="the next one")
-            working.publisher.progress(replace(known, completed=2))
-        return come_in_between
-
-    working.publisher.know(environment="the first one")
-    working.publisher.progress(known)
-    before = sys.gettrace()
-    sys.settrace(come_in_between)
-    try:
-        working.round()
-    finally:
-        sys.settrace(before)
-    working.publisher.know(isolation="none")
-    working.now += 60
-    working.round()
-    with working.services.db.session() as session:
-        run = session.get_one(DbRun, working.run["id"])
-    happened = next(lines) > place
-    assert (run.environment, run.isolation) == ("the next one" if happened else "the first one", "none")
-    assert run.progress == {"completed": 2 if happened else 1, "total": 3}
 
 
 def test_a_round_that_fails_for_no_known_reason_is_followed_by_the_next(
@@ -384,14 +277,231 @@ def test_a_round_that_fails_for_no_known_reason_is_followed_by_the_next(
     assert capsys.readouterr().err.count("RuntimeError: odd") == 1
 
 
-def test_that_time_passes_is_no_news(working: Working) -> None:
-    known = ProgressSnapshot(1, 3, 1, 0, 0, 1, 1.0, 7, None, 2, 0.5, 1)
-    for later in (
-        known,
-        replace(known, elapsed_s=0.9, in_flight=1),
-        replace(known, completed=2, elapsed_s=1.0),
-    ):
-        working.publisher.progress(later)
-        working.round()
-        working.now += 10.0
-    assert working.said == [{"progress"}, {"progress"}]
+def storing_in(services: PlatformServices) -> Callable[[Sequence[OutgoingBlob]], list[SentUpload]]:
+    """Return what sends blobs of the run ``run_1``."""
+
+    def store(blobs: Sequence[OutgoingBlob]) -> list[SentUpload]:
+        sent = []
+        for blob in blobs:
+            blob.content.seek(0)
+            info = services.blobs.put(f"runs/run_1/{blob.name}", blob.content)
+            assert (info.size, info.sha256) == (blob.size, blob.sha256)
+            sent.append(SentUpload(name=blob.name, id=blob.name, etag="", size=blob.size, sha256=blob.sha256))
+        return sent
+
+    return store
+
+
+def item_of(done: TerminalRecord) -> RecordedItem:
+    return RecordedItem(done.row_index, done.run_index, done.rollout_id, done.source_row_index)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "stored"),
+    [
+        ("n.json", b'{"n": 123456, "pin": "123456"}', b'{"n": 123456, "pin": "[REDACTED]"}'),
+        ("same.json", b'{ "n":123456, "x": NaN }\n', b'{ "n":123456, "x": NaN }\n'),
+        ("n.jsonl", b'{"n": 123456}\n{"a": "123456"}\n', b'{"n": 123456}\n{"a": "[REDACTED]"}\n'),
+        ("pretty.json", b'{\n  "n": 123456,\n  "ok": true\n}', b'{\n  "n": 123456,\n  "ok": true\n}'),
+        ("note.txt", b"{said} 123456 true\n\xff", b"{said} [REDACTED] true\n\xff"),
+    ],
+)
+def test_no_value_of_a_secret_makes_an_artifact_of_json_unreadable(
+    services: PlatformServices, tmp_path: Path, name: str, content: bytes, stored: bytes
+) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    artifact = directory.artifacts / "row_0_run_0" / name
+    artifact.parent.mkdir(parents=True)
+    artifact.write_bytes(content)
+    files = SampleFiles(directory, storing_in(services), Redactor(["123456", "true"]))
+    files.expect([item_of(record())])
+    (row,) = files.rest().files
+    with services.blobs.open(f"runs/run_1/{row.blob}") as blob:
+        kept = blob.read()
+    assert kept == stored
+    assert row.size == len(stored)
+    if name.endswith(".json"):
+        assert json.loads(kept)
+
+
+def test_a_line_without_end_is_blanked_piece_by_piece_and_never_in_memory(
+    services: PlatformServices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifact_cleaning, "_LARGEST_DOCUMENT_BYTES", 1 << 18)
+    monkeypatch.setattr(artifact_cleaning, "_PIECE_BYTES", 1 << 16)
+    directory, key = RunDirectory(tmp_path / "run"), "schlüssel-of-the-run"
+    artifact = directory.artifacts / "row_0_run_0" / "trace.txt"
+    artifact.parent.mkdir(parents=True)
+    # One across the end of what is read first, one across each kind of border, cut within a letter, too; and one in the next line.
+    places = [(1 << 18) - 4, (1 << 18) + (1 << 16) - 5, (1 << 20) - 1, 10 << 20, (32 << 20) - 7]
+    with artifact.open("wb") as line:
+        for place in places:
+            line.write(b"x" * (place - line.tell()) + key.encode())
+        line.write(b"\xff\n" + key.encode() + b"\n")
+    files = SampleFiles(directory, storing_in(services), Redactor([key]))
+    files.expect([item_of(record())])
+    tracemalloc.start()
+    try:
+        (row,) = files.rest().files
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    with services.blobs.open(f"runs/run_1/{row.blob}") as blob:
+        kept = blob.read()
+    assert kept == artifact.read_bytes().replace(key.encode(), b"[REDACTED]")
+    assert kept.count(b"[REDACTED]") == len(places) + 1
+    assert most < 8 << 20, "of 32 MiB"
+
+
+class Worker:
+    """What a worker of a run has on its disk, and what it has told the database so far."""
+
+    def __init__(self, services: PlatformServices, path: Path) -> None:
+        self.services = services
+        self.directory = RunDirectory(path)
+        self.directory.create()
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.now = 0.0
+        self.files = self.begin()
+
+    def begin(self) -> SampleFiles:
+        """Begin as a worker that follows another."""
+        self.files = SampleFiles(
+            self.directory,
+            storing_in(self.services),
+            Redactor(["s3cret-value"]),
+            clock=lambda: self.now,
+        )
+        return self.files
+
+    def finish(self, row: int, content: bytes | None = b'{"n": 1}', **artifacts: bytes) -> RecordedItem:
+        """Have an attempt end, with what the engine and the rollout's server write of it."""
+        done = record(row)
+        name, trial = f"row_{row}_run_0", self.directory.trial(done.rollout_id)
+        trial.mkdir()
+        if content is not None:
+            (trial / "trajectory.json").write_bytes(content)
+            (self.directory.trajectories / f"{name}.json").write_bytes(content)
+        for file, data in artifacts.items():
+            (self.directory.artifacts / name).mkdir(exist_ok=True)
+            (self.directory.artifacts / name / file).write_bytes(data)
+        return item_of(done)
+
+    def tell(self, news: FileNews) -> None:
+        told = {each.name for each in news.sent}
+        for part in news.files:
+            assert part.blob in told
+            row = part.model_dump() | {"blob_key": f"runs/run_1/{part.blob}"}
+            self.rows[part.path] = row
+        if news:
+            self.files.written()
+
+    def tell_rest(self) -> None:
+        while rows := self.files.rest():
+            self.tell(rows)
+
+    def read(self, path: str) -> bytes:
+        with open_run_file(self.services.blobs, SimpleNamespace(**self.rows[path])) as file:
+            return file.read()
+
+    def left(self) -> list[str]:
+        return sorted(p.name for p in self.directory.path.rglob("row_*")) + [
+            p.name for p in self.directory.trials.iterdir()
+        ]
+
+
+@pytest.fixture
+def worker(services: PlatformServices, tmp_path: Path) -> Worker:
+    return Worker(services, tmp_path / "run")
+
+
+def test_conversations_of_many_attempts_share_a_blob_and_are_read_one_by_one(worker: Worker) -> None:
+    contents = {row: json.dumps({"row": row, "key": "s3cret-value"}).encode() for row in range(50)}
+    worker.files.expect(worker.finish(row, content) for row, content in contents.items())
+    worker.tell_rest()
+    assert len(worker.rows) == 50 and len({row["blob_key"] for row in worker.rows.values()}) == 1
+    for row in contents:
+        path = f"trajectories/row_{row}_run_0.json"
+        assert json.loads(worker.read(path)) == {"row": row, "key": "[REDACTED]"}
+        assert worker.rows[path]["size"] == len(worker.read(path))
+    assert worker.left() == []
+
+
+def test_rows_that_the_database_did_not_take_are_given_again_and_nothing_is_deleted_before(
+    worker: Worker,
+) -> None:
+    worker.files.expect([worker.finish(0)])
+    worker.now = 1.0
+    first = worker.files.ready()
+    worker.files.expect([worker.finish(1)])
+    assert worker.files.ready() == first and len(first.files) == 1
+    assert "row_0_run_0.json" in worker.left()
+    worker.tell(first)
+    worker.tell_rest()
+    assert len(worker.rows) == 2 and worker.left() == []
+
+
+def test_a_worker_that_follows_a_killed_one_stores_only_what_is_not_known(worker: Worker) -> None:
+    worker.files.expect([worker.finish(0)])
+    worker.tell_rest()
+    done = worker.finish(1)
+    worker.files.expect([done])
+    worker.files.rest()  # stored, and killed before the database knew
+    worker.begin().expect([item_of(record(0)), done], resumed=True)
+    before = dict(worker.rows)
+    worker.tell_rest()
+    assert worker.rows["trajectories/row_0_run_0.json"] == before["trajectories/row_0_run_0.json"]
+    assert worker.read("trajectories/row_1_run_0.json") == b'{"n": 1}'
+
+
+def test_a_conversation_that_is_copied_anew_at_the_end_takes_the_place_of_the_one_that_was_told(
+    worker: Worker,
+) -> None:
+    slow = worker.finish(0)
+    worker.files.expect([slow, worker.finish(1)])
+    worker.now = 1.0
+    worker.tell(worker.files.ready())
+    assert worker.read("trajectories/row_0_run_0.json") == b'{"n": 1}' and worker.left() == []
+    before = dict(worker.rows)
+    worker.finish(0, b'{"n": 2}')
+    worker.tell_rest()
+    assert worker.read("trajectories/row_0_run_0.json") == b'{"n": 2}'
+    assert worker.rows.pop("trajectories/row_0_run_0.json") != before.pop("trajectories/row_0_run_0.json")
+    assert worker.rows == before and worker.left() == []
+    assert not worker.files.rest()
+
+
+def test_a_large_conversation_is_a_blob_of_its_own(worker: Worker) -> None:
+    large = json.dumps({"text": "x" * LARGEST_FILE_BYTES}).encode()
+    worker.files.expect([worker.finish(0, large), worker.finish(1)])
+    worker.tell_rest()
+    assert worker.read("trajectories/row_0_run_0.json") == large
+    assert worker.rows["trajectories/row_0_run_0.json"]["shard_offset"] is None
+    assert worker.read("trajectories/row_1_run_0.json") == b'{"n": 1}'
+
+
+def test_why_an_attempt_failed_is_kept_without_secrets(worker: Worker) -> None:
+    failed = worker.finish(0, None)
+    (worker.directory.trial(failed.rollout_id) / "diagnostics.json").write_text(
+        '{"traceback": "s3cret-value"}'
+    )
+    damaged = worker.finish(1, None)
+    (worker.directory.trial(damaged.rollout_id) / "diagnostics.json").write_text('{"traceback": "s3cr')
+    worker.files.expect([failed, damaged])
+    worker.tell_rest()
+    assert json.loads(worker.read("diagnostics/row_0_run_0.json")) == {"traceback": "[REDACTED]"}
+    assert list(worker.rows) == ["diagnostics/row_0_run_0.json"]
+
+
+def test_a_store_that_refuses_a_shard_gets_it_again(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker.files.expect([worker.finish(0)])
+
+    def full(key: str, stream: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(worker.services.blobs, "put", full)
+        with pytest.raises(OSError, match="No space"):
+            worker.files.rest()
+    worker.tell_rest()
+    assert worker.read("trajectories/row_0_run_0.json") == b'{"n": 1}'

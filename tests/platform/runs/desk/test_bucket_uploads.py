@@ -1,18 +1,22 @@
-"""What a worker sends that is larger than a store takes at once, to a real store."""
+"""What a worker sends to a bucket: in parts, and by URLs that allow one thing each."""
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from osmosis_ai.api.wire.workers import SentUpload, WantedUpload
-from osmosis_ai.platform.blobs import s3
 from osmosis_ai.platform.blobs.copies import BlobCopies
 from osmosis_ai.platform.blobs.s3 import S3BlobStore
 from osmosis_ai.platform.blobs.store import BlobStore
@@ -133,17 +137,55 @@ def test_parts_in_another_order_or_too_few_make_no_blob(
     assert f"runs/{run.id}/{NAME}" not in list(store.keys("runs"))
 
 
-def test_what_the_platform_puts_itself_goes_in_parts_too(
-    store: S3BlobStore, monkeypatch: pytest.MonkeyPatch
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S3BlobStore:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    return S3BlobStore(new_address(), SystemClock(), BlobCopies(tmp_path / "copies"))
+
+
+@pytest.mark.integration
+def test_a_url_of_the_bucket_is_for_its_file_its_upload_and_its_method(bucket: S3BlobStore) -> None:
+    bucket.put("runs/one/a", io.BytesIO(b"one"))
+    bucket.put("runs/two/a", io.BytesIO(b"two"))
+    one, two = bucket.begin_upload("runs/one/b"), bucket.begin_upload("runs/two/b")
+    get = bucket.signed_get_url("runs/one/a", filename="a", ttl=HOUR)
+    put = bucket.signed_part_url(one, 1, size=3, ttl=HOUR)
+    with httpx.Client(trust_env=False, timeout=300) as http:
+        assert http.get(get).content == b"one"
+        refused = [
+            http.get(get.replace("/runs/one/", "/runs/two/")),
+            http.delete(get),
+            http.put(get, content=b"new"),
+            http.put(put.replace("/runs/one/", "/runs/two/"), content=b"new"),
+            http.put(put.replace(one.id, two.id), content=b"new"),
+            http.put(put.replace("partNumber=1", "partNumber=2"), content=b"new"),
+            http.put(put, content=b"more than was granted"),
+        ]
+        assert {reply.status_code for reply in refused} <= {400, 403}
+    assert bucket.parts(one) == bucket.parts(two) == {}
+    for upload in (one, two):
+        bucket.abort_upload(upload)
+    with bucket.open("runs/two/a") as stored:
+        assert stored.read() == b"two"
+    bucket.delete_below("runs")
+
+
+@pytest.mark.integration
+def test_no_url_of_the_bucket_is_logged_however_much_is(
+    bucket: S3BlobStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(s3, "_PART_BYTES", PART)
-    data, content = os.urandom(2 * PART + 5), Watched()
-    content.write(data)
-    content.seek(0)
-    parts: list[object] = []
-    store._connected().patient.meta.events.register(
-        "before-call.s3.UploadPart", lambda params, **_: parts.append(params)
-    )
-    assert store.put("runs/large", content).sha256 == sha256(data).hexdigest()
-    assert len(parts) == 3
-    assert content.most <= PART
+    with caplog.at_level(logging.DEBUG):
+        bucket.put("runs/one/a", io.BytesIO(b"one"))
+        url = bucket.signed_get_url("runs/one/a", filename="a", ttl=HOUR)
+        upload = bucket.begin_upload("runs/one/b")
+        bucket.signed_part_url(upload, 1, size=3, ttl=HOUR)
+        bucket.abort_upload(upload)
+        with bucket.open("runs/one/a") as stored:
+            stored.read()
+    bucket.delete_below("runs")
+    for secret in (*CREDENTIALS.values(), "X-Amz-Signature", urlsplit(url).query):
+        assert secret not in caplog.text

@@ -22,7 +22,7 @@ from osmosis_ai.api.wire.workers import (
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs.store import BlobInfo
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import Base, DbLoraModel, DbMetricPoint, DbRun, DbRunFile, DbWorkspace
+from osmosis_ai.platform.db.tables import Base, DbMetricPoint, DbRun, DbRunFile, DbWorkspace
 from osmosis_ai.platform.runs.desk.training import (
     ROLLOUTS,
     AppliedTraining,
@@ -178,22 +178,6 @@ def test_a_run_has_the_files_of_its_newest_validation_and_those_before_are_named
     gone = desk.apply(validation=ValidationPart(version=None))
     assert gone.obsolete == [f"runs/{RUN}/validation/{version_of(4, b'listed')}"]
     assert paths() == set() and desk.stored().validation is None
-
-
-def test_a_checkpoint_sent_again_replaces_itself_and_keeps_its_name(desk: Desk) -> None:
-    def kept(reward: float, *blobs: str) -> dict[int, str]:
-        files = {name.rpartition("-")[2]: name for name in blobs}
-        part = CheckpointPart(step=5, base_model="osmosis/tiny", files=files, reward=reward)
-        return desk.apply(dict.fromkeys(blobs, 7), checkpoints=[part]).checkpoints
-
-    assert kept(0.5, "checkpoints/5/aa-w") == {5: "keen-owl-step-5"}
-    assert kept(0.75, "checkpoints/5/bb-w") == {5: "keen-owl-step-5"}
-    with desk.db.session() as session:
-        (model,) = session.scalars(select(DbLoraModel))
-        assert (model.reward, model.workspace_id, model.created_at) == (0.75, "wsp_1", MOMENT)
-        stored = {"blob_key": f"runs/{RUN}/checkpoints/5/bb-w", "size": 7, "sha256": f"{7:064x}"}
-        assert model.files == {"w": stored}
-    assert desk.stored().checkpoint_steps == [5]
 
 
 def test_only_the_newest_archive_to_go_on_from_is_kept(desk: Desk) -> None:

@@ -121,9 +121,7 @@ def test_a_pending_run_has_nothing_to_download(api: TestClient) -> None:
     assert_flat_error(reply, 409, "CONFLICT")
 
 
-def test_what_a_manifest_announced_is_what_is_fetched(
-    api: TestClient, services: PlatformServices, finished: DbRun
-) -> None:
+def test_downloads_match_their_manifest(api: TestClient, services: PlatformServices, finished: DbRun) -> None:
     services.logs.append(finished.id, [LogLine("four samples were graded", step="run")])
     files = manifest(api, finished, types="metrics,trajectories,artifacts,logs")
     found = links(
@@ -140,9 +138,7 @@ def test_what_a_manifest_announced_is_what_is_fetched(
     }
 
 
-def test_a_made_file_that_is_lost_in_the_store_is_made_again(
-    api: TestClient, services: PlatformServices, finished: DbRun
-) -> None:
+def test_a_lost_derived_file_is_remade(api: TestClient, services: PlatformServices, finished: DbRun) -> None:
     wanted = [file for file in manifest(api, finished) if file["path"] in ("metrics.json", "summary.jsonl")]
     for file in wanted:
         services.blobs.delete(f"runs/{finished.id}/derived/{file['token']}/{file['path']}")
@@ -153,9 +149,7 @@ def test_a_made_file_that_is_lost_in_the_store_is_made_again(
         assert hashlib.sha256(fetched(api, found[file["path"]])).hexdigest() == file["sha256"]
 
 
-def test_a_file_that_has_changed_since_its_manifest_is_fetched_as_announced(
-    api: TestClient, worker: DeskWorker
-) -> None:
+def test_a_file_that_has_changed_is_fetched_as_announced(api: TestClient, worker: DeskWorker) -> None:
     (early,) = manifest(api, worker.run, types="metrics")
     worker.sync(metrics=numbers(5.0))
     (late,) = manifest(api, worker.run, types="metrics")
@@ -172,7 +166,7 @@ def test_urls_are_given_for_1_to_500_files(api: TestClient, finished: DbRun, cou
     assert_flat_error(reply, 400, "VALIDATION_FAILED")
 
 
-def test_the_journal_is_downloaded_by_name_alone_without_secrets_and_damage_of_it_is_seen(
+def test_the_journal_is_downloaded_alone(
     api: TestClient, services: PlatformServices, finished: DbRun
 ) -> None:
     assert "events.jsonl" not in paths(api, finished, types="metrics,trajectories,artifacts,logs")
@@ -192,9 +186,7 @@ def test_the_journal_is_downloaded_by_name_alone_without_secrets_and_damage_of_i
         assert "damaged" in assert_flat_error(reply, 409, "CONFLICT")["error"]
 
 
-def test_the_duration_of_a_run_is_how_long_it_was_worked_on_while_it_goes_on_and_when_it_has_ended(
-    api: TestClient, services: PlatformServices, clock: ManualClock
-) -> None:
+def test_duration_is_time_worked_on(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     run = submitted(api)
 
     def duration() -> float | None:
@@ -245,9 +237,7 @@ def places(samples: list[dict[str, Any]]) -> list[tuple[int, int]]:
     return [(sample["row"], sample["attempt"]) for sample in samples]
 
 
-def test_an_attempt_says_what_its_row_is_and_what_it_came_to(
-    api: TestClient, services: PlatformServices, sampled: dict[str, Any]
-) -> None:
+def test_an_attempt_in_full(api: TestClient, services: PlatformServices, sampled: dict[str, Any]) -> None:
     values = {"tokens": 12, "cost_usd": 0.5, "model_latency_ms": 3.0}
     noted: dict[str, Any] = {"input": "2 * 3?", "output": "6", "notes": "Nearly.", "parts": {"format": 1.0}}
     first = DbSample.row_index == 0, DbSample.run_index == 0
@@ -301,9 +291,7 @@ def test_a_page_has_1_to_5000_samples(api: TestClient, sampled: dict[str, Any], 
     assert api.get(f"{RUNS}/{sampled['name']}/samples", params={"limit": limit}).status_code == 400
 
 
-def test_samples_of_another_workspace_are_not_there(
-    client: TestClient, sampled: dict[str, Any], stranger: Member
-) -> None:
+def test_another_workspace_has_none(client: TestClient, sampled: dict[str, Any], stranger: Member) -> None:
     path = f"{RUNS}/{sampled['name']}/samples"
     assert_flat_error(client.get(path, headers=stranger.headers), 404, "NOT_FOUND")
     assert client.get(path, headers={"Authorization": "Bearer wrong"}).status_code == 401

@@ -54,9 +54,7 @@ def row_of(services: PlatformServices, run_id: str) -> DbRun:
         return session.get_one(DbRun, run_id)
 
 
-def test_a_retry_makes_what_has_no_score_on_the_commit_rows_and_seeds_of_its_original(
-    api: TestClient, services: PlatformServices, code: Code
-) -> None:
+def test_a_retry_repeats_what_has_no_score(api: TestClient, services: PlatformServices, code: Code) -> None:
     run = ended(api, services)
     told = api.post(f"{RUNS}/{run['name']}/retry/check", json={}).json()
     assert told == {
@@ -85,9 +83,7 @@ def test_a_retry_makes_what_has_no_score_on_the_commit_rows_and_seeds_of_its_ori
     ]
 
 
-def test_a_run_and_its_retries_are_read_as_one_evaluation(
-    api: TestClient, services: PlatformServices, clock: ManualClock
-) -> None:
+def test_retries_are_merged(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     run = ended(api, services)
     clock.advance(1)
     first = retry(api, run["id"])
@@ -142,9 +138,7 @@ def test_what_cannot_be_retried_is_refused_with_the_reason(
     assert "was imported" in refusal and f"osmosis eval delete {imported['name']}" in refusal
 
 
-def test_a_dataset_that_went_or_changed_and_a_repository_that_went_are_said(
-    api: TestClient, services: PlatformServices, member: Member
-) -> None:
+def test_what_a_retry_needs_is_gone(api: TestClient, services: PlatformServices, member: Member) -> None:
     run = ended(api, services)
     assert api.delete("/api/cli/datasets/multiply").status_code == 200
     assert "there is no dataset 'multiply'" in refused(api, run["id"], 404, "DATASET_NOT_FOUND")
@@ -161,9 +155,7 @@ def test_a_dataset_that_went_or_changed_and_a_repository_that_went_are_said(
     assert "its repository is not connected" in refused(api, run["id"], 409, "CONFLICT")
 
 
-def test_secrets_that_were_given_with_the_run_are_given_again_or_named(
-    api: TestClient, services: PlatformServices
-) -> None:
+def test_a_retry_needs_the_secrets_of_its_original(api: TestClient, services: PlatformServices) -> None:
     given = {"required": ["SEARCH_KEY"], "provided": {"SEARCH_KEY": "sk-only-for-this"}}
     run = ended(api, services, secrets=given)
     assert "SEARCH_KEY" in refused(api, run["id"], 404, "SECRETS_NOT_FOUND")

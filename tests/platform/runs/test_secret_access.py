@@ -85,9 +85,7 @@ def test_nobody_is_handed_what_can_not_be_written_down(
     assert [row["attempt"] for row in api.get(AUDIT).json()["handouts"]] == [1]
 
 
-def test_it_outlives_the_run_and_ends_with_the_workspace(
-    api: TestClient, services: PlatformServices, member: Member
-) -> None:
+def test_it_outlives_the_run(api: TestClient, services: PlatformServices, member: Member) -> None:
     run = submitted(api, secrets=SECRETS)
     DeskWorker.claims(services).ends("failed", error="x")
     assert api.delete(f"{RUNS}/{run['id']}").status_code == 200
@@ -98,9 +96,7 @@ def test_it_outlives_the_run_and_ends_with_the_workspace(
         assert session.scalar(select(func.count()).select_from(DbSecretHandout)) == 0
 
 
-def test_another_workspace_sees_none_of_it(
-    api: TestClient, services: PlatformServices, stranger: Member
-) -> None:
+def test_another_workspace_sees_none(api: TestClient, services: PlatformServices, stranger: Member) -> None:
     submitted(api, secrets=SECRETS)
     DeskWorker.claims(services)
     theirs = api.get(AUDIT, headers=stranger.headers)
@@ -109,9 +105,7 @@ def test_another_workspace_sees_none_of_it(
     assert list(page.items) == []
 
 
-def test_the_page_of_secrets_shows_it_newest_first_a_page_at_a_time(
-    client: TestClient, services: PlatformServices, member: Member
-) -> None:
+def test_the_page_shows_newest_first(client: TestClient, services: PlatformServices, member: Member) -> None:
     browser = client
     browser.headers["accept"] = "text/html"
     with services.db.transaction() as session:

@@ -49,9 +49,7 @@ def ended_with_checkpoint(
 
 
 @pytest.mark.parametrize("outcome", ["failed", "stopped"])
-def test_a_run_that_ended_early_goes_on_as_the_same_run(
-    api: TestClient, services: PlatformServices, outcome: str
-) -> None:
+def test_a_resumed_run_is_the_same_run(api: TestClient, services: PlatformServices, outcome: str) -> None:
     run = ended_with_checkpoint(api, services, outcome)
     assert api.get(RUNS).json()["training_runs"][0]["status"] == outcome
     assert api.get(f"{RUNS}/{run['name']}").json()["training_run"]["resumable"] is True
@@ -66,9 +64,7 @@ def test_a_run_that_ended_early_goes_on_as_the_same_run(
     assert claimed(services, run["id"]).run.attempt == 2
 
 
-def test_only_a_run_that_ended_early_and_has_a_checkpoint_is_resumed(
-    api: TestClient, services: PlatformServices, clock: ManualClock
-) -> None:
+def test_what_cannot_be_resumed(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     def refused(run: dict[str, Any], words: str) -> None:
         reply = api.post(f"{RUNS}/{run['name']}/resume", json={})
         assert_flat_error(reply, 409, "CONFLICT")
@@ -90,9 +86,7 @@ def test_only_a_run_that_ended_early_and_has_a_checkpoint_is_resumed(
 
 
 @pytest.mark.parametrize("what", ["replaced", "deleted"])
-def test_a_run_whose_dataset_is_gone_is_refused_with_the_remedy(
-    api: TestClient, services: PlatformServices, what: str
-) -> None:
+def test_a_resume_needs_its_dataset(api: TestClient, services: PlatformServices, what: str) -> None:
     run = ended_with_checkpoint(api, services)
     with services.db.transaction() as session:
         dataset = session.scalars(select(DbDataset)).one()
@@ -123,9 +117,7 @@ def ended_elsewhere(api: TestClient, services: PlatformServices, outcome: Any = 
     return run
 
 
-def test_a_run_goes_on_from_what_was_sent_where_its_machine_is_gone(
-    api: TestClient, services: PlatformServices
-) -> None:
+def test_a_run_is_resumed_without_its_machine(api: TestClient, services: PlatformServices) -> None:
     run = ended_elsewhere(api, services)
     assert not (services.config.runs_dir / run["id"]).exists()
     assert api.get(f"{RUNS}/{run['name']}").json()["training_run"]["resumable"] is True
@@ -134,9 +126,7 @@ def test_a_run_goes_on_from_what_was_sent_where_its_machine_is_gone(
     assert len(list(services.blobs.keys(f"runs/{run['id']}/resume"))) == 1, "it is needed now"
 
 
-def test_what_was_sent_is_forgotten_when_a_run_has_finished_or_ended_a_month_ago(
-    api: TestClient, services: PlatformServices, clock: ManualClock
-) -> None:
+def test_archives_are_kept_a_month(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     failed, finished = (ended_elsewhere(api, services, outcome) for outcome in ("failed", "finished"))
 
     def kept() -> list[bool]:
@@ -188,9 +178,7 @@ def test_archives_of_one_run_that_do_not_go_keep_no_other_run_from_losing_its_ow
     assert not any(any(services.blobs.keys(f"runs/{run['id']}/resume")) for run in runs)
 
 
-def test_a_run_whose_own_secrets_were_forgotten_names_them(
-    api: TestClient, services: PlatformServices
-) -> None:
+def test_a_resume_names_missing_secrets(api: TestClient, services: PlatformServices) -> None:
     secrets = {"required": ["HF_TOKEN"], "provided": {"HF_TOKEN": "hf_0123456789"}}
     run = ended_with_checkpoint(api, services, secrets=secrets)
     reply = api.post(f"{RUNS}/{run['name']}/resume", json={})
@@ -199,7 +187,7 @@ def test_a_run_whose_own_secrets_were_forgotten_names_them(
     assert api.get(f"{RUNS}/{run['name']}").json()["training_run"]["status"] == "failed"
 
 
-def test_what_a_run_goes_on_from_outlives_restarts_of_the_platform_for_a_month(
+def test_checkpoints_outlive_restarts(
     api: TestClient, services: PlatformServices, clock: ManualClock
 ) -> None:
     stopped, failed = (ended_with_checkpoint(api, services, outcome) for outcome in ("stopped", "failed"))

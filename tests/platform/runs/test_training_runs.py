@@ -11,12 +11,7 @@ from fastapi.testclient import TestClient
 
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
-from tests.platform.evaluations import (
-    Code,
-    experiment,
-    issue,
-    submit_body,
-)
+from tests.platform.evaluations import Code, experiment, issue, submit_body
 from tests.platform.platform_parts import PLAN, WARNED, DbRun, LogLine, PlatformServices
 from tests.platform.runs.desk.desk_workers import Refused
 from tests.platform.runs.told_training import (
@@ -162,9 +157,7 @@ def test_runs_of_one_kind_are_not_there_for_the_other(api: TestClient) -> None:
     assert_flat_error(api.get(f"/api/cli/eval-runs/{training['name']}"), 404, "NOT_FOUND")
 
 
-def test_a_member_of_another_workspace_sees_nothing(
-    client: TestClient, member: Member, stranger: Member
-) -> None:
+def test_another_workspace_sees_nothing(client: TestClient, member: Member, stranger: Member) -> None:
     client.headers.update(member.headers)
     run = submitted(client)
     client.headers.update(stranger.headers)
@@ -174,9 +167,7 @@ def test_a_member_of_another_workspace_sees_nothing(
     assert_flat_error(client.post(f"{RUNS}/{run['id']}/stop", json={}), 404, "NOT_FOUND")
 
 
-def test_every_point_of_every_metric_can_be_read_and_each_in_a_line(
-    api: TestClient, services: PlatformServices, clock: ManualClock
-) -> None:
+def test_all_points_can_be_read(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     run = submitted(api)
     store = claimed(services, run["id"])
     store.begin(total_steps=40)
@@ -233,9 +224,7 @@ def test_a_run_that_has_not_begun_has_no_metrics(api: TestClient) -> None:
     assert api.get(f"{RUNS}/{run['name']}/checkpoints").json()["checkpoints"] == []
 
 
-def test_the_newest_validation_is_told_row_by_row_until_a_run_goes_on_before_it(
-    api: TestClient, services: PlatformServices, clock: ManualClock
-) -> None:
+def test_the_newest_validation(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     run = submitted(api)
     store = claimed(services, run["id"])
     store.begin(total_steps=40)
@@ -257,9 +246,7 @@ def test_the_newest_validation_is_told_row_by_row_until_a_run_goes_on_before_it(
     assert told() is None
 
 
-def test_a_step_that_is_repeated_replaces_itself(
-    api: TestClient, services: PlatformServices, clock: ManualClock
-) -> None:
+def test_a_repeated_step(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     run = submitted(api)
     store = claimed(services, run["id"])
     store.begin(total_steps=4)
@@ -312,9 +299,7 @@ def test_checkpoints_are_listed_by_step_and_kept_once(api: TestClient, services:
     assert list(services.blobs.keys(f"runs/{run['id']}/checkpoints")) == stored, "nothing is left behind"
 
 
-def test_what_the_log_tells_of_the_curves_is_a_mark_on_them(
-    api: TestClient, services: PlatformServices, clock: ManualClock
-) -> None:
+def test_marks_on_the_curves(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     run = submitted(api)
     store = claimed(services, run["id"])
     store.begin(total_steps=4)
@@ -333,9 +318,7 @@ def test_what_the_log_tells_of_the_curves_is_a_mark_on_them(
     ]
 
 
-def test_a_worker_that_was_replaced_writes_nothing(
-    api: TestClient, services: PlatformServices, clock: ManualClock
-) -> None:
+def test_a_replaced_worker(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     run = submitted(api)
     late = claimed(services, run["id"])
     late.begin(total_steps=3)
@@ -358,9 +341,7 @@ def test_a_worker_that_was_replaced_writes_nothing(
     assert api.get(f"{RUNS}/{run['name']}").json()["training_run"]["reward"] == 0.2
 
 
-def test_a_pending_run_stops_at_once_and_a_running_one_is_asked(
-    api: TestClient, services: PlatformServices
-) -> None:
+def test_a_running_run_is_asked_to_stop(api: TestClient, services: PlatformServices) -> None:
     waiting, running = submitted(api), submitted(api)
     claimed(services, running["id"])
     assert api.post(f"{RUNS}/{waiting['name']}/stop", json={}).json() == {
@@ -382,9 +363,7 @@ def page(api: TestClient, run: str, **query: Any) -> dict[str, Any]:
     return found
 
 
-def test_the_samples_come_page_by_page_without_a_score_first(
-    api: TestClient, services: PlatformServices, run_id: str
-) -> None:
+def test_validation_samples_page_by_page(api: TestClient, services: PlatformServices, run_id: str) -> None:
     assert page(api, "keen-owl") == {}
     validate(services, run_id, 4)
     first = page(api, "keen-owl", limit=2)
@@ -395,9 +374,7 @@ def test_the_samples_come_page_by_page_without_a_score_first(
     assert "next_cursor" not in rest
 
 
-def test_a_cursor_of_the_validation_before_is_refused(
-    api: TestClient, services: PlatformServices, run_id: str
-) -> None:
+def test_a_cursor_of_an_older_validation(api: TestClient, services: PlatformServices, run_id: str) -> None:
     validate(services, run_id, 4)
     cursor = page(api, run_id, limit=1)["next_cursor"]
     validate(services, run_id, 8)
@@ -405,9 +382,7 @@ def test_a_cursor_of_the_validation_before_is_refused(
     assert_flat_error(api.get(f"{RUNS}/keen-owl/validation", params={"cursor": "x"}), 400, "VALIDATION")
 
 
-def test_a_conversation_is_given_as_text_or_it_is_said_that_there_is_none(
-    api: TestClient, services: PlatformServices, run_id: str
-) -> None:
+def test_a_validation_conversation(api: TestClient, services: PlatformServices, run_id: str) -> None:
     validate(services, run_id, 4)
     said = api.get(f"{RUNS}/keen-owl/validation/1/0").json()
     assert json.loads(said["text"]) == {"steps": [4]} and said["size"] == len(said["text"])

@@ -6,7 +6,6 @@ import errno
 import math
 import os
 import signal
-import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,34 +13,20 @@ from typing import Any
 import pytest
 
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.wire.workers import (
-    Assignment,
-    ReleaseRequest,
-    RunClosed,
-    WorkerOffer,
-)
+from osmosis_ai.api.wire.workers import Assignment, ReleaseRequest, RunClosed, WorkerOffer
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.runs.execute.worker_process import (
-    ENDED,
-    LEASE_LOST,
-    NOT_MINE,
-    SET_BACK,
-    STORE_AWAY,
-)
+from osmosis_ai.platform.runs.execute.worker_process import ENDED, LEASE_LOST, NOT_MINE, SET_BACK, STORE_AWAY
 from osmosis_ai.platform.runs.work.platform_link import (
     CredentialRefusedError,
     PlatformUnreachableError,
-    StoreAwayError,
 )
-from osmosis_ai.platform.runs.work.taken_runs import KEPT_S, MOST_LOST, TakenRuns
+from osmosis_ai.platform.runs.work.taken_runs import KEPT_S, TakenRuns
 from osmosis_ai.platform.runs.work.worker_host import WorkerHost
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
-from tests.platform.runs.played_hosts import Platform, Play, Worker, assignment, endings
+from tests.platform.runs.played_hosts import Platform, Play, assignment, endings
 
 
-def test_a_worker_repeats_the_claim_that_the_host_made_and_each_run_has_a_claim_of_its_own(
-    play: Play,
-) -> None:
+def test_a_worker_repeats_the_claim_of_its_host(play: Play) -> None:
     platform, host = play([assignment("first"), None, assignment("second")], [ENDED, ENDED], gpus=2)
     assert endings(host.run()) == ["ended", "ended"]
     first, _, second, *_ = platform.offers
@@ -80,11 +65,7 @@ def test_a_run_whose_worker_died_is_let_go_of_at_once_with_the_reason(play: Play
     platform, host = play([assignment("first"), assignment("second")], [-signal.SIGKILL, NOT_MINE])
     assert endings(host.run()) == ["died", "not_mine"]
     assert platform.released == [
-        (
-            "run_first",
-            "lease of first",
-            "its worker died (signal 9, as when the machine has no memory left)",
-        ),
+        ("run_first", "lease of first", "its worker died (signal 9, as when the machine has no memory left)"),
         ("run_second", "lease of second", None),
     ]
     assert platform.of_machine == [False, False], "that may be the run, and nobody's fault"
@@ -95,16 +76,6 @@ def test_a_worker_that_lost_its_lease_or_was_set_back_has_said_so_itself(play: P
     platform, host = play(answers, [LEASE_LOST, SET_BACK, STORE_AWAY])
     assert endings(host.run()) == ["lease_lost", "set_back", "store_away"]
     assert platform.released == []
-
-
-@pytest.mark.parametrize("last", ["none", "void"])
-def test_a_run_that_is_not_handed_out_for_its_store_is_told_as_such(play: Play, last: str) -> None:
-    away = StoreAwayError("the platform cannot get at its stored files now.")
-    void = CredentialRefusedError("this ticket is void: ten minutes for a claim have passed.")
-    answers = [None, *[away] * 3, void] if last == "void" else [None, *[away] * 1000]
-    _, host = play(answers, idle_exit_s=30, pool=None, run_id="run_first")
-    with pytest.raises(StoreAwayError, match="stored files"):
-        host.run()
 
 
 def test_asked_to_end_it_asks_its_workers_once_and_takes_no_more(play: Play) -> None:
@@ -121,9 +92,7 @@ def asked_twice(play: Play, monkeypatch: pytest.MonkeyPatch) -> tuple[Platform, 
     return platform, host
 
 
-def test_asked_to_end_twice_it_ends_its_workers_by_force_and_lets_go_of_their_runs(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_asked_twice_it_ends_its_workers_by_force(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("osmosis_ai.platform.runs.work.worker_host.LAST_WORD_S", math.inf)
     platform, host = asked_twice(play, monkeypatch)
     release, alive = platform.release, []
@@ -143,33 +112,7 @@ def test_asked_to_end_twice_it_ends_its_workers_by_force_and_lets_go_of_their_ru
     )
 
 
-@pytest.mark.parametrize("is_asked_again", [False, True])
-def test_a_platform_that_does_not_hear_of_it_holds_nobody_up(
-    play: Play, monkeypatch: pytest.MonkeyPatch, is_asked_again: bool
-) -> None:
-    bound = math.inf if is_asked_again else 2.0
-    monkeypatch.setattr("osmosis_ai.platform.runs.work.worker_host.LAST_WORD_S", bound)
-    platform, host = asked_twice(play, monkeypatch)
-    is_over = threading.Event()
-
-    def silent(run_id: str, request: ReleaseRequest) -> RunClosed:
-        if is_asked_again:
-            host.ask_to_end()
-        is_over.wait()
-        return RunClosed(status="running")
-
-    platform.release = silent  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        host.run()
-    is_over.set()
-    assert platform.said[-1] == (
-        "left the run first for another worker when its lease has ended; what was not sent is done again"
-    )
-
-
-def test_a_worker_that_was_asked_to_end_before_it_could_listen_is_no_death(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_killed_by_an_early_signal(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     platform, host = play([assignment("first")], [None], slots=2)
 
     def killed(pid: int, number: int) -> None:
@@ -205,16 +148,6 @@ def pauses(platform: Platform) -> list[float]:
     return [later - former for former, later in pairwise(platform.asked_at)]
 
 
-def test_deaths_of_workers_on_a_machine_count_as_long_as_it_shows_that_it_can_not_work(play: Play) -> None:
-    killed = -signal.SIGKILL
-    first_runs, last_runs = ([assignment(name) for name in names] for names in ("abcde", "fgh"))
-    platform, host = play([*first_runs, None, *last_runs], [killed] * 6 + [LEASE_LOST, ENDED])
-    assert endings(host.run()) == ["died"] * 6 + ["lease_lost", "ended"]
-    first, _, _, _, fifth, _, after_a_quiet_time, cut_off, *_ = pauses(platform)
-    assert fifth > 3 * first
-    assert after_a_quiet_time < fifth / 2 and cut_off < fifth / 2
-
-
 def test_a_claim_that_is_over_is_made_anew(play: Play) -> None:
     over = OsmosisError("this claim has been answered.", code="CONFLICT")
     platform, host = play([over, assignment("first")], [ENDED], once=True)
@@ -235,9 +168,7 @@ def test_without_a_run_it_ends_when_it_was_said_to_and_one_that_is_named_is_miss
     )
 
 
-def test_a_machine_that_ends_says_so_once_in_the_words_of_its_claims(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_says_once_that_it_leaves(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     platform, host = play([None] * 100, idle_exit_s=30, machine="box-1", labels=("a100",))
     host.run()
     (left,) = platform.left
@@ -252,19 +183,11 @@ def test_a_machine_that_ends_says_so_once_in_the_words_of_its_claims(
 
 
 @pytest.mark.parametrize("alone", [{}, {"once": True}, {"pool": None, "run_id": "run_first"}])
-def test_a_machine_that_never_reached_its_platform_ends_with_the_reason(
-    play: Play, alone: dict[str, Any]
-) -> None:
+def test_a_platform_that_was_never_reached(play: Play, alone: dict[str, Any]) -> None:
     away = PlatformUnreachableError("the platform does not answer: connection refused.")
     _, host = play([away] * 1000, idle_exit_s=30, **alone)
     with pytest.raises(PlatformUnreachableError, match="connection refused"):
         host.run()
-
-
-def test_a_machine_that_reached_its_platform_once_was_without_a_run(play: Play) -> None:
-    away = PlatformUnreachableError("the platform does not answer: connection refused.")
-    _, host = play([away, None, *[away] * 1000], idle_exit_s=30)
-    assert host.run() == []
 
 
 @pytest.mark.parametrize("status", [302, 404, 405, 501])
@@ -275,9 +198,7 @@ def test_an_address_that_is_no_platform_is_given_up_with_what_mends_it(play: Pla
     assert "give --url the address" in (caught.value.hint or "")
 
 
-def test_a_run_that_is_named_is_put_aside_when_the_job_that_began_us_is_gone(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_named_run_is_released_with_its_job(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     platform, host = play([assignment("first")], [None], pool=None, run_id="run_first")
     parent = os.getppid()
     monkeypatch.setattr(os, "getppid", lambda: 1 if platform.workers else parent)
@@ -285,9 +206,7 @@ def test_a_run_that_is_named_is_put_aside_when_the_job_that_began_us_is_gone(
     assert platform.signals == [signal.SIGTERM]
 
 
-def test_what_comes_too_late_to_be_worked_on_is_let_go_of(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_answered_too_late_is_released(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     platform, host = play([])
     monkeypatch.setattr("osmosis_ai.platform.runs.work.worker_host.ROUND_S", 60)
 
@@ -300,27 +219,7 @@ def test_what_comes_too_late_to_be_worked_on_is_let_go_of(
     assert platform.released == [("run_late", "lease of late", None)]
 
 
-def test_of_a_run_that_another_machine_has_only_the_journal_stays(play: Play, tmp_path: Path) -> None:
-    platform, host = play([assignment("first"), assignment("second")], [LEASE_LOST, ENDED], slots=1)
-    start = platform.start
-
-    def started(run_id: str, claim_id: str) -> Worker:
-        directory = WorkingDirectory(tmp_path, run_id)
-        directory.source_archive.write_bytes(b"archive")
-        directory.evaluation("a").path.mkdir(parents=True)
-        directory.evaluation("a").events.write_bytes(b"{}\n")
-        return start(run_id, claim_id)
-
-    platform.start = started  # type: ignore[method-assign]
-    assert endings(host.run()) == ["lease_lost", "ended"]
-    assert not (tmp_path / "run_first/source.tar.gz").exists()
-    assert (tmp_path / "run_first/evaluation/a/events.jsonl.diverged").read_bytes() == b"{}\n"
-    assert (tmp_path / "run_second/source.tar.gz").exists(), "what its worker leaves is its own"
-
-
-def test_a_machine_that_can_not_start_a_worker_lets_the_run_go_and_goes_on(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_cannot_start(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     platform, host = play([assignment("first"), assignment("second")], [ENDED])
     take, full = TakenRuns.take, OSError(errno.ENOSPC, "No space left on device")
 
@@ -335,41 +234,6 @@ def test_a_machine_that_can_not_start_a_worker_lets_the_run_go_and_goes_on(
     assert (run_id, lease) == ("run_first", "lease of first")
     assert why is not None and why.endswith("could not start its worker: No space left on device")
     assert platform.of_machine == [True]
-
-
-def held(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[threading.Event, threading.Event]:
-    """Have another process clear away what is on the disk where one run is to be; return when it is met, and its end."""
-    take, met, is_over = TakenRuns.take, threading.Event(), threading.Event()
-
-    def taken(runs: TakenRuns, run_id: str, claim_id: str) -> None:
-        if run_id == name:
-            # Whoever waits here is none of those that time waits for.
-            threading.current_thread().name = "waits"
-            met.set()
-            assert is_over.wait(60)
-        take(runs, run_id, claim_id)
-
-    monkeypatch.setattr(TakenRuns, "take", taken)
-    return met, is_over
-
-
-def test_a_run_that_waits_for_its_place_on_the_disk_keeps_no_other_waiting(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    platform, host = play([assignment("first"), assignment("second")], [ENDED, ENDED], slots=2)
-    _, is_over = held(monkeypatch, "run_first")
-    start = platform.start
-
-    def started(run_id: str, claim_id: str) -> Worker:
-        is_over.set()
-        return start(run_id, claim_id)
-
-    platform.start = started  # type: ignore[method-assign]
-    end = platform._end
-    platform._end = lambda: end() if len(platform.started) == 2 else None  # type: ignore[method-assign]
-    host.run()
-    assert [run_id for run_id, _ in platform.started] == ["run_second", "run_first"]
-    assert platform.released == []
 
 
 NOW = 1_000_000_000.0
@@ -426,17 +290,6 @@ def test_a_run_that_this_home_has_taken_again_is_not_touched(runs: TakenRuns, tm
     assert successor.lock()
     runs.lose("run_a", "2")
     assert files(tmp_path / "run_a") >= before, "its worker is alive"
-
-
-def test_however_many_runs_are_lost_so_many_journals_stay(runs: TakenRuns, tmp_path: Path) -> None:
-    for number in range(MOST_LOST + 5):
-        run_id = f"run_{number:02}"
-        runs.take(run_id, "1")
-        worked_on(tmp_path, run_id)
-        runs.lose(run_id, "1")
-        os.utime(tmp_path / run_id / "lost", (NOW + number, NOW + number))
-    left = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
-    assert left == [f"run_{number:02}" for number in range(5, MOST_LOST + 5)]
 
 
 def test_what_nobody_came_back_to_for_a_day_goes_and_the_rest_stays(runs: TakenRuns, tmp_path: Path) -> None:

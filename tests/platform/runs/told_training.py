@@ -35,11 +35,12 @@ class Told(DeskWorker):
         step = {"step": number, "timestamp_ms": at_ms, "metrics": metrics, "validation_rewards": validated}
         self.sync(training={"steps": [step]})
 
-    def add_archive(self, step: int) -> None:
+    def add_archive(self, step: int, folder: str = "") -> None:
         """Send what another machine goes on from."""
-        name = f"resume/{step}-a/checkpoint.tar"
+        name = f"resume/{folder or f'{step}-a'}/checkpoint.tar"
         part = {"step": step, "base_model": "osmosis/tiny", "files": {"checkpoint.tar": name}}
-        sent = [self.sends(name, b"archive")]
+        grant = self.wants(name, b"archive")
+        sent = [self.puts(grant, b"archive")] if grant.url else []
         self.sync(sent=sent, training={"checkpoints": [{**part, "is_resume": True}]})
 
     def add_checkpoint(self, step: int, weights: bytes = b"weights", *, reward: float | None = None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from osmosis_ai._version import __version__
+from osmosis_ai.api.wire.base import WireModel
 from osmosis_ai.api.wire.workers import (
     CLAIM,
     Assignment,
@@ -67,8 +69,9 @@ def platform(services: PlatformServices) -> TestClient:
 
 
 def posted(services: PlatformServices, bearer: str, route: str, said: Any) -> httpx.Response:
-    """Say something as whoever has a token or ticket; what is refused is raised."""
-    content = said.model_dump_json(by_alias=True, exclude_unset=True)
+    """Say something with a token or ticket; a refusal is raised."""
+    is_model = isinstance(said, WireModel)
+    content = said.model_dump_json(by_alias=True, exclude_unset=True) if is_model else json.dumps(said)
     headers = {"Authorization": f"Bearer {bearer}", "Content-Type": "application/json"}
     reply = platform(services).post(route, content=content, headers=headers)
     if reply.status_code >= 400:
@@ -155,6 +158,10 @@ class DeskWorker:
 
     def sync(self, **news: Any) -> SyncReply:
         return SyncReply.model_validate(self._post("sync", SyncRequest(lease=self.token, **news)).json())
+
+    def say_raw(self, said: dict[str, Any]) -> None:
+        """Say in an exchange what no worker of ours would."""
+        self._post("sync", {"lease": self.token.get_secret_value(), **said})
 
     def write(self, written: Sequence[TerminalRecord]) -> bytes:
         """Add to the journal."""

@@ -12,7 +12,6 @@ from sqlalchemy import update
 
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.platform.runs.stored_journal import records_beside
-from osmosis_ai.platform.viewer.source import PlatformSource
 from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock
 from tests.platform.platform_parts import BlobStoreError, DbSample, PlatformServices
@@ -128,9 +127,7 @@ def test_a_stopped_run_of_a_pool_whose_worker_was_killed_ends_with_the_numbers_o
     )
 
 
-def test_a_run_that_the_platform_fails_ends_with_the_numbers_of_all_that_was_accepted(
-    services: PlatformServices, worker: DeskWorker, clock: ManualClock
-) -> None:
+def test_numbers_of_a_failed_run(services: PlatformServices, worker: DeskWorker, clock: ManualClock) -> None:
     leaves(worker)
     for _ in range(3):  # one worker after the other dies
         has_expired(clock)
@@ -154,9 +151,7 @@ def test_what_a_worker_said_of_samples_that_never_came_is_no_result(
     assert worker.run.progress == {"completed": 0, "total": 15}
 
 
-def test_numbers_that_a_worker_said_of_the_whole_journal_are_left_alone(
-    worker: DeskWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numbers_of_the_whole_journal_are_kept(worker: DeskWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     # Would fail if it were called.
     monkeypatch.setattr("osmosis_ai.platform.runs.desk.accepted_numbers.measure_accepted", None)
     leaves(worker)
@@ -205,7 +200,7 @@ def test_where_the_journal_can_not_be_read_its_judges_alone_are_left_out_which_i
     assert "judges" in run.metrics["estimates"]["warnings"][0]
 
 
-def test_a_sample_outside_of_its_run_keeps_it_from_no_end(
+def test_a_sample_of_no_row_of_a_run(
     services: PlatformServices, worker: DeskWorker, clock: ManualClock
 ) -> None:
     leaves(worker)
@@ -218,30 +213,14 @@ def test_a_sample_outside_of_its_run_keeps_it_from_no_end(
     assert (worker.run.status, worker.run.metrics["summary"]["graded"]) == ("stopped", 0)
 
 
-def test_the_page_of_a_run_does_not_count_none_beside_a_list_that_counts_some(
-    api: TestClient, services: PlatformServices, worker: DeskWorker
-) -> None:
-    leaves(worker)
-    worker.sync(progress=progress(7, scored=5, passed=3, skipped=1, tokens=49))
-    source = PlatformSource(services, worker.run.workspace_id, services.sample_counts)
-    detail = source.run("eval", worker.run.name)
-    assert detail.summary.headline is not None and detail.summary.headline.scored == 5
-    assert detail.estimates is None
-    assert shown(api, worker)["estimates"] is None
-
-
-def test_numbers_from_before_the_first_score_do_not_say_that_nothing_is_scored(
-    api: TestClient, worker: DeskWorker
-) -> None:
+def test_progress_counts_where_no_metrics_have_scores(api: TestClient, worker: DeskWorker) -> None:
     worker.sync(progress=progress(3, scored=2, passed=1, failed=1, reward_mean=0.5, tokens=7))
     results = api.get(f"{RUNS}/{worker.run_id}").json()["results"]
     assert (results["graded"], results["headline"]["failed"]) == (2, 1)
     assert results["headline"]["brief"].startswith("50.0 % pass (reward >= 1.0), 2 of 15 planned scored")
 
 
-def test_tokens_of_a_run_that_another_worker_continues_are_not_taken_back(
-    api: TestClient, worker: DeskWorker
-) -> None:
+def test_the_token_count_never_decreases(api: TestClient, worker: DeskWorker) -> None:
     shown = []
     for tokens in (1728, 1661, 1900):
         worker.sync(progress=progress(3, tokens=tokens))
@@ -249,9 +228,7 @@ def test_tokens_of_a_run_that_another_worker_continues_are_not_taken_back(
     assert shown == [1728, 1728, 1900]
 
 
-def test_what_samples_have_no_column_for_is_of_the_newest_record(
-    services: PlatformServices, worker: DeskWorker
-) -> None:
+def test_extra_fields_are_those_of_the_newest_record(services: PlatformServices, worker: DeskWorker) -> None:
     judged = {"judge_calls": 1, "judgements": [{"model": "j", "score": 1.0}]}
     leaves(worker, [record(0, **judged), record(0), record(1), record(2, scores={"agent": 0.5})])
     leaves(worker, [record(1, **judged)])

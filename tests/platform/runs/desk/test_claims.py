@@ -66,9 +66,7 @@ def test_a_worker_is_handed_all_that_its_run_needs(worker: DeskWorker) -> None:
     assert (given.journal.bytes, given.journal.segments, given.secrets) == (0, [], {})
 
 
-def test_a_claim_made_again_gets_the_same_answer_until_its_worker_has_begun(
-    api: TestClient, services: PlatformServices
-) -> None:
+def test_a_repeated_claim_gets_the_same_answer(api: TestClient, services: PlatformServices) -> None:
     submitted(api, secrets=SECRET, advanced_config=GPU)
     asked, token = offer(), pool_token(services)
     first, again = (claim(services, token, asked) for _ in range(2))
@@ -99,9 +97,7 @@ def test_secrets_are_handed_to_no_worker_of_which_the_runs_log_does_not_say_it(
     assert line.details == {"machine": "basement", "pool": "gpu"}
 
 
-def test_runs_of_a_pool_are_for_its_workers_alone(
-    api: TestClient, services: PlatformServices, stranger: Member
-) -> None:
+def test_a_pool_has_its_own_runs(api: TestClient, services: PlatformServices, stranger: Member) -> None:
     submitted(api, advanced_config={"execution": {"pool": "gpu", "gpus": 2}})
     assert claim(services, pool_token(services, "cpu"), offer(gpus=2)) is None
     assert claim(services, pool_token(services), offer(gpus=1)) is None, "it has not what the run asks for"
@@ -125,9 +121,7 @@ def test_the_workspace_with_the_fewest_at_work_goes_first(
     )
 
 
-def test_the_next_worker_is_handed_the_journal_and_the_one_before_writes_no_more(
-    worker: DeskWorker, clock: ManualClock
-) -> None:
+def test_the_next_worker_gets_the_journal_and_fences_the_last(worker: DeskWorker, clock: ManualClock) -> None:
     worker.records(3)
     worker.write(records(1, first=3))  # never sent
     has_expired(clock)
@@ -154,9 +148,7 @@ def test_a_run_that_is_let_go_is_for_the_next_worker(worker: DeskWorker) -> None
     assert DeskWorker.claims(worker.services).assignment.lease.attempt == 2
 
 
-def test_a_platform_that_was_away_gives_every_owner_a_whole_term(
-    worker: DeskWorker, clock: ManualClock
-) -> None:
+def test_every_owner_gets_a_whole_lease_after_a_restart(worker: DeskWorker, clock: ManualClock) -> None:
     has_expired(clock)
     worker.services.desk.renew_all()
     ticket = worker.services.worker_access.issue_ticket(worker.run_id)
@@ -207,9 +199,7 @@ def test_a_clock_that_jumps_keeps_no_run_that_was_put_off_from_its_next_worker(
     assert DeskWorker.claims(services, "gpu").assignment.lease.attempt == 2
 
 
-def test_a_dataset_that_was_replaced_before_the_run_began_fails_it(
-    api: TestClient, services: PlatformServices
-) -> None:
+def test_a_replaced_dataset_fails_a_run_that_waits(api: TestClient, services: PlatformServices) -> None:
     run = submitted(api, advanced_config=GPU)
     with services.db.transaction() as session:
         session.execute(update(DbDataset).values(sha256="0" * 64))
@@ -279,9 +269,7 @@ def pool(services: PlatformServices, clock: ManualClock) -> Pool:
     return Pool(services, clock)
 
 
-def test_a_run_that_a_full_machine_gave_back_goes_to_another_one_first(
-    api: TestClient, pool: Pool, clock: ManualClock
-) -> None:
+def test_a_full_machine_gives_way_to_another(api: TestClient, pool: Pool, clock: ManualClock) -> None:
     assert pool.asks("full") is pool.asks("healthy") is None
     submitted(api, advanced_config=GPU)
     pool.gives_back("full")
@@ -313,7 +301,7 @@ def test_a_machine_that_no_other_can_stand_in_for_tries_again_as_soon_as_it_may(
     assert pool.asks("full") is not None
 
 
-def test_a_machine_at_work_on_something_else_is_waited_for_and_not_for_ever(
+def test_a_busy_machine_is_waited_for_but_not_forever(
     api: TestClient, pool: Pool, clock: ManualClock
 ) -> None:
     submitted(api, advanced_config=GPU)
@@ -332,9 +320,7 @@ def test_a_machine_at_work_on_something_else_is_waited_for_and_not_for_ever(
 # -- a store or a database that is away ----------------------------------------------------------
 
 
-def test_a_run_of_a_pool_is_tried_each_minute_until_its_store_is_back(
-    api: TestClient, services: PlatformServices, clock: ManualClock
-) -> None:
+def test_a_run_waits_for_its_store(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     submitted(api, advanced_config=GPU)
     why = "the connection to https://bucket.example/ failed: refused"
     for _ in range(40):
@@ -347,9 +333,7 @@ def test_a_run_of_a_pool_is_tried_each_minute_until_its_store_is_back(
     assert DeskWorker.claims(services, "gpu").ends().status == "finished", "none of that counted against it"
 
 
-def test_a_claim_that_the_store_keeps_from_being_answered_is_said_once_and_is_no_attempt(
-    worker: DeskWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_without_a_store_is_no_attempt(worker: DeskWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     services, waits = worker.services, "waits for the store: the bucket cannot be reached."
     worker.records(2)
     for outage in (1, 2):

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
-from osmosis_ai.platform.ray_cluster import RayCluster
-from osmosis_ai.platform.runs.desk.run_desk import RunDesk
 from tests.platform.conftest import ManualClock
 from tests.platform.evaluations import wait_until
 from tests.platform.platform_parts import BlobStoreBusy, BlobStoreSilent, DbRun, DbRunUpload, PlatformServices
@@ -48,9 +45,7 @@ def nobody_comes(services: PlatformServices) -> bool:
     return claim(services, pool_token(services)) is None
 
 
-def test_a_run_that_ends_keeps_its_journal_without_secrets(
-    api: TestClient, services: PlatformServices
-) -> None:
+def test_an_ended_run_keeps_its_journal_without_secrets(api: TestClient, services: PlatformServices) -> None:
     submitted(api, secrets={"required": ["API_KEY"], "provided": {"API_KEY": SECRET}})
     worker = DeskWorker.claims(services)
     worker.records(2, notes=f"it said {SECRET}")
@@ -96,9 +91,7 @@ def test_what_an_earlier_owner_met_of_the_store_costs_no_later_one_the_journal(
     assert worker.run.journal_blob is not None
 
 
-def test_a_run_that_was_asked_to_stop_is_stopped_whatever_happened(
-    api: TestClient, worker: DeskWorker
-) -> None:
+def test_a_run_that_is_to_stop_ends_as_stopped(api: TestClient, worker: DeskWorker) -> None:
     assert not worker.sync().stop
     api.post(f"{RUNS}/{worker.run_id}/stop", json={})
     assert worker.sync().stop
@@ -106,7 +99,7 @@ def test_a_run_that_was_asked_to_stop_is_stopped_whatever_happened(
     assert worker.run.error is None
 
 
-def test_a_run_of_a_pool_fails_when_no_worker_gets_anything_done(
+def test_deaths_in_a_row_fail_a_run(
     pooled: DeskWorker, services: PlatformServices, clock: ManualClock
 ) -> None:
     worker = pooled
@@ -123,9 +116,7 @@ def test_a_run_of_a_pool_fails_when_no_worker_gets_anything_done(
 
 
 @pytest.mark.parametrize("jump_s", [-3600 * 24, 3600])
-def test_a_stopped_run_of_a_pool_whose_worker_is_gone_ends_whatever_the_clock_says(
-    api: TestClient, pooled: DeskWorker, clock: ManualClock, jump_s: float
-) -> None:
+def test_a_stop_after_a_jump(api: TestClient, pooled: DeskWorker, clock: ManualClock, jump_s: float) -> None:
     api.post(f"{RUNS}/{pooled.run_id}/stop", json={})
     pooled.services.desk.close_stopped()
     assert pooled.run.status == "running", "its worker may be heard yet"
@@ -134,9 +125,7 @@ def test_a_stopped_run_of_a_pool_whose_worker_is_gone_ends_whatever_the_clock_sa
     assert pooled.run.status == "stopped"
 
 
-def test_a_run_of_a_pool_that_no_worker_is_at_ends_soon_after_it_was_asked_to(
-    api: TestClient, pooled: DeskWorker
-) -> None:
+def test_a_stop_of_a_run_without_a_worker_is_heard_soon(api: TestClient, pooled: DeskWorker) -> None:
     pooled.releases()
     api.post(f"{RUNS}/{pooled.run_id}/stop", json={})
     pooled.services.frequent_maintenance.start()
@@ -146,9 +135,7 @@ def test_a_run_of_a_pool_that_no_worker_is_at_ends_soon_after_it_was_asked_to(
         pooled.services.frequent_maintenance.close()
 
 
-def test_workers_that_were_too_slow_for_their_lease_fail_no_run_and_those_that_are_gone_do(
-    pooled: DeskWorker, services: PlatformServices, clock: ManualClock
-) -> None:
+def test_slow_workers_fail_no_run(pooled: DeskWorker, services: PlatformServices, clock: ManualClock) -> None:
     worker = pooled
     for _ in range(5):
         has_expired(clock)
@@ -193,7 +180,7 @@ def test_the_death_of_a_worker_that_got_something_done_is_none_of_those_in_a_row
     assert "3 workers in a row ended without getting anything done" in str(worker.run.error)
 
 
-def test_what_one_worker_got_done_does_not_cover_the_death_of_the_next(
+def test_progress_forgives_one_worker(
     pooled: DeskWorker, services: PlatformServices, clock: ManualClock
 ) -> None:
     pooled.records(1)
@@ -203,9 +190,7 @@ def test_what_one_worker_got_done_does_not_cover_the_death_of_the_next(
     assert DeskWorker.claims(services, "gpu").run.fruitless == 1
 
 
-def test_a_run_that_is_let_go_of_for_no_fault_is_never_given_up(
-    services: PlatformServices, worker: DeskWorker
-) -> None:
+def test_a_release_without_a_fault_fails_no_run(services: PlatformServices, worker: DeskWorker) -> None:
     with services.db.transaction() as session:
         session.get_one(DbRun, worker.run_id).fruitless = 3
     assert worker.releases().status == "running", "its executor counts, and its worker was asked to leave"
@@ -223,23 +208,7 @@ def test_a_run_that_was_let_go_too_late_counts_where_its_worker_died(
     assert pooled.run.fruitless == counted
 
 
-def test_on_a_cluster_the_platform_counts_what_runs_without_a_pool_were_let_go_for(
-    api: TestClient, services: PlatformServices
-) -> None:
-    run = submitted(api)
-    on_ray = replace(services.config, ray=RayCluster("http://127.0.0.1:8265"))
-    parts = (services.db, services.clock, services.logs, services.blobs, services.vault, services.sources)
-    desk = RunDesk(on_ray, *parts, services.url_signer, services.secret_handouts)
-    worker = DeskWorker.claims(replace(services, desk=desk), run_id=run["id"])
-    worker.releases(setback="its disk is full")
-    assert worker.run.fruitless == 1
-    assert claim(worker.services, services.worker_access.issue_ticket(run["id"])) is None, "not at once"
-    assert "its disk is full (trying again in 0.5 s)" in worker.messages()
-
-
-def test_an_abandoned_run_is_ended_with_all_that_was_accepted(
-    api: TestClient, worker: DeskWorker, clock: ManualClock
-) -> None:
+def test_an_abandoned_run_keeps_its_samples(api: TestClient, worker: DeskWorker, clock: ManualClock) -> None:
     worker.records(2)
     worker.services.desk.close_abandoned(worker.run_id, "failed", "its node was lost.")
     assert worker.run.status == "running", "somebody works on it"
@@ -316,9 +285,7 @@ def test_the_only_shard_that_a_worker_did_not_live_to_name_goes_with_its_run(sen
     assert list(blobs.keys(below)) == []
 
 
-def test_a_shard_that_was_named_stays_also_where_the_end_is_cleared_up_long_after(
-    sending: DeskWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_that_a_file_names_stays(sending: DeskWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     place = {"blob": "shards/1", "shard_offset": 0, "shard_length": 6}
     file = {"path": "trajectories/row_0_run_0.json", "kind": "trajectories", "size": 6, **place}
     sending.sync(sent=[sending.sends("shards/1", b"packed")], files=[file])

@@ -69,9 +69,7 @@ def test_a_line_that_is_no_record_leaves_nothing(worker: DeskWorker, lines: str)
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_a_large_journal_is_whole_while_its_run_is_under_way_and_when_it_has_ended(
-    api: TestClient, worker: DeskWorker
-) -> None:
+def test_a_large_journal_stays_whole(api: TestClient, worker: DeskWorker) -> None:
     for _ in range(30):
         worker.records(20)
     assert list(worker.services.blobs.keys(f"runs/{worker.run_id}/journal")), "some of it is in the store"
@@ -85,9 +83,7 @@ def test_a_large_journal_is_whole_while_its_run_is_under_way_and_when_it_has_end
     assert kept_rows(api, worker.run_id) == list(range(600))
 
 
-def test_a_worker_that_begins_another_file_of_its_own_loses_nothing_of_what_was_accepted(
-    api: TestClient, worker: DeskWorker, clock: ManualClock
-) -> None:
+def test_another_file_of_its_own(api: TestClient, worker: DeskWorker, clock: ManualClock) -> None:
     worker.records(3)
     for generation in (1, 2):
         has_expired(clock)
@@ -112,9 +108,7 @@ def test_a_line_of_the_log_is_kept_once(worker: DeskWorker) -> None:
     assert [message for message in worker.messages() if message in said] == list(said)
 
 
-def test_a_worker_goes_on_where_an_older_state_of_the_database_has_less_of_its_log(
-    worker: DeskWorker,
-) -> None:
+def test_a_log_continues_after_a_restored_database(worker: DeskWorker) -> None:
     worker.say("one", "two", first=0)
     with worker.services.db.transaction() as session:
         session.get_one(DbRun, worker.run_id).log_lines = 1  # what was restored was taken before the second
@@ -173,9 +167,7 @@ def test_bytes_that_are_not_those_announced_are_forgotten(worker: DeskWorker) ->
     worker.sync(sent=[worker.sends("files/abc", b"hello")])
 
 
-def test_an_upload_of_a_run_is_nothing_to_the_worker_of_another(
-    api: TestClient, worker: DeskWorker, services: PlatformServices
-) -> None:
+def test_an_upload_is_of_one_run(api: TestClient, worker: DeskWorker, services: PlatformServices) -> None:
     submitted(api)
     other = DeskWorker.claims(services)
     assert worker.run_id != other.run_id
@@ -190,9 +182,7 @@ def test_an_upload_of_a_run_is_nothing_to_the_worker_of_another(
     assert stored == [f"runs/{worker.run_id}/files/a"]
 
 
-def test_what_shows_a_run_holds_no_permission_to_its_files(
-    api: TestClient, services: PlatformServices, member: Member
-) -> None:
+def test_no_reply_has_a_signed_url(api: TestClient, services: PlatformServices, member: Member) -> None:
     run = add_run(services, member, "first")
     add_samples(services, run, [{"row": 0, "attempt": 0, "reward": 1.0, "error_type": None}])
     add_file(services, run, TRAJECTORY, b"{}")

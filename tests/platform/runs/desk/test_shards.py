@@ -115,9 +115,7 @@ def test_a_conversation_is_read_whole_before_while_and_after_its_shards_are_put_
     assert len([key for key in run.shards() if "derived" not in key]) == 1
 
 
-def test_a_run_that_is_deleted_takes_all_of_its_shards_with_it(
-    run: Conversations, clock: ManualClock
-) -> None:
+def test_a_deleted_run_leaves_no_shard(run: Conversations, clock: ManualClock) -> None:
     run.merge()
     run.send(3)
     run.worker.ends()
@@ -129,9 +127,7 @@ def test_a_run_that_is_deleted_takes_all_of_its_shards_with_it(
 
 
 @pytest.mark.parametrize("harm", ["deleted", "altered"])
-def test_a_shard_that_was_harmed_costs_no_conversation_of_another(
-    run: Conversations, clock: ManualClock, harm: str
-) -> None:
+def test_a_harmed_shard_costs_no_other(run: Conversations, clock: ManualClock, harm: str) -> None:
     key = next(key for key in run.shards() if "/shards/" in key)
     with run.services.blobs.open(key) as blob:
         content = blob.read()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -13,29 +12,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from sqlalchemy import select
+from fastapi.testclient import TestClient
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.files import write_atomic
-from osmosis_ai.platform.blobs.store import BlobStoreBusy
-from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.base import upsert
-from osmosis_ai.platform.db.tables import DbRun, DbSample
-from osmosis_ai.platform.logs import LogStore
-from osmosis_ai.platform.runs.desk.closing import FRUITLESS
 from osmosis_ai.platform.runs.execute.executor import ExecutorAway, JobState, WantedJob
-from osmosis_ai.platform.runs.execute.failure_streak import SETBACKS
 from osmosis_ai.platform.runs.execute.leftovers import remove_leftovers
 from osmosis_ai.platform.runs.execute.local_processes import LocalProcesses
-from osmosis_ai.platform.runs.execute.worker_process import (
-    SET_BACK,
-    STORE_AWAY,
-    worker_environment,
-)
-from osmosis_ai.platform.runs.journalled import sample_row
+from osmosis_ai.platform.runs.execute.worker_process import SET_BACK, STORE_AWAY, worker_environment
 from osmosis_ai.platform.runs.leases import Leases
-from osmosis_ai.platform.runs.stored_journal import stored_records
 from osmosis_ai.platform.runs.work.run_work import MAX_SENTENCE_CHARS, one_sentence
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.worker_access import WorkerAccess
@@ -43,142 +29,121 @@ from osmosis_ai.process_environment import program_environment
 from osmosis_ai.supervision import ChildProcess
 from tests.deep_directories import deep_directories
 from tests.evaluation.builders import record
-from tests.platform.conftest import ManualClock, Member, World
+from tests.platform.conftest import Member
 from tests.platform.evaluations import wait_until
+from tests.platform.platform_parts import BlobStoreBusy, LogStore, PlatformConfig
+from tests.platform.runs.desk.test_exchanges import kept_rows
 from tests.platform.runs.pretended_workers import Bench, messages
 
+MOST_IN_A_ROW = {"eval": 3, "training": 12}
+NOT_READY = "the rollout server was not ready after 90 s"
 
-def test_runs_start_in_order_and_no_more_than_there_are_slots(bench: Bench, member: Member) -> None:
+
+def test_runs_start_in_order_and_no_more_than_there_are_slots(bench: Bench) -> None:
     for name in "abcd":
-        bench.add(name, member)
-    bench.executor.round()
-    bench.executor.round()
+        bench.add(name)
+    bench.round()
+    bench.round()
     assert bench.order == ["a", "b"]
     bench.end(bench.started[0])
-    bench.executor.round()
+    bench.round()
     assert bench.order == ["a", "b", "c"]
 
 
-def test_one_workspaces_queue_does_not_hold_up_another(
-    bench: Bench, member: Member, stranger: Member
-) -> None:
+def test_one_workspaces_queue_does_not_hold_up_another(bench: Bench, stranger: Member) -> None:
     for name in "abc":
-        bench.add(name, member)
+        bench.add(name)
     bench.add("z", stranger)
-    bench.executor.round()
+    bench.round()
     assert bench.order == ["a", "z"]
     bench.end(bench.started[1])
-    bench.executor.round()
+    bench.round()
     assert bench.order == ["a", "z", "b"]
 
 
 @pytest.mark.parametrize("status", ["pending", "running"])
 @pytest.mark.parametrize("hours", [-24, 1])
-def test_a_run_that_was_put_off_starts_whatever_the_clock_says(
-    bench: Bench, member: Member, clock: ManualClock, status: str, hours: int
-) -> None:
-    bench.add("a", member, status=status, claimable_at=clock.now() + timedelta(minutes=2))
-    bench.executor.round()
+def test_a_run_that_was_put_off_starts_when_the_clock_jumps(bench: Bench, status: str, hours: int) -> None:
+    bench.add("a", status=status, claimable_at=bench.clock.now() + timedelta(minutes=2))
+    bench.round()
     assert bench.order == [], "not at once"
-    clock.jump(hours * 3600)
-    bench.executor.round()
+    bench.clock.jump(hours * 3600)
+    bench.round()
     assert bench.order == ["a"]
 
 
-def test_a_dead_worker_is_replaced_at_once_although_its_lease_has_not_expired(
-    bench: Bench, member: Member, clock: ManualClock
-) -> None:
-    bench.add("a", member)
-    bench.executor.round()
-    bench.claim(bench.started[0])
-    bench.started[0].status = -9
-    bench.executor.round()
-    clock.advance(1)
-    bench.executor.round()
+def test_a_dead_worker_is_replaced_before_its_lease_has_expired(bench: Bench) -> None:
+    bench.add("a")
+    bench.die()
+    bench.round(later_s=1)
     assert bench.order == ["a", "a"]
     assert bench.claim(bench.started[1]).attempt == 2
 
 
+def test_the_run_of_a_worker_of_another_machine_is_left_alone_until_its_lease_expires(bench: Bench) -> None:
+    assert bench.leases.claim(bench.add("a"), "another") is not None
+    bench.round()
+    assert bench.order == []
+    bench.round(later_s=31)
+    assert bench.order == ["a"]
+
+
 @pytest.mark.parametrize("kind", ["eval", "training"])
-def test_deaths_with_progress_in_between_are_forgiven_and_others_are_not(
-    bench: Bench, member: Member, clock: ManualClock, kind: str
-) -> None:
-    run_id = bench.add("a", member, kind=kind)
-    for number in range(5):
-        bench.executor.round()
-        bench.claim(bench.started[number])
+def test_deaths_with_progress_in_between_are_forgiven_and_others_are_not(bench: Bench, kind: str) -> None:
+    run_id = bench.add("a", kind=kind)
+    for _ in range(5):
+        bench.round()
         bench.record(run_id)
-        bench.started[number].status = 1
-        bench.executor.round()
-        clock.advance(10)
+        bench.die(1, later_s=10)
     assert bench.run(run_id).status == "running"
     bench.started.clear()
     while bench.run(run_id).status == "running":
-        bench.executor.round()
-        bench.started[-1].status = 1
-        bench.executor.round()
-        clock.advance(300)
+        bench.die(1, later_s=300, is_claimed=False)
     # None of those with progress is of the row.
-    assert len(bench.started) == FRUITLESS[kind]
-    error = bench.run(run_id).error
-    assert error is not None and error.startswith(
-        f"the worker ended unexpectedly (exit status 1), {FRUITLESS[kind]} times in a row without getting anything done"
+    assert len(bench.started) == MOST_IN_A_ROW[kind]
+    assert str(bench.run(run_id).error).startswith(
+        f"the worker ended unexpectedly (exit status 1), {MOST_IN_A_ROW[kind]} times in a row without getting "
+        "anything done"
     )
 
 
-def test_what_a_given_up_evaluation_has_journalled_is_published_and_kept_with_it(
-    bench: Bench, member: Member, clock: ManualClock
-) -> None:
-    run_id = bench.add("a", member)
-    events = bench.directory(run_id).evaluation("a").events
+def journalled(bench: Bench, run_id: str, rows: int = 1) -> None:
+    """Have a run be journalled by workers that died, the last one while it wrote a line."""
+    events = bench.directory(run_id).evaluation(bench.run(run_id).name).events
     events.parent.mkdir(parents=True)
-    records = [record(row, input=f"what is {row}?") for row in range(3)]
-    lines, previous = [], BEFORE_THE_FIRST
-    for each in records:
-        line, previous = sealed(each.to_line(), previous)
-        lines.append(line)
-    # The first of them was published by a worker; the last line is torn.
-    events.write_bytes(b"".join(lines) + lines[0][:20])
-    with bench.services.db.transaction() as session:
-        row = {**sample_row(run_id, records[0]), "resumed": False, "position": len(lines[0])}
-        upsert(session, DbSample, [row])
+    content, previous = b"", BEFORE_THE_FIRST
+    for row in range(rows):
+        line, previous = sealed(record(row, input=f"what is {row}?").to_line(), previous)
+        content += line
+    events.write_bytes(content + line[:20])
+
+
+def shown(api: TestClient, run_id: str) -> list[tuple[int, str]]:
+    """Return the samples that pages show of a run."""
+    asked = {"details": "true"}
+    samples = api.get(f"/api/cli/eval-runs/{run_id}/samples", params=asked).json()["samples"]
+    return [(sample["row"], sample["input"]) for sample in samples]
+
+
+def test_what_an_evaluation_that_is_given_up_has_recorded_is_published(api: TestClient, bench: Bench) -> None:
+    run_id = bench.add("a")
+    journalled(bench, run_id, rows=3)
     while bench.run(run_id).status in ("pending", "running"):
-        bench.executor.round()
-        bench.claim(bench.started[-1])
-        bench.started[-1].status = -9
-        bench.executor.round()
-        clock.advance(300)
-    given_up = bench.run(run_id)
-    assert given_up.status == "failed" and given_up.journal_blob is not None
-    assert list(stored_records(bench.services.blobs, given_up.journal_blob)) == records
-    shutil.rmtree(bench.directory(run_id).path)
-    with bench.services.db.session() as session:
-        samples = session.scalars(select(DbSample).order_by(DbSample.row_index)).all()
-        assert [(each.row_index, each.input) for each in samples] == [
-            (row, f"what is {row}?") for row in range(3)
-        ]
-
-
-def test_deaths_of_a_training_run_back_off_up_to_a_bound_and_its_log_says_so(
-    bench: Bench, member: Member, clock: ManualClock
-) -> None:
-    run_id = bench.add("a", member, kind="training")
-
-    def die() -> None:
-        bench.executor.round()
-        bench.claim(bench.started[-1])
-        bench.started[-1].status = -9
-        bench.executor.round()
-
-    for deaths, wait_s in enumerate((0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 300), start=1):
-        die()
-        clock.advance(wait_s - 0.5)
-        bench.executor.round()
-        assert len(bench.started) == deaths
-        clock.advance(0.5)
-    die()
+        bench.die(later_s=300)
     assert bench.run(run_id).status == "failed"
-    assert len(bench.started) == FRUITLESS["training"]
+    assert kept_rows(api, run_id) == [0, 1, 2]
+    assert shown(api, run_id) == [(row, f"what is {row}?") for row in range(3)]
+
+
+def test_deaths_of_a_training_run_back_off_up_to_a_bound_and_its_log_says_so(bench: Bench) -> None:
+    run_id = bench.add("a", kind="training")
+    for deaths, wait_s in enumerate((0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 300), start=1):
+        bench.die()
+        bench.round(later_s=wait_s - 0.5)
+        assert len(bench.started) == deaths
+        bench.clock.advance(0.5)
+    bench.die()
+    assert bench.run(run_id).status == "failed"
     said = messages(bench, run_id)
     assert said[0] == (
         "the worker ended unexpectedly (signal 9, as when the machine has no memory left); trying again in 0.5 s"
@@ -186,185 +151,29 @@ def test_deaths_of_a_training_run_back_off_up_to_a_bound_and_its_log_says_so(
     assert said[3].endswith("4 times in a row without getting anything done; trying again in 4 s")
 
 
-def test_a_run_that_is_to_stop_does_not_wait_for_its_next_try(
-    bench: Bench, member: Member, clock: ManualClock
-) -> None:
-    run_id = bench.add("a", member, kind="training")
-    for number in range(6):
-        bench.executor.round()
-        bench.claim(bench.started[number])
-        bench.started[number].status = -9
-        bench.executor.round()
-        if number < 5:
-            clock.advance(300)
-    with bench.services.db.transaction() as session:
-        session.get_one(DbRun, run_id).stop_requested_at = clock.now()
-    bench.executor.round()
-    assert bench.run(run_id).status == "stopped"
-
-
 @pytest.mark.parametrize("kind", ["eval", "training"])
-def test_a_failure_of_our_own_is_tried_again_a_few_times_and_then_fails_the_run_with_its_reason(
-    bench: Bench, member: Member, clock: ManualClock, kind: str
-) -> None:
-    reason = "the rollout server was not ready after 90 s."
-    run_id = bench.add("a", member, kind=kind)
+def test_an_internal_failure_is_retried_a_few_times(bench: Bench, kind: str) -> None:
+    run_id = bench.add("a", kind=kind)
 
     def set_back() -> None:
-        bench.executor.round()
-        worker = bench.started[-1]
-        bench.claim(worker)
-        bench.directory(run_id).note_setback(reason)
-        bench.leases.release(run_id, worker.token)
-        worker.status = SET_BACK
-        bench.executor.round()
-        clock.advance(10)
+        bench.round()
+        bench.directory(run_id).note_setback(f"{NOT_READY}.")
+        bench.die(SET_BACK, later_s=10)
 
     set_back()
-    bench.executor.round()
+    bench.round()
     assert bench.run(run_id).status == "running"
-    assert messages(bench, run_id) == [
-        "the rollout server was not ready after 90 s (no fault of the run, 1 of 3 tries; trying again in 0.5 s)"
-    ]
+    said = f"{NOT_READY} (no fault of the run, 1 of 3 tries; trying again in 0.5 s)"
+    assert messages(bench, run_id) == [said]
     # What got something done is not counted against it, and neither is what was before.
     bench.record(run_id)
-    for _ in range(SETBACKS):
+    for _ in range(3):
         set_back()
     assert bench.run(run_id).status == "running"
     set_back()
-    advice = (
-        " It can go on from the checkpoint of step 1: `osmosis train resume a`." if kind == "training" else ""
-    )
-    assert (bench.run(run_id).status, bench.run(run_id).error) == ("failed", reason + advice)
-
-
-def test_the_run_of_a_worker_elsewhere_is_left_alone_until_its_lease_expires(
-    bench: Bench, member: Member, clock: ManualClock
-) -> None:
-    run_id = bench.add("a", member)
-    assert bench.leases.claim(run_id, "elsewhere") is not None
-    bench.executor.round()
-    assert bench.order == []
-    clock.advance(31)
-    bench.executor.round()
-    assert bench.order == ["a"]
-
-
-def test_a_stopped_run_that_nobody_works_on_ends_without_a_worker(bench: Bench, member: Member) -> None:
-    run_id = bench.add("a", member, status="running", stop_requested_at=bench.clock.now())
-    bench.executor.round()
-    assert bench.run(run_id).status == "stopped"
-    assert bench.order == []
-
-
-def test_a_stopped_run_with_results_gets_a_worker_to_gather_them_even_without_a_slot(
-    bench: Bench, member: Member
-) -> None:
-    for name in "ab":
-        bench.add(name, member)
-    bench.executor.round()
-    run_id = bench.add("c", member, status="running", stop_requested_at=bench.clock.now())
-    bench.record(run_id)
-    bench.executor.round()
-    assert bench.order == ["a", "b", "c"]
-
-
-def test_a_machine_that_starts_no_process_is_waited_for_and_told_of_once(
-    bench: Bench,
-    member: Member,
-    clock: ManualClock,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    full: list[str] = []
-
-    def refuse(directory: WorkingDirectory) -> NoReturn:
-        full.append(directory.path.name)
-        raise OSError(errno.ENOSPC, "No space left on device", str(directory.path))
-
-    run_id = bench.add("a", member)
-    with monkeypatch.context() as patch:
-        patch.setattr(WorkingDirectory, "create", refuse)
-        for _ in range(20):
-            bench.executor.round()
-            clock.advance(10)
-    assert len(full) == 20
-    assert caplog.messages == ["the executor waits: it can not start a worker (No space left on device)."]
-    assert messages(bench, run_id) == [
-        "waits for the platform's own machine: it can not start a worker (No space left on device)."
-    ]
-    bench.executor.round()
-    assert bench.order == ["a"] and bench.run(run_id).status == "pending", "its worker has only begun"
-
-
-def test_a_worker_that_ignores_a_stop_is_killed_after_its_grace(
-    bench: Bench, member: Member, clock: ManualClock
-) -> None:
-    run_id = bench.add("a", member)
-    bench.executor.round()
-    bench.claim(bench.started[0])
-    with bench.services.db.transaction() as session:
-        session.get_one(DbRun, run_id).stop_requested_at = clock.now()
-    bench.executor.round()
-    assert bench.started[0].status is None
-    clock.advance(31)
-    bench.executor.round()
-    assert bench.started[0].status == -9
-    bench.executor.round()
-    clock.advance(1)
-    bench.executor.round()
-    assert bench.run(run_id).status == "stopped"
-
-
-def test_what_ended_runs_left_on_the_disk_is_removed_at_the_start(
-    bench: Bench, world: World, member: Member
-) -> None:
-    runs = bench.services.config.runs_dir
-    for name, status in (("a", "finished"), ("b", "failed"), ("c", "running"), ("gone", None)):
-        if status is not None:
-            bench.add(name, member, status=status)
-        WorkingDirectory(runs, f"run_{name}").create()
-    remove_leftovers(bench.services.db, runs, bench.clock.now())
-    assert sorted(path.name for path in runs.iterdir()) == ["run_b", "run_c"]
-
-
-def test_directories_that_a_rollout_made_one_in_another_keep_no_platform_from_starting(bench: Bench) -> None:
-    runs = bench.services.config.runs_dir
-    directory = WorkingDirectory(runs, "run_gone")
-    directory.create()
-    with deep_directories(directory.path):
-        remove_leftovers(bench.services.db, runs, bench.clock.now())
-        assert not directory.path.exists()
-
-
-def test_child_processes_get_what_makes_programs_run_and_nothing_else() -> None:
-    shell = {
-        "PATH": "/bin",
-        "LC_ALL": "C",
-        "UV_OFFLINE": "1",
-        "OPENAI_API_KEY": "sk",
-        "OSMOSIS_TOKEN": "osm",
-        "OSMOSIS_CACHE_DIR": "/c",
-        "HF_HOME": "/m",
-        "HF_TOKEN": "hf",
-    }
-    assert program_environment(shell) == {"PATH": "/bin", "LC_ALL": "C"}
-    worker = worker_environment(
-        shell, PlatformConfig(home=Path("/h"), database_url="postgresql://u:password@h/d")
-    )
-    assert worker["UV_OFFLINE"] == "1"
-    assert (worker["OSMOSIS_HOME"], worker["HF_HOME"]) == ("/h", "/m")
-    assert not {"OPENAI_API_KEY", "OSMOSIS_TOKEN", "HF_TOKEN"} & worker.keys()
-    # What a run is claimed with, and the database's password, would be read by every program of this user.
-    assert "password" not in str(worker) and "_OSMOSIS_WORKER_CREDENTIAL" not in worker
-
-
-def test_a_failure_is_one_line_that_keeps_its_end_and_its_hint() -> None:
-    short = OsmosisError("it broke.\n  Badly.", hint="mend it")
-    assert one_sentence(short) == "it broke. Badly; mend it."
-    long = one_sentence(OsmosisError("first " + "x" * 5000 + " last", hint="mend it"))
-    assert len(long) <= MAX_SENTENCE_CHARS
-    assert long.startswith("first") and long.endswith("last; mend it.")
+    advice = " It can go on from the checkpoint of step 1: `osmosis train resume a`."
+    error = f"{NOT_READY}." + (advice if kind == "training" else "")
+    assert (bench.run(run_id).status, bench.run(run_id).error) == ("failed", error)
 
 
 def breaks_off(real: Callable[..., Any], *, times: int) -> Callable[..., Any]:
@@ -379,176 +188,203 @@ def breaks_off(real: Callable[..., Any], *, times: int) -> Callable[..., Any]:
     return instead
 
 
-@pytest.mark.parametrize(
-    "step", [(WorkerAccess, "withdraw"), (Leases, "release"), (LogStore, "append")], ids=lambda step: step[1]
-)
-def test_an_end_that_the_database_broke_off_is_noted_by_the_next_round_and_counted_once(
-    bench: Bench,
-    member: Member,
-    clock: ManualClock,
-    monkeypatch: pytest.MonkeyPatch,
-    step: tuple[type, str],
-) -> None:
-    reason = "the rollout server was not ready after 90 s."
-    run_id = bench.add("a", member)
-    bench.executor.round()
+@pytest.mark.parametrize("step", [(WorkerAccess, "withdraw"), (Leases, "release"), (LogStore, "append")])
+def test_an_end_counts_once(bench: Bench, monkeypatch: pytest.MonkeyPatch, step: tuple[type, str]) -> None:
+    run_id = bench.add("a")
+    bench.round()
     bench.claim(bench.started[0])
-    bench.directory(run_id).note_setback(reason)
+    bench.directory(run_id).note_setback(f"{NOT_READY}.")
     bench.started[0].status = SET_BACK
     with monkeypatch.context() as patched:
         patched.setattr(*step, breaks_off(getattr(*step), times=3))
         for _ in range(3):
             with pytest.raises(OsmosisError, match="the database is away"):
-                bench.executor.round()
+                bench.round()
         assert bench.order == ["a"]
-        bench.executor.round()
+        bench.round()
     assert bench.run(run_id).lease_token is None
-    assert messages(bench, run_id) == [
-        "the rollout server was not ready after 90 s (no fault of the run, 1 of 3 tries; trying again in 0.5 s)"
-    ]
-    clock.advance(0.5)
-    bench.executor.round()
+    said = f"{NOT_READY} (no fault of the run, 1 of 3 tries; trying again in 0.5 s)"
+    assert messages(bench, run_id) == [said]
+    bench.round(later_s=0.5)
     assert bench.order == ["a", "a"]
 
 
-@pytest.mark.parametrize("damage", ["a lock that is a directory", "a directory that is a file"])
-def test_a_working_directory_that_none_can_be_locked_in_fails_its_own_run_alone(
-    bench: Bench, member: Member, clock: ManualClock, damage: str
-) -> None:
-    damaged = bench.add("a", member)
-    bench.add("b", member)
-    directory = bench.directory(damaged)
-    if damage == "a lock that is a directory":
+# -- runs that are to stop -----------------------------------------------------------------------------
+
+
+def test_a_run_that_is_to_stop_does_not_wait_for_its_next_try(bench: Bench) -> None:
+    run_id = bench.add("a", kind="training")
+    for number in range(6):
+        bench.die(later_s=300 if number < 5 else 0)
+    bench.ask_to_stop(run_id)
+    bench.round()
+    assert bench.run(run_id).status == "stopped"
+
+
+def test_a_stopped_run_that_no_worker_is_at_ends_without_one(bench: Bench) -> None:
+    run_id = bench.add("a", status="running", stop_requested_at=bench.clock.now())
+    bench.round()
+    assert (bench.run(run_id).status, bench.order) == ("stopped", [])
+
+
+def test_a_stopped_run_with_results_gets_a_worker_to_gather_them_even_without_a_slot(bench: Bench) -> None:
+    for name in "ab":
+        bench.add(name)
+    bench.round()
+    bench.record(bench.add("c", status="running", stop_requested_at=bench.clock.now()))
+    bench.round()
+    assert bench.order == ["a", "b", "c"]
+
+
+def test_a_worker_that_ignores_a_stop_is_killed_after_its_grace(bench: Bench) -> None:
+    run_id = bench.add("a")
+    bench.round()
+    bench.claim(bench.started[0])
+    bench.ask_to_stop(run_id)
+    bench.round()
+    assert bench.started[0].status is None
+    bench.round(later_s=31)
+    assert bench.started[0].status == -9
+    bench.round()
+    bench.round(later_s=1)
+    assert bench.run(run_id).status == "stopped"
+
+
+# -- a machine or a store that does not do its part ------------------------------------------------------
+
+
+def damage(bench: Bench, run_id: str, what: str) -> None:
+    directory = bench.directory(run_id)
+    if what == "a lock that is a directory":
         (directory.path / "worker.lock").mkdir(parents=True)
-    else:
+    elif what == "a directory that is a file":
         directory.path.parent.mkdir(parents=True, exist_ok=True)
         directory.path.write_bytes(b"")
-    bench.executor.round()
-    assert bench.order == ["b"]
-    for _ in range(3):
-        bench.executor.round()
-        clock.advance(300)
-    bench.executor.round()
-    bench.executor.round()
+    else:
+        directory.create()
+        directory.output_root.write_bytes(b"")
+
+
+@pytest.mark.parametrize("what", ["a lock that is a directory", "a directory that is a file"])
+def test_a_damaged_working_directory_fails_its_own_run_alone(bench: Bench, what: str) -> None:
+    damaged = bench.add("a")
+    bench.add("b")
+    damage(bench, damaged, what)
+    for _ in range(5):
+        bench.round()
+        assert bench.order == ["b"]
+        bench.clock.advance(300)
+    bench.round()
     assert "its working directory on the platform's machine is damaged" in messages(bench, damaged)[0]
     assert (bench.run(damaged).status, bench.order) == ("failed", ["b"])
 
 
 @pytest.mark.parametrize(
-    "damage", ["a lock that is a directory", "a directory that is a file", "results in a file"]
+    "what", ["a lock that is a directory", "a directory that is a file", "results in a file"]
 )
-def test_a_stopped_run_whose_working_directory_is_damaged_ends_as_any_other(
-    bench: Bench, member: Member, clock: ManualClock, damage: str
-) -> None:
-    stopped = bench.add("a", member, status="running", stop_requested_at=clock.now())
-    bench.add("b", member)
-    directory = bench.directory(stopped)
-    if damage == "a directory that is a file":
-        directory.path.parent.mkdir(parents=True, exist_ok=True)
-        directory.path.write_bytes(b"")
-    elif damage == "results in a file":
-        directory.create()
-        directory.output_root.write_bytes(b"")
-    else:
-        (directory.path / "worker.lock").mkdir(parents=True)
-    bench.executor.round()
+def test_a_stopped_run_whose_working_directory_is_damaged_ends_as_any_other(bench: Bench, what: str) -> None:
+    stopped = bench.add("a", status="running", stop_requested_at=bench.clock.now())
+    bench.add("b")
+    damage(bench, stopped, what)
+    bench.round()
     assert (bench.run(stopped).status, bench.order) == ("stopped", ["b"])
-    assert not directory.path.exists()
+    assert not bench.directory(stopped).path.exists()
 
 
-def gives_up_while_the_store_is_away(
-    bench: Bench, clock: ManualClock, patched: pytest.MonkeyPatch, run_id: str
+def test_a_machine_that_starts_no_process_is_waited_for_and_reported_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Have a run with a journal of one record be given up, as far as a store that takes nothing lets it be."""
+    full: list[str] = []
 
+    def refuse(directory: WorkingDirectory) -> NoReturn:
+        full.append(directory.path.name)
+        raise OSError(errno.ENOSPC, "No space left on device", str(directory.path))
+
+    run_id, why = bench.add("a"), "it can not start a worker (No space left on device)."
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkingDirectory, "create", refuse)
+        for _ in range(20):
+            bench.round(later_s=10)
+    assert len(full) == 20
+    assert caplog.messages == [f"the executor waits: {why}"]
+    assert messages(bench, run_id) == [f"waits for the platform's own machine: {why}"]
+    bench.round()
+    assert bench.order == ["a"] and bench.run(run_id).status == "pending", "its worker has only begun"
+
+
+def test_giving_up_waits_for_the_store(
+    api: TestClient, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def away(*_: Any) -> NoReturn:
         raise BlobStoreBusy("the bucket cannot be reached.")
 
-    patched.setattr(type(bench.services.blobs), "put", away)
-    events = bench.directory(run_id).evaluation(bench.run(run_id).name).events
-    events.parent.mkdir(parents=True)
-    events.write_bytes(sealed(record(0).to_line(), BEFORE_THE_FIRST)[0])
-    for _ in range(3):
-        bench.executor.round()
-        bench.claim(bench.started[-1])
-        bench.started[-1].status = -9
-        bench.executor.round()
-        clock.advance(300)
-
-
-def test_a_run_that_is_given_up_while_the_store_is_away_ends_with_its_journal_when_it_is_back(
-    bench: Bench, member: Member, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_id = bench.add("a", member)
+    run_id = bench.add("a")
+    journalled(bench, run_id)
     with monkeypatch.context() as patched:
-        gives_up_while_the_store_is_away(bench, clock, patched, run_id)
-        bench.executor.round()
+        patched.setattr(type(bench.services.blobs), "put", away)
+        for _ in range(3):
+            bench.die(later_s=300)
+        bench.round()
         attempt, said = bench.run(run_id).attempt, messages(bench, run_id)
         for _ in range(100):
-            bench.executor.round()
-            clock.advance(40)
+            bench.round(later_s=40)
         assert bench.run(run_id).status == "running"
         assert (bench.run(run_id).attempt, messages(bench, run_id)) == (attempt, said), "once, however long"
         waits = [line for line in said if "ends when what it has recorded can be kept" in line]
         assert waits == ["ends when what it has recorded can be kept: the bucket cannot be reached."]
-        bench.add("b", member)
-        bench.executor.round()
+        bench.add("b")
+        bench.round()
         assert bench.order[-1] == "b", "others go on"
-    clock.advance(1)
-    bench.executor.round()
-    assert bench.run(run_id).status == "failed" and bench.run(run_id).journal_blob is not None
-    assert "3 times in a row" in (bench.run(run_id).error or "")
-    with bench.services.db.session() as session:
-        assert len(session.scalars(select(DbSample)).all()) == 1
-    bench.executor.round()
-    assert bench.run(run_id).attempt == attempt
-
-
-def test_a_run_that_is_given_up_while_the_store_is_away_ends_without_its_journal_when_it_is_to_stop(
-    bench: Bench, member: Member, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_id = bench.add("a", member)
-    gives_up_while_the_store_is_away(bench, clock, monkeypatch, run_id)
-    bench.executor.round()
-    with bench.services.db.transaction() as session:
-        bench.leases.ask_to_stop(session.get_one(DbRun, run_id))
-    for _ in range(30):
-        bench.executor.round()
-        clock.advance(1)
-    assert (bench.run(run_id).status, bench.run(run_id).journal_blob) == ("stopped", None)
-
-
-AWAY = "the connection to https://bucket.example/ failed: refused."
-HOUR_S = 3600
+    bench.round(later_s=1)
+    assert bench.run(run_id).status == "failed" and "3 times in a row" in str(bench.run(run_id).error)
+    assert kept_rows(api, run_id) == [row for row, _ in shown(api, run_id)] == [0]
 
 
 @pytest.mark.parametrize("kind", ["eval", "training"])
-def test_a_run_of_the_platforms_own_machine_is_tried_until_its_store_is_back(
-    bench: Bench, member: Member, clock: ManualClock, kind: str
-) -> None:
-    run_id = bench.add("a", member, kind=kind)
-    until = clock.monotonic() + HOUR_S
-    while clock.monotonic() < until:
-        bench.executor.round()
-        worker = bench.started[-1]
-        if worker.status is None:
-            bench.claim(worker)
-            clock.advance(30)  # as long as a worker waits
-            bench.directory(run_id).note_setback(AWAY)
-            bench.leases.release(run_id, worker.token)
-            worker.status = STORE_AWAY
-        clock.advance(10)
-    assert 10 < len(bench.started) < 30
-    assert bench.run(run_id).status == "running"
+def test_a_run_is_tried_for_as_long_as_its_store_is_away(bench: Bench, kind: str) -> None:
+    run_id, why = bench.add("a", kind=kind), "the connection to https://bucket.example/ failed: refused"
+    for _ in range(20):
+        bench.round()
+        bench.directory(run_id).note_setback(f"{why}.")
+        bench.die(STORE_AWAY, later_s=300)
+    assert bench.run(run_id).status == "running" and len(bench.started) == 20
     said = messages(bench, run_id)
-    assert len(said) == len(bench.started)
-    assert all(line.startswith(f"{AWAY.rstrip('.')}; trying again in ") for line in said)
-    clock.advance(300)
-    bench.executor.round()
-    bench.executor.round()
+    assert len(said) == 20 and all(line.startswith(f"{why}; trying again in ") for line in said)
+    bench.round()
     bench.end(bench.started[-1])
-    bench.executor.round()
+    bench.round()
     assert bench.run(run_id).status == "finished"
+
+
+def test_what_ended_runs_left_on_the_disk_is_removed_at_the_start(bench: Bench) -> None:
+    runs = bench.services.config.runs_dir
+    for name, status in (("a", "finished"), ("b", "failed"), ("c", "running"), ("gone", None)):
+        if status is not None:
+            bench.add(name, status=status)
+        WorkingDirectory(runs, f"run_{name}").create()
+    with deep_directories(WorkingDirectory(runs, "run_gone").path):
+        remove_leftovers(bench.services.db, runs, bench.clock.now())
+        assert sorted(path.name for path in runs.iterdir()) == ["run_b", "run_c"]
+
+
+def test_child_processes_get_what_makes_programs_run_and_nothing_else() -> None:
+    shell = {"PATH": "/bin", "LC_ALL": "C", "UV_OFFLINE": "1", "OSMOSIS_CACHE_DIR": "/c", "HF_HOME": "/m"}
+    secret = {"OPENAI_API_KEY": "sk", "OSMOSIS_TOKEN": "osm", "HF_TOKEN": "hf"}
+    assert program_environment({**shell, **secret}) == {"PATH": "/bin", "LC_ALL": "C"}
+    config = PlatformConfig(home=Path("/h"), database_url="postgresql://u:password@h/d")
+    worker = worker_environment({**shell, **secret}, config)
+    assert (worker["UV_OFFLINE"], worker["OSMOSIS_HOME"], worker["HF_HOME"]) == ("1", "/h", "/m")
+    assert not secret.keys() & worker.keys()
+    # What a run is claimed with, and the database's password, would be read by every program of this user.
+    assert "password" not in str(worker) and "_OSMOSIS_WORKER_CREDENTIAL" not in worker
+
+
+def test_a_failure_is_one_line_that_keeps_its_end_and_its_hint() -> None:
+    short = OsmosisError("it broke.\n  Badly.", hint="mend it")
+    assert one_sentence(short) == "it broke. Badly; mend it."
+    long = one_sentence(OsmosisError("first " + "x" * 5000 + " last", hint="mend it"))
+    assert len(long) <= MAX_SENTENCE_CHARS
+    assert long.startswith("first") and long.endswith("last; mend it.")
 
 
 # -- processes of this machine -----------------------------------------------------------------------
@@ -622,9 +458,7 @@ def test_a_job_that_is_stopped_ends_and_counts_against_no_run(machine: Machine) 
     assert (state.told, state.fault) == ("the worker was ended by force", "nobody")
 
 
-def test_processes_end_with_their_executor_also_those_that_start_while_it_is_closed(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_end_with_their_executor(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def begin_slowly(run_id: str, credential: str, claim_id: str) -> ChildProcess:
         machine.close()
         return machine.begin(run_id, credential, claim_id)

@@ -27,9 +27,7 @@ def ray() -> RecordedRay:
     return RecordedRay()
 
 
-def test_a_cluster_that_answers_without_a_token_is_sent_nothing_unless_that_is_allowed(
-    ray: RecordedRay, tmp_path: Path
-) -> None:
+def test_an_open_cluster_is_sent_nothing(ray: RecordedRay, tmp_path: Path) -> None:
     ray.is_open = True
     with pytest.raises(RayError, match="answers without a token") as refused:
         ray.jobs_of(tmp_path).start(JOB, TICKET)
@@ -40,9 +38,7 @@ def test_a_cluster_that_answers_without_a_token_is_sent_nothing_unless_that_is_a
     assert "osm-run_1-1" in ray.jobs
 
 
-def test_whether_the_cluster_asks_for_a_token_is_looked_at_again_after_every_trouble(
-    ray: RecordedRay, tmp_path: Path
-) -> None:
+def test_a_cluster_is_checked_again_after_trouble(ray: RecordedRay, tmp_path: Path) -> None:
     jobs = ray.jobs_of(tmp_path)
     assert jobs.list() == jobs.list() == []
     assert sum(request.url.path == "/api/version" for request in ray.requests) == 1
@@ -54,9 +50,7 @@ def test_whether_the_cluster_asks_for_a_token_is_looked_at_again_after_every_tro
         jobs.list()
 
 
-def test_a_wrong_token_is_refused_without_being_shown_and_a_new_one_counts_at_once(
-    ray: RecordedRay, tmp_path: Path
-) -> None:
+def test_a_refused_token_is_not_shown(ray: RecordedRay, tmp_path: Path) -> None:
     jobs = ray.jobs_of(tmp_path)
     file = tmp_path / "ray-token"
     file.write_text("a-token-of-another-cluster")
@@ -71,9 +65,7 @@ def test_a_wrong_token_is_refused_without_being_shown_and_a_new_one_counts_at_on
     assert jobs.list() == []
 
 
-def test_what_the_cluster_says_of_a_refused_job_is_its_last_line_without_the_ticket(
-    ray: RecordedRay, tmp_path: Path
-) -> None:
+def test_a_refusal_is_shown_without_the_ticket(ray: RecordedRay, tmp_path: Path) -> None:
     ray.submit_trouble = (
         httpx.Response(400, text=f"Traceback\n  line 1\nValueError: {TICKET} {TOKEN}\n"),
         False,
@@ -117,22 +109,15 @@ def test_every_state_of_a_job_is_told_from_the_others(
         ({"gpus": 8}, "waits for 8 GPUs, the cluster has 1"),
         ({"cpus": 3.0}, "waits for a node with 3 CPUs, the largest has 2"),
         ({"memory_gb": 1024.0}, "waits for 1024 GiB of memory, the cluster has 24.9 GiB"),
-        (
-            {"cpus": 2.0, "gpus": 1},
-            "waits for a node with 2 CPUs and 1 GPU, and none has all of it",
-        ),
+        ({"cpus": 2.0, "gpus": 1}, "waits for a node with 2 CPUs and 1 GPU, and none has all of it"),
         ({"gpus": 1}, "waits for a node of the Ray cluster to have room"),
     ],
 )
-def test_what_a_job_waits_for_is_said_in_words(
-    ray: RecordedRay, tmp_path: Path, needs: dict[str, Any], waits: str
-) -> None:
+def test_a_shortage_is_named(ray: RecordedRay, tmp_path: Path, needs: dict[str, Any], waits: str) -> None:
     assert ray.jobs_of(tmp_path).shortage(WantedJob("osm-run_1-1", "run_1", **needs)) == waits
 
 
-def test_an_answer_that_is_none_of_rays_or_without_end_is_a_sentence(
-    ray: RecordedRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_not_of_ray(ray: RecordedRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("osmosis_ai.platform.runs.execute.ray_jobs._LARGEST_REPLY_BYTES", 1000)
     jobs = ray.jobs_of(tmp_path)
     assert jobs.list() == []
@@ -161,9 +146,7 @@ GOOD = {"OSMOSIS_EXECUTOR": "ray", "OSMOSIS_RAY_ADDRESS": "127.0.0.1:8265", "OSM
         ({"OSMOSIS_RAY_ALLOW_OPEN": "yes"}, "OSMOSIS_RAY_ALLOW_OPEN must be 1 or 0, and is 'yes'"),
     ],
 )
-def test_a_setting_that_cannot_be_used_is_a_sentence_at_the_start(
-    changes: dict[str, str], problem: str
-) -> None:
+def test_an_unusable_setting_is_refused(changes: dict[str, str], problem: str) -> None:
     with pytest.raises(OsmosisError, match=problem) as refused:
         from_environment({**GOOD, **changes})
     assert "hush" not in refused.value.message
@@ -195,9 +178,9 @@ def member(world: World) -> Member:
     return world.member()
 
 
-def test_a_run_becomes_a_job_that_is_followed_to_its_end(cluster: Cluster, member: Member) -> None:
+def test_a_run_becomes_a_job(cluster: Cluster) -> None:
     asked = {"advanced_config": {"execution": {"cpus": 2, "gpus": 1, "memory_gb": 4}}}
-    run = cluster.bench.add("a", member, request=asked)
+    run = cluster.add("a", request=asked)
     cluster.rounds()
     assert cluster.ray.bodies == {
         "osm-run_a-1": {
@@ -224,23 +207,8 @@ def test_a_run_becomes_a_job_that_is_followed_to_its_end(cluster: Cluster, membe
     ]
 
 
-def test_what_no_node_can_hold_is_said_on_the_run_after_a_minute_and_once(
-    cluster: Cluster, member: Member
-) -> None:
-    run = cluster.bench.add("a", member, request={"advanced_config": {"execution": {"gpus": 8}}})
-    cluster.rounds(50)
-    assert len(cluster.log(run)) == 1
-    cluster.rounds(200)
-    assert cluster.log(run)[1:] == ["the Ray job osm-run_a-1 waits for 8 GPUs, the cluster has 1"]
-    assert cluster.waits(run) == "the Ray job osm-run_a-1 waits for 8 GPUs, the cluster has 1."
-    # After 15 minutes Ray gives up; we do not.
-    cluster.ray.become("start_timeout")
-    cluster.rounds(20)
-    assert cluster.ray.jobs == {"osm-run_a-1": "start_timeout", "osm-run_a-2": "pending"}
-
-
-def test_what_a_restarted_head_has_forgotten_is_submitted_again(cluster: Cluster, member: Member) -> None:
-    run = cluster.bench.add("a", member)
+def test_what_a_restarted_head_has_forgotten_is_submitted_again(cluster: Cluster) -> None:
+    run = cluster.add("a")
     cluster.rounds()
     cluster.ray.become("running")
     cluster.rounds()
@@ -253,15 +221,13 @@ def test_what_a_restarted_head_has_forgotten_is_submitted_again(cluster: Cluster
     assert "is not known to the cluster any more" in cluster.log(run)[-2]
 
 
-def test_a_cluster_that_hangs_costs_no_run_more_than_time(
-    cluster: Cluster, member: Member, caplog: pytest.LogCaptureFixture
-) -> None:
-    running = cluster.bench.add("a", member)
+def test_a_cluster_that_hangs_fails_no_run(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    running = cluster.add("a")
     cluster.rounds()
     cluster.ray.become("running")
     cluster.rounds()
     cluster.claim(running)
-    waiting = cluster.bench.add("b", member)
+    waiting = cluster.add("b")
     cluster.ray.trouble = NO_ANSWER
     cluster.rounds(20)
     lines = len(cluster.log(running))
@@ -285,10 +251,8 @@ def test_a_cluster_that_hangs_costs_no_run_more_than_time(
 
 
 @pytest.mark.parametrize("has_it", [True, False])
-def test_a_submit_of_which_nobody_knows_what_became_makes_one_job(
-    cluster: Cluster, member: Member, has_it: bool
-) -> None:
-    run = cluster.bench.add("a", member)
+def test_a_submit_of_which_nobody_knows_what_became_makes_one_job(cluster: Cluster, has_it: bool) -> None:
+    run = cluster.add("a")
     cluster.ray.submit_trouble = NO_ANSWER, has_it
     cluster.rounds()
     cluster.ray.submit_trouble = None
@@ -297,10 +261,8 @@ def test_a_submit_of_which_nobody_knows_what_became_makes_one_job(
     assert not any("not known" in line for line in cluster.log(run))
 
 
-def test_a_run_that_ends_while_its_job_waits_takes_the_jobs_ticket_with_it(
-    cluster: Cluster, member: Member
-) -> None:
-    run = cluster.bench.add("a", member)
+def test_a_run_that_ends_while_its_job_waits_takes_the_jobs_ticket_with_it(cluster: Cluster) -> None:
+    run = cluster.add("a")
     cluster.rounds()
     cluster.change(run, status="stopped")
     cluster.rounds()
@@ -308,8 +270,8 @@ def test_a_run_that_ends_while_its_job_waits_takes_the_jobs_ticket_with_it(
     assert cluster.notes.withdrawn == [run]
 
 
-def test_a_worker_that_does_not_stop_in_time_is_ended_with_its_job(cluster: Cluster, member: Member) -> None:
-    run = cluster.bench.add("a", member)
+def test_a_worker_that_does_not_stop_in_time_is_ended_with_its_job(cluster: Cluster) -> None:
+    run = cluster.add("a")
     cluster.rounds()
     cluster.ray.become("running")
     cluster.claim(run)
@@ -324,8 +286,8 @@ def test_a_worker_that_does_not_stop_in_time_is_ended_with_its_job(cluster: Clus
     assert list(cluster.ray.jobs) == ["osm-run_a-1"]
 
 
-def test_a_platform_that_starts_again_finds_its_jobs(cluster: Cluster, member: Member) -> None:
-    run = cluster.bench.add("a", member)
+def test_a_platform_that_starts_again_finds_its_jobs(cluster: Cluster) -> None:
+    run = cluster.add("a")
     cluster.rounds()
     cluster.ray.become("running")
     cluster.ray.jobs["osm-run_of_another_platform-3"] = "running"
@@ -340,10 +302,8 @@ def test_a_platform_that_starts_again_finds_its_jobs(cluster: Cluster, member: M
     assert cluster.run(run).status == "pending"
 
 
-def test_a_run_of_a_lost_node_gets_another_job_when_its_lease_has_ended_and_not_before(
-    cluster: Cluster, member: Member
-) -> None:
-    run = cluster.bench.add("a", member)
+def test_a_lost_node_is_replaced_when_its_lease_has_ended(cluster: Cluster) -> None:
+    run = cluster.add("a")
     cluster.rounds()
     cluster.claim(run)
     cluster.ray.become("node_lost")
@@ -358,20 +318,8 @@ def test_a_run_of_a_lost_node_gets_another_job_when_its_lease_has_ended_and_not_
     }
 
 
-def test_lost_nodes_never_fail_a_run(cluster: Cluster, member: Member) -> None:
-    run = cluster.bench.add("a", member)
-    for _ in range(6):
-        cluster.rounds(310)
-        cluster.ray.become("node_lost")
-    cluster.rounds(310)
-    assert cluster.run(run).status == "pending"
-    assert len(cluster.ray.jobs) == 7
-
-
-def test_jobs_that_end_without_getting_anything_done_fail_the_run_in_the_end(
-    cluster: Cluster, member: Member
-) -> None:
-    run = cluster.bench.add("a", member)
+def test_jobs_that_end_without_getting_anything_done_fail_the_run_in_the_end(cluster: Cluster) -> None:
+    run = cluster.add("a")
     for _ in range(3):
         cluster.rounds(100)
         cluster.ray.become("failed_127")
@@ -386,22 +334,8 @@ def test_jobs_that_end_without_getting_anything_done_fail_the_run_in_the_end(
     assert len(cluster.ray.jobs) == 3
 
 
-def test_a_run_whose_last_worker_may_still_live_is_not_failed_before_its_lease_has_ended(
-    cluster: Cluster, member: Member
-) -> None:
-    run = cluster.bench.add("a", member)
-    for _ in range(3):
-        cluster.rounds(100)
-        cluster.claim(run)
-        cluster.ray.become("failed_7")
-    cluster.rounds()
-    assert cluster.run(run).status == "running"
-    cluster.rounds(40)
-    assert cluster.run(run).status == "failed"
-
-
-def test_progress_between_two_deaths_forgives_the_first(cluster: Cluster, member: Member) -> None:
-    run = cluster.bench.add("a", member)
+def test_progress_between_two_deaths_forgives_the_first(cluster: Cluster) -> None:
+    run = cluster.add("a")
     for number in range(5):
         cluster.rounds(100)
         cluster.change(run, journal_bytes=number + 1)
@@ -411,8 +345,8 @@ def test_progress_between_two_deaths_forgives_the_first(cluster: Cluster, member
     assert len(cluster.ray.jobs) == 6
 
 
-def test_a_run_whose_store_is_away_is_tried_until_it_is_back(cluster: Cluster, member: Member) -> None:
-    run = cluster.bench.add("a", member)
+def test_a_run_whose_store_is_away_is_tried_until_it_is_back(cluster: Cluster) -> None:
+    run = cluster.add("a")
     for _ in range(20):
         cluster.rounds(310)
         cluster.ray.become("failed_80")

@@ -68,9 +68,7 @@ def test_the_narrower_network_counts_and_brings_a_sandbox_with_it(
     assert ("reach the run's model alone" in held.line.message) == (network == "none")
 
 
-def test_a_machine_without_a_sandbox_fails_a_run_that_needs_one_and_is_named_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_without_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     has_sandbox(monkeypatch, is_there=False)
     monkeypatch.setattr("socket.gethostname", lambda: "node-3")
     with pytest.raises(
@@ -135,7 +133,7 @@ def on_another_machine(owner: DeskWorker, home: Path, **settings: str) -> RunCon
 
 @pytest.mark.parametrize("config", [{"network": "none"}], indirect=True)
 @pytest.mark.parametrize("settings", [{}, {"OSMOSIS_NETWORK": "host"}, {"OSMOSIS_ISOLATION": "off"}])
-def test_a_platform_without_a_network_for_rollouts_has_none_on_other_machines_either(
+def test_a_platform_without_a_network(
     api: TestClient,
     services: PlatformServices,
     settings: dict[str, str],

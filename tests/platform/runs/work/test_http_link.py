@@ -131,9 +131,7 @@ def channel(link: HttpLink) -> RunChannel:
     return RunChannel(link, Assignment.model_validate(ASSIGNMENT))
 
 
-def test_a_claim_without_a_run_is_none_and_one_with_a_run_brings_its_secrets(
-    link: HttpLink, desk: Desk
-) -> None:
+def test_a_claim_brings_the_secrets_of_its_run(link: HttpLink, desk: Desk) -> None:
     desk.replies = [Response(**NO_RUN), JSONResponse(ASSIGNMENT)]  # type: ignore[arg-type]
     assert link.claim(OFFER) is None
     claimed = link.claim(OFFER)
@@ -153,9 +151,7 @@ def test_a_claim_without_a_run_is_none_and_one_with_a_run_brings_its_secrets(
         JSONResponse(["ok"]),
     ],
 )
-def test_what_answers_a_claim_as_no_platform_does_is_said_to_be_none_and_later_is_waited_for(
-    link: HttpLink, desk: Desk, answer: Response
-) -> None:
+def test_a_server_that_is_no_platform(link: HttpLink, desk: Desk, answer: Response) -> None:
     desk.replies = [answer]
     with pytest.raises(NoPlatformError, match="no workers are taken at this address"):
         link.claim(OFFER)
@@ -174,9 +170,7 @@ def test_a_token_goes_nowhere_that_the_platform_redirects_to(link: HttpLink, des
     assert "ticket" not in refused.value.message
 
 
-def test_a_store_that_is_away_is_another_thing_than_one_that_refuses_and_a_platform_that_is_away(
-    link: HttpLink, channel: RunChannel, desk: Desk
-) -> None:
+def test_a_store_that_is_unavailable(link: HttpLink, channel: RunChannel, desk: Desk) -> None:
     def busy(code: str, **more: Any) -> list[Response]:
         return [JSONResponse({"error": "busy", "code": code, **more}, status_code=503) for _ in range(3)]
 
@@ -218,9 +212,7 @@ def test_what_is_busy_for_a_moment_is_asked_again(channel: RunChannel, desk: Des
 
 
 @pytest.mark.parametrize("word", ["end", "release"])
-def test_the_last_word_about_a_run_is_said_for_as_long_as_its_lease_lasts(
-    channel: RunChannel, desk: Desk, word: str
-) -> None:
+def test_the_last_word_is_repeated_for_a_lease(channel: RunChannel, desk: Desk, word: str) -> None:
     say = {"end": lambda: channel.end("finished"), "release": channel.release}[word]
     channel.sync()
     desk.asked.clear()
@@ -288,9 +280,7 @@ def test_a_lease_runs_out_by_this_machines_own_clock(link: HttpLink) -> None:
 
 
 @pytest.mark.parametrize("term_s", [5.0, 30.0, 600.0])
-def test_a_question_that_is_lost_is_asked_again_before_the_lease_has_run_out(
-    monkeypatch: pytest.MonkeyPatch, term_s: float
-) -> None:
+def test_a_lost_question_is_repeated_in_time(monkeypatch: pytest.MonkeyPatch, term_s: float) -> None:
     monkeypatch.setattr(http_link, "_WAITS", Waits((0.0, 0.0, 0.0)))
     now, losses = [0.0], [1]
 
@@ -402,18 +392,14 @@ def test_bytes_that_a_store_does_not_take_for_now_fail_no_run_and_are_sent_to_a_
         ("", {"next_s": -1}),
     ],
 )
-def test_a_claim_that_names_another_place_is_none(
-    link: HttpLink, desk: Desk, part: str, lie: dict[str, Any]
-) -> None:
+def test_a_claim_that_lies(link: HttpLink, desk: Desk, part: str, lie: dict[str, Any]) -> None:
     within = {part: {**ASSIGNMENT[part], **lie}} if part else lie  # type: ignore[dict-item]
     desk.replies = [JSONResponse({**ASSIGNMENT, **within})]
     with pytest.raises(OsmosisError, match="the claim"):
         link.claim(OFFER)
 
 
-def test_a_platform_that_wants_to_be_left_alone_for_years_keeps_no_worker_from_its_lease(
-    channel: RunChannel, desk: Desk
-) -> None:
+def test_the_pace_has_a_bound(channel: RunChannel, desk: Desk) -> None:
     desk.replies = [JSONResponse(REPLY.model_copy(update={"next_s": 1e9}).to_wire())]
     channel.sync()
     assert channel.pace_s == 10.0

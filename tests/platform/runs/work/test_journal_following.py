@@ -79,9 +79,7 @@ def test_the_same_machine_goes_on_with_its_own_file_and_fetches_nothing(events: 
 
 
 @pytest.mark.parametrize("own", [[0, 1, 7, 8, 9], [5, 6]])
-def test_a_file_that_went_another_way_is_set_aside_and_what_it_had_more_is_told(
-    events: Path, own: list[int]
-) -> None:
+def test_a_diverged_file_is_renamed(events: Path, own: list[int]) -> None:
     stored = Stored(journal_of(range(5)))
     written(events, journal_of(own))
     followed = follow_journal(events, stored.journal, stored.fetch)
@@ -98,7 +96,7 @@ def test_a_file_that_went_another_way_is_set_aside_and_what_it_had_more_is_told(
     assert events.with_name("events.jsonl.diverged-2").exists()
 
 
-def test_a_file_that_is_only_behind_is_no_other(events: Path) -> None:
+def test_a_file_that_is_only_behind(events: Path) -> None:
     stored = Stored(journal_of(range(5)))
     written(events, journal_of(range(2)))
     followed = follow_journal(events, stored.journal, stored.fetch)

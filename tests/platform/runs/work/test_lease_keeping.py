@@ -92,9 +92,7 @@ def keeping() -> Iterator[Keeping]:
     made.close()
 
 
-def test_half_a_lease_of_silence_is_harmless_and_two_are_said_once_and_again_after_an_answer(
-    keeping: Keeping,
-) -> None:
+def test_two_leases_of_silence_are_reported_once(keeping: Keeping) -> None:
     assert keeping.after(TERM_S / 2, AWAY) == []
     assert keeping.after(0.0) == [] and not keeping.channel.has_run_out()
     for count in (1, 2):
@@ -109,9 +107,7 @@ def test_half_a_lease_of_silence_is_harmless_and_two_are_said_once_and_again_aft
     ("failure", "word"),
     [(LeaseLostError("another's."), "lost"), (CredentialRefusedError("revoked."), "refused")],
 )
-def test_what_the_platform_says_of_owner_and_credential_is_passed_on_once(
-    keeping: Keeping, failure: OsmosisError, word: str
-) -> None:
+def test_a_lost_lease_is_reported_once(keeping: Keeping, failure: OsmosisError, word: str) -> None:
     keeping.after(2.0, failure)
     assert keeping.after(2.0, failure) == [word]
 
@@ -123,9 +119,7 @@ def test_a_stop_is_heard_once(keeping: Keeping) -> None:
         assert keeping.after(2.0) == ["stop"]
 
 
-def test_a_question_that_fails_for_no_known_reason_is_followed_by_the_next(
-    keeping: Keeping, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unexpected_failure_is_survived(keeping: Keeping, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         keeping.after(2.0, RuntimeError("odd"))
     asked = keeping.asked
@@ -134,9 +128,7 @@ def test_a_question_that_fails_for_no_known_reason_is_followed_by_the_next(
 
 
 @pytest.mark.parametrize(("news", "left_s"), [({}, 10.0), ({"may_wait": True}, 20.0)])
-def test_an_answer_that_was_long_on_its_way_keeps_a_lease_for_no_longer_than_the_platform_does(
-    keeping: Keeping, news: dict[str, Any], left_s: float
-) -> None:
+def test_a_slow_answer_adds_nothing(keeping: Keeping, news: dict[str, Any], left_s: float) -> None:
     keeping.on_its_way_s = 20.0
     keeping.channel.sync(**news)
     assert TERM_S - keeping.channel.silence_s() == left_s

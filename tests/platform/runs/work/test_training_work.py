@@ -82,9 +82,7 @@ def test_another_machine_goes_on_from_the_last_checkpoint_that_was_sent_with_the
     assert "went on, on another machine, from the checkpoint of step 5" in bench.log()
 
 
-def test_a_machine_that_is_told_to_leave_sends_its_last_checkpoint_and_one_that_is_behind_fetches_it(
-    bench: Bench, ends: Any, tmp_path: Path
-) -> None:
+def test_a_machine_that_leaves_sends_its_checkpoint(bench: Bench, ends: Any, tmp_path: Path) -> None:
     ends(is_stopped)
     assert bench.work() == WorkResult(None)
     assert bench.checkpoints() == [5], "step 7 is no place where the run ended"
@@ -100,9 +98,7 @@ def test_a_machine_that_is_told_to_leave_sends_its_last_checkpoint_and_one_that_
     assert bench.steps() == list(range(1, STEPS + 1))
 
 
-def test_a_stored_checkpoint_that_can_not_be_used_is_told_and_leaves_nothing_behind(
-    bench: Bench, ends: Any, tmp_path: Path, services: PlatformServices
-) -> None:
+def test_a_damaged_checkpoint(bench: Bench, ends: Any, tmp_path: Path, services: PlatformServices) -> None:
     ends(is_stopped)
     bench.work()
     (key,) = services.blobs.keys(f"runs/{bench.id}/resume")
@@ -111,29 +107,6 @@ def test_a_stored_checkpoint_that_can_not_be_used_is_told_and_leaves_nothing_beh
     with pytest.raises(OsmosisError, match="that the run was to go on from can not be used"):
         bench.work()
     assert list(bench.directory.training.path.iterdir()) == []
-
-
-def test_where_another_worker_went_on_is_a_mark_on_the_curves(
-    bench: Bench, ends: Any, services: PlatformServices
-) -> None:
-    ends(is_stopped)
-    bench.work()
-    with services.db.session() as session:
-        source = PlatformSource(services, session.get_one(DbRun, bench.id).workspace_id, SampleCounts())
-    assert {mark.kind for mark in source.curves(bench.name).marks} == {"checkpoint"}
-    ends(goes_on)
-    assert bench.work() == WorkResult("finished")
-    marks = [(mark.step, mark.kind, mark.text) for mark in source.curves(bench.name).marks]
-    assert [each[:2] for each in marks] == [(5, "checkpoint"), (7, "restart"), (STEPS, "checkpoint")]
-    assert marks[1][2] == "went on after step 7"
-
-
-def test_a_finished_run_keeps_the_checkpoints_that_are_due_and_the_last(bench: Bench, ends: Any) -> None:
-    ends(finishes)
-    assert bench.work() == WorkResult("finished")
-    assert bench.checkpoints() == [5, STEPS]
-    assert bench.steps() == list(range(1, STEPS + 1))
-    assert f"step {STEPS} of {STEPS}: reward 0.800" in bench.log()
 
 
 def test_a_run_that_may_send_no_more_ends_at_the_checkpoint_that_does_not_go_in(
@@ -172,9 +145,7 @@ def test_a_failure_keeps_the_last_checkpoint_and_is_passed_on(bench: Bench, ends
     assert bench.steps() == [1, 2, 3]
 
 
-def test_a_stop_keeps_the_last_checkpoint_and_the_end_of_the_platform_only_those_that_are_due(
-    bench: Bench, ends: Any
-) -> None:
+def test_a_stop_keeps_the_last_checkpoint(bench: Bench, ends: Any) -> None:
     ends(is_stopped)
     assert bench.work() == WorkResult(None)
     assert bench.checkpoints() == [5], "the run goes on: step 7 is no place where it ended"
@@ -186,7 +157,7 @@ def test_a_stop_keeps_the_last_checkpoint_and_the_end_of_the_platform_only_those
     assert bench.checkpoints() == [5, 7]
 
 
-def test_what_a_worker_that_was_killed_had_done_is_gathered(bench: Bench, ends: Any) -> None:
+def test_the_work_of_a_killed_worker_is_gathered(bench: Bench, ends: Any) -> None:
     # Its steps and checkpoints are durable, and it did not get to say so.
     directory = bench.directory.training
     directory.checkpoints.mkdir(parents=True)
@@ -213,9 +184,7 @@ def test_a_run_that_has_nothing_more_to_learn_is_finished_and_says_why(bench: Be
     assert bench.checkpoints() == [5, 6]
 
 
-def test_a_checkpoint_that_finds_the_disk_full_is_stored_when_there_is_room(
-    bench: Bench, ends: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_waits_for_room(bench: Bench, ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     puts = iter([OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))])
     real, refused = DeskLink.send, threading.Event()
 
@@ -238,9 +207,7 @@ def test_a_checkpoint_that_finds_the_disk_full_is_stored_when_there_is_room(
     assert "the checkpoint of step 5 could not be stored: [Errno 28] No space left on device" in bench.log()
 
 
-def test_a_run_whose_last_checkpoint_cannot_be_stored_has_failed(
-    bench: Bench, ends: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_last_checkpoint_fails(bench: Bench, ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def send(self: DeskLink, grant: UploadGrant, content: Any, size: int) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -252,9 +219,7 @@ def test_a_run_whose_last_checkpoint_cannot_be_stored_has_failed(
     assert bench.steps() == list(range(1, STEPS + 1))
 
 
-def test_a_worker_that_lost_a_process_of_its_learner_says_so_and_dies_for_another_to_go_on(
-    bench: Bench, ends: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_learner_process(bench: Bench, ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def loses_a_process(pretended: PretendedTrainer) -> Ending:
         pretended.take_steps(1, 3)
         raise LearnerProcessLostError("process 1 of the learner ended (signal 9).", hint="the next goes on")
@@ -363,9 +328,7 @@ def test_the_conversations_of_the_newest_validation_are_kept_without_secrets(
     assert kept_steps() == {"4"}
 
 
-def test_the_trainer_is_given_the_commit_the_rows_and_the_settings(
-    bench: Bench, ends: Any, services: PlatformServices
-) -> None:
+def test_what_a_trainer_is_given(bench: Bench, ends: Any, services: PlatformServices) -> None:
     seen: list[PretendedTrainer] = []
 
     def looks(pretended: PretendedTrainer) -> Ending:
@@ -393,20 +356,7 @@ def test_an_adapter_that_does_not_exist_is_refused_by_name(api: TestClient, runs
     assert "no adapter 'no-such-step-9' of `osmosis/tiny`" in refused["issues"][0]["message"]
 
 
-def test_the_learning_rate_of_an_adapter_is_that_of_its_base_model(
-    bench: Bench, ends: Any, api: TestClient
-) -> None:
-    ends(finishes)
-    bench.work()
-    called = f"osmosis/tiny:{bench.name}-step-{STEPS}"
-    run = api.post(RUNS, json=training_body(experiment_config=experiment(model_path=called))).json()
-    detail = api.get(f"{RUNS}/{run['name']}").json()
-    assert (detail["model"]["name"], detail["config"]["training"]["lr"]) == (called, 1e-3)
-
-
-def test_a_platform_without_torch_refuses_to_train_and_says_what_to_install(
-    api: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_needs_torch(api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "find_spec", lambda _: None)
     refused = assert_flat_error(api.post(RUNS, json=training_body()), 409, "TRAINING_NOT_INSTALLED")
     assert "cannot train" in refused["error"]

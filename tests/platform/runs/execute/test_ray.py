@@ -289,15 +289,17 @@ def test_a_worker_that_does_not_stop_in_time_is_ended_with_its_job(cluster: Clus
 def test_a_platform_that_starts_again_finds_its_jobs(cluster: Cluster) -> None:
     run = cluster.add("a")
     cluster.rounds()
-    cluster.ray.become("running")
-    cluster.ray.jobs["osm-run_of_another_platform-3"] = "running"
+    cluster.ray.become("node_lost")
+    cluster.rounds(20)
+    assert list(cluster.ray.bodies) == ["osm-run_a-1", "osm-run_a-2"]
+    cluster.ray.jobs["osm-run_a-2"] = cluster.ray.jobs["osm-run_of_another_platform-3"] = "running"
     cluster.executor.close()
     cluster.executor = cluster.started()
     cluster.rounds(60)
-    assert len(cluster.ray.bodies) == 1
+    assert len(cluster.ray.bodies) == 2 and cluster.notes.issued == [run] * 2
     cluster.ray.become("failed_7")
     cluster.rounds(20)
-    assert list(cluster.ray.bodies) == ["osm-run_a-1", "osm-run_a-2"]
+    assert list(cluster.ray.bodies) == [f"osm-run_a-{number}" for number in (1, 2, 3)]
     assert cluster.ray.stopped == []
     assert cluster.run(run).status == "pending"
 

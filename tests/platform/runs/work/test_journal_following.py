@@ -115,7 +115,8 @@ def test_where_the_platform_has_nothing_everything_of_this_machine_counts(events
 def test_a_platform_that_serves_something_else_changes_nothing_here(events: Path) -> None:
     own = written(events, journal_of([7]))
     bomb = gzip.compress(b"\0" * (64 << 20))
-    for wrong in (b"no gzip", bomb, gzip.compress(b"other\n"), gzip.compress(journal_of([1]))[:-4]):
+    changed = gzip.compress(b"".join(journal_of(range(5)).splitlines(True)[2:4]).replace(b"1.0", b"0.5", 1))
+    for wrong in (b"no gzip", bomb, gzip.compress(b"other\n"), gzip.compress(journal_of([1]))[:-4], changed):
         stored = Stored(journal_of(range(5)))
         stored.served["/blobs/2"] = wrong
         with pytest.raises(StoredJournalError):

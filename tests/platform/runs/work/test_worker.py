@@ -182,6 +182,17 @@ def test_a_failed_training_run_names_its_checkpoint(bench: Bench, monkeypatch: p
     )
 
 
+@pytest.mark.parametrize("outcome", [None, "failed"])
+def test_a_run_that_is_to_stop_stops_whatever_happened(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, outcome: Any
+) -> None:
+    run_id = bench.add("a", status="running", stop_requested_at=bench.clock.now())
+    result = WorkResult(outcome, "the database is busy." if outcome else None, is_infrastructure=True)
+    monkeypatch.setattr(Worker, "_result", lambda _: result)
+    assert worked(bench, run_id, AssertionError("it is not prepared"), monkeypatch) == ENDED
+    assert bench.run(run_id).status == "stopped"
+
+
 def test_a_worker_whose_credential_is_refused_from_the_start_gets_hold_of_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,17 +10,16 @@ import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai._version import __version__
-from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.runs.leases import Leases
-from osmosis_ai.platform.runs.submit import submitter as submit_module
-from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
 from tests.platform.evaluations import Code, Submits, add_dataset, experiment, git, issue, submit_body
+from tests.platform.platform_parts import DbRun, PlatformServices
+from tests.platform.runs.desk.desk_workers import DeskWorker
 from tests.platform.viewer.runs_world import add_run
 
 RUNS = "/api/cli/eval-runs"
 SUBMITS = Submits(RUNS, submit_body)
 submitted, refused = SUBMITS.taken, SUBMITS.refused
+SUBMITTER = "osmosis_ai.platform.runs.submit.submitter"
 
 
 def test_a_submitted_run_can_be_read_by_name_and_id_at_once(
@@ -262,7 +261,7 @@ def test_a_submit_does_not_wait_for_a_host_that_does_not_answer(
     api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silence = threading.Event()
-    monkeypatch.setattr(submit_module, "SYNC_WAIT_S", 0.05)
+    monkeypatch.setattr(f"{SUBMITTER}.SYNC_WAIT_S", 0.05)
     monkeypatch.setattr(services.rollouts, "sync", lambda _id: silence.wait(300))
     try:
         body = refused(api, 502, "REPOSITORY_NOT_FETCHED")
@@ -321,7 +320,7 @@ def test_two_submits_at_once_get_two_names(
 ) -> None:
     # So few names that every other draw is taken.
     monkeypatch.setattr(
-        submit_module, "draw_name", lambda draws, tries: f"amber-otter-{draws.randint(1, 12 + 4 * tries)}"
+        f"{SUBMITTER}.draw_name", lambda draws, tries: f"amber-otter-{draws.randint(1, 12 + 4 * tries)}"
     )
     with ThreadPoolExecutor(8) as threads:
         runs = list(threads.map(lambda _: submitted(api), range(12)))
@@ -391,7 +390,7 @@ def test_a_pending_run_is_stopped_at_once(api: TestClient) -> None:
 
 def test_a_running_run_is_asked_to_stop_once(api: TestClient, services: PlatformServices) -> None:
     run = submitted(api)
-    assert Leases(services.db, services.clock).claim(run["id"], "w") is not None
+    DeskWorker.claims(services, run_id=run["id"])
     for _ in range(2):
         assert api.post(f"{RUNS}/{run['name']}/stop", json={}).json()["status"] == "stopping"
     said = [line["message"] for line in api.get(f"{RUNS}/{run['name']}/logs").json()["logs"]]

@@ -8,10 +8,9 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, update
 
-from osmosis_ai.platform.db.tables import DbDataset, DbRepository, DbRun
-from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
 from tests.platform.evaluations import Code, Samples, Submits, add_dataset, end_with, submit_body
+from tests.platform.platform_parts import DbDataset, DbRepository, DbRun, PlatformServices
 
 RUNS = "/api/cli/eval-runs"
 SUBMITS = Submits(RUNS, submit_body)

@@ -9,7 +9,6 @@ import orjson
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.api.wire.workers import LogPart, WorkerLogLine
 from tests.platform.conftest import ManualClock, Member
 from tests.platform.platform_parts import DbRun, PlatformServices
 from tests.platform.runs.desk.desk_workers import RUNS, DeskWorker, Refused, has_expired, records, submitted
@@ -113,7 +112,7 @@ def test_a_log_continues_after_a_restored_database(worker: DeskWorker) -> None:
     with worker.services.db.transaction() as session:
         session.get_one(DbRun, worker.run_id).log_lines = 1  # what was restored was taken before the second
     lines = worker.write(records(2))
-    said = LogPart(first=2, lines=[WorkerLogLine(timestamp=worker.services.clock.now(), message="three")])
+    said = {"first": 2, "lines": [{"timestamp": worker.services.clock.now(), "message": "three"}]}
     for _ in range(2):
         reply = worker.sync(journal=worker.part(), log=said)
         assert (reply.journal_bytes, reply.log_lines) == (len(lines), 3)

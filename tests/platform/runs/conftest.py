@@ -79,9 +79,9 @@ def executor(executor_later: ExecutorLoop) -> ExecutorLoop:
 
 
 @pytest.fixture
-def bench(services: PlatformServices, clock: ManualClock) -> Bench:
+def bench(services: PlatformServices, clock: ManualClock, member: Member) -> Bench:
     """An executor of two slots, its workers and the runs they are for."""
-    return Bench(services, clock)
+    return Bench(services, clock, member)
 
 
 @pytest.fixture

@@ -141,9 +141,7 @@ def player(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
     monkeypatch.setattr("osmosis_ai.platform.runs.work.worker_host.ROUND_S", 0.001)
 
     def playing(
-        answers: list[Assignment | Exception | None],
-        statuses: list[int | None] | None = None,
-        **terms: Any,
+        answers: list[Assignment | Exception | None], statuses: list[int | None] | None = None, **terms: Any
     ) -> tuple[Platform, WorkerHost]:
         platform = Platform(answers, statuses or [])
         link: Any = platform

@@ -35,9 +35,10 @@ class Pretended:
 class Bench:
     """An executor of two slots, its workers and the runs they are for."""
 
-    def __init__(self, services: PlatformServices, clock: ManualClock) -> None:
+    def __init__(self, services: PlatformServices, clock: ManualClock, member: Member) -> None:
         self.services = services
         self.clock = clock
+        self.member = member
         self.leases = Leases(services.db, clock)
         self.started: list[Pretended] = []
         self.executor = open_local_executor(services, start_worker=self._start)
@@ -46,11 +47,11 @@ class Bench:
         self.started.append(Pretended(run_id))
         return self.started[-1]
 
-    def add(self, name: str, member: Member, **changes: Any) -> str:
+    def add(self, name: str, member: Member | None = None, **changes: Any) -> str:
         self.clock.advance(1)
         described: dict[str, Any] = {
             "id": f"run_{name}",
-            "workspace_id": member.workspace.id,
+            "workspace_id": (member or self.member).workspace.id,
             "kind": "eval",
             "name": name,
             "status": "pending",
@@ -70,6 +71,24 @@ class Bench:
         assert lease is not None
         self.directory(worker.run_id).note_lease(worker.token)
         return lease
+
+    def round(self, later_s: float = 0.0) -> None:
+        """Have the executor do what there is to be done after some time."""
+        self.clock.advance(later_s)
+        self.executor.round()
+
+    def die(self, status: int = -9, *, later_s: float = 0.0, is_claimed: bool = True) -> None:
+        """Let a worker start, if none is there, and die; pass some time when that was noticed."""
+        self.executor.round()
+        if is_claimed:
+            self.claim(self.started[-1])
+        self.started[-1].status = status
+        self.round()
+        self.clock.advance(later_s)
+
+    def ask_to_stop(self, run_id: str) -> None:
+        with self.services.db.transaction() as session:
+            session.get_one(DbRun, run_id).stop_requested_at = self.clock.now()
 
     def record(self, run_id: str) -> None:
         """Let a worker get something done."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
-from osmosis_ai.platform.blobs.store import BlobStoreBusy
-from osmosis_ai.platform.db.tables import (
+from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
+from tests.platform.evaluations import Code, Submits, add_dataset, submit_body
+from tests.platform.platform_parts import (
     Base,
+    BlobStoreBusy,
     DbDataset,
     DbLogLine,
     DbLoraModel,
@@ -19,13 +20,11 @@ from osmosis_ai.platform.db.tables import (
     DbRun,
     DbRunFile,
     DbSample,
+    LogLine,
+    PlatformServices,
     new_id,
 )
-from osmosis_ai.platform.log_lines import LogLine
-from osmosis_ai.platform.runs.working_directory import WorkingDirectory
-from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
-from tests.platform.evaluations import Code, Submits, add_dataset, experiment, submit_body
+from tests.platform.viewer import runs_world
 
 EVALS, TRAININGS, DATASETS = "/api/cli/eval-runs", "/api/cli/training-runs", "/api/cli/datasets"
 
@@ -34,44 +33,13 @@ def add_run(
     services: PlatformServices, member: Member, name: str, kind: str = "eval", **changes: Any
 ) -> DbRun:
     """Add a run that has left one of everything, files included."""
-    now = services.clock.now()
-    run = DbRun(
-        **{
-            "id": new_id("run"),
-            "workspace_id": member.workspace.id,
-            "kind": kind,
-            "name": name,
-            "status": "finished",
-            "created_at": now,
-            "completed_at": now,
-            "creator_id": member.user.id,
-            "request": {"experiment_config": experiment()},
-            "rollout_name": "multiply",
-            "dataset_name": "multiply",
-            "model_path": "osmosis/tiny",
-            **changes,
-        }
-    )
-    key = f"runs/{run.id}/files/one"
-    services.blobs.put(key, io.BytesIO(b"something"))
-    WorkingDirectory(services.config.runs_dir, run.id).create()
-    of_run = {"run_id": run.id}
+    run = runs_world.add_run(services, member, name, kind=kind, **changes)
+    runs_world.add_samples(services, run, [{"row": 0, "attempt": 0, "reward": 1.0, "error_type": None}])
+    runs_world.add_file(services, run, "artifacts/row_0_run_0/x", b"something")
+    (services.config.runs_dir / run.id).mkdir(parents=True)
     with services.db.transaction() as session:
-        session.add(run)
-        session.flush()
-        session.add(
-            DbSample(
-                **of_run,
-                row_index=0,
-                run_index=0,
-                source_row_index=0,
-                rollout_id="r",
-                status="success",
-                duration_ms=1,
-            )
-        )
-        session.add(DbRunFile(**of_run, path="artifacts/x", kind="artifacts", size=9, blob_key=key))
-        session.add(DbMetricPoint(**of_run, key="train/loss", step=1, value=1.0, timestamp=now))
+        point = {"key": "train/loss", "step": 1, "value": 1.0, "timestamp": services.clock.now()}
+        session.add(DbMetricPoint(run_id=run.id, **point))
         services.logs.add(session, run.id, [LogLine("said", step="run")])
     return run
 
@@ -181,9 +149,7 @@ def test_a_run_that_has_not_ended_is_to_be_stopped_first(
     assert api.get(f"{EVALS}/copper-finch").status_code == 200
 
 
-def test_a_training_run_stays_while_its_model_is_deployed_or_that_of_an_open_run(
-    api: TestClient, services: PlatformServices, member: Member
-) -> None:
+def test_a_model_in_use_is_kept(api: TestClient, services: PlatformServices, member: Member) -> None:
     run = add_run(services, member, "copper-finch", "training")
     model = add_adapter(services, run)
     user = add_run(services, member, "amber", status="running", model_path=f"osmosis/tiny:{model.name}")

@@ -1,53 +1,297 @@
-"""The numbers of a run under way, from its live progress and what its engine last wrote."""
+"""What an evaluation run leaves, over HTTP: its samples, files, metrics, journal and log."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import gzip
+import hashlib
+import io
+import json
+from typing import Any
 
-from osmosis_ai.evaluation.headline import Headline
-from osmosis_ai.evaluation.run_state import ProgressSnapshot
-from osmosis_ai.platform.runs.eval_results import live_results
-from tests.evaluation.test_headline import estimates_of
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import update
 
-UNDER_WAY = ProgressSnapshot(
-    completed=3,
-    total=4,
-    passed=1,
-    failed=1,
-    skipped=0,
-    scored=2,
-    reward_mean=0.5,
-    tokens=7,
-    cost_usd=None,
-    in_flight=1,
-    elapsed_s=1.0,
-    finished=3,
-)
+from tests.evaluation.builders import record
+from tests.platform.conftest import ManualClock, Member, assert_flat_error
+from tests.platform.evaluations import Samples, end_with
+from tests.platform.platform_parts import DbRun, DbSample, LogLine, PlatformServices
+from tests.platform.runs.desk.desk_workers import RUNS, DeskWorker, measured, submitted
 
-
-def metrics_of(*statuses: str) -> dict[str, object]:
-    return {"estimates": estimates_of(*statuses, planned=4).model_dump(mode="json")}
+SECRET = "20260301"
+PASSED: dict[str, Any] = {"status": "success", "reward": 1.0}
+FAILED: dict[str, Any] = {"status": "failed", "boundary": "provider", "error_type": "timeout"}
+SAMPLES: Samples = {(0, 0): PASSED, (0, 1): FAILED, (1, 0): PASSED, (1, 1): FAILED, (2, 1): PASSED}
 
 
-def test_metrics_from_before_the_first_score_do_not_say_that_nothing_is_scored() -> None:
-    known = live_results({}, UNDER_WAY, metrics_of())
-    for results in (
-        known,
-        live_results({**known, "headline": Headline().model_dump()}, UNDER_WAY, metrics_of()),
-    ):
-        headline = Headline.of_results(results, planned=4)
-        assert headline is not None and (headline.scored, headline.failed, headline.pending) == (2, 1, 1)
-        assert headline.brief == "50.0 % pass (reward >= 1.0), 2 of 4 planned scored, failed 1"
+@pytest.fixture
+def worker(api: TestClient, services: PlatformServices) -> DeskWorker:
+    """The owner of a run whose two rows (4 and 9 of the dataset) have two attempts each, with files."""
+    secrets = {"required": ["KEY"], "provided": {"KEY": SECRET}}
+    submitted(api, evaluation_config={"limit": 2, "n": 2, "batch_size": 4}, secrets=secrets)
+    worker = DeskWorker.claims(services)
+    said = {"notes": f"right, {SECRET}", "duration_ms": int(SECRET)}
+    worker.write([record(row, run, source_row_index=(4, 9)[row], **said) for row in (0, 1) for run in (0, 1)])
+    files, sent = [], []
+    for row in (0, 1):
+        for run in (0, 1):
+            name = f"row_{row}_run_{run}"
+            for kind, path in (("trajectories", f"{name}.json"), ("artifacts", f"{name}/out/note.txt")):
+                path = f"{kind}/{path}"
+                sent.append(worker.sends(f"files/{name}-{kind}", path.encode()))
+                described = {"source_row_index": (4, 9)[row], "blob": f"files/{name}-{kind}"}
+                files.append({"path": path, "kind": kind, "size": len(path), **described})
+    worker.sync(journal=worker.part(), sent=sent, files=files)
+    return worker
 
 
-def test_metrics_that_have_scores_give_the_headline() -> None:
-    results = live_results({}, UNDER_WAY, metrics_of("pass", "agent"))
-    headline = Headline.of_results(results, planned=4)
-    assert headline is not None and headline.scored == results["headline"]["scored"] > 0
+@pytest.fixture
+def finished(worker: DeskWorker) -> DbRun:
+    worker.ends()
+    return worker.run
 
 
-def test_tokens_of_a_run_that_goes_on_elsewhere_are_not_taken_back() -> None:
-    told = [live_results({}, replace(UNDER_WAY, tokens=1728), None)]
-    for tokens in (1661, 1900):
-        told.append(live_results(told[-1], replace(UNDER_WAY, tokens=tokens), None))
-    assert [each["total_tokens"] for each in told] == [1728, 1728, 1900]
+def numbers(duration_ms: float) -> dict[str, Any]:
+    """Return what a worker says of a run with one attempt after some time."""
+    return {"duration_ms": duration_ms, "journal_bytes": None, **measured([record()], rows=3, n=2)}
+
+
+def manifest(api: TestClient, run: DbRun, **asked: str) -> list[dict[str, Any]]:
+    found = api.get(f"{RUNS}/{run.name}/samples/manifest", params=asked).json()
+    assert found["totals"]["files"] == len(found["files"])
+    files: list[dict[str, Any]] = found["files"]
+    return files
+
+
+def paths(api: TestClient, run: DbRun, **asked: str) -> list[str]:
+    return [file["path"] for file in manifest(api, run, **asked)]
+
+
+def links(api: TestClient, run: DbRun, items: list[dict[str, Any]]) -> dict[str, str]:
+    reply = api.post(f"{RUNS}/{run.id}/samples/download-urls", json={"items": items}).json()
+    assert reply["expires_in"] == 900 and isinstance(reply["expires_in"], int)  # 900.0 on the wire is none
+    return {item["path"]: item["url"] for item in reply["items"]}
+
+
+def fetched(api: TestClient, url: str) -> bytes:
+    """Return what a URL serves: the URL is the permission."""
+    return bytes(api.get(url, headers={"Authorization": ""}).content)
+
+
+def test_a_manifest_has_exactly_the_types_and_rows_asked_for(api: TestClient, finished: DbRun) -> None:
+    assert paths(api, finished, types="metrics") == ["metrics.json"]
+    assert paths(api, finished, types="logs") == ["logs.txt"]
+    trajectories = [f"trajectories/row_{row}_run_{run}.json" for row in (0, 1) for run in (0, 1)]
+    assert paths(api, finished) == ["metrics.json", "summary.jsonl", *trajectories]
+    assert paths(api, finished, types="trajectories", rows="0-5,7") == ["summary.jsonl", *trajectories[:2]]
+    assert paths(api, finished, types="artifacts", rows="9") == [
+        "artifacts/row_1_run_0/out/note.txt",
+        "artifacts/row_1_run_1/out/note.txt",
+    ]
+    assert len(paths(api, finished, types="metrics,trajectories,artifacts,logs")) == 11
+    many = ",".join(str(row) for row in range(0, 8000, 2))
+    assert len(paths(api, finished, types="artifacts", rows=many)) == 2
+
+
+@pytest.mark.parametrize("harm", ["changed", "cut", "gone"])
+def test_a_kept_manifest_that_was_harmed_is_made_again(
+    api: TestClient, services: PlatformServices, finished: DbRun, harm: str
+) -> None:
+    before = paths(api, finished)
+    (key,) = (key for key in services.blobs.keys("runs") if key.endswith("manifest.gz"))
+    with services.blobs.open(key) as stored:
+        content = stored.read()
+    middle = len(content) // 2
+    services.blobs.delete(key)
+    if harm != "gone":
+        changed = content[:middle] + bytes(each ^ 0x5A for each in content[middle:])
+        services.blobs.put(key, io.BytesIO(changed if harm == "changed" else content[:middle]))
+    assert paths(api, finished) == before
+    with services.blobs.open(key) as stored:
+        assert stored.read() == content
+
+
+@pytest.mark.parametrize("asked", [{"types": "everything"}, {"rows": "a"}, {"rows": "5-3"}, {"rows": "1,,2"}])
+def test_a_manifest_of_nonsense_is_refused(api: TestClient, finished: DbRun, asked: dict[str, str]) -> None:
+    assert_flat_error(api.get(f"{RUNS}/{finished.name}/samples/manifest", params=asked), 400, "VALIDATION")
+
+
+def test_a_pending_run_has_nothing_to_download(api: TestClient) -> None:
+    reply = api.get(f"{RUNS}/{submitted(api)['name']}/samples/manifest")
+    assert_flat_error(reply, 409, "CONFLICT")
+
+
+def test_downloads_match_their_manifest(api: TestClient, services: PlatformServices, finished: DbRun) -> None:
+    services.logs.append(finished.id, [LogLine("four samples were graded", step="run")])
+    files = manifest(api, finished, types="metrics,trajectories,artifacts,logs")
+    found = links(
+        api, finished, [*files, {"path": "trajectories/row_9_run_9.json"}, {"path": "../../platform.db"}]
+    )
+    assert found.keys() == {file["path"] for file in files}
+    for file in files:
+        content = fetched(api, found[file["path"]])
+        assert len(content) == file["size"]
+        if "sha256" in file:
+            assert hashlib.sha256(content).hexdigest() == file["sha256"], file["path"]
+    assert {"metrics.json", "summary.jsonl", "logs.txt"} <= {
+        file["path"] for file in files if "sha256" in file
+    }
+
+
+def test_a_lost_derived_file_is_remade(api: TestClient, services: PlatformServices, finished: DbRun) -> None:
+    wanted = [file for file in manifest(api, finished) if file["path"] in ("metrics.json", "summary.jsonl")]
+    for file in wanted:
+        services.blobs.delete(f"runs/{finished.id}/derived/{file['token']}/{file['path']}")
+    unknown = [{"path": "metrics.json", "token": number * 64} for number in "0123"]
+    found = links(api, finished, [*wanted, *unknown])
+    assert list(found) == [file["path"] for file in wanted]
+    for file in wanted:
+        assert hashlib.sha256(fetched(api, found[file["path"]])).hexdigest() == file["sha256"]
+
+
+def test_a_file_that_has_changed_is_fetched_as_announced(api: TestClient, worker: DeskWorker) -> None:
+    (early,) = manifest(api, worker.run, types="metrics")
+    worker.sync(metrics=numbers(5.0))
+    (late,) = manifest(api, worker.run, types="metrics")
+    assert early["token"] != late["token"]
+    for announced in (early, late):
+        content = fetched(api, links(api, worker.run, [announced])["metrics.json"])
+        assert hashlib.sha256(content).hexdigest() == announced["sha256"]
+
+
+@pytest.mark.parametrize("count", [0, 501])
+def test_urls_are_given_for_1_to_500_files(api: TestClient, finished: DbRun, count: int) -> None:
+    body = {"items": [{"path": "metrics.json"}] * count}
+    reply = api.post(f"{RUNS}/{finished.name}/samples/download-urls", json=body)
+    assert_flat_error(reply, 400, "VALIDATION_FAILED")
+
+
+def test_the_journal_is_downloaded_alone(
+    api: TestClient, services: PlatformServices, finished: DbRun
+) -> None:
+    assert "events.jsonl" not in paths(api, finished, types="metrics,trajectories,artifacts,logs")
+    (file,) = manifest(api, finished, types="journal", rows="0")
+    for item in (file, {"path": "events.jsonl"}):
+        journal = fetched(api, links(api, finished, [item])["events.jsonl"])
+        assert len(journal) == file["size"]
+    lines = [json.loads(line) for line in journal.splitlines()]
+    assert [(line["row_index"], line["run_index"]) for line in lines] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert {line["notes"] for line in lines} == {"right, [REDACTED]"}
+    assert {line["duration_ms"] for line in lines} == {int(SECRET)}, "a number is none"
+    assert finished.journal_blob is not None
+    damages = (gzip.compress(journal.replace(b"right", b"wrong")), gzip.compress(journal)[:-20], b"no gzip")
+    for damaged in damages:
+        services.blobs.put(finished.journal_blob, io.BytesIO(damaged))
+        reply = api.get(f"{RUNS}/{finished.id}/samples/manifest", params={"types": "journal"})
+        assert "damaged" in assert_flat_error(reply, 409, "CONFLICT")["error"]
+
+
+def test_duration_is_time_worked_on(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
+    run = submitted(api)
+
+    def duration() -> float | None:
+        overview = api.get(f"{RUNS}/{run['id']}/metrics").json()["overview"]
+        return overview.get("duration_ms")  # type: ignore[no-any-return]
+
+    assert duration() is None
+    worker = DeskWorker.claims(services)
+    clock.advance(20)
+    assert duration() == 20_000.0, "until its engine has measured any"
+    worker.sync(metrics=numbers(27_200.0))
+    clock.advance(150)  # its worker is gone: it waits for another one
+    assert duration() == 27_200.0
+    worker = DeskWorker.claims(services)
+    worker.sync(metrics=numbers(54_800.0))
+    assert duration() == 54_800.0
+    worker.ends()
+    assert duration() == 54_800.0
+
+
+# -- samples, page by page -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sampled(api: TestClient, services: PlatformServices) -> dict[str, Any]:
+    """A finished run of which the attempt (2, 0) was never made."""
+    made = submitted(api)
+    end_with(services, made["id"], SAMPLES)
+    return made
+
+
+def pages(api: TestClient, name: str, limit: int, **asked: str) -> list[dict[str, Any]]:
+    """Return the samples of all pages, following the cursors."""
+    found: list[dict[str, Any]] = []
+    cursor = None
+    while True:
+        query = {"limit": limit, **asked, **({"cursor": cursor} if cursor else {})}
+        page = api.get(f"{RUNS}/{name}/samples", params=query).json()
+        assert page["samples"]
+        found += page["samples"]
+        cursor = page.get("next_cursor")
+        if cursor is None:
+            return found
+        assert len(page["samples"]) == limit
+
+
+def places(samples: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    return [(sample["row"], sample["attempt"]) for sample in samples]
+
+
+def test_an_attempt_in_full(api: TestClient, services: PlatformServices, sampled: dict[str, Any]) -> None:
+    values = {"tokens": 12, "cost_usd": 0.5, "model_latency_ms": 3.0}
+    noted: dict[str, Any] = {"input": "2 * 3?", "output": "6", "notes": "Nearly.", "parts": {"format": 1.0}}
+    first = DbSample.row_index == 0, DbSample.run_index == 0
+    with services.db.transaction() as session:
+        session.execute(update(DbSample).where(*first).values(**values, **noted))
+    plain, failed = api.get(f"{RUNS}/{sampled['name']}/samples", params={"limit": 2}).json()["samples"]
+    assert plain == {
+        "row": 0,
+        "attempt": 0,
+        "status": "success",
+        "source_row_index": 0,
+        "row_digest": "0000000000000001" * 2,
+        "reward": 1.0,
+        "duration_ms": 1.0,
+        **values,
+    }
+    assert (failed["status"], "reward" in failed) == ("failed", False)
+    asked = {"limit": 2, "details": "true"}
+    told, failed = api.get(f"{RUNS}/{sampled['name']}/samples", params=asked).json()["samples"]
+    assert {**plain, **noted, "run_id": sampled["id"]} == told and failed["boundary"] == "provider"
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_the_pages_hold_every_attempt_once_with_what_a_retry_made_of_it(
+    api: TestClient, services: PlatformServices, clock: ManualClock, sampled: dict[str, Any], limit: int
+) -> None:
+    assert places(pages(api, sampled["id"], limit)) == sorted(SAMPLES)
+    clock.advance(1)
+    retry = api.post(f"{RUNS}/{sampled['id']}/retry", json={}).json()
+    again: Samples = {(0, 1): PASSED, (1, 1): FAILED, (2, 0): PASSED}
+    end_with(services, retry["id"], again)
+    for run, own in ((sampled, SAMPLES), (retry, again)):
+        merged = pages(api, run["name"], limit, details="true")
+        assert places(merged) == [(row, attempt) for row in range(3) for attempt in range(2)]
+        assert [sample["status"] for sample in merged] == ["success"] * 3 + ["failed"] + ["success"] * 2
+        of_retry = [sample for sample in merged if sample["run_id"] == retry["id"]]
+        assert places(of_retry) == sorted(again)
+        alone = pages(api, run["name"], limit, own="true", details="true")
+        assert places(alone) == sorted(own) and {each["run_id"] for each in alone} == {run["id"]}
+        assert [each["status"] for each in alone] == [own[place]["status"] for place in sorted(own)]
+
+
+@pytest.mark.parametrize("cursor", ["x", "-1-2", "1-2-3", "٣-٣", "9" * 60])
+def test_a_cursor_that_is_none_is_refused(api: TestClient, sampled: dict[str, Any], cursor: str) -> None:
+    reply = api.get(f"{RUNS}/{sampled['name']}/samples", params={"cursor": cursor})
+    assert "`cursor` did not come from a page" in assert_flat_error(reply, 400, "VALIDATION")["error"]
+
+
+@pytest.mark.parametrize("limit", ["0", "5001", "many"])
+def test_a_page_has_1_to_5000_samples(api: TestClient, sampled: dict[str, Any], limit: str) -> None:
+    assert api.get(f"{RUNS}/{sampled['name']}/samples", params={"limit": limit}).status_code == 400
+
+
+def test_another_workspace_has_none(client: TestClient, sampled: dict[str, Any], stranger: Member) -> None:
+    path = f"{RUNS}/{sampled['name']}/samples"
+    assert_flat_error(client.get(path, headers=stranger.headers), 404, "NOT_FOUND")
+    assert client.get(path, headers={"Authorization": "Bearer wrong"}).status_code == 401

@@ -1,4 +1,4 @@
-"""Runs executed by real worker processes: the engine, the built-in model, the agent's server, kills and stops."""
+"""Runs executed by real worker processes: the engine, the built-in model, the server of an agent, kills and stops."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 import io
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from html import unescape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -26,29 +27,22 @@ from osmosis_ai.evaluation.rollout_source import ProjectSource
 from osmosis_ai.evaluation.runner import EvalRunner
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
 from osmosis_ai.platform.clock import SystemClock
-from osmosis_ai.platform.db.tables import DbDataset, DbLogLine, DbRun, DbSample
+from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbSample
+from osmosis_ai.platform.http.browser_sessions import begin_session
 from osmosis_ai.platform.local_execution import LocalWorkers, open_local_executor
 from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
 from osmosis_ai.platform.runs.read.merging import measure_accepted
 from osmosis_ai.platform.runs.stored_journal import stored_records
 from osmosis_ai.platform.services import PlatformServices
+from tests.driving.served_loop import LoopProcess
 from tests.e2e.turnstile import Turnstile
 from tests.evaluation.builders import spec
 from tests.platform.conftest import Member
-from tests.platform.evaluations import (
-    ROLLOUT,
-    ROWS,
-    Code,
-    experiment,
-    submit_body,
-    wait_until,
-    worker_of,
-)
+from tests.platform.evaluations import ROLLOUT, ROWS, Code, experiment, submit_body, wait_until, worker_of
 from tests.processes import stop_process
 from tests.warm_osmosis import process_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_children_without_torch")]
-
 RUNS = "/api/cli/eval-runs"
 
 
@@ -211,44 +205,8 @@ def test_a_run_gives_the_samples_of_the_same_evaluation_on_ones_own_machine(
     known = {**run.metrics["estimates"], "limited_by": None}
     assert counted.estimates.model_dump(mode="json") == known
     steps = " ".join(log_of(services, submitted["id"]))
-    for stage in (
-        "checking the model",
-        "preparing the rollout's environment",
-        "starting the rollout's",
-    ):
+    for stage in ("checking the model", "preparing the rollout's environment", "starting the rollout's"):
         assert stage in steps
-
-
-def test_a_run_whose_worker_is_killed_again_and_again_comes_to_the_same_result(
-    api: TestClient, services: PlatformServices, executor: ExecutorLoop, code: Code, turnstile: Turnstile
-) -> None:
-    # The agent also leaves a file in its own directory, which must not keep anybody from going on.
-    source = (code.path / "rollouts/multiply/main.py").read_text()
-    leaving = source.replace("import re\n", "import re\nopen('left-behind.txt', 'w').close()\n", 1)
-    code.write("rollouts/multiply/main.py", leaving)
-    code.commit("leave something behind")
-    undisturbed = submit(api, evaluation_config={"limit": 8, "n": 3, "batch_size": 2})
-    assert ended(api, undisturbed["name"])["eval_run"]["status"] == "finished"
-
-    turnstile.hold()
-    disturbed = submit(api, evaluation_config={"limit": 8, "n": 3, "batch_size": 2})
-    for wanted in (1, 7, 13):
-        hold_at(turnstile, services, disturbed, wanted)
-        worker = worker_of(executor, disturbed["id"])
-        assert worker is not None
-        os.killpg(worker.pid, signal.SIGKILL)
-    turnstile.open()
-    detail = ended(api, disturbed["name"])
-    assert detail["eval_run"]["status"] == "finished", log_of(services, disturbed["id"])
-    assert samples_of(services, disturbed["id"]) == samples_of(services, undisturbed["id"])
-    with services.db.session() as session:
-        assert session.get_one(DbRun, disturbed["id"]).attempt > 3
-    calm, stormy = (api.get(f"{RUNS}/{run['name']}/metrics").json() for run in (undisturbed, disturbed))
-    for numbers in (calm, stormy):
-        numbers["overview"].pop("duration_ms")
-    assert calm["overview"] == stormy["overview"]
-    assert calm["reward_stats"] == stormy["reward_stats"]
-    assert calm["pass_at_k"] == stormy["pass_at_k"]
 
 
 def test_a_stopped_run_keeps_what_was_finished(
@@ -274,9 +232,7 @@ def test_a_stopped_run_keeps_what_was_finished(
     assert (again.status_code, again.json()["status"]) == (409, "stopped")
 
 
-def test_a_worker_that_does_not_stop_is_ended_by_force_and_its_samples_are_kept(
-    api: TestClient, services: PlatformServices, turnstile: Turnstile
-) -> None:
+def test_a_worker_ended_by_force(api: TestClient, services: PlatformServices, turnstile: Turnstile) -> None:
     executor = open_local_executor(services, stop_grace_s=0.0)
     executor.start()
     turnstile.hold()
@@ -320,43 +276,6 @@ def test_runs_go_on_after_the_platform_was_closed(
     assert before.items() <= after.items()
 
 
-def test_another_machine_goes_on_with_the_run_of_a_killed_worker(
-    api: TestClient,
-    services: PlatformServices,
-    executor: ExecutorLoop,
-    turnstile: Turnstile,
-    tmp_path: Path,
-) -> None:
-    turnstile.hold()
-    run = submit(api, evaluation_config={"limit": 40, "n": 4, "batch_size": 2})
-    hold_at(turnstile, services, run, 6)
-    wait_until(lambda: len(samples_of(services, run["id"])) > 5)
-    worker = worker_of(executor, run["id"])
-    assert worker is not None
-    os.killpg(worker.pid, signal.SIGKILL)
-    executor.close()
-    turnstile.open()
-    before = samples_of(services, run["id"])
-    with services.db.transaction() as session:
-        row = session.get_one(DbRun, run["id"])
-        row.metrics = {**(row.metrics or {}), "duration_ms": 3_600_000.0}
-    # Nothing of the first machine is there but what the platform has.
-    elsewhere = replace(services.config, home=tmp_path / "elsewhere")
-    successor = open_local_executor(services, config=elsewhere)
-    successor.start()
-    try:
-        detail = ended(api, run["name"])
-    finally:
-        successor.close()
-    assert detail["eval_run"]["status"] == "finished", detail
-    after = samples_of(services, run["id"])
-    assert len(after) == 160 and before.items() <= after.items()
-    told = "".join(log_of(services, run["id"]))
-    assert f"goes on from the {len(before)} results that the platform has" in told
-    overview = api.get(f"{RUNS}/{run['name']}/metrics").json()["overview"]
-    assert overview["duration_ms"] > 3_600_000
-
-
 def test_a_run_whose_journal_was_damaged_here_goes_on_from_what_the_platform_has_of_it(
     api: TestClient, services: PlatformServices, executor: ExecutorLoop, turnstile: Turnstile
 ) -> None:
@@ -382,9 +301,7 @@ def test_a_run_whose_journal_was_damaged_here_goes_on_from_what_the_platform_has
         assert session.get_one(DbRun, run["id"]).journal_generation == 1
 
 
-def test_a_worker_that_always_dies_fails_the_run_in_one_sentence(
-    api: TestClient, services: PlatformServices
-) -> None:
+def test_a_worker_that_always_dies_fails_its_run(api: TestClient, services: PlatformServices) -> None:
     workers = LocalWorkers(services, services.config)
 
     def dying(run_id: str, credential: str, claim_id: str) -> Any:
@@ -477,42 +394,6 @@ def test_a_commit_whose_archive_has_other_bytes_than_its_digest_is_packed_anew_b
     assert len(set(services.blobs.keys("sources")) - {key}) == 1
 
 
-def test_a_dataset_that_was_replaced_before_the_run_began_is_not_evaluated(
-    api: TestClient, services: PlatformServices, executor_later: ExecutorLoop
-) -> None:
-    run = submit(api)
-    with services.db.transaction() as session:
-        dataset = session.scalars(select(DbDataset)).one()
-        info = services.blobs.put(
-            "datasets/other/new.jsonl", io.BytesIO(b'{"user_prompt":"a","label":"b"}\n')
-        )
-        dataset.blob_key, dataset.sha256, dataset.file_size = (
-            "datasets/other/new.jsonl",
-            info.sha256,
-            info.size,
-        )
-    executor_later.start()
-    detail = ended(api, run["name"])
-    assert detail["eval_run"]["error"] == (
-        "the dataset 'multiply' was replaced before the run began; submit the run again."
-    )
-
-
-def test_a_missing_answer_fails_the_run_and_names_the_dataset(
-    api: TestClient, services: PlatformServices, executor_later: ExecutorLoop
-) -> None:
-    run = submit(api)
-    with services.db.transaction() as session:
-        content = b'{"user_prompt":"a","label":null}\n'
-        info = services.blobs.put("datasets/other/new.jsonl", io.BytesIO(content))
-        dataset, row = session.scalars(select(DbDataset)).one(), session.scalars(select(DbRun)).one()
-        dataset.blob_key, dataset.file_size = "datasets/other/new.jsonl", info.size
-        dataset.sha256 = info.sha256
-        row.selection = {**(row.selection or {}), "sha256": info.sha256}
-    executor_later.start()
-    assert ended(api, run["name"])["eval_run"]["error"] == "dataset 'multiply': line 1: no value for 'label'."
-
-
 def test_an_agent_sees_its_own_secrets_and_nothing_of_the_platforms_environment(
     api: TestClient,
     services: PlatformServices,
@@ -569,3 +450,84 @@ def test_an_agent_sees_its_own_secrets_and_nothing_of_the_platforms_environment(
     for path in services.config.home.rglob("*"):
         if path.is_file():
             assert b"canary-of-the-workspace" not in path.read_bytes(), path
+
+
+BREAKS = """\
+        for question in ("What is it?", f"Are you sure, {os.environ['AGENT_KEY']}?"):
+            messages.append({"role": "user", "content": question})
+            messages.append(await self.ask_model(messages))
+        raise RuntimeError("the agent broke")
+"""
+LOOP = "        for _ in range(MAX_TURNS):\n"
+
+
+def test_both_calls_stand_on_its_page_without_the_runs_secrets(
+    api: TestClient, services: PlatformServices, member: Member, code: Code, executor_later: ExecutorLoop
+) -> None:
+    source = (ROLLOUT / "main.py").read_text()
+    assert LOOP in source
+    code.write("rollouts/multiply/main.py", source.replace(LOOP, BREAKS + LOOP))
+    code.commit("break")
+    services.secrets.put(member.workspace.id, member.user.id, "AGENT_KEY", "canary-of-the-agent", "workspace")
+    run = api.post("/api/cli/eval-runs", json=submit_body(secrets={"required": ["AGENT_KEY"]})).json()
+    executor_later.start()
+    wait_until(
+        lambda: api.get(f"/api/cli/eval-runs/{run['name']}").json()["eval_run"]["status"] == "finished"
+    )
+
+    session = begin_session(services, member.user, "/").headers["set-cookie"].partition(";")[0]
+    address = f"/{member.workspace.name}/evals/{run['name']}/samples"
+    browser = {"Accept": "text/html", "Cookie": session}
+    page = api.get(f"{address}/0.0", headers=browser)
+    assert page.status_code == 200, page.text
+    shown = re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", page.text)))
+    assert "the agent broke" in shown
+    assert "Taken from the model calls of an agent that ended without giving a conversation" in shown
+    assert "What is it?" in shown and "Are you sure, [REDACTED]?" in shown
+    assert len(re.findall(r"tokens read, \d+ written", shown)) == 2
+    found = api.get(f"{address}?q=are+you+sure&in=conversations", headers=browser)
+    assert f"{address}/0.0" in found.text
+    for path in services.config.home.rglob("*"):
+        assert not path.is_file() or b"canary-of-the-agent" not in path.read_bytes(), path
+
+
+SERVED_KEY = "osm_rollout_canary-4711"
+
+
+def test_a_killed_served_agent(api: TestClient, services: PlatformServices, executor: ExecutorLoop) -> None:
+    served = {"rollout": "no-such-directory", "entrypoint": "server://calculater"}
+    with LoopProcess(SERVED_KEY, works_on=20) as agent:
+        registration = {
+            "host": "127.0.0.1",
+            "port": agent.port,
+            "agent_loop_name": "calculator",
+            "api_key": SERVED_KEY,
+        }
+        assert api.post("/api/cli/rollout-server/register", json=registration).json()["status"] == "healthy"
+        refused = api.post(f"{RUNS}/check", json=submit_body(experiment_config=experiment(**served)))
+        assert refused.status_code == 400
+        assert "no served agent 'calculater' is registered" in refused.text
+        assert "server://calculator" in refused.text
+        served["entrypoint"] = "server://calculator"
+        body = submit_body(
+            experiment_config=experiment(**served), evaluation_config={"limit": 50, "n": 2, "batch_size": 16}
+        )
+        run = api.post(RUNS, json=body).json()
+        wait_until(lambda: recorded(services, run["id"]) >= 10)
+        agent.kill()
+        # Started again as `osmosis serve` does: with another key, which the platform is told.
+        with LoopProcess(f"{SERVED_KEY}-2", agent.port):
+            registration["api_key"] = f"{SERVED_KEY}-2"
+            assert (
+                api.post("/api/cli/rollout-server/register", json=registration).json()["status"] == "healthy"
+            )
+            detail = ended(api, run["name"])
+    log = log_of(services, run["id"])
+    assert detail["eval_run"]["status"] == "finished", log
+    samples = samples_of(services, run["id"])
+    assert len(samples) == 100
+    assert {(status, reward) for _, status, reward, _ in samples.values()} == {("success", 1.0)}
+    assert SERVED_KEY not in "\n".join(log)
+    assert any("the served agent `calculator` is gone" in line for line in log)
+    trajectories = fetched(api, run["name"], "trajectories", rows="1")
+    assert {"trajectories/row_1_run_0.json", "trajectories/row_1_run_1.json"} <= trajectories.keys()

@@ -8,10 +8,9 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, update
 
-from osmosis_ai.platform.db.tables import DbDataset, DbRepository, DbRun
-from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
 from tests.platform.evaluations import Code, Samples, Submits, add_dataset, end_with, submit_body
+from tests.platform.platform_parts import DbDataset, DbRepository, DbRun, PlatformServices
 
 RUNS = "/api/cli/eval-runs"
 SUBMITS = Submits(RUNS, submit_body)
@@ -20,7 +19,6 @@ MISSED: dict[str, Any] = {"status": "success", "reward": 0.0}
 FAILED: dict[str, Any] = {"status": "failed", "boundary": "provider", "error_type": "timeout"}
 UNSCORED: dict[str, Any] = {"status": "success", "reward": None}
 SKIPPED: dict[str, Any] = {"status": "skipped"}
-
 # Three rows, two attempts each; the last attempt was never made.
 FIRST: Samples = {(0, 0): PASSED, (0, 1): FAILED, (1, 0): MISSED, (1, 1): UNSCORED, (2, 0): SKIPPED}
 
@@ -55,9 +53,7 @@ def row_of(services: PlatformServices, run_id: str) -> DbRun:
         return session.get_one(DbRun, run_id)
 
 
-def test_a_retry_makes_what_has_no_score_on_the_commit_rows_and_seeds_of_its_original(
-    api: TestClient, services: PlatformServices, code: Code
-) -> None:
+def test_a_retry_repeats_what_has_no_score(api: TestClient, services: PlatformServices, code: Code) -> None:
     run = ended(api, services)
     told = api.post(f"{RUNS}/{run['name']}/retry/check", json={}).json()
     assert told == {
@@ -86,9 +82,7 @@ def test_a_retry_makes_what_has_no_score_on_the_commit_rows_and_seeds_of_its_ori
     ]
 
 
-def test_a_run_and_its_retries_are_read_as_one_evaluation(
-    api: TestClient, services: PlatformServices, clock: ManualClock
-) -> None:
+def test_retries_are_merged(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     run = ended(api, services)
     clock.advance(1)
     first = retry(api, run["id"])
@@ -143,9 +137,7 @@ def test_what_cannot_be_retried_is_refused_with_the_reason(
     assert "was imported" in refusal and f"osmosis eval delete {imported['name']}" in refusal
 
 
-def test_a_dataset_that_went_or_changed_and_a_repository_that_went_are_said(
-    api: TestClient, services: PlatformServices, member: Member
-) -> None:
+def test_what_a_retry_needs_is_gone(api: TestClient, services: PlatformServices, member: Member) -> None:
     run = ended(api, services)
     assert api.delete("/api/cli/datasets/multiply").status_code == 200
     assert "there is no dataset 'multiply'" in refused(api, run["id"], 404, "DATASET_NOT_FOUND")
@@ -162,9 +154,7 @@ def test_a_dataset_that_went_or_changed_and_a_repository_that_went_are_said(
     assert "its repository is not connected" in refused(api, run["id"], 409, "CONFLICT")
 
 
-def test_secrets_that_were_given_with_the_run_are_given_again_or_named(
-    api: TestClient, services: PlatformServices
-) -> None:
+def test_a_retry_needs_the_secrets_of_its_original(api: TestClient, services: PlatformServices) -> None:
     given = {"required": ["SEARCH_KEY"], "provided": {"SEARCH_KEY": "sk-only-for-this"}}
     run = ended(api, services, secrets=given)
     assert "SEARCH_KEY" in refused(api, run["id"], 404, "SECRETS_NOT_FOUND")

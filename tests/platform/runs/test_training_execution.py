@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.local_execution import open_local_executor
 from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
@@ -149,30 +148,6 @@ def test_a_deployed_checkpoint_answers_is_evaluated_and_is_trained_on(
     last = checkpoints(api, further["name"])[-1]
     model = api.get(f"/api/cli/models/{last['checkpoint_name']}").json()
     assert (model["base_model"], model["training_run_name"]) == ("osmosis/tiny", further["name"])
-
-
-def test_a_model_of_ones_own_is_trained_deployed_and_evaluated(
-    api: TestClient, services: PlatformServices, executor: ExecutorLoop, member: Member, tmp_path: Path
-) -> None:
-    # Any folder that transformers can load; nothing of it is built in.
-    folder = shutil.copytree(built_in_model("osmosis/tiny").directory, tmp_path / "mini")
-    run = submit(api, experiment_config=experiment(model_path=str(folder)), advanced_config={"max_steps": 1})
-    found = ended(api, run["name"])
-    assert found["status"] == "finished", (found, messages(api, run["name"]))
-    (saved,) = checkpoints(api, run["name"])
-    called = f"{folder}:{saved['checkpoint_name']}"
-    evaluated = api.post(
-        "/api/cli/eval-runs", json=submit_body(experiment_config=experiment(model_path=called))
-    ).json()
-    assert (
-        api.post(f"/api/cli/models/{saved['checkpoint_name']}/deploy", json={}).json()["status"] == "active"
-    )
-    _, key = services.accounts.create_token(member.user.id, "api_key", name="notebook")
-    question = {"model": called, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-    reply = api.post("/v1/chat/completions", json=question, headers={"Authorization": f"Bearer {key}"})
-    assert (reply.status_code, reply.json()["model"]) == (200, called), reply.text
-    measured = ended(api, evaluated["name"], "/api/cli/eval-runs")
-    assert measured["status"] == "finished", measured
 
 
 def check_finished_run(api: TestClient, services: PlatformServices, code: Code, run: dict[str, Any]) -> None:

@@ -1,76 +1,97 @@
-"""What a worker says of a training run, in the words of the protocol."""
+"""What a worker says of a training run, over HTTP."""
 
 from __future__ import annotations
 
-from io import BytesIO
+from hashlib import sha256
 
-from osmosis_ai.api.wire.workers import CheckpointPart, TrainingNews, TrainingStart, TrainingStep
-from osmosis_ai.platform.runs.leases import Lease, Leases
-from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.training.runs.metrics import StepRecord
+from osmosis_ai.platform.runs.leases import Leases
+from osmosis_ai.platform.runs.training_names import version_of
+from osmosis_ai.platform.runs.work.validation_files import ValidationFiles
+from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from tests.platform.conftest import ManualClock
-from tests.platform.evaluations import (
-    Submits,
-    training_body,
-)
+from tests.platform.evaluations import Submits, training_body
+from tests.platform.platform_parts import PlatformServices, Redactor
+from tests.platform.runs.desk.desk_workers import DeskWorker
 from tests.platform.training_desk import DeskSink
+from tests.viewer.source_contract import leave_validation, sample_record
 
 RUNS = "/api/cli/training-runs"
 SUBMITS = Submits(RUNS, training_body)
 submitted, refused = SUBMITS.taken, SUBMITS.refused
+TRAINING_REWARD, VALIDATION_REWARD = "rollout/raw_reward", "eval/validation/reward"
+ROLLOUTS = "rollout/samples"
 
 
-def claimed(services: PlatformServices, run_id: str, token: str = "worker-1") -> Lease:
-    lease = Leases(services.db, services.clock).claim(run_id, token)
-    assert lease is not None
-    return lease
-
-
-class Told:
-    """What a worker says of its training run, in the words of the protocol, and the platform's rows."""
-
-    def __init__(self, services: PlatformServices, lease: Lease) -> None:
-        leases = Leases(services.db, services.clock)
-        self.sink = DeskSink(lease, leases, services.blobs, services.clock)
+class Told(DeskWorker):
+    """The owner of a training run."""
 
     def begin(self, *, total_steps: int, steps_done: int = 0) -> None:
-        start = TrainingStart(total_steps=total_steps, steps_done=steps_done)
-        self.sink.send(TrainingNews(start=start))
+        self.sync(training={"start": {"total_steps": total_steps, "steps_done": steps_done}})
 
-    def append_steps(self, records: list[StepRecord]) -> None:
-        steps = [
-            TrainingStep(
-                step=record.step,
-                timestamp_ms=record.timestamp_ms,
-                metrics={**record.metrics},
-                validation_rewards={**record.validation_rewards},
-            )
-            for record in records
-        ]
-        self.sink.send(TrainingNews(steps=steps))
+    def step(self, number: int, metrics: dict[str, float], clock: ManualClock, **validated: float) -> None:
+        """Say that a step ended just now."""
+        at_ms = round(clock.now().timestamp() * 1000)
+        step = {"step": number, "timestamp_ms": at_ms, "metrics": metrics, "validation_rewards": validated}
+        self.sync(training={"steps": [step]})
 
-    def add_archive(self, step: int) -> None:
-        name = f"resume/{step}-a/checkpoint.tar"
-        part = CheckpointPart(
-            step=step, base_model="osmosis/tiny", files={"checkpoint.tar": name}, is_resume=True
-        )
-        self.sink.send(TrainingNews(checkpoints=[part]), {name: BytesIO(b"archive")})
+    def add_archive(self, step: int, folder: str = "") -> None:
+        """Send what another machine goes on from."""
+        name = f"resume/{folder or f'{step}-a'}/checkpoint.tar"
+        part = {"step": step, "base_model": "osmosis/tiny", "files": {"checkpoint.tar": name}}
+        grant = self.wants(name, b"archive")
+        sent = [self.puts(grant, b"archive")] if grant.url else []
+        self.sync(sent=sent, training={"checkpoints": [{**part, "is_resume": True}]})
 
     def add_checkpoint(self, step: int, weights: bytes = b"weights", *, reward: float | None = None) -> str:
         files = {"adapter_model.safetensors": weights, "adapter_config.json": b"{}"}
-        names = {name: f"checkpoints/{step}/{name}" for name in files}
-        part = CheckpointPart(step=step, base_model="osmosis/tiny", files=names, reward=reward)
-        blobs = {names[name]: BytesIO(content) for name, content in files.items()}
-        return self.sink.send(TrainingNews(checkpoints=[part]), blobs)[step]
+        # Named for what they hold, as a worker does it.
+        names = {
+            name: f"checkpoints/{step}/{sha256(content).hexdigest()[:16]}-{name}"
+            for name, content in files.items()
+        }
+        part = {"step": step, "base_model": "osmosis/tiny", "files": names, "reward": reward}
+        grants = {name: self.wants(names[name], content) for name, content in files.items()}
+        sent = [self.puts(grant, files[name]) for name, grant in grants.items() if grant.url]
+        return self.sync(sent=sent, training={"checkpoints": [part]}).checkpoints[step]
+
+    def add_validation(self, step: int) -> str:
+        """Send a validation of one file; return the key of its blob."""
+        content = f"after step {step}".encode()
+        version = version_of(step, content)
+        name = f"validation/{version}/a-samples.jsonl"
+        file = {"path": "validation/samples.jsonl", "kind": "validation", "size": len(content), "blob": name}
+        grant = self.wants(name, content)
+        sent = [self.puts(grant, content)] if grant.url else []
+        self.sync(sent=sent, training={"validation": {"version": version, "files": [file]}})
+        return f"runs/{self.run_id}/{name}"
 
 
-def gone_on(services: PlatformServices, run_id: str, token: str) -> Told:
-    """Return what the next worker of a run says, that of the first having let it go."""
+def claimed(services: PlatformServices, run_id: str) -> Told:
+    worker = Told.claims(services, run_id=run_id)
+    assert isinstance(worker, Told)
+    return worker
+
+
+def gone_on(worker: Told) -> Told:
+    """Return who owns a run when its worker has let it go."""
+    worker.releases()
+    return claimed(worker.services, worker.run_id)
+
+
+def validate(services: PlatformServices, run_id: str, step: int) -> None:
+    """Publish, as a worker does, a validation of three samples, of the second of which there is a conversation."""
+    records = [
+        sample_record(0, 0, 1.0),
+        sample_record(1, 0, 0.5, notes="Nearly."),
+        sample_record(2, 0, error="no"),
+    ]
+    samples = ValidationSamples.of(records, step=step, pass_threshold=1.0)
+    directory = WorkingDirectory(services.config.runs_dir, run_id).training
+    leave_validation(directory, samples, {(1, 0): b'{"steps": [%d]}' % step})
     leases = Leases(services.db, services.clock)
-    leases.release(run_id, "worker-1")
-    return Told(services, claimed(services, run_id, token))
-
-
-def done(step: int, metrics: dict[str, float], clock: ManualClock) -> StepRecord:
-    """Return a step that ended just now."""
-    return StepRecord(step, round(clock.now().timestamp() * 1000), metrics)
+    lease = leases.claim(run_id, f"worker-{step}")
+    assert lease is not None
+    sink = DeskSink(lease, leases, services.blobs, services.clock)
+    ValidationFiles(sink, sink.stored().validation, Redactor(), directory).publish()
+    leases.release(run_id, lease.token)

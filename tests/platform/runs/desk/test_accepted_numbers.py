@@ -1,4 +1,4 @@
-"""Runs whose workers are killed: their numbers are those of all that was accepted, as the worker would have said them."""
+"""Runs whose workers are killed: their numbers are those of all that was accepted."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
-from osmosis_ai.evaluation.metrics import MetricsAccumulator
 from osmosis_ai.evaluation.record import TerminalRecord
-from osmosis_ai.evaluation.row_copies import RowCopies
-from osmosis_ai.platform.blobs.store import BlobStoreError
-from osmosis_ai.platform.db.tables import DbRun, DbSample
-from osmosis_ai.platform.runs.desk import accepted_numbers
-from osmosis_ai.platform.runs.desk.claims import ClaimScope
-from osmosis_ai.platform.runs.read.derived_files import DerivedFiles
-from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.platform.viewer.source import PlatformSource
+from osmosis_ai.platform.runs.stored_journal import records_beside
 from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock
-from tests.platform.evaluations import Submits, submit_body
-from tests.platform.runs.desk.desk_workers import DeskWorker, offer
-from tests.platform.runs.desk.submits import has_expired
+from tests.platform.platform_parts import BlobStoreError, DbSample, PlatformServices
+from tests.platform.runs.desk.desk_workers import (
+    GPU,
+    RUNS,
+    DeskWorker,
+    claim,
+    has_expired,
+    measured,
+    pool_token,
+    submitted,
+)
+from tests.platform.runs.desk.test_exchanges import downloaded
 
-RUNS = "/api/cli/eval-runs"
-POOL = ClaimScope(pool="gpu")
 ROWS, N = 5, 3
 RECORDS = [
     record(
@@ -60,30 +59,20 @@ RECORDS = [
 ]
 
 
-def measured(records: Sequence[TerminalRecord]) -> dict[str, Any]:
-    """Return what the engine says of these records."""
-    copies = RowCopies(ROWS)
-    metrics = MetricsAccumulator(rows=ROWS, n=N)
-    for each in records:
-        metrics.add_record(each)
-        if each.row_digest:
-            copies.note(each.row_index, each.row_digest)
-    metrics.cluster(copies.clusters())
-    found = metrics.summary()
-    return {"summary": found.summary, "estimates": found.estimates.model_dump(mode="json")}
+def counted(written: Sequence[TerminalRecord]) -> dict[str, Any]:
+    return measured(written, rows=ROWS, n=N)
 
 
-def said(records: Sequence[TerminalRecord], **more: Any) -> dict[str, Any]:
-    return {"duration_ms": 700.0, **measured(records), **more}
+def said(written: Sequence[TerminalRecord], **more: Any) -> dict[str, Any]:
+    return {"duration_ms": 700.0, **counted(written), **more}
 
 
 @pytest.fixture
 def worker(api: TestClient, services: PlatformServices) -> DeskWorker:
     """The owner of a pool's run of 15 samples, who has said its first numbers: of none."""
-    pool = {"execution": {"pool": "gpu"}}
     settings = {"limit": ROWS, "n": N, "batch_size": 4}
-    Submits(RUNS, submit_body).taken(api, evaluation_config=settings, advanced_config=pool)
-    worker = DeskWorker.claims(services, POOL)
+    submitted(api, evaluation_config=settings, advanced_config=GPU)
+    worker = DeskWorker.claims(services, "gpu")
     worker.sync(metrics=said([], journal_bytes=None), progress=progress(0))
     return worker
 
@@ -112,14 +101,6 @@ def shown(api: TestClient, worker: DeskWorker) -> dict[str, Any]:
     return {**metrics, "results": results}
 
 
-def file_of(services: PlatformServices, run: DbRun) -> dict[str, Any]:
-    key = DerivedFiles(services.db, services.blobs).key(run, "metrics.json", None)
-    assert key is not None
-    with services.blobs.open(key) as file:
-        found: dict[str, Any] = json.load(file)
-    return found
-
-
 def test_a_stopped_run_of_a_pool_whose_worker_was_killed_ends_with_the_numbers_of_all_that_was_accepted(
     api: TestClient, services: PlatformServices, worker: DeskWorker, clock: ManualClock
 ) -> None:
@@ -127,7 +108,7 @@ def test_a_stopped_run_of_a_pool_whose_worker_was_killed_ends_with_the_numbers_o
     services.eval_runs.stop(worker.run.workspace_id, worker.run_id, by="mara")
     has_expired(clock)
     services.desk.close_stopped()
-    run, expected = worker.run, measured(RECORDS)
+    run, expected = worker.run, counted(RECORDS)
     assert run.status == "stopped"
     assert {name: run.metrics[name] for name in expected} == expected
     assert run.metrics["duration_ms"] == 1500, "as long as its longest attempt at least"
@@ -138,7 +119,7 @@ def test_a_stopped_run_of_a_pool_whose_worker_was_killed_ends_with_the_numbers_o
     assert found["estimates"] == expected["estimates"]
     judges = {"calls": 3, "tokens": 37, "cost_usd": 0.5, "outside_scale": 1}
     assert found["estimates"]["judges"] == judges
-    assert file_of(services, run)["summary"] == expected["summary"]
+    assert json.loads(downloaded(api, run.id, "metrics.json"))["summary"] == expected["summary"]
     estimates = expected["estimates"]
     assert (run.reward, run.pass_rate) == (
         expected["summary"]["reward_stats"]["mean"],
@@ -146,17 +127,15 @@ def test_a_stopped_run_of_a_pool_whose_worker_was_killed_ends_with_the_numbers_o
     )
 
 
-def test_a_run_that_the_platform_fails_ends_with_the_numbers_of_all_that_was_accepted(
-    services: PlatformServices, worker: DeskWorker, clock: ManualClock
-) -> None:
+def test_numbers_of_a_failed_run(services: PlatformServices, worker: DeskWorker, clock: ManualClock) -> None:
     leaves(worker)
     for _ in range(3):  # one worker after the other dies
         has_expired(clock)
-        assert services.desk.claim(offer(), POOL) is not None
+        assert claim(services, pool_token(services)) is not None
     has_expired(clock)
-    assert services.desk.claim(offer(), POOL) is None
+    assert claim(services, pool_token(services)) is None
     run = worker.run
-    assert (run.status, run.metrics["summary"]) == ("failed", measured(RECORDS)["summary"])
+    assert (run.status, run.metrics["summary"]) == ("failed", counted(RECORDS)["summary"])
 
 
 def test_what_a_worker_said_of_samples_that_never_came_is_no_result(
@@ -172,10 +151,9 @@ def test_what_a_worker_said_of_samples_that_never_came_is_no_result(
     assert worker.run.progress == {"completed": 0, "total": 15}
 
 
-def test_numbers_that_a_worker_said_of_the_whole_journal_are_left_alone(
-    worker: DeskWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(accepted_numbers, "measure_accepted", None)  # would fail whoever calls it
+def test_numbers_of_the_whole_journal_are_kept(worker: DeskWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Would fail if it were called.
+    monkeypatch.setattr("osmosis_ai.platform.runs.desk.accepted_numbers.measure_accepted", None)
     leaves(worker)
     whole = said(RECORDS, journal_bytes=len(worker.journal))
     worker.sync(metrics=whole)
@@ -195,7 +173,7 @@ def test_a_run_that_waits_for_its_next_worker_says_the_numbers_of_all_that_was_a
     has_expired(clock)
     before = worker.run
     services.desk.count_accepted()
-    run, expected = worker.run, measured(RECORDS)
+    run, expected = worker.run, counted(RECORDS)
     assert run.status == "running" and run.metrics["estimates"] == expected["estimates"]
     assert run.progress == {"completed": 7, "total": 15}
     assert (run.lease_token, run.heartbeat_at) == (before.lease_token, before.heartbeat_at)
@@ -203,34 +181,12 @@ def test_a_run_that_waits_for_its_next_worker_says_the_numbers_of_all_that_was_a
     worker.sync()  # its worker had only been slow
 
 
-def test_what_waits_is_counted_once_and_again_when_its_worker_has_said_more(
-    services: PlatformServices, worker: DeskWorker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leaves(worker, RECORDS[:3])
-    real, counted = accepted_numbers.measure_accepted, []
-
-    def counting(db: Any, blobs: Any, run: DbRun, *rest: Any) -> Any:
-        counted.append(run.journal_bytes)
-        return real(db, blobs, run, *rest)
-
-    monkeypatch.setattr(accepted_numbers, "measure_accepted", counting)
-    has_expired(clock)
-    for _ in range(3):
-        services.desk.count_accepted()
-    assert len(counted) == 1
-    leaves(worker, RECORDS[3:])
-    has_expired(clock)
-    for _ in range(3):
-        services.desk.count_accepted()
-    assert len(counted) == 2
-    assert worker.run.metrics["summary"] == measured(RECORDS)["summary"]
-
-
+@pytest.mark.usefixtures("small_pieces")
 def test_where_the_journal_can_not_be_read_its_judges_alone_are_left_out_which_is_said(
     services: PlatformServices, worker: DeskWorker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leaves(worker)
-    services.desk._folding.fold_all(worker.run_id)
+    for each in RECORDS:
+        leaves(worker, [each])
 
     def away(*_: Any) -> Any:
         raise BlobStoreError("the bucket is away.")
@@ -238,13 +194,13 @@ def test_where_the_journal_can_not_be_read_its_judges_alone_are_left_out_which_i
     monkeypatch.setattr(services.blobs, "open", away)
     has_expired(clock)
     services.desk.count_accepted()
-    run, expected = worker.run, measured(RECORDS)
+    run, expected = worker.run, counted(RECORDS)
     assert run.metrics["summary"] == expected["summary"]
     assert run.metrics["estimates"]["judges"] is None
     assert "judges" in run.metrics["estimates"]["warnings"][0]
 
 
-def test_a_sample_outside_of_its_run_keeps_it_from_no_end(
+def test_a_sample_of_no_row_of_a_run(
     services: PlatformServices, worker: DeskWorker, clock: ManualClock
 ) -> None:
     leaves(worker)
@@ -257,13 +213,30 @@ def test_a_sample_outside_of_its_run_keeps_it_from_no_end(
     assert (worker.run.status, worker.run.metrics["summary"]["graded"]) == ("stopped", 0)
 
 
-def test_the_page_of_a_run_does_not_count_none_beside_a_list_that_counts_some(
-    api: TestClient, services: PlatformServices, worker: DeskWorker
-) -> None:
-    leaves(worker)
-    worker.sync(progress=progress(7, scored=5, passed=3, skipped=1, tokens=49))
-    source = PlatformSource(services, worker.run.workspace_id, services.sample_counts)
-    detail = source.run("eval", worker.run.name)
-    assert detail.summary.headline is not None and detail.summary.headline.scored == 5
-    assert detail.estimates is None
-    assert shown(api, worker)["estimates"] is None
+def test_progress_counts_where_no_metrics_have_scores(api: TestClient, worker: DeskWorker) -> None:
+    worker.sync(progress=progress(3, scored=2, passed=1, failed=1, reward_mean=0.5, tokens=7))
+    results = api.get(f"{RUNS}/{worker.run_id}").json()["results"]
+    assert (results["graded"], results["headline"]["failed"]) == (2, 1)
+    assert results["headline"]["brief"].startswith("50.0 % pass (reward >= 1.0), 2 of 15 planned scored")
+
+
+def test_the_token_count_never_decreases(api: TestClient, worker: DeskWorker) -> None:
+    shown = []
+    for tokens in (1728, 1661, 1900):
+        worker.sync(progress=progress(3, tokens=tokens))
+        shown.append(api.get(f"{RUNS}/{worker.run_id}").json()["results"]["total_tokens"])
+    assert shown == [1728, 1728, 1900]
+
+
+def test_extra_fields_are_those_of_the_newest_record(services: PlatformServices, worker: DeskWorker) -> None:
+    judged = {"judge_calls": 1, "judgements": [{"model": "j", "score": 1.0}]}
+    leaves(worker, [record(0, **judged), record(0), record(1), record(2, scores={"agent": 0.5})])
+    leaves(worker, [record(1, **judged)])
+    worker.ends()
+    key = worker.run.journal_blob
+    assert key is not None
+    agents = {"scores": {"agent": 0.5}}
+    assert records_beside(services.blobs, key) == {(1, 0): judged, (2, 0): agents}
+    assert records_beside(services.blobs, key, most_bytes=10) is None
+    assert records_beside(services.blobs, key, only=(2, 0)) == {(2, 0): agents}
+    assert records_beside(services.blobs, key, only=(0, 0)) == {}

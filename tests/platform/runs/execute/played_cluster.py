@@ -51,6 +51,9 @@ class Cluster:
         self.notes = Notes()
         self.executor = self.started()
 
+    def add(self, name: str, **changes: Any) -> str:
+        return self.bench.add(name, **changes)
+
     def started(self, slots: int = 100) -> ExecutorLoop:
         """Return an executor as a platform that starts has it."""
         services = self.bench.services

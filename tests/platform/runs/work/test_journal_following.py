@@ -1,4 +1,4 @@
-"""With which journal a worker goes on: its own where it begins with what the platform has, else the platform's."""
+"""With which journal a worker continues: its own where it begins with what the platform has, else the platform's."""
 
 from __future__ import annotations
 
@@ -79,9 +79,7 @@ def test_the_same_machine_goes_on_with_its_own_file_and_fetches_nothing(events: 
 
 
 @pytest.mark.parametrize("own", [[0, 1, 7, 8, 9], [5, 6]])
-def test_a_file_that_went_another_way_is_set_aside_and_what_it_had_more_is_told(
-    events: Path, own: list[int]
-) -> None:
+def test_a_diverged_file_is_renamed(events: Path, own: list[int]) -> None:
     stored = Stored(journal_of(range(5)))
     written(events, journal_of(own))
     followed = follow_journal(events, stored.journal, stored.fetch)
@@ -98,7 +96,7 @@ def test_a_file_that_went_another_way_is_set_aside_and_what_it_had_more_is_told(
     assert events.with_name("events.jsonl.diverged-2").exists()
 
 
-def test_a_file_that_is_only_behind_is_no_other(events: Path) -> None:
+def test_a_file_that_is_only_behind(events: Path) -> None:
     stored = Stored(journal_of(range(5)))
     written(events, journal_of(range(2)))
     followed = follow_journal(events, stored.journal, stored.fetch)
@@ -117,7 +115,8 @@ def test_where_the_platform_has_nothing_everything_of_this_machine_counts(events
 def test_a_platform_that_serves_something_else_changes_nothing_here(events: Path) -> None:
     own = written(events, journal_of([7]))
     bomb = gzip.compress(b"\0" * (64 << 20))
-    for wrong in (b"no gzip", bomb, gzip.compress(b"other\n"), gzip.compress(journal_of([1]))[:-4]):
+    changed = gzip.compress(b"".join(journal_of(range(5)).splitlines(True)[2:4]).replace(b"1.0", b"0.5", 1))
+    for wrong in (b"no gzip", bomb, gzip.compress(b"other\n"), gzip.compress(journal_of([1]))[:-4], changed):
         stored = Stored(journal_of(range(5)))
         stored.served["/blobs/2"] = wrong
         with pytest.raises(StoredJournalError):

@@ -1,9 +1,9 @@
-"""Whoever keeps a lease, with a platform that answers, is away, or gives the run to somebody else, and a clock of the test's."""
+"""A worker keeps its lease and hears what the platform says of its run, by a clock of the test's."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
@@ -12,55 +12,58 @@ from osmosis_ai.api.wire.workers import Assignment, SyncReply, SyncRequest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError
 from osmosis_ai.platform.runs.work.lease_keeping import LeaseKeeping
-from osmosis_ai.platform.runs.work.platform_link import (
-    CredentialRefusedError,
-    PlatformLink,
-    PlatformUnreachableError,
-)
+from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError, PlatformUnreachableError
 from osmosis_ai.platform.runs.work.run_channel import RunChannel
 from tests.platform.runs.work.test_http_link import ASSIGNMENT
 
 TERM_S = 30.0
-PATIENCE_S = 300.0
-THREADS = 2
+AWAY = PlatformUnreachableError("away.")
 
 
-class Platform:
-    """Answers a worker's syncs as it is told to, and counts the seconds."""
+class Keeping:
+    """A lease that is kept, a platform that answers as the test says, and threads that look when the test lets them."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.failure: Exception | None = None
         self.stop = False
         self.on_its_way_s = 0.0
-        self.asked: list[bool] = []
+        self.asked = 0
+        self.said: list[str] = []
+        assignment = Assignment.model_validate({**ASSIGNMENT, "next_s": 1.0})
+        self.channel = RunChannel(cast(Any, self), assignment, clock=lambda: self.now)
+        words: dict[str, Any] = {f"on_{word}": self._noted(word) for word in ("lost", "cut_off", "refused")}
+        self._keeping: Any = LeaseKeeping(self.channel, **words)
+        self._keeping._ended = self
+        self._changed = threading.Condition()
+        self._resting = self._round = 0
+        self._is_set = False
+        self._keeping.start()
+
+    def _noted(self, word: str) -> Any:
+        return lambda: self.said.append(word)
 
     def sync(self, _: str, request: SyncRequest) -> SyncReply:
-        self.asked.append(request.may_wait)
+        self.asked += 1
         self.now += self.on_its_way_s
         if self.failure is not None:
             raise self.failure
         return SyncReply(stop=self.stop, term_s=TERM_S, next_s=1.0)
 
+    def after(self, seconds: float, failure: Exception | None = None) -> list[str]:
+        """Let time pass and the threads look once; return all that was said so far."""
+        self.now, self.failure = self.now + seconds, failure
+        with self._changed:
+            self._await_rest()
+            self._resting, self._round = 0, self._round + 1
+            self._changed.notify_all()
+            self._await_rest()
+        return self.said
 
-@pytest.fixture
-def platform() -> Platform:
-    return Platform()
+    def close(self) -> None:
+        self._keeping.stop()
 
-
-@pytest.fixture
-def channel(platform: Platform) -> RunChannel:
-    assignment = Assignment.model_validate({**ASSIGNMENT, "next_s": 1.0})
-    return RunChannel(cast("PlatformLink", platform), assignment, clock=lambda: platform.now)
-
-
-class Looks:
-    """In the place of the event that ends a keeper: its threads look once when a test says so, and rest in between."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._resting = self._round = 0
-        self._is_set = False
+    # In the place of the event that ends a keeper.
 
     def wait(self, _: float) -> bool:
         with self._changed:
@@ -78,139 +81,54 @@ class Looks:
             self._is_set = True
             self._changed.notify_all()
 
-    def look(self) -> None:
-        """Let each thread look once, unless it has ended, and wait until all rest again."""
-        with self._changed:
-            self._await_rest()
-            self._resting, self._round = 0, self._round + 1
-            self._changed.notify_all()
-            self._await_rest()
-
     def _await_rest(self) -> None:
-        assert self._changed.wait_for(lambda: self._resting == THREADS or self._is_set, PATIENCE_S)
+        assert self._changed.wait_for(lambda: self._resting == 2 or self._is_set, 300)
 
 
 @pytest.fixture
-def looks() -> Looks:
-    return Looks()
+def keeping() -> Iterator[Keeping]:
+    made = Keeping()
+    yield made
+    made.close()
 
 
-class Asking:
-    """A keeper and its platform, in which the time passes between two looks alone."""
-
-    def __init__(self, platform: Platform, looks: Looks) -> None:
-        self.platform = platform
-        self._looks = looks
-
-    def question(self, *, may_wait: bool, later_s: float = 0.0, away: bool = False) -> None:
-        """Hold that a platform that is away, or answers, is asked so much later, once and like this."""
-        before = len(self.platform.asked)
-        self.platform.now += later_s
-        self.platform.failure = PlatformUnreachableError("away.") if away else None
-        self._looks.look()
-        assert self.platform.asked[before:] == [may_wait]
-
-
-@pytest.fixture
-def asking(platform: Platform, looks: Looks) -> Asking:
-    return Asking(platform, looks)
-
-
-class Told:
-    """What a keeper has said, in order."""
-
-    def __init__(self) -> None:
-        self.words: list[str] = []
-        self._changed = threading.Condition()
-
-    def say(self, word: str) -> Callable[[], None]:
-        def said() -> None:
-            with self._changed:
-                self.words.append(word)
-                self._changed.notify_all()
-
-        return said
-
-    def await_words(self, *words: str) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: self.words == list(words), PATIENCE_S), self.words
-
-
-@pytest.fixture
-def told(channel: RunChannel, looks: Looks) -> Iterator[Told]:
-    """What is said of the run while its lease is kept."""
-    told = Told()
-    said: dict[str, Any] = {f"on_{word}": told.say(word) for word in ("lost", "cut_off", "refused")}
-    keeping = LeaseKeeping(channel, **said)
-    cast("Any", keeping)._ended = looks
-    keeping.start()
-    yield told
-    keeping.stop()
-
-
-def test_half_a_lease_of_silence_is_asked_for_an_answer_at_once_and_nothing_else_happens(
-    asking: Asking, channel: RunChannel, told: Told
-) -> None:
-    assert asking.platform.asked == [False]  # whether it is to stop is known before anything is begun
-    asking.question(may_wait=True, later_s=2.0)
-    asking.question(may_wait=False, later_s=TERM_S / 2, away=True)
-    asking.question(may_wait=False)
-    asking.question(may_wait=True, later_s=2.0)
-    assert not channel.has_run_out()
-    assert told.words == []
-
-
-def test_a_question_that_fails_for_no_known_reason_is_followed_by_the_next(
-    asking: Asking, looks: Looks, told: Told, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asking.platform.failure = RuntimeError("odd")
-    asking.platform.now = 2.0
-    for _ in range(2):
-        looks.look()
-    asking.question(may_wait=True)
-    assert capsys.readouterr().err.count("RuntimeError: odd") == 1
-    assert told.words == []
-
-
-def test_two_leases_of_silence_are_said_once_and_again_after_an_answer(
-    asking: Asking, channel: RunChannel, told: Told
-) -> None:
-    for words in (["cut_off"], ["cut_off", "cut_off"]):
-        asking.question(may_wait=False, later_s=TERM_S, away=True)
-        assert told.words == words
-        asking.question(may_wait=False, later_s=TERM_S, away=True)
-        assert channel.has_run_out()
-        asking.question(may_wait=False)
-        asking.question(may_wait=True, later_s=2.0)  # the one before was answered
-        assert told.words == words
+def test_two_leases_of_silence_are_reported_once(keeping: Keeping) -> None:
+    assert keeping.after(TERM_S / 2, AWAY) == []
+    assert keeping.after(0.0) == [] and not keeping.channel.has_run_out()
+    for count in (1, 2):
+        assert keeping.after(TERM_S, AWAY) == ["cut_off"] * count
+        assert keeping.after(TERM_S, AWAY) == ["cut_off"] * count
+        assert keeping.channel.has_run_out()
+        keeping.after(0.0)
+        assert keeping.after(2.0) == ["cut_off"] * count and not keeping.channel.has_run_out()
 
 
 @pytest.mark.parametrize(
     ("failure", "word"),
     [(LeaseLostError("another's."), "lost"), (CredentialRefusedError("revoked."), "refused")],
 )
-def test_what_the_platform_says_of_owner_and_credential_is_passed_on_once(
-    platform: Platform, looks: Looks, told: Told, failure: OsmosisError, word: str
-) -> None:
-    platform.failure = failure
-    platform.now = 2.0
-    for _ in range(2):
-        looks.look()
-    told.await_words(word)
+def test_a_lost_lease_is_reported_once(keeping: Keeping, failure: OsmosisError, word: str) -> None:
+    keeping.after(2.0, failure)
+    assert keeping.after(2.0, failure) == [word]
 
 
-def test_a_stop_is_heard_once(asking: Asking, channel: RunChannel, told: Told) -> None:
-    channel.listen(told.say("stop"))
-    asking.platform.stop = True
+def test_a_stop_is_heard_once(keeping: Keeping) -> None:
+    keeping.channel.listen(lambda: keeping.said.append("stop"))
+    keeping.stop = True
     for _ in range(3):
-        asking.question(may_wait=True, later_s=2.0)
-    assert told.words == ["stop"]
+        assert keeping.after(2.0) == ["stop"]
+
+
+def test_an_unexpected_failure_is_survived(keeping: Keeping, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        keeping.after(2.0, RuntimeError("odd"))
+    asked = keeping.asked
+    assert keeping.after(2.0) == [] and keeping.asked == asked + 1
+    assert capsys.readouterr().err.count("RuntimeError: odd") == 1
 
 
 @pytest.mark.parametrize(("news", "left_s"), [({}, 10.0), ({"may_wait": True}, 20.0)])
-def test_an_answer_that_was_long_on_its_way_keeps_a_lease_for_no_longer_than_the_platform_does(
-    platform: Platform, channel: RunChannel, news: dict[str, Any], left_s: float
-) -> None:
-    platform.on_its_way_s = 20.0
-    channel.sync(**news)
-    assert TERM_S - channel.silence_s() == left_s
+def test_a_slow_answer_adds_nothing(keeping: Keeping, news: dict[str, Any], left_s: float) -> None:
+    keeping.on_its_way_s = 20.0
+    keeping.channel.sync(**news)
+    assert TERM_S - keeping.channel.silence_s() == left_s

@@ -1,42 +1,45 @@
-"""What a worker makes of a trainer's endings: the trainer is pretended, the platform and the files are real."""
+"""What a worker gives a trainer and makes of its endings: the trainer is pretended, the platform and the files are real."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import json
 import os
+import subprocess
+import sys
 import threading
 from io import BytesIO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.api.wire.workers import StoredTraining, TrainingNews, UploadGrant
+from osmosis_ai import training
+from osmosis_ai.api.wire.workers import UploadGrant
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.log_lines import WARNED, LogLine
 from osmosis_ai.platform.runs.execute.worker_process import LEARNER_LOST
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.runs.work.run_work import Interrupt, WorkResult
 from osmosis_ai.platform.runs.work.training_publisher import TrainingPublisher
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
-from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from osmosis_ai.training.learner.ranks import LearnerProcessLostError
 from osmosis_ai.training.runs.loop_state import Ending
 from osmosis_ai.training.runs.metrics import (
     TRAINING_REWARD,
+    VALIDATION_PLANNED,
     MetricsHistory,
     StepRecord,
     read_history,
 )
-from osmosis_ai.training.runs.run_directory import TrainingDirectory
+from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from tests.lazily import needs
-from tests.platform.conftest import ManualClock
-from tests.platform.evaluations import wait_until
+from tests.platform.conftest import ManualClock, assert_flat_error
+from tests.platform.evaluations import experiment, training_body, wait_until
 from tests.platform.runs.work.claimed_runs import DeskLink
 from tests.platform.runs.work.pretended_trainer import (
     RUNS,
@@ -79,9 +82,7 @@ def test_another_machine_goes_on_from_the_last_checkpoint_that_was_sent_with_the
     assert "went on, on another machine, from the checkpoint of step 5" in bench.log()
 
 
-def test_a_machine_that_is_told_to_leave_sends_its_last_checkpoint_and_one_that_is_behind_fetches_it(
-    bench: Bench, ends: Any, tmp_path: Path
-) -> None:
+def test_a_machine_that_leaves_sends_its_checkpoint(bench: Bench, ends: Any, tmp_path: Path) -> None:
     ends(is_stopped)
     assert bench.work() == WorkResult(None)
     assert bench.checkpoints() == [5], "step 7 is no place where the run ended"
@@ -97,9 +98,7 @@ def test_a_machine_that_is_told_to_leave_sends_its_last_checkpoint_and_one_that_
     assert bench.steps() == list(range(1, STEPS + 1))
 
 
-def test_a_stored_checkpoint_that_can_not_be_used_is_told_and_leaves_nothing_behind(
-    bench: Bench, ends: Any, tmp_path: Path, services: PlatformServices
-) -> None:
+def test_a_damaged_checkpoint(bench: Bench, ends: Any, tmp_path: Path, services: PlatformServices) -> None:
     ends(is_stopped)
     bench.work()
     (key,) = services.blobs.keys(f"runs/{bench.id}/resume")
@@ -108,54 +107,6 @@ def test_a_stored_checkpoint_that_can_not_be_used_is_told_and_leaves_nothing_beh
     with pytest.raises(OsmosisError, match="that the run was to go on from can not be used"):
         bench.work()
     assert list(bench.directory.training.path.iterdir()) == []
-
-
-def test_where_another_worker_went_on_is_a_mark_on_the_curves(
-    bench: Bench, ends: Any, services: PlatformServices
-) -> None:
-    ends(is_stopped)
-    bench.work()
-    with services.db.session() as session:
-        source = PlatformSource(services, session.get_one(DbRun, bench.id).workspace_id, SampleCounts())
-    assert {mark.kind for mark in source.curves(bench.name).marks} == {"checkpoint"}
-    ends(goes_on)
-    assert bench.work() == WorkResult("finished")
-    marks = [(mark.step, mark.kind, mark.text) for mark in source.curves(bench.name).marks]
-    assert [each[:2] for each in marks] == [(5, "checkpoint"), (7, "restart"), (STEPS, "checkpoint")]
-    assert marks[1][2] == "went on after step 7"
-
-
-def test_what_a_step_warns_of_is_a_mark_on_the_curves_once(
-    bench: Bench, ends: Any, services: PlatformServices
-) -> None:
-    def warns(trainer: PretendedTrainer) -> Ending:
-        for step in (3, 3, 7):
-            trainer.hooks.warning(step, f"step {step}: most rewards are the same")
-        return finishes(trainer)
-
-    ends(warns)
-    assert bench.work() == WorkResult("finished")
-    with services.db.session() as session:
-        run = session.get_one(DbRun, bench.id)
-    for told in ([], "3", -1, 2**70, None):
-        facts = {"training_step": told}
-        services.logs.append(run.id, [LogLine("no step", "warning", step=WARNED, details=facts)])
-    source = PlatformSource(services, run.workspace_id, SampleCounts())
-    marks = [mark for mark in source.curves(bench.name).marks if mark.kind == "warning"]
-    assert [(mark.step, mark.text) for mark in marks] == [
-        (3, "step 3: most rewards are the same"),
-        (7, "step 7: most rewards are the same"),
-    ]
-    lines = services.logs.marks(run.id, WARNED)
-    assert {line.level for line in lines} == {"warning"}
-
-
-def test_a_finished_run_keeps_the_checkpoints_that_are_due_and_the_last(bench: Bench, ends: Any) -> None:
-    ends(finishes)
-    assert bench.work() == WorkResult("finished")
-    assert bench.checkpoints() == [5, STEPS]
-    assert bench.steps() == list(range(1, STEPS + 1))
-    assert f"step {STEPS} of {STEPS}: reward 0.800" in bench.log()
 
 
 def test_a_run_that_may_send_no_more_ends_at_the_checkpoint_that_does_not_go_in(
@@ -182,19 +133,6 @@ def test_a_run_that_may_send_no_more_ends_at_the_checkpoint_that_does_not_go_in(
     assert bench.log().count("another machine needs to go on") <= 1
 
 
-def test_a_policy_that_fell_below_its_start_says_so_where_the_run_is_shown(bench: Bench, ends: Any) -> None:
-    fell = "the validation reward fell 0.29 below its initial value"
-
-    def falls(pretended: PretendedTrainer) -> Ending:
-        pretended.take_steps(1, STEPS)
-        return Ending("finished", f"all {STEPS} steps are done.", warning=fell)
-
-    ends(falls)
-    assert bench.work() == WorkResult("finished")
-    notes = bench.api.get(f"{RUNS}/{bench.name}").json()["training_run"]["notes"]
-    assert "The validation reward fell 0.29 below its initial value" in notes
-
-
 def test_a_failure_keeps_the_last_checkpoint_and_is_passed_on(bench: Bench, ends: Any) -> None:
     def runs_out_of_memory(pretended: PretendedTrainer) -> Ending:
         pretended.take_steps(1, 3)
@@ -207,9 +145,7 @@ def test_a_failure_keeps_the_last_checkpoint_and_is_passed_on(bench: Bench, ends
     assert bench.steps() == [1, 2, 3]
 
 
-def test_a_stop_keeps_the_last_checkpoint_and_the_end_of_the_platform_only_those_that_are_due(
-    bench: Bench, ends: Any
-) -> None:
+def test_a_stop_keeps_the_last_checkpoint(bench: Bench, ends: Any) -> None:
     ends(is_stopped)
     assert bench.work() == WorkResult(None)
     assert bench.checkpoints() == [5], "the run goes on: step 7 is no place where it ended"
@@ -221,7 +157,7 @@ def test_a_stop_keeps_the_last_checkpoint_and_the_end_of_the_platform_only_those
     assert bench.checkpoints() == [5, 7]
 
 
-def test_what_a_worker_that_was_killed_had_done_is_gathered(bench: Bench, ends: Any) -> None:
+def test_the_work_of_a_killed_worker_is_gathered(bench: Bench, ends: Any) -> None:
     # Its steps and checkpoints are durable, and it did not get to say so.
     directory = bench.directory.training
     directory.checkpoints.mkdir(parents=True)
@@ -248,9 +184,7 @@ def test_a_run_that_has_nothing_more_to_learn_is_finished_and_says_why(bench: Be
     assert bench.checkpoints() == [5, 6]
 
 
-def test_a_checkpoint_that_finds_the_disk_full_is_stored_when_there_is_room(
-    bench: Bench, ends: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_waits_for_room(bench: Bench, ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     puts = iter([OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))])
     real, refused = DeskLink.send, threading.Event()
 
@@ -273,9 +207,7 @@ def test_a_checkpoint_that_finds_the_disk_full_is_stored_when_there_is_room(
     assert "the checkpoint of step 5 could not be stored: [Errno 28] No space left on device" in bench.log()
 
 
-def test_a_run_whose_last_checkpoint_cannot_be_stored_has_failed(
-    bench: Bench, ends: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_last_checkpoint_fails(bench: Bench, ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def send(self: DeskLink, grant: UploadGrant, content: Any, size: int) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -287,9 +219,7 @@ def test_a_run_whose_last_checkpoint_cannot_be_stored_has_failed(
     assert bench.steps() == list(range(1, STEPS + 1))
 
 
-def test_a_worker_that_lost_a_process_of_its_learner_says_so_and_dies_for_another_to_go_on(
-    bench: Bench, ends: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_learner_process(bench: Bench, ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def loses_a_process(pretended: PretendedTrainer) -> Ending:
         pretended.take_steps(1, 3)
         raise LearnerProcessLostError("process 1 of the learner ended (signal 9).", hint="the next goes on")
@@ -309,33 +239,136 @@ def test_a_worker_that_lost_a_process_of_its_learner_says_so_and_dies_for_anothe
     assert bench.checkpoints() == [], "the run goes on: step 3 is no place where it ended"
 
 
-def test_a_checkpoint_that_two_threads_come_to_keep_is_kept_and_told_once(tmp_path: Path) -> None:
-    directory = TrainingDirectory(tmp_path / "training")
-    (directory.checkpoints / "step-00000004" / "adapter").mkdir(parents=True)
-    (directory.checkpoints / "step-00000004" / "provenance.json").write_text("{}")
-    (step,) = [checkpoint.step for checkpoint in checkpoints_in(directory.checkpoints)]
-    kept: list[int] = []
-    both = threading.Barrier(2)
+def test_values_of_secrets_reach_the_agent_and_nothing_else(
+    api: TestClient, services: PlatformServices, ends: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "of-whoever-runs-the-platform")
+    seen: list[PretendedTrainer] = []
 
-    class Sink:
-        def stored(self) -> StoredTraining:
-            return StoredTraining()
+    def looks(pretended: PretendedTrainer) -> Ending:
+        seen.append(pretended)
+        assert os.environ["HF_TOKEN"] == "hf-canary", "models are loaded with the run's own"
+        pretended.hooks.note("the agent printed canary-7291")
+        return finishes(pretended)
 
-        def send(self, news: TrainingNews, blobs: Any = None) -> dict[int, str]:
-            kept.extend(part.step for part in news.checkpoints if not part.is_resume)
-            with contextlib.suppress(threading.BrokenBarrierError):
-                both.wait(0.2)  # where nothing keeps them apart, both have looked before either knows
-            return {part.step: f"run-step-{part.step}" for part in news.checkpoints}
+    ends(looks)
+    given = {"AGENT_KEY": "canary-7291", "HF_TOKEN": "hf-canary"}
+    bench = Bench(api, services, secrets={"required": sorted(given), "provided": given})
+    assert bench.work() == WorkResult("finished"), bench.error
+    (pretended,) = seen
+    assert dict(pretended.spec.secret_values) == given
+    assert "canary" not in repr([pretended.spec, pretended.environ, pretended.provenance, bench.prepared])
+    assert "HF_TOKEN" not in pretended.environ
+    assert "the agent printed [REDACTED]" in bench.log()
 
-    told: list[LogLine] = []
-    training = TrainingPublisher(
-        directory, cast("Any", Sink()), Redactor(), told.append, base_model="osmosis/tiny", save_freq=step
-    )
-    threads = [threading.Thread(target=keep) for keep in (training.keep_due, training.keep_last)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert kept == [step] and [line.message for line in told if "kept as" in line.message] == [
-        f"kept as `run-step-{step}`"
+
+def validates(pretended: PretendedTrainer, step: int, said: str) -> None:
+    """Leave a validation of two samples, the second of which was killed while its conversation was written."""
+    records = [
+        TerminalRecord(row, 0, f"valid-{step:06d}-row-{row}-0", "success", 5, reward=0.5, output=said)
+        for row in range(2)
     ]
+    trials = pretended.directory.trials
+    for record, content in zip(records, (json.dumps({"steps": [{"message": said}]}), '{"st'), strict=True):
+        (trials / record.rollout_id).mkdir(parents=True)
+        (trials / record.rollout_id / "trajectory.json").write_text(content)
+    pretended.directory.write_validation(ValidationSamples.of(records, step=step, pass_threshold=1.0))
+    record = StepRecord(step, 1000 * step, {VALIDATION_PLANNED: 2.0})
+    MetricsHistory(pretended.directory.metrics).append(record)
+    pretended.hooks.step(record, STEPS)
+
+
+def test_the_conversations_of_the_newest_validation_are_kept_without_secrets(
+    api: TestClient, services: PlatformServices, ends: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"AGENT_KEY": "canary-7291"}
+    bench = Bench(api, services, secrets={"required": list(given), "provided": given})
+    with services.db.session() as session:
+        source = PlatformSource(services, session.get_one(DbRun, bench.id).workspace_id, SampleCounts())
+    assert source.validation(bench.name) is None
+
+    def validates_once(pretended: PretendedTrainer) -> Ending:
+        validates(pretended, 2, "it is canary-7291")
+        return is_stopped(pretended)
+
+    ends(validates_once)
+    bench.work()
+    first = source.validation(bench.name)
+    assert first is not None and (first.step, first.total) == (2, 2)
+    assert {record.output for record in first.records} == {"it is [REDACTED]"}
+    conversations = [source.validation_conversation(bench.name, row, 0, max_bytes=999) for row in (0, 1)]
+    assert [each.content for each in conversations] == [b'{"steps":[{"message":"it is [REDACTED]"}]}', None]
+
+    def kept_steps() -> set[str]:
+        keys = services.blobs.keys(f"runs/{bench.id}/validation")
+        return {key.split("/")[3].partition("-")[0] for key in keys}
+
+    real = DeskLink.send
+
+    def send(self: DeskLink, grant: UploadGrant, content: Any, size: int) -> str:
+        if grant.name.startswith("validation/4-") and grant.name.endswith("-conversations"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(self, grant, content, size)
+
+    def validates_again(pretended: PretendedTrainer) -> Ending:
+        validates(pretended, 4, "again")
+        return is_stopped(pretended)
+
+    monkeypatch.setattr(DeskLink, "send", send)
+    ends(validates_again)
+    bench.work()
+    assert source.validation(bench.name) == first, "the one before is whole; half a new one is none"
+    assert "the conversations of the newest validation could not be stored" in bench.log()
+    assert "2" in kept_steps()
+    monkeypatch.setattr(DeskLink, "send", real)
+    ends(is_stopped)
+    bench.work()
+    second = source.validation(bench.name)
+    assert second is not None and second.step == 4
+    assert kept_steps() == {"4"}
+
+
+def test_what_a_trainer_is_given(bench: Bench, ends: Any, services: PlatformServices) -> None:
+    seen: list[PretendedTrainer] = []
+
+    def looks(pretended: PretendedTrainer) -> Ending:
+        seen.append(pretended)
+        return finishes(pretended)
+
+    ends(looks)
+    bench.work()
+    spec, provenance = seen[0].spec, seen[0].provenance
+    assert (spec.model_path, spec.adapter, spec.entrypoint) == ("osmosis/tiny", None, "main.py")
+    assert (spec.rollout_dir / "main.py").is_file()
+    assert spec.dataset.path.is_relative_to(bench.directory.path)
+    assert (spec.settings.n_samples_per_prompt, spec.settings.checkpoint_save_freq) == (4, 5)
+    assert (provenance["run"], provenance["git_head"]) == (
+        bench.name,
+        bench.prepared and bench.prepared.commit_sha,
+    )
+
+
+@pytest.mark.parametrize("runs", ["training-runs", "eval-runs"])
+def test_an_adapter_that_does_not_exist_is_refused_by_name(api: TestClient, runs: str) -> None:
+    body = {"experiment_config": experiment(model_path="osmosis/tiny:no-such-step-9")}
+    refused = assert_flat_error(api.post(f"/api/cli/{runs}", json=body), 400, "INVALID_CONFIG")
+    assert refused["issues"][0]["key"] == "experiment.model_path"
+    assert "no adapter 'no-such-step-9' of `osmosis/tiny`" in refused["issues"][0]["message"]
+
+
+def test_training_needs_torch(api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "find_spec", lambda _: None)
+    refused = assert_flat_error(api.post(RUNS, json=training_body()), 409, "TRAINING_NOT_INSTALLED")
+    assert "cannot train" in refused["error"]
+    assert "[train]" in refused["error"]
+    assert api.get(RUNS).json()["total_count"] == 0
+
+
+@pytest.mark.e2e
+def test_neither_the_platform_nor_a_worker_that_has_not_begun_to_train_imports_torch() -> None:
+    program = (
+        "import sys; import osmosis_ai.platform.app, osmosis_ai.platform.server, osmosis_ai.platform.runs.work.worker; "
+        "print(sorted({'torch', 'transformers', 'peft'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -21,7 +21,6 @@ from osmosis_ai.driving.uv import UvInterruptedError
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal import Journal, JournalWriteError
 from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
-from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.execute.worker_process import ENDED, REFUSED, SET_BACK, STORE_AWAY
 from osmosis_ai.platform.runs.work import eval_work, worker
 from osmosis_ai.platform.runs.work.containment import RunContainment
@@ -75,13 +74,8 @@ def worked(bench: Bench, run_id: str, failure: Exception, monkeypatch: pytest.Mo
         StorageFullError("the platform's disk is full."),
     ],
 )
-def test_what_is_no_fault_of_the_run_leaves_it_open_for_another_worker(
-    bench: Bench,
-    member: Member,
-    monkeypatch: pytest.MonkeyPatch,
-    failure: OsmosisError,
-) -> None:
-    run_id = bench.add("a", member)
+def test_a_fault_of_the_machine(bench: Bench, monkeypatch: pytest.MonkeyPatch, failure: OsmosisError) -> None:
+    run_id = bench.add("a")
     assert worked(bench, run_id, failure, monkeypatch) == SET_BACK
     run = bench.run(run_id)
     assert (run.status, run.lease_expires_at, run.error) == ("running", None, None)
@@ -90,11 +84,9 @@ def test_what_is_no_fault_of_the_run_leaves_it_open_for_another_worker(
 
 @pytest.mark.parametrize("kind", ["eval", "training"])
 @pytest.mark.parametrize("when", ["as it begins", "as it ends"])
-def test_a_store_that_is_away_leaves_the_run_open_and_counts_for_nothing(
-    bench: Bench, member: Member, monkeypatch: pytest.MonkeyPatch, kind: str, when: str
-) -> None:
+def test_an_unavailable_store(bench: Bench, monkeypatch: pytest.MonkeyPatch, kind: str, when: str) -> None:
     away = StoreAwayError("the connection to https://bucket/ failed: refused.")
-    run_id = bench.add("a", member, kind=kind)
+    run_id = bench.add("a", kind=kind)
     release, said = RunChannel.release, []
 
     def released(channel: RunChannel, **words: Any) -> RunClosed:
@@ -116,15 +108,13 @@ def test_a_store_that_is_away_leaves_the_run_open_and_counts_for_nothing(
     assert bench.directory(run_id).take_setback() == away.message
 
 
-def test_a_run_that_is_to_stop_does_not_wait_for_its_store_however_long(
-    bench: Bench, member: Member, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_does_not_wait_for_the_store(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def finish(publisher: Publisher) -> NoReturn:
         publisher._channel.stop_asked = True
         raise StoreAwayError("the connection to https://bucket/ failed: refused.")
 
     monkeypatch.setattr(Publisher, "finish", finish)
-    run_id = bench.add("a", member)
+    run_id = bench.add("a")
     assert worked(bench, run_id, OsmosisError("the rollout has no such grader."), monkeypatch) == SET_BACK
 
 
@@ -143,9 +133,9 @@ def no_room() -> OsmosisError:
 @pytest.mark.parametrize("kind", ["eval", "training"])
 @pytest.mark.parametrize("failure", [no_room(), OSError(errno.EFBIG, "File too large")])
 def test_a_machine_without_room_for_what_a_run_needs_leaves_it_for_another(
-    bench: Bench, member: Member, monkeypatch: pytest.MonkeyPatch, kind: str, failure: Exception
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, kind: str, failure: Exception
 ) -> None:
-    run_id = bench.add("a", member, kind=kind)
+    run_id = bench.add("a", kind=kind)
     release, of_machine = RunChannel.release, []
 
     def released(channel: RunChannel, **said: Any) -> RunClosed:
@@ -176,50 +166,41 @@ def test_a_run_whose_journal_this_disk_does_not_take_is_left_for_another(tmp_pat
     assert result.error is not None and "the disk is full" in result.error
 
 
-def test_what_the_run_itself_is_to_blame_for_ends_it(
-    bench: Bench,
-    member: Member,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run_id = bench.add("a", member)
+def test_what_the_run_itself_is_to_blame_for_ends_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_id = bench.add("a")
     assert worked(bench, run_id, OsmosisError("main.py has an error."), monkeypatch) == ENDED
     assert (bench.run(run_id).status, bench.run(run_id).error) == ("failed", "main.py has an error.")
     assert messages(bench, run_id) == ["main.py has an error."]
 
 
-def test_a_training_run_that_fails_with_a_checkpoint_says_how_it_goes_on(
-    bench: Bench,
-    member: Member,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_failed_training_run_names_its_checkpoint(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = {"step": 1, "blob_key": "runs/a/resume/1-a/checkpoint.tar", "size": 1, "sha256": "0" * 64}
-    run_id = bench.add("a", member, kind="training", training_state={"resume": archive})
+    run_id = bench.add("a", kind="training", training_state={"resume": archive})
     assert worked(bench, run_id, OsmosisError("the GPU is gone."), monkeypatch) == ENDED
     assert bench.run(run_id).error == (
         "the GPU is gone. It can go on from the checkpoint of step 1: `osmosis train resume a`."
     )
 
 
-def test_a_run_that_is_to_stop_stops_whatever_failed(
-    bench: Bench,
-    member: Member,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("outcome", [None, "failed"])
+def test_a_run_that_is_to_stop_stops_whatever_happened(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, outcome: Any
 ) -> None:
-    run_id = bench.add("a", member, stop_requested_at=bench.clock.now())
-    with bench.services.db.transaction() as session:
-        session.get_one(DbRun, run_id).status = "running"
-    assert worked(bench, run_id, DatabaseBusyError("busy."), monkeypatch) == ENDED
+    run_id = bench.add("a", status="running", stop_requested_at=bench.clock.now())
+    result = WorkResult(outcome, "the database is busy." if outcome else None, is_infrastructure=True)
+    monkeypatch.setattr(Worker, "_result", lambda _: result)
+    assert worked(bench, run_id, AssertionError("it is not prepared"), monkeypatch) == ENDED
     assert bench.run(run_id).status == "stopped"
 
 
 def test_a_worker_whose_credential_is_refused_from_the_start_gets_hold_of_nothing(
-    bench: Bench, member: Member, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused(*_: object, **__: object) -> NoReturn:
         raise CredentialRefusedError("this worker token has been revoked.")
 
     monkeypatch.setattr(RunChannel, "sync", refused)
-    run_id = bench.add("a", member)
+    run_id = bench.add("a")
     prepared = AssertionError("it takes long, and nothing of it could be said")
     assert worked(bench, run_id, prepared, monkeypatch) == REFUSED
     assert "not taken any more" in capsys.readouterr().err
@@ -231,10 +212,10 @@ def test_a_worker_whose_credential_is_refused_from_the_start_gets_hold_of_nothin
     [({}, "the next one"), ({"execution": {"pool": "gpu"}}, "the next one of the pool 'gpu'")],
 )
 def test_a_worker_that_is_asked_to_end_says_in_the_runs_log_who_goes_on(
-    bench: Bench, member: Member, monkeypatch: pytest.MonkeyPatch, asks: dict[str, Any], next_one: str
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, asks: dict[str, Any], next_one: str
 ) -> None:
     monkeypatch.setattr(Worker, "_result", lambda _: WorkResult(None))
-    run_id = bench.add("a", member, request={"advanced_config": asks})
+    run_id = bench.add("a", request={"advanced_config": asks})
     assert worked(bench, run_id, AssertionError("it was left"), monkeypatch) == ENDED
     assert messages(bench, run_id) == [f"the worker was asked to end; {next_one} goes on with the run"]
     assert bench.run(run_id).status == "running"
@@ -249,12 +230,7 @@ def test_a_worker_that_is_asked_to_end_says_in_the_runs_log_who_goes_on(
     ],
 )
 def test_a_run_that_went_on_without_the_processes_that_it_was_refused_says_so(
-    counted: str,
-    said: list[str],
-    bench: Bench,
-    member: Member,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    counted: str, said: list[str], bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The kernel's part, refusing and counting, is a file's here."""
     group = RunGroup.make(Delegation(tmp_path, ("pids",)), "r1", RunLimits())
@@ -267,7 +243,7 @@ def test_a_run_that_went_on_without_the_processes_that_it_was_refused_says_so(
 
     monkeypatch.setattr(Worker, "_result", went_on)
     monkeypatch.setattr(RunGroup, "close", lambda _: None)
-    run_id = bench.add("a", member)
+    run_id = bench.add("a")
     assert worked(bench, run_id, AssertionError("it went on"), monkeypatch) == ENDED
     assert messages(bench, run_id)[:-1] == said
 
@@ -292,7 +268,7 @@ class CutOffs:
     """A worker of a training run whose platform is heard of when the test says so, and a clock of the test's."""
 
     def __init__(self, bench: Bench, member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
-        run_id = bench.add("a", member, kind="training")
+        run_id = bench.add("a", kind="training")
         self.directory = bench.directory(run_id)
         self.directory.create()
         lease = bench.leases.claim(run_id, "w")
@@ -341,14 +317,6 @@ def test_what_stands_still_goes_on_when_the_platform_answers_within_a_term_more(
     assert cut_offs.said() == ["the platform was away for 50 s; the run goes on"] * 2
 
 
-def test_what_was_loaded_while_the_platform_was_away_and_came_back_goes_on_at_once(cut_offs: CutOffs) -> None:
-    cut_offs.cut_off()
-    cut_offs.pass_s(300.0)
-    cut_offs.channel.sync()
-    assert cut_offs.interrupt.outlast()
-    assert cut_offs.said() == ["the platform was away for 30 s; the run goes on"]
-
-
 def test_what_stands_still_ends_one_term_later(cut_offs: CutOffs) -> None:
     cut_offs.cut_off()
     cut_offs.knocks = [lambda: cut_offs.pass_s(29.0), lambda: cut_offs.pass_s(1.0)]
@@ -369,22 +337,3 @@ def test_what_stands_still_ends_where_the_run_is_to(cut_offs: CutOffs, asked: st
     assert not cut_offs.interrupt.outlast()
     assert cut_offs.interrupt
     assert cut_offs.said() == []
-
-
-def test_a_lease_that_runs_out_just_as_the_run_is_to_go_on_stops_it(
-    cut_offs: CutOffs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cut_offs.cut_off()
-    cut_offs.channel.sync()
-    withdraw = cut_offs.interrupt.withdraw
-
-    def late() -> None:
-        # Said while the interrupt is still set, so that nobody hears of it.
-        monkeypatch.setattr(cut_offs.interrupt, "withdraw", withdraw)
-        cut_offs.cut_off()
-        withdraw()
-
-    monkeypatch.setattr(cut_offs.interrupt, "withdraw", late)
-    cut_offs.knocks = [lambda: cut_offs.pass_s(30.0)]
-    assert not cut_offs.interrupt.outlast()
-    assert cut_offs.worker._was_cut_off, "so that it is waited for"

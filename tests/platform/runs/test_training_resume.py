@@ -1,26 +1,29 @@
-"""Training runs that ended early go on over HTTP, and what they go on from is kept for as long as they may."""
+"""Training runs that ended early go on over HTTP; what they go on from is kept for as long as they may, and then goes."""
 
 from __future__ import annotations
 
-from io import BytesIO
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from osmosis_ai.platform.blobs.store import BlobError, BlobStoreSilent
-from osmosis_ai.platform.db.tables import DbDataset, DbRun
 from osmosis_ai.platform.runs.execute.leftovers import remove_leftovers
-from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.submit import resuming
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
-from osmosis_ai.platform.services import PlatformServices
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, assert_flat_error
+from tests.platform.platform_parts import BlobError, BlobStoreSilent, DbDataset, DbRun, PlatformServices
+from tests.platform.runs.desk.desk_workers import Refused
 from tests.platform.runs.told_training import RUNS, Told, claimed, submitted
 
 needs("torch")
+
+
+def end(worker: Told, outcome: Any) -> None:
+    if outcome == "stopped":
+        worker.services.training_runs.stop(worker.run.workspace_id, worker.run_id, by="mara")
+    worker.ends("failed" if outcome == "stopped" else outcome, error="the disk is full")
 
 
 def ended_with_checkpoint(
@@ -33,24 +36,20 @@ def ended_with_checkpoint(
 ) -> dict[str, Any]:
     """A run that ended, and what its worker left behind."""
     run = submitted(api, **changes)
-    lease = claimed(services, run["id"])
+    worker = claimed(services, run["id"])
     directory = WorkingDirectory(services.config.runs_dir, run["id"])
     directory.create()
     (directory.path / "worker.log").write_text("words")
     directory.source.mkdir()
     for number in (step - 1, step) if step is not None else ():
         (directory.training.checkpoints / f"step-{number:08d}").mkdir(parents=True)
-    leases = Leases(services.db, services.clock)
-    with leases.writing(lease) as (_, row):
-        leases.end(row, outcome, "the disk is full" if outcome == "failed" else None)
+    end(worker, outcome)
     directory.keep_what_resumes()
     return run
 
 
 @pytest.mark.parametrize("outcome", ["failed", "stopped"])
-def test_a_run_that_ended_early_goes_on_as_the_same_run(
-    api: TestClient, services: PlatformServices, outcome: str
-) -> None:
+def test_a_resumed_run_is_the_same_run(api: TestClient, services: PlatformServices, outcome: str) -> None:
     run = ended_with_checkpoint(api, services, outcome)
     assert api.get(RUNS).json()["training_runs"][0]["status"] == outcome
     assert api.get(f"{RUNS}/{run['name']}").json()["training_run"]["resumable"] is True
@@ -62,12 +61,10 @@ def test_a_run_that_ended_early_goes_on_as_the_same_run(
     assert api.get(RUNS).json()["training_runs"][0]["status"] == "pending", "lists do not remember its end"
     lines = api.get(f"{RUNS}/{run['name']}/logs").json()["logs"]
     assert "resumed the run: it goes on from the checkpoint of step 7" in lines[-1]["message"]
-    assert claimed(services, run["id"], "worker-2").attempt == 2
+    assert claimed(services, run["id"]).run.attempt == 2
 
 
-def test_only_a_run_that_ended_early_and_has_a_checkpoint_is_resumed(
-    api: TestClient, services: PlatformServices, clock: ManualClock
-) -> None:
+def test_what_cannot_be_resumed(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     def refused(run: dict[str, Any], words: str) -> None:
         reply = api.post(f"{RUNS}/{run['name']}/resume", json={})
         assert_flat_error(reply, 409, "CONFLICT")
@@ -89,9 +86,7 @@ def test_only_a_run_that_ended_early_and_has_a_checkpoint_is_resumed(
 
 
 @pytest.mark.parametrize("what", ["replaced", "deleted"])
-def test_a_run_whose_dataset_is_gone_is_refused_with_the_remedy(
-    api: TestClient, services: PlatformServices, what: str
-) -> None:
+def test_a_resume_needs_its_dataset(api: TestClient, services: PlatformServices, what: str) -> None:
     run = ended_with_checkpoint(api, services)
     with services.db.transaction() as session:
         dataset = session.scalars(select(DbDataset)).one()
@@ -116,17 +111,13 @@ def test_a_run_whose_dataset_is_gone_is_refused_with_the_remedy(
 def ended_elsewhere(api: TestClient, services: PlatformServices, outcome: Any = "failed") -> dict[str, Any]:
     """A run that ended on a machine that is gone, which had sent what another goes on from."""
     run = submitted(api)
-    lease = claimed(services, run["id"])
-    Told(services, lease).add_archive(5)
-    leases = Leases(services.db, services.clock)
-    with leases.writing(lease) as (_, row):
-        leases.end(row, outcome)
+    worker = claimed(services, run["id"])
+    worker.add_archive(5)
+    end(worker, outcome)
     return run
 
 
-def test_a_run_goes_on_from_what_was_sent_where_its_machine_is_gone(
-    api: TestClient, services: PlatformServices
-) -> None:
+def test_a_run_is_resumed_without_its_machine(api: TestClient, services: PlatformServices) -> None:
     run = ended_elsewhere(api, services)
     assert not (services.config.runs_dir / run["id"]).exists()
     assert api.get(f"{RUNS}/{run['name']}").json()["training_run"]["resumable"] is True
@@ -135,50 +126,18 @@ def test_a_run_goes_on_from_what_was_sent_where_its_machine_is_gone(
     assert len(list(services.blobs.keys(f"runs/{run['id']}/resume"))) == 1, "it is needed now"
 
 
-def test_what_was_sent_is_forgotten_when_a_run_has_finished_or_ended_a_month_ago(
-    api: TestClient, services: PlatformServices, clock: ManualClock
-) -> None:
+def test_archives_are_kept_a_month(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     failed, finished = (ended_elsewhere(api, services, outcome) for outcome in ("failed", "finished"))
 
     def kept() -> list[bool]:
         return [any(services.blobs.keys(f"runs/{run['id']}/resume")) for run in (failed, finished)]
 
-    assert kept() == [True, True]
     services.resumption.forget_old()
     assert kept() == [True, False]
     clock.advance(31 * 86_400)
     services.resumption.forget_old()
     assert kept() == [False, False]
     assert not api.get(f"{RUNS}/{failed['name']}").json()["training_run"].get("resumable")
-
-
-def test_archives_that_stayed_because_the_store_was_away_go_when_it_is_back(
-    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    finished = ended_elsewhere(api, services, "finished")
-    below = f"runs/{finished['id']}/resume"
-
-    def away(_: str) -> None:
-        raise BlobStoreSilent("the store does not answer.")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(services.blobs, "delete_below", away)
-        with pytest.raises(BlobStoreSilent):
-            services.resumption.forget_old()
-    assert any(services.blobs.keys(below))
-    services.resumption.forget_old()
-    assert not any(services.blobs.keys(below))
-    with services.db.session() as session:
-        assert session.get_one(DbRun, finished["id"]).training_state is None, "it is looked for no more"
-
-
-def test_an_archive_that_a_run_let_go_of_and_that_stayed_goes_when_it_is_over(
-    api: TestClient, services: PlatformServices
-) -> None:
-    finished = ended_elsewhere(api, services, "finished")
-    services.blobs.put(f"runs/{finished['id']}/resume/4-left/checkpoint.tar", BytesIO(b"of before"))
-    services.resumption.forget_old()
-    assert not any(services.blobs.keys(f"runs/{finished['id']}/resume"))
 
 
 def test_a_run_whose_time_was_over_while_it_was_about_to_be_resumed_stays_ended(
@@ -199,9 +158,10 @@ def test_a_run_whose_time_was_over_while_it_was_about_to_be_resumed_stays_ended(
 
 
 def test_archives_of_one_run_that_do_not_go_keep_no_other_run_from_losing_its_own(
-    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+    api: TestClient, services: PlatformServices, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = [ended_elsewhere(api, services, "finished") for _ in range(2)]
+    runs = [ended_elsewhere(api, services) for _ in range(2)]
+    clock.advance(31 * 86_400)
     delete, asked = services.blobs.delete_below, []
 
     def refused_first(prefix: str) -> None:
@@ -218,9 +178,7 @@ def test_archives_of_one_run_that_do_not_go_keep_no_other_run_from_losing_its_ow
     assert not any(any(services.blobs.keys(f"runs/{run['id']}/resume")) for run in runs)
 
 
-def test_a_run_whose_own_secrets_were_forgotten_names_them(
-    api: TestClient, services: PlatformServices
-) -> None:
+def test_a_resume_names_missing_secrets(api: TestClient, services: PlatformServices) -> None:
     secrets = {"required": ["HF_TOKEN"], "provided": {"HF_TOKEN": "hf_0123456789"}}
     run = ended_with_checkpoint(api, services, secrets=secrets)
     reply = api.post(f"{RUNS}/{run['name']}/resume", json={})
@@ -229,7 +187,7 @@ def test_a_run_whose_own_secrets_were_forgotten_names_them(
     assert api.get(f"{RUNS}/{run['name']}").json()["training_run"]["status"] == "failed"
 
 
-def test_what_a_run_goes_on_from_outlives_restarts_of_the_platform_for_a_month(
+def test_checkpoints_outlive_restarts(
     api: TestClient, services: PlatformServices, clock: ManualClock
 ) -> None:
     stopped, failed = (ended_with_checkpoint(api, services, outcome) for outcome in ("stopped", "failed"))
@@ -248,3 +206,34 @@ def test_what_a_run_goes_on_from_outlives_restarts_of_the_platform_for_a_month(
     remove_leftovers(services.db, services.config.runs_dir, clock.now())
     assert not any(directory.checkpoint_step() for directory in directories.values())
     assert directories[failed["id"]].log.read_text() == "words", "why it failed is still told"
+
+
+def test_files_of_a_validation_go_when_another_replaces_it_or_where_the_store_was_away_when_their_run_is_over(
+    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any) -> NoReturn:
+        raise BlobStoreSilent("the store does not answer.")
+
+    def kept() -> set[str]:
+        return {*services.blobs.keys(f"runs/{worker.run_id}/validation")}
+
+    worker = claimed(services, submitted(api)["id"])
+    worker.begin(total_steps=8)
+    worker.add_validation(2)
+    replaced = worker.add_validation(4)
+    assert kept() == {replaced}
+    with monkeypatch.context() as patched:
+        patched.setattr(services.blobs, "delete_below", away)
+        with pytest.raises(Refused, match="BLOBS_UNAVAILABLE"):
+            worker.add_validation(6)
+    newest = worker.add_validation(6)  # said again, as a worker does
+    services.resumption.forget_old()
+    assert kept() == {replaced, newest}, "it may be sending more"
+    worker.ends()
+    with monkeypatch.context() as patched:
+        patched.setattr(services.blobs, "delete", away)
+        with pytest.raises(BlobStoreSilent):
+            services.resumption.forget_old()
+    services.resumption.forget_old()
+    assert kept() == {newest}
+    assert worker.run.training_state is None, "it is looked for no more"

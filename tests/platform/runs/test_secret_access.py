@@ -10,21 +10,29 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import delete, func, select
 
-from osmosis_ai.platform.db.engine import DatabaseBusyError
-from osmosis_ai.platform.db.tables import DbSecretHandout, DbWorkspace, new_id
-from osmosis_ai.platform.runs.desk.claims import ClaimScope
-from osmosis_ai.platform.runs.secret_handouts import SecretHandouts
-from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member
-from tests.platform.evaluations import Submits, submit_body
-from tests.platform.runs.desk.desk_workers import ANY, DeskWorker, offer
+from tests.platform.platform_parts import (
+    DatabaseBusyError,
+    DbSecretHandout,
+    DbWorkspace,
+    PlatformServices,
+    new_id,
+)
+from tests.platform.runs.desk.desk_workers import (
+    GPU,
+    RUNS,
+    DeskWorker,
+    Refused,
+    claim,
+    offer,
+    pool_token,
+    submitted,
+)
 
-RUNS = "/api/cli/eval-runs"
 AUDIT = "/api/cli/environment-secrets/audit"
 PASSWORD = "correct horse battery"
 CANARY = "sk-canary-4711"
 SECRETS = {"required": ["B_KEY", "A_KEY"], "provided": {"A_KEY": CANARY, "B_KEY": CANARY}}
-submitted = Submits(RUNS, submit_body).taken
 
 
 @pytest.fixture
@@ -35,13 +43,13 @@ def password() -> str:
 def test_a_claim_is_in_the_audit_once_however_often_it_is_made_and_a_second_one_beside_it(
     api: TestClient, services: PlatformServices, member: Member, clock: ManualClock
 ) -> None:
-    run = submitted(api, secrets=SECRETS, advanced_config={"execution": {"pool": "gpu"}})
-    asked = offer(machine="basement")
-    first = [services.desk.claim(asked, ClaimScope(pool="gpu")) for _ in range(3)][-1]
+    run = submitted(api, secrets=SECRETS, advanced_config=GPU)
+    asked, token = offer(machine="basement"), pool_token(services)
+    first = [claim(services, token, asked) for _ in range(3)][-1]
     assert first is not None
-    DeskWorker(services, first).releases()
+    DeskWorker(services, first, token).releases()
     clock.advance(60)
-    assert services.desk.claim(offer(), ClaimScope(pool="gpu")) is not None
+    assert claim(services, token) is not None
     reply = api.get(AUDIT)
     rows = reply.json()["handouts"]
     assert [row.pop("id")[:4] for row in rows] == ["sho_"] * 2
@@ -55,7 +63,7 @@ def test_a_claim_is_in_the_audit_once_however_often_it_is_made_and_a_second_one_
 
 def test_a_run_without_secrets_is_not_in_the_audit(api: TestClient, services: PlatformServices) -> None:
     submitted(api)
-    assert services.desk.claim(offer(), ANY) is not None
+    DeskWorker.claims(services)
     assert api.get(AUDIT).json()["handouts"] == []
 
 
@@ -65,21 +73,19 @@ def test_nobody_is_handed_what_can_not_be_written_down(
     def fails(*_asked: object, **_more: object) -> NoReturn:
         raise DatabaseBusyError("the database is busy.")
 
-    submitted(api, secrets=SECRETS)
-    asked = offer()
+    submitted(api, secrets=SECRETS, advanced_config=GPU)
+    asked, token = offer(), pool_token(services)
     with monkeypatch.context() as broken:
-        broken.setattr(SecretHandouts, "note", fails)
-        with pytest.raises(DatabaseBusyError):
-            services.desk.claim(asked, ANY)
+        broken.setattr(services.secret_handouts, "note", fails)
+        with pytest.raises(Refused, match="DATABASE_BUSY"):
+            claim(services, token, asked)
     assert api.get(AUDIT).json()["handouts"] == []
-    given = services.desk.claim(asked, ANY)
+    given = claim(services, token, asked)
     assert given is not None and given.secrets
     assert [row["attempt"] for row in api.get(AUDIT).json()["handouts"]] == [1]
 
 
-def test_it_outlives_the_run_and_ends_with_the_workspace(
-    api: TestClient, services: PlatformServices, member: Member
-) -> None:
+def test_it_outlives_the_run(api: TestClient, services: PlatformServices, member: Member) -> None:
     run = submitted(api, secrets=SECRETS)
     DeskWorker.claims(services).ends("failed", error="x")
     assert api.delete(f"{RUNS}/{run['id']}").status_code == 200
@@ -90,20 +96,16 @@ def test_it_outlives_the_run_and_ends_with_the_workspace(
         assert session.scalar(select(func.count()).select_from(DbSecretHandout)) == 0
 
 
-def test_another_workspace_sees_none_of_it(
-    api: TestClient, services: PlatformServices, stranger: Member
-) -> None:
+def test_another_workspace_sees_none(api: TestClient, services: PlatformServices, stranger: Member) -> None:
     submitted(api, secrets=SECRETS)
-    assert services.desk.claim(offer(), ANY) is not None
+    DeskWorker.claims(services)
     theirs = api.get(AUDIT, headers=stranger.headers)
     assert theirs.status_code == 200 and theirs.json()["handouts"] == []
     page = services.secret_handouts.page(stranger.workspace.id, limit=10, cursor=None)
     assert list(page.items) == []
 
 
-def test_the_page_of_secrets_shows_it_newest_first_a_page_at_a_time(
-    client: TestClient, services: PlatformServices, member: Member
-) -> None:
+def test_the_page_shows_newest_first(client: TestClient, services: PlatformServices, member: Member) -> None:
     browser = client
     browser.headers["accept"] = "text/html"
     with services.db.transaction() as session:

@@ -1,39 +1,33 @@
-"""Training runs over HTTP, as far as that goes without a worker: submits, lists, details, curves, checkpoints."""
+"""Training runs over HTTP, as far as that goes without a worker: submits, lists, details, curves, checkpoints, validations."""
 
 from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import update
 
-from osmosis_ai.api.wire.training_runs import CheckpointList, TrainingMetrics, TrainingRunDetail
-from osmosis_ai.platform.db.tables import DbLoraModel, DbRun
-from osmosis_ai.platform.log_lines import PLAN, WARNED, LogLine
-from osmosis_ai.platform.runs.desk.training import ROLLOUTS
-from osmosis_ai.platform.runs.lifecycle import LeaseLostError
-from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.services.report_files import ReportFile
-from osmosis_ai.services.training_runs import DescribedTraining, report_training
-from osmosis_ai.training.runs.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD, StepRecord
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
-from tests.platform.evaluations import (
-    Code,
-    experiment,
-    issue,
-    submit_body,
+from tests.platform.evaluations import Code, experiment, issue, submit_body
+from tests.platform.platform_parts import PLAN, WARNED, DbRun, LogLine, PlatformServices
+from tests.platform.runs.desk.desk_workers import Refused
+from tests.platform.runs.told_training import (
+    ROLLOUTS,
+    RUNS,
+    TRAINING_REWARD,
+    VALIDATION_REWARD,
+    claimed,
+    gone_on,
+    refused,
+    submitted,
+    validate,
 )
-from tests.platform.runs.told_training import RUNS, Told, claimed, done, gone_on, refused, submitted
+from tests.platform.viewer.runs_world import add_run
 
 needs("torch")
-
-
-# -- submit ------------------------------------------------------------------------------------
 
 
 def test_a_submitted_run_can_be_read_by_name_and_id_at_once(
@@ -144,35 +138,6 @@ def test_everything_that_is_wrong_with_a_submit_is_said_at_once(api: TestClient)
     assert said == "there is no built-in model `osmosis/tinny` (did you mean 'osmosis/tiny'?)"
 
 
-@pytest.mark.parametrize(
-    ("changes", "key", "said"),
-    [
-        (
-            {"experiment_config": experiment(model_path="osmosis/tny")},
-            "experiment.model_path",
-            "did you mean",
-        ),
-        ({"experiment_config": experiment(rollout="multiplly")}, "experiment.rollout", "did you mean"),
-        ({"experiment_config": experiment(branch="nain")}, "experiment.branch", "did you mean main?"),
-        (
-            {"training_config": {"rollout_batch_size": 100_000, "n_samples_per_prompt": 2}},
-            "training.rollout_batch_size",
-            "200000 rollouts are more than the 100000",
-        ),
-    ],
-)
-def test_what_cannot_be_trained_is_refused(
-    api: TestClient, changes: dict[str, Any], key: str, said: str
-) -> None:
-    assert said in issue(refused(api, 400, "INVALID_CONFIG", **changes), key)["message"]
-
-
-def test_missing_secrets_and_datasets_are_named_as_for_evaluations(api: TestClient) -> None:
-    body = refused(api, 404, "SECRETS_NOT_FOUND", secrets={"required": ["A_KEY", "B_KEY"]})
-    assert body["error"] == "Secret(s) not found: A_KEY, B_KEY"
-    refused(api, 404, "DATASET_NOT_FOUND", experiment_config=experiment(dataset="multiplyy"))
-
-
 def test_a_minimal_submit_trains_with_defaults_and_says_what_may_not_be_meant(api: TestClient) -> None:
     body = {"experiment_config": experiment(), "advanced_config": {"of_another_trainer": 1}}
     run = api.post(RUNS, json=body).json()
@@ -192,9 +157,7 @@ def test_runs_of_one_kind_are_not_there_for_the_other(api: TestClient) -> None:
     assert_flat_error(api.get(f"/api/cli/eval-runs/{training['name']}"), 404, "NOT_FOUND")
 
 
-def test_a_member_of_another_workspace_sees_nothing(
-    client: TestClient, member: Member, stranger: Member
-) -> None:
+def test_another_workspace_sees_nothing(client: TestClient, member: Member, stranger: Member) -> None:
     client.headers.update(member.headers)
     run = submitted(client)
     client.headers.update(stranger.headers)
@@ -204,20 +167,15 @@ def test_a_member_of_another_workspace_sees_nothing(
     assert_flat_error(client.post(f"{RUNS}/{run['id']}/stop", json={}), 404, "NOT_FOUND")
 
 
-# -- what a worker writes ------------------------------------------------------------------------
-
-
-def test_every_point_of_every_metric_can_be_read_and_each_in_a_line(
-    api: TestClient, services: PlatformServices, clock: ManualClock
-) -> None:
+def test_all_points_can_be_read(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     run = submitted(api)
-    store = Told(services, claimed(services, run["id"]))
+    store = claimed(services, run["id"])
     store.begin(total_steps=40)
-    store.append_steps([done(0, {VALIDATION_REWARD: 0.25}, clock)])
+    store.step(0, {VALIDATION_REWARD: 0.25}, clock)
     for step, reward in enumerate((0.5, 0.25, 0.75), start=1):
         clock.advance(10)
         values = {TRAINING_REWARD: reward, ROLLOUTS: 32, "odd": -1.0, "train/loss": math.nan}
-        store.append_steps([done(step, values, clock)])
+        store.step(step, values, clock)
     metrics = api.get(f"{RUNS}/{run['name']}/metrics").json()
     assert (metrics["status"], metrics["training_run_id"]) == ("running", run["id"])
     assert {key: value for key, value in metrics["overview"].items() if key != "metric_summaries"} == {
@@ -266,11 +224,9 @@ def test_a_run_that_has_not_begun_has_no_metrics(api: TestClient) -> None:
     assert api.get(f"{RUNS}/{run['name']}/checkpoints").json()["checkpoints"] == []
 
 
-def test_the_newest_validation_is_told_row_by_row_until_a_run_goes_on_before_it(
-    api: TestClient, services: PlatformServices
-) -> None:
+def test_the_newest_validation(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     run = submitted(api)
-    store = Told(services, claimed(services, run["id"]))
+    store = claimed(services, run["id"])
     store.begin(total_steps=40)
 
     def told() -> dict[str, object] | None:
@@ -278,35 +234,34 @@ def test_the_newest_validation_is_told_row_by_row_until_a_run_goes_on_before_it(
         return found
 
     assert told() is None
-    validated = [StepRecord(step, 1, {}, validation_rewards={"row": step / 10}) for step in (0, 5)]
-    store.append_steps([*validated, StepRecord(6, 1, {TRAINING_REWARD: 0.5})])
+    for step in (0, 5):
+        store.step(step, {}, clock, row=step / 10)
+    store.step(6, {TRAINING_REWARD: 0.5}, clock)
     assert told() == {"step": 5, "rewards": {"row": 0.5}}
-    store.append_steps(validated[:1])
+    store.step(0, {}, clock, row=0.0)
     assert told() == {"step": 5, "rewards": {"row": 0.5}}
     store.begin(total_steps=40, steps_done=4)
     assert told() == {"step": 5, "rewards": {"row": 0.5}}, "it had begun: that is an exchange repeated late"
-    gone_on(services, run["id"], "worker-2").begin(total_steps=40, steps_done=4)
+    gone_on(store).begin(total_steps=40, steps_done=4)
     assert told() is None
 
 
-def test_a_step_that_is_repeated_replaces_itself(
-    api: TestClient, services: PlatformServices, clock: ManualClock
-) -> None:
+def test_a_repeated_step(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     run = submitted(api)
-    store = Told(services, claimed(services, run["id"]))
+    store = claimed(services, run["id"])
     store.begin(total_steps=4)
     for step in (1, 2, 3):
         values = {TRAINING_REWARD: step / 10, ROLLOUTS: 8, "gone": 1.0}
-        store.append_steps([done(step, values, clock)])
+        store.step(step, values, clock)
     before = api.get(f"{RUNS}/{run['name']}/metrics").json()
-    store.append_steps([done(3, {TRAINING_REWARD: 0.3, ROLLOUTS: 8, "gone": 1.0}, clock)])
+    store.step(3, {TRAINING_REWARD: 0.3, ROLLOUTS: 8, "gone": 1.0}, clock)
     assert api.get(f"{RUNS}/{run['name']}/metrics").json() == before
     # Continued from the checkpoint of step 1: what came after it is computed anew.
-    store = gone_on(services, run["id"], "worker-2")
+    store = gone_on(store)
     store.begin(total_steps=4, steps_done=1)
     standing = api.get(f"{RUNS}/{run['name']}").json()["training_run"]
     assert (standing["current_step"], standing["reward"], standing["examples_processed_count"]) == (1, 0.1, 8)
-    store.append_steps([done(2, {TRAINING_REWARD: 0.2, ROLLOUTS: 8}, clock)])
+    store.step(2, {TRAINING_REWARD: 0.2, ROLLOUTS: 8}, clock)
     series = api.get(f"{RUNS}/{run['name']}/metrics").json()["metrics"]
     assert {each["metric_key"]: len(each["data_points"]) for each in series} == {
         TRAINING_REWARD: 2,
@@ -315,11 +270,9 @@ def test_a_step_that_is_repeated_replaces_itself(
     }
 
 
-def test_checkpoints_are_listed_by_step_and_kept_once(
-    api: TestClient, services: PlatformServices, member: Member
-) -> None:
+def test_checkpoints_are_listed_by_step_and_kept_once(api: TestClient, services: PlatformServices) -> None:
     run = submitted(api)
-    store = Told(services, claimed(services, run["id"]))
+    store = claimed(services, run["id"])
     assert store.add_checkpoint(10, reward=0.5) == f"{run['name']}-step-10"
     store.add_checkpoint(5)
     first = api.get(f"{RUNS}/{run['name']}/checkpoints").json()
@@ -334,38 +287,24 @@ def test_checkpoints_are_listed_by_step_and_kept_once(
         (5, "uploaded"),
         (10, "uploaded"),
     ]
-    found = services.lora_models.get(member.workspace.id, f"{run['name']}-step-10").model
-    assert set(found.files) == {"adapter_config.json", "adapter_model.safetensors"}
-    stored = found.files["adapter_model.safetensors"]
-    with services.blobs.open(stored["blob_key"]) as content:
-        assert content.read() == b"others"
-    assert (stored["size"], found.reward) == (6, 0.75)
-    # Storing it again has left nothing behind.
-    assert len(list(services.blobs.keys(f"runs/{run['id']}/checkpoints/10"))) == 2
+    path = f"/api/cli/models/{run['name']}-step-10"
+    assert api.get(path).json()["reward"] == 0.75
+    download = {file["path"]: file["url"] for file in api.get(f"{path}/download").json()["files"]}
+    assert {name: api.get(url).content for name, url in download.items()} == {
+        "adapter_config.json": b"{}",
+        "adapter_model.safetensors": b"others",
+    }
+    stored = list(services.blobs.keys(f"runs/{run['id']}/checkpoints"))
+    store.add_checkpoint(10, b"others", reward=0.75)
+    assert list(services.blobs.keys(f"runs/{run['id']}/checkpoints")) == stored, "nothing is left behind"
 
 
-def test_a_report_has_the_size_that_the_platform_tells_of_an_adapter(
-    api: TestClient, services: PlatformServices, tmp_path: Path
-) -> None:
+def test_marks_on_the_curves(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     run = submitted(api)
-    store = Told(services, claimed(services, run["id"]))
-    store.add_checkpoint(5, bytes(20478))
-    told = api.get(f"{RUNS}/{run['name']}/checkpoints").json()
-    detail = TrainingRunDetail.model_validate(api.get(f"{RUNS}/{run['name']}").json())
-    saved = tuple(CheckpointList.model_validate(told).checkpoints)
-    report = ReportFile(tmp_path / "run.html")
-    report_training(DescribedTraining(detail, checkpoints=saved), report)
-    assert f'{run["name"]}-step-5</th><td class="number">5</td>' in report.path.read_text()
-    assert '<td class="number">20.0 KB</td>' in report.path.read_text()
-
-
-def test_a_report_has_the_marks_of_what_the_log_tells_of_the_curves(
-    api: TestClient, services: PlatformServices, clock: ManualClock, tmp_path: Path
-) -> None:
-    run = submitted(api)
-    store = Told(services, claimed(services, run["id"]))
+    store = claimed(services, run["id"])
     store.begin(total_steps=4)
-    store.append_steps([done(step, {TRAINING_REWARD: 0.1 * step}, clock) for step in (1, 2)])
+    for step in (1, 2):
+        store.step(step, {TRAINING_REWARD: 0.1 * step}, clock)
     path = f"{RUNS}/{run['name']}"
     assert "marks" not in api.get(f"{path}/metrics").json()
     plans = [LogLine("the plan", step=PLAN, details={"steps_done": steps}) for steps in (0, 1)]
@@ -377,59 +316,32 @@ def test_a_report_has_the_marks_of_what_the_log_tells_of_the_curves(
         {"step": 1, "kind": "restart", "text": "went on after step 1"},
         {"step": 2, "kind": "warning", "text": "rewards <are> the same"},
     ]
-    detail = TrainingRunDetail.model_validate(api.get(path).json())
-    metrics = TrainingMetrics.model_validate(told)
-    report = ReportFile(tmp_path / "run.html")
-    report_training(DescribedTraining(detail, metrics=metrics), report)
-    page = report.path.read_text()
-    assert "step 2: rewards &lt;are&gt; the same" in page and "another thing" not in page
-    assert page.count("<title>went on after step 1</title>") == 1
 
 
-def test_of_an_adapter_without_files_no_size_is_told(api: TestClient, services: PlatformServices) -> None:
+def test_a_replaced_worker(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     run = submitted(api)
-    Told(services, claimed(services, run["id"])).add_checkpoint(5)
-    with services.db.transaction() as session:
-        session.execute(update(DbLoraModel).where(DbLoraModel.run_id == run["id"]).values(files={}))
-    (checkpoint,) = api.get(f"{RUNS}/{run['name']}/checkpoints").json()["checkpoints"]
-    assert "size" not in checkpoint
-
-
-def test_a_worker_that_was_replaced_writes_nothing(
-    api: TestClient, services: PlatformServices, clock: ManualClock
-) -> None:
-    run = submitted(api)
-    late = Told(services, claimed(services, run["id"], "worker-1"))
+    late = claimed(services, run["id"])
     late.begin(total_steps=3)
-    late.append_steps([done(1, {TRAINING_REWARD: 0.1}, clock)])
+    late.step(1, {TRAINING_REWARD: 0.1}, clock)
     clock.advance(60)
-    store = Told(services, claimed(services, run["id"], "worker-2"))
+    store = claimed(services, run["id"])
     writes = (
         lambda: late.begin(total_steps=9),
-        lambda: late.append_steps([done(2, {TRAINING_REWARD: 0.9}, clock)]),
+        lambda: late.step(2, {TRAINING_REWARD: 0.9}, clock),
         lambda: late.add_checkpoint(2),
     )
     for write in writes:
-        with pytest.raises(LeaseLostError):
+        with pytest.raises(Refused, match="LEASE_LOST"):
             write()
     metrics = api.get(f"{RUNS}/{run['name']}/metrics").json()
     assert metrics["overview"]["latest_step"] == 1
     assert metrics["overview"]["total_steps"] == 3
     assert api.get(f"{RUNS}/{run['name']}/checkpoints").json()["checkpoints"] == []
-    store.append_steps([done(2, {TRAINING_REWARD: 0.2}, clock)])
+    store.step(2, {TRAINING_REWARD: 0.2}, clock)
     assert api.get(f"{RUNS}/{run['name']}").json()["training_run"]["reward"] == 0.2
 
 
-def test_the_metrics_that_the_platform_reads_are_those_the_trainer_writes() -> None:
-    assert {ROLLOUTS, TRAINING_REWARD, VALIDATION_REWARD} <= set(TITLES)
-
-
-# -- stop --------------------------------------------------------------------------------------
-
-
-def test_a_pending_run_stops_at_once_and_a_running_one_is_asked(
-    api: TestClient, services: PlatformServices
-) -> None:
+def test_a_running_run_is_asked_to_stop(api: TestClient, services: PlatformServices) -> None:
     waiting, running = submitted(api), submitted(api)
     claimed(services, running["id"])
     assert api.post(f"{RUNS}/{waiting['name']}/stop", json={}).json() == {
@@ -439,3 +351,55 @@ def test_a_pending_run_stops_at_once_and_a_running_one_is_asked(
     assert api.post(f"{RUNS}/{running['name']}/stop", json={}).json()["status"] == "stopping"
     lines = api.get(f"{RUNS}/{running['name']}/logs").json()["logs"]
     assert "asked for the run to stop" in lines[-1]["message"]
+
+
+@pytest.fixture
+def run_id(services: PlatformServices, member: Member) -> str:
+    return add_run(services, member, "keen-owl", kind="training", status="running", completed_at=None).id
+
+
+def page(api: TestClient, run: str, **query: Any) -> dict[str, Any]:
+    found: dict[str, Any] = api.get(f"{RUNS}/{run}/validation", params=query).json()
+    return found
+
+
+def test_validation_samples_page_by_page(api: TestClient, services: PlatformServices, run_id: str) -> None:
+    assert page(api, "keen-owl") == {}
+    validate(services, run_id, 4)
+    first = page(api, "keen-owl", limit=2)
+    rest = page(api, run_id, limit=2, cursor=first["next_cursor"])
+    assert [each["row"] for each in (*first["samples"], *rest["samples"])] == [2, 1, 0]
+    assert (first["step"], first["total"], first["pass_threshold"]) == (4, 3, 1.0)
+    assert (first["samples"][1]["notes"], first["samples"][0]["error"]) == ("Nearly.", "no")
+    assert "next_cursor" not in rest
+
+
+def test_a_cursor_of_an_older_validation(api: TestClient, services: PlatformServices, run_id: str) -> None:
+    validate(services, run_id, 4)
+    cursor = page(api, run_id, limit=1)["next_cursor"]
+    validate(services, run_id, 8)
+    assert_flat_error(api.get(f"{RUNS}/keen-owl/validation", params={"cursor": cursor}), 409, "CONFLICT")
+    assert_flat_error(api.get(f"{RUNS}/keen-owl/validation", params={"cursor": "x"}), 400, "VALIDATION")
+
+
+def test_a_validation_conversation(api: TestClient, services: PlatformServices, run_id: str) -> None:
+    validate(services, run_id, 4)
+    said = api.get(f"{RUNS}/keen-owl/validation/1/0").json()
+    assert json.loads(said["text"]) == {"steps": [4]} and said["size"] == len(said["text"])
+    missing = api.get(f"{RUNS}/keen-owl/validation/0/0").json()
+    assert (missing.get("text"), missing["missing"]) == (
+        None,
+        "The platform has no trajectory of this sample.",
+    )
+    for place in ("9999999999999999999999/0", "-1/0"):
+        assert api.get(f"{RUNS}/keen-owl/validation/{place}").json()["missing"]
+    assert api.get(f"{RUNS}/keen-owl/validation/x/0").status_code in (400, 404, 422)
+
+
+def test_a_stranger_finds_no_such_run(
+    api: TestClient, services: PlatformServices, run_id: str, stranger: Member
+) -> None:
+    validate(services, run_id, 4)
+    for run in ("keen-owl", run_id):
+        for path in ("validation", "validation/1/0"):
+            assert_flat_error(api.get(f"{RUNS}/{run}/{path}", headers=stranger.headers), 404, "NOT_FOUND")

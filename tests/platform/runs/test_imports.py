@@ -1,15 +1,15 @@
-"""Uploads whose time is over: what is cut off while they are forgotten is made up for, and nobody loses what went on."""
+"""Uploads of local runs: what is cut off or asked for at once loses nothing."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.db.tables import DbEvalImport
-from osmosis_ai.platform.runs.imports.sessions import EvalImportStore
-from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock
 from tests.platform.local_runs import IMPORTS, LocalRun
+from tests.platform.platform_parts import PlatformServices
 
 DAY_S = 24 * 3600
 
@@ -45,17 +45,17 @@ def test_an_upload_that_became_a_run_while_it_was_about_to_be_forgotten_keeps_it
     run = LocalRun()
     session = api.post(IMPORTS, json=run.start()).json()["session_id"]
     run.send(api, session)
-    forget = EvalImportStore._forget
+    forget = services.eval_imports._forget
 
-    def slowly(store: EvalImportStore, row: DbEvalImport) -> None:
+    def slowly(row: Any) -> None:
         # Its end was asked for in time, and took until now.
         clock.jump(-60)
         assert api.post(f"{IMPORTS}/{session}/finalize", json={}).status_code == 200
         clock.jump(60)
-        forget(store, row)
+        forget(row)
 
     clock.advance(DAY_S + 1)
-    monkeypatch.setattr(EvalImportStore, "_forget", slowly)
+    monkeypatch.setattr(services.eval_imports, "_forget", slowly)
     services.eval_imports.tidy()
     services.run_deletion.finish()
     assert len(list(services.blobs.keys("runs"))) >= len(run.files)

@@ -1,30 +1,32 @@
-"""The commit of a run is packed when it is submitted: once, for as long as somebody may want it."""
+"""The commit of a run is packed once, for as long as it is wanted; nothing of its archive gets out of its directory."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import shutil
+import tarfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from osmosis_ai.platform.blobs.store import BlobStoreError
 from osmosis_ai.platform.db.tables import DbRun, DbSourceArchive
 from osmosis_ai.platform.gitsync.git import GitError
-from osmosis_ai.platform.runs import source_archives
 from osmosis_ai.platform.runs.source_archives import WANTED_FOR
 from osmosis_ai.platform.runs.submit import packing
+from osmosis_ai.platform.runs.work import source_archive
+from osmosis_ai.platform.runs.work.source_archive import SourceArchiveError, unpack_source
 from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import ManualClock, Member
+from tests.platform.conftest import ManualClock
 from tests.platform.evaluations import Code, Submits, submit_body, wait_until
-from tests.platform.runs.desk.desk_workers import ANY, DeskWorker, offer
+from tests.platform.runs.desk.desk_workers import DeskWorker
 
 SUBMITS = Submits("/api/cli/eval-runs", submit_body)
 Export = Callable[..., Any]
@@ -60,9 +62,7 @@ def stored(services: PlatformServices) -> list[str]:
     return sorted(services.blobs.keys("sources"))
 
 
-def test_a_mirror_that_is_lost_after_the_submit_is_missed_by_nobody(
-    api: TestClient, services: PlatformServices, code: Code
-) -> None:
+def test_a_mirror_lost_after_the_submit(api: TestClient, services: PlatformServices, code: Code) -> None:
     SUBMITS.taken(api)
     (archive,) = archives(services)
     assert archive.sha256 in archive.blob_key and archive.commit_sha == code.head
@@ -93,76 +93,6 @@ def test_an_archive_whose_bytes_are_gone_is_made_again(
     assert hashlib.sha256(given.blob(source.url)).hexdigest() == archive.sha256
 
 
-def alter(services: PlatformServices, archive: DbSourceArchive) -> None:
-    """Put other bytes of the same size in an archive's place."""
-    services.blobs.put(archive.blob_key, io.BytesIO(b"x" * archive.size))
-
-
-@pytest.mark.parametrize("when", ["before the submit", "before the claim"])
-def test_an_archive_of_other_bytes_is_made_again_when_a_worker_met_them(
-    api: TestClient, services: PlatformServices, exports: Exports, code: Code, when: str
-) -> None:
-    SUBMITS.taken(api)
-    (archive,) = archives(services)
-    lost = DeskWorker.claims(services)
-    alter(services, archive)
-    lost.releases(setback="the archive has other bytes than announced")
-    if when == "before the submit":
-        SUBMITS.taken(api)
-    for _ in range(2 if when == "before the submit" else 1):
-        given = DeskWorker.claims(services)
-        source = given.assignment.source
-        assert source is not None and (source.sha256, source.size) == (archive.sha256, archive.size)
-        assert hashlib.sha256(given.blob(source.url)).hexdigest() == archive.sha256
-    assert exports.count == 2
-    (again,) = archives(services)
-    assert again.blob_key != archive.blob_key
-
-
-def test_an_archive_is_read_once_for_a_setback_and_not_made_again_where_it_is_right(
-    api: TestClient, services: PlatformServices, exports: Exports, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    SUBMITS.taken(api)
-    (archive,) = archives(services)
-    read: list[str] = []
-    opened = services.blobs.open
-
-    def open_blob(key: str) -> BinaryIO:
-        read.append(key)
-        return opened(key)
-
-    monkeypatch.setattr(services.blobs, "open", open_blob)
-    DeskWorker.claims(services).releases(setback="the model answers nothing")
-    for _ in range(2):
-        DeskWorker.claims(services).releases()
-    assert (read, exports.count) == ([archive.blob_key], 1)
-    DeskWorker.claims(services).releases(setback="the store is away", store_away=True)
-    DeskWorker.claims(services).releases()
-    assert read == [archive.blob_key], "a store that is away is no doubt about its bytes"
-    DeskWorker.claims(services).releases(setback="its disk is full", of_machine=True)
-    assert DeskWorker.claims(services).assignment.source is not None
-    assert (read, exports.count) == ([archive.blob_key], 1)
-
-
-def test_an_archive_that_can_not_be_read_just_now_stays_doubted(
-    api: TestClient, services: PlatformServices, exports: Exports, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    SUBMITS.taken(api)
-    (archive,) = archives(services)
-    lost = DeskWorker.claims(services)
-    alter(services, archive)
-    lost.releases(setback="the archive has other bytes than announced")
-
-    def away(_: str) -> BinaryIO:
-        raise BlobStoreError("the store is away.")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(services.blobs, "open", away)
-        DeskWorker.claims(services).releases()
-    assert exports.count == 1
-    assert DeskWorker.claims(services).assignment.source is not None and exports.count == 2
-
-
 def test_submits_at_once_pack_their_commit_once(
     api: TestClient, services: PlatformServices, exports: Exports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,11 +118,6 @@ def test_submits_at_once_pack_their_commit_once(
     assert exports.count == 1, "nor afterwards"
 
 
-def test_asking_beforehand_packs_nothing(api: TestClient, exports: Exports) -> None:
-    assert api.post(f"{SUBMITS.route}/check", json=submit_body()).status_code == 200
-    assert exports.count == 0
-
-
 def test_a_large_commit_holds_no_submit_up_and_its_run_waits_and_says_so(
     api: TestClient, services: PlatformServices, exports: Exports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,30 +139,6 @@ def test_a_large_commit_holds_no_submit_up_and_its_run_waits_and_says_so(
     wait_until(may_be_claimed)
     assert DeskWorker.claims(services).assignment.source is not None
     assert "waits" not in api.get(f"{SUBMITS.route}/{run['name']}").json()
-
-
-def test_a_claim_waits_little_for_a_commit_that_takes_long_and_other_runs_go_first(
-    api: TestClient,
-    services: PlatformServices,
-    exports: Exports,
-    clock: ManualClock,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(packing, "PACK_WAIT_S", 0.01)
-    monkeypatch.setattr(source_archives, "FOUND_WITHIN_S", 0.01)
-    exports.go_on.clear()
-    name = api.post(SUBMITS.route, json=submit_body()).json()["name"]
-    clock.advance(180)
-    try:
-        assert services.desk.claim(offer(), ANY) is None
-        assert services.desk.claim(offer(), ANY) is None, "nor is it the first one again at once"
-        wait_until(lambda: exports.count)
-        assert exports.count == 1
-    finally:
-        exports.go_on.set()
-    wait_until(lambda: len(archives(services)) == 1)
-    clock.advance(11)
-    assert DeskWorker.claims(services).assignment.run.name == name
 
 
 def test_a_commit_that_no_run_can_take_is_refused_in_a_sentence(
@@ -271,23 +172,97 @@ def test_archives_go_when_no_run_that_could_be_executed_refers_to_them(
     assert len(archives(services)) == 1
 
 
-def test_an_archive_is_kept_for_a_submit_whose_run_is_on_its_way(
-    services: PlatformServices, member: Member, clock: ManualClock, code: Code
-) -> None:
-    repository = member.repository
-    assert services.sources.prepare(repository, code.head).result(timeout=120).size
-    clock.advance(2 * WANTED_FOR.total_seconds())
-    services.sources.prepare(repository, code.head)
-    services.sources.sweep()
-    assert len(archives(services)) == 1
-    clock.advance(2 * WANTED_FOR.total_seconds())
-    services.sources.sweep()
-    assert archives(services) == []
-
-
 def test_what_a_crash_left_of_an_archive_is_swept(services: PlatformServices, tmp_path: Path) -> None:
     (tmp_path / "left").write_bytes(b"packed")
     with (tmp_path / "left").open("rb") as file:
         services.blobs.put("sources/wsp_1/left.tar.gz", file)
     services.sources.sweep()
     assert stored(services) == []
+
+
+def archive_of(path: Path, *entries: tuple[str, str, str | bytes]) -> Path:
+    """Write an archive of (kind, name, content or destination)."""
+    kinds = {
+        "link": tarfile.SYMTYPE,
+        "hard": tarfile.LNKTYPE,
+        "pipe": tarfile.FIFOTYPE,
+        "device": tarfile.CHRTYPE,
+    }
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as archive:
+        for kind, name, content in entries:
+            entry = tarfile.TarInfo(name)
+            if isinstance(content, bytes):
+                entry.size, entry.mode = len(content), 0o755 if kind == "program" else 0o4644
+                archive.addfile(entry, io.BytesIO(content))
+                continue
+            entry.type, entry.linkname = kinds[kind], content
+            archive.addfile(entry)
+    return path
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "source"
+
+
+def test_an_archive_replaces_what_was_there(tmp_path: Path, target: Path) -> None:
+    target.mkdir(parents=True)
+    (target / "left.txt").write_text("of an agent")
+    archive = archive_of(
+        tmp_path / "a.tar.gz",
+        ("link", "rollouts/a/shared", "../../shared"),
+        ("file", "rollouts/a/main.py", b"print()"),
+        ("program", "run.sh", b"#!/bin/sh"),
+        ("file", "shared/x.txt", b"x"),
+    )
+    unpack_source(archive, target)
+    assert sorted(path.name for path in target.rglob("*") if path.is_file()) == ["main.py", "run.sh", "x.txt"]
+    assert (target / "rollouts/a/shared/x.txt").read_bytes() == b"x"
+    assert (target / "run.sh").stat().st_mode & 0o7777 == 0o755
+    assert (target / "shared/x.txt").stat().st_mode & 0o7111 == 0
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        ("file", "../out.txt", b"x"),
+        ("file", "/tmp/out.txt", b"x"),
+        ("file", "a/../../out.txt", b"x"),
+        ("file", "a//b", b"x"),
+        ("link", "out", "/etc"),
+        ("link", "out", "../.."),
+        ("hard", "passwd", "/etc/passwd"),
+        ("pipe", "pipe", ""),
+        ("device", "null", ""),
+    ],
+)
+def test_a_hostile_entry_is_refused(
+    tmp_path: Path, target: Path, entry: tuple[str, str, str | bytes]
+) -> None:
+    target.mkdir(parents=True)
+    (target / "before").touch()
+    archive = archive_of(tmp_path / "a.tar.gz", ("file", "fine", b"x"), entry)
+    with pytest.raises(SourceArchiveError):
+        unpack_source(archive, target)
+    assert [path.name for path in target.iterdir()] == ["before"]
+    assert not (tmp_path / "out.txt").exists() and not (target.parent / "out.txt").exists()
+
+
+def test_no_file_goes_through_a_link_and_no_path_is_there_twice(tmp_path: Path, target: Path) -> None:
+    through = archive_of(tmp_path / "a.tar.gz", ("link", "d", ".."), ("file", "d/out.txt", b"x"))
+    twice = archive_of(tmp_path / "b.tar.gz", ("file", "a", b"x"), ("file", "a", b"y"))
+    for archive in (through, twice):
+        with pytest.raises(SourceArchiveError):
+            unpack_source(archive, target)
+        assert not target.exists() and not (tmp_path / "run" / "out.txt").exists()
+
+
+def test_no_archive_or_too_much(tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.tar.gz").write_bytes(b"no archive")
+    (tmp_path / "b.tar.gz").write_bytes(gzip.compress(b"x" * 5000)[:-20])
+    monkeypatch.setattr(source_archive, "MAX_SOURCE_BYTES", 1000)
+    archive_of(tmp_path / "c.tar.gz", ("file", "a", b"x" * 600), ("file", "b", b"x" * 600))
+    for name in "abc":
+        with pytest.raises(SourceArchiveError):
+            unpack_source(tmp_path / f"{name}.tar.gz", target)
+        assert not target.exists()

@@ -8,30 +8,22 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import insert
 
 from osmosis_ai._version import __version__
-from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.runs.leases import Leases
-from osmosis_ai.platform.runs.submit import submitter as submit_module
-from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
 from tests.platform.evaluations import Code, Submits, add_dataset, experiment, git, issue, submit_body
+from tests.platform.platform_parts import DbRun, PlatformServices
+from tests.platform.runs.desk.desk_workers import DeskWorker
+from tests.platform.viewer.runs_world import add_run
 
 RUNS = "/api/cli/eval-runs"
 SUBMITS = Submits(RUNS, submit_body)
 submitted, refused = SUBMITS.taken, SUBMITS.refused
-
-
-# -- submit ------------------------------------------------------------------------------------
+SUBMITTER = "osmosis_ai.platform.runs.submit.submitter"
 
 
 def test_a_submitted_run_can_be_read_by_name_and_id_at_once(
-    api: TestClient,
-    code: Code,
-    member: Member,
-    services: PlatformServices,
-    monkeypatch: pytest.MonkeyPatch,
+    api: TestClient, code: Code, member: Member, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = submitted(api, advanced_config={"engine": {"max_parallel": 6}}, env_config={"LOG_LEVEL": "DEBUG"})
     assert set(run) == {"id", "name", "status", "created_at", "platform_url"}
@@ -208,9 +200,7 @@ def test_a_dataset_that_is_not_ready_is_refused_with_the_reason(
     assert said in body["error"]
 
 
-def test_a_dataset_of_another_workspace_is_not_there(
-    api: TestClient, services: PlatformServices, stranger: Member
-) -> None:
+def test_another_workspaces_dataset(api: TestClient, services: PlatformServices, stranger: Member) -> None:
     add_dataset(services, stranger, "theirs")
     refused(api, 404, "DATASET_NOT_FOUND", experiment_config=experiment(dataset="theirs"))
 
@@ -234,9 +224,7 @@ def test_a_dataset_of_another_workspace_is_not_there(
         ({"dataset": "d" * 300}, "experiment.dataset", "must not be longer than 255"),
     ],
 )
-def test_code_and_models_that_are_not_there_are_refused(
-    api: TestClient, changes: dict[str, str], key: str, said: str
-) -> None:
+def test_missing_code_and_models(api: TestClient, changes: dict[str, str], key: str, said: str) -> None:
     body = refused(api, 400, "INVALID_CONFIG", experiment_config=experiment(**changes))
     assert said in issue(body, key)["message"]
 
@@ -248,13 +236,6 @@ def test_code_that_is_not_committed_is_refused(api: TestClient, code: Code) -> N
     git(code.path, "update-ref", "-d", "refs/heads/main")
     body = refused(api, 400, "INVALID_CONFIG")
     assert "has no commit on its default branch" in issue(body, "experiment.branch")["message"]
-
-
-def test_a_model_that_nobody_serves_is_said_beside_all_else(api: TestClient) -> None:
-    wrong = experiment(model_path="osmosis/huge", rollout="../multiply")
-    body = refused(api, 400, "INVALID_CONFIG", experiment_config=wrong, evaluation_config={"n": 0})
-    keys = {each["key"] for each in body["issues"]}
-    assert keys == {"experiment.model_path", "experiment.rollout", "evaluation.n"}
 
 
 def test_a_commit_that_was_just_pushed_is_what_runs(api: TestClient, code: Code) -> None:
@@ -280,7 +261,7 @@ def test_a_submit_does_not_wait_for_a_host_that_does_not_answer(
     api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silence = threading.Event()
-    monkeypatch.setattr(submit_module, "SYNC_WAIT_S", 0.05)
+    monkeypatch.setattr(f"{SUBMITTER}.SYNC_WAIT_S", 0.05)
     monkeypatch.setattr(services.rollouts, "sync", lambda _id: silence.wait(300))
     try:
         body = refused(api, 502, "REPOSITORY_NOT_FETCHED")
@@ -301,9 +282,7 @@ def test_all_missing_secrets_are_named(api: TestClient, services: PlatformServic
     assert body["missing"] == ["B_KEY", "A_KEY"]
 
 
-def test_given_values_are_sealed_for_the_run_and_never_come_back(
-    api: TestClient, services: PlatformServices, member: Member
-) -> None:
+def test_secret_values_never_come_back(api: TestClient, services: PlatformServices, member: Member) -> None:
     services.secrets.put(member.workspace.id, member.user.id, "STORED", "one", "workspace")
     services.secrets.put(member.workspace.id, member.user.id, "STORED", "two", "user")
     run = submitted(api, secrets={"required": ["STORED", "GIVEN"], "provided": {"GIVEN": "sk-canary-4417"}})
@@ -322,9 +301,7 @@ def test_given_values_are_sealed_for_the_run_and_never_come_back(
         assert session.get_one(DbRun, run["id"]).sealed_secrets is None
 
 
-def test_without_a_limit_a_tenth_of_the_rows_is_drawn_with_a_recorded_seed(
-    api: TestClient, services: PlatformServices, member: Member
-) -> None:
+def test_without_a_limit_rows_are_drawn(api: TestClient, services: PlatformServices, member: Member) -> None:
     run = submitted(api, evaluation_config={})
     detail = api.get(f"{RUNS}/{run['name']}").json()
     assert detail["results"]["sampled_rows"] == 20
@@ -343,14 +320,14 @@ def test_two_submits_at_once_get_two_names(
 ) -> None:
     # So few names that every other draw is taken.
     monkeypatch.setattr(
-        submit_module, "draw_name", lambda draws, tries: f"amber-otter-{draws.randint(1, 12 + 4 * tries)}"
+        f"{SUBMITTER}.draw_name", lambda draws, tries: f"amber-otter-{draws.randint(1, 12 + 4 * tries)}"
     )
     with ThreadPoolExecutor(8) as threads:
         runs = list(threads.map(lambda _: submitted(api), range(12)))
     assert len({run["name"] for run in runs}) == 12
 
 
-def test_a_member_of_another_workspace_sees_nothing(
+def test_another_workspace_sees_nothing(
     client: TestClient, member: Member, stranger: Member, services: PlatformServices
 ) -> None:
     client.headers.update(member.headers)
@@ -372,11 +349,6 @@ def test_a_member_of_another_workspace_sees_nothing(
         assert session.get_one(DbRun, run["id"]).status == "pending"
 
 
-def test_a_run_that_is_not_there_is_not_found(api: TestClient) -> None:
-    for name in ("amber-otter-1", "run_x", "%2F", "a%20b", "x" * 300):
-        assert_flat_error(api.get(f"{RUNS}/{name}"), 404, "NOT_FOUND")
-
-
 def test_a_misspelled_run_is_suggested(api: TestClient) -> None:
     name = submitted(api)["name"]
     said = assert_flat_error(api.get(f"{RUNS}/{name}0"), 404, "NOT_FOUND")["error"]
@@ -385,36 +357,11 @@ def test_a_misspelled_run_is_suggested(api: TestClient) -> None:
     assert said == "there is no evaluation run '@@@' in this workspace; see `osmosis eval list`."
 
 
-# -- lists -------------------------------------------------------------------------------------
-
-
-def add_runs(services: PlatformServices, member: Member, count: int) -> None:
-    moment = services.clock.now()
-    rows = [
-        {
-            "id": f"run_{number:06d}",
-            "workspace_id": member.workspace.id,
-            "kind": "eval",
-            "name": f"amber-otter-{number}",
-            "status": "finished",
-            "created_at": moment,
-            "request": submit_body(),
-            "rollout_name": "multiply",
-            "dataset_name": "multiply",
-            "model_path": "osmosis/tiny",
-            "seed": 0,
-            "attempt": 1,
-        }
-        for number in range(count)
-    ]
-    with services.db.transaction() as session:
-        session.execute(insert(DbRun), rows)
-
-
 def test_runs_are_listed_newest_first_page_by_page(
     api: TestClient, services: PlatformServices, member: Member, clock: ManualClock
 ) -> None:
-    add_runs(services, member, 70)
+    for number in range(70):
+        add_run(services, member, f"amber-otter-{number}")
     clock.advance(60)
     newest = submitted(api)
     first = api.get(RUNS).json()
@@ -432,9 +379,6 @@ def test_runs_are_listed_newest_first_page_by_page(
     assert_flat_error(api.get(RUNS, params={"limit": 51}), 400, "VALIDATION_FAILED")
 
 
-# -- stop --------------------------------------------------------------------------------------
-
-
 def test_a_pending_run_is_stopped_at_once(api: TestClient) -> None:
     run = submitted(api)
     assert api.post(f"{RUNS}/{run['name']}/stop", json={}).json()["status"] == "stopped"
@@ -446,7 +390,7 @@ def test_a_pending_run_is_stopped_at_once(api: TestClient) -> None:
 
 def test_a_running_run_is_asked_to_stop_once(api: TestClient, services: PlatformServices) -> None:
     run = submitted(api)
-    assert Leases(services.db, services.clock).claim(run["id"], "w") is not None
+    DeskWorker.claims(services, run_id=run["id"])
     for _ in range(2):
         assert api.post(f"{RUNS}/{run['name']}/stop", json={}).json()["status"] == "stopping"
     said = [line["message"] for line in api.get(f"{RUNS}/{run['name']}/logs").json()["logs"]]

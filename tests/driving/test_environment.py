@@ -499,7 +499,6 @@ def unmet(tmp_path: Path, *dependencies: str, more: str = "", head: str = "") ->
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
     ("requirement", "problem"),
     [

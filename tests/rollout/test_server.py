@@ -675,28 +675,28 @@ class Time:
 
 
 @pytest.fixture
-def time_of_callback_delivery() -> Time:
+def held_time() -> Time:
     return Time()
 
 
 @pytest.fixture
-async def delivery(time_of_callback_delivery: Time) -> AsyncIterator[CallbackDelivery]:
-    made = CallbackDelivery(sleep=time_of_callback_delivery.sleep, clock=time_of_callback_delivery.clock)
+async def delivery(held_time: Time) -> AsyncIterator[CallbackDelivery]:
+    made = CallbackDelivery(sleep=held_time.sleep, clock=held_time.clock)
     yield made
     await made.close()
 
 
 @pytest.fixture
-def patient(time_of_callback_delivery: Time, monkeypatch: pytest.MonkeyPatch) -> Time:
-    """Servers built in this test wait in the test's own time_of_callback_delivery."""
+def patient(held_time: Time, monkeypatch: pytest.MonkeyPatch) -> Time:
+    """Servers built in this test wait in the test's own time."""
     monkeypatch.setattr(
         app,
         "CallbackDelivery",
         lambda: CallbackDelivery(
-            sleep=time_of_callback_delivery.sleep, clock=time_of_callback_delivery.clock
+            sleep=held_time.sleep, clock=held_time.clock
         ),
     )
-    return time_of_callback_delivery
+    return held_time
 
 
 BUSY: list[tuple[int, dict[str, Any]]] = [(503, {"detail": "busy"})]
@@ -709,7 +709,7 @@ async def run_one(controller: Controller) -> None:
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 async def test_a_controller_in_trouble_is_asked_again_with_growing_pauses(
-    controller: Controller, delivery: CallbackDelivery, time_of_callback_delivery: Time, status: int
+    controller: Controller, delivery: CallbackDelivery, held_time: Time, status: int
 ) -> None:
     controller.answers["completion"] = [(status, {})] * 5
     url = controller.init_body()["completion_callback_url"]
@@ -719,17 +719,17 @@ async def test_a_controller_in_trouble_is_asked_again_with_growing_pauses(
     assert answer == b'{"ok": true}'
     assert [
         round(pause / wanted)
-        for pause, wanted in zip(time_of_callback_delivery.pauses, [0.5, 1, 2, 4, 8], strict=True)
+        for pause, wanted in zip(held_time.pauses, [0.5, 1, 2, 4, 8], strict=True)
     ] == [1] * 5
     assert all(
         0.75 <= pause / wanted <= 1.25
-        for pause, wanted in zip(time_of_callback_delivery.pauses, [0.5, 1, 2, 4, 8], strict=True)
+        for pause, wanted in zip(held_time.pauses, [0.5, 1, 2, 4, 8], strict=True)
     )
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 409, 422, 302])
 async def test_a_refusal_is_final(
-    controller: Controller, delivery: CallbackDelivery, time_of_callback_delivery: Time, status: int
+    controller: Controller, delivery: CallbackDelivery, held_time: Time, status: int
 ) -> None:
     controller.answers["completion"] = [(status, {"detail": "no"})]
     url = controller.init_body()["completion_callback_url"]
@@ -738,11 +738,11 @@ async def test_a_refusal_is_final(
         await delivery.deliver(url, b"{}", None)
 
     assert caught.value.refused
-    assert time_of_callback_delivery.pauses == []
+    assert held_time.pauses == []
 
 
 async def test_a_controller_that_is_down_is_waited_for(
-    delivery: CallbackDelivery, time_of_callback_delivery: Time
+    delivery: CallbackDelivery, held_time: Time
 ) -> None:
     async with Controller().serving() as gone:
         url = gone.init_body()["completion_callback_url"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.platform.runs.eval_results import live_results
-from tests.evaluation.test_headline import estimates_of
+from tests.evaluation.test_metrics import estimates_of
 
 UNDER_WAY = ProgressSnapshot(
     completed=3,

@@ -569,7 +569,7 @@ def whole_number(solution_str: str, ground_truth: str, extra_info: dict = {}) ->
     return 1
 
 
-def leaves_of_eval_functions(solution_str: str, **_: Any) -> float:
+def exits(solution_str: str, **_: Any) -> float:
     sys.exit(3)
 
 
@@ -596,7 +596,7 @@ async def cancels(solution_str: str, **_: Any) -> float:
         (lambda solution_str, **_: 1 / 0, "ZeroDivisionError: division by zero"),
         (whole_number, "`whole_number` must return a float, and returned int: 1."),
         (lacks, "TypeError: lacks() got an unexpected keyword argument 'extra_info'"),
-        (leaves_of_eval_functions, "RuntimeError: the function raised SystemExit: 3"),
+        (exits, "RuntimeError: the function raised SystemExit: 3"),
         (runs_out, "RuntimeError: the function raised StopIteration"),
         (cancels, "RuntimeError: the code cancelled its own task"),
     ],

@@ -253,11 +253,7 @@ KEY = "s3cret-value"
 
 
 def said(logged_world: World) -> list[str]:
-    return [
-        line
-        for line in logged_world.directory.log.read_text().splitlines()
-        if "artifacts" in line
-    ]
+    return [line for line in logged_world.directory.log.read_text().splitlines() if "artifacts" in line]
 
 
 @pytest.fixture
@@ -303,9 +299,7 @@ def test_what_is_no_file_or_has_a_name_that_can_not_travel_is_said_once_with_why
     assert [path.name for path in copied.iterdir()] == ["kept.txt"]
 
 
-def test_a_link_in_the_place_of_the_artifacts_is_said(
-    logged_world: World, tmp_path: Path
-) -> None:
+def test_a_link_in_the_place_of_the_artifacts_is_said(logged_world: World, tmp_path: Path) -> None:
     logged_world.directory.trial("r0").mkdir(parents=True)
     (logged_world.directory.trial("r0") / "artifacts").symlink_to(tmp_path)
     copies(logged_world, 0)
@@ -321,7 +315,7 @@ def test_a_rollout_that_makes_directories_deeper_than_any_path_is_loses_them_and
         copies(logged_world, 0)
         (line,) = said(logged_world)
         assert "its path is longer than" in line and "more" not in line
-        assert [
-            path.name for path in (logged_world.directory.artifacts / "row_0_run_0").iterdir()
-        ] == ["kept.txt"]
+        assert [path.name for path in (logged_world.directory.artifacts / "row_0_run_0").iterdir()] == [
+            "kept.txt"
+        ]
         assert [each.path for each in _files_below(folder, own=True)] == ["kept.txt"]

@@ -692,9 +692,7 @@ def patient(held_time: Time, monkeypatch: pytest.MonkeyPatch) -> Time:
     monkeypatch.setattr(
         app,
         "CallbackDelivery",
-        lambda: CallbackDelivery(
-            sleep=held_time.sleep, clock=held_time.clock
-        ),
+        lambda: CallbackDelivery(sleep=held_time.sleep, clock=held_time.clock),
     )
     return held_time
 
@@ -718,8 +716,7 @@ async def test_a_controller_in_trouble_is_asked_again_with_growing_pauses(
 
     assert answer == b'{"ok": true}'
     assert [
-        round(pause / wanted)
-        for pause, wanted in zip(held_time.pauses, [0.5, 1, 2, 4, 8], strict=True)
+        round(pause / wanted) for pause, wanted in zip(held_time.pauses, [0.5, 1, 2, 4, 8], strict=True)
     ] == [1] * 5
     assert all(
         0.75 <= pause / wanted <= 1.25
@@ -741,9 +738,7 @@ async def test_a_refusal_is_final(
     assert held_time.pauses == []
 
 
-async def test_a_controller_that_is_down_is_waited_for(
-    delivery: CallbackDelivery, held_time: Time
-) -> None:
+async def test_a_controller_that_is_down_is_waited_for(delivery: CallbackDelivery, held_time: Time) -> None:
     async with Controller().serving() as gone:
         url = gone.init_body()["completion_callback_url"]
 

@@ -13,7 +13,7 @@ from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.transfer import BlobClient
 from osmosis_ai.datasets import file_digest
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.services.datasets import CachedDataset, fetch_dataset
 from osmosis_ai.services.eval_runs.run import EvalRunRequest, PreparedEvalRun, prepare_eval_run
 from tests.api.blob_server import BlobServer, serve
@@ -146,3 +146,20 @@ def test_a_platform_that_is_not_well_is_no_missing_dataset(
     with pytest.raises(PlatformError) as caught:
         prepare(root)
     assert caught.value.code == code
+
+
+def test_an_evaluation_without_a_file_of_its_own_takes_the_platforms_rows(
+    platform: Platform, root: Path
+) -> None:
+    save_login()
+    prepared = prepare(root)
+    assert (prepared.dataset.source, len(prepared.selection)) == ("download", 5)
+    assert prepare(root).dataset.source == "cache"
+
+
+def test_a_dataset_that_is_nowhere_says_where_it_was_looked_for(platform: Platform, root: Path) -> None:
+    save_login()
+    platform.detail.respond(404, json={"error": "there is no dataset 'multiply'"})
+    with pytest.raises(NotFoundError, match=f"nor a dataset of that name on {FERN}") as missing:
+        prepare(root)
+    assert "osmosis dataset upload" in (missing.value.hint or "")

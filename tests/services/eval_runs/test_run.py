@@ -14,10 +14,12 @@ from osmosis_ai.evaluation.budget import Budget
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.policy import open_policy
 from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.evaluation.run_lock import RunLock
 from osmosis_ai.sandbox import IsolationUnavailableError, SandboxCapability, check_sandbox
 from osmosis_ai.services.eval_runs.isolation import local_sandbox
 from osmosis_ai.services.eval_runs.run import EvalRunRequest, PreparedEvalRun, prepare_eval_run
 from osmosis_ai.services.eval_runs.watch import RunWatcher
+from osmosis_ai.services.runs.lifecycle import watch_run
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 from tests.evaluation.builders import inputs, record
 from tests.evaluation.recorded_runs import append_records, journal_of
@@ -226,3 +228,31 @@ def test_a_half_written_line_is_read_when_it_is_whole(run_dir: Path) -> None:
     assert watcher.look().progress.completed == 0
     (run_dir / "events.jsonl").write_bytes(line)
     assert watcher.look().progress.completed == 1
+
+
+def test_watching_follows_the_journal_until_the_lock_is_free(run_dir: Path) -> None:
+    seen = []
+    lock = RunLock(run_dir.parent, "mine")
+    lock.__enter__()
+    moments = iter(
+        [
+            lambda: write(run_dir, record(0, 0), record(0, 1, reward=0.0)),
+            lambda: write(run_dir, record(1, 0, status="failed", reward=None)),
+            lambda: write(run_dir, *(record(row, run) for row, run in ((1, 1), (2, 0), (2, 1)))),
+            lambda: lock.__exit__(None, None, None),
+        ]
+    )
+    watcher = RunWatcher(run_dir)
+    looks = watch_run(watcher.look, pause=lambda: next(moments)(), tell=pytest.fail)
+    for state in looks:
+        seen.append((state.status, state.progress.completed, state.progress.failed))
+
+    assert seen == [
+        ("running", 0, 0),
+        ("running", 2, 0),
+        ("running", 3, 1),
+        ("running", 6, 1),
+        ("finished", 6, 1),
+    ]
+    progress = watcher.look().progress
+    assert (progress.scored, progress.passed, progress.tokens) == (5, 4, 42)

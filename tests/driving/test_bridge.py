@@ -34,7 +34,7 @@ TOOL = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _no_waiting_between_retries() -> Iterator[None]:
     with stamina.set_testing(True, attempts=3, cap=True):
         yield
@@ -55,7 +55,6 @@ async def either(request: pytest.FixtureRequest) -> AsyncIterator[BridgeWorld]:
 # Who may call, and what is refused
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 @pytest.mark.parametrize("token", [None, "", "wrong", TOKEN + "x", "Ünïcode"])
 async def test_a_call_without_the_right_token_is_refused(world: BridgeWorld, token: str | None) -> None:
     status, headers, answer = await world.ask(token=token)
@@ -64,20 +63,6 @@ async def test_a_call_without_the_right_token_is_refused(world: BridgeWorld, tok
     assert world.model.calls == 0
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
-async def test_a_client_of_another_endpoint_is_told_which_one_there_is(world: BridgeWorld) -> None:
-    key = {"Authorization": f"Bearer {TOKEN}"}
-    for path in ("responses", "recorded/responses", "recorded/embeddings"):
-        address = f"{world.url}/v1/rollouts/r1/{path}"
-        async with world.session.post(address, json={}, headers=key) as reply:
-            told = (await reply.json())["error"]["message"]
-        asked = path.removeprefix("recorded/")
-        assert told == f"the model is asked by POST /chat/completions alone, not POST /{asked}"
-        async with world.session.post(address, json={}) as reply:
-            assert reply.status == 401
-
-
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 async def test_a_rollout_that_is_not_open_is_not_found(world: BridgeWorld) -> None:
     assert (await world.ask(rollout_id="r2"))[0] == 404
     world.bridge.close("r1")
@@ -85,14 +70,12 @@ async def test_a_rollout_that_is_not_open_is_not_found(world: BridgeWorld) -> No
     assert world.model.calls == 0
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"text"', b"null", b"[" * 200_000])
 async def test_a_body_that_is_no_json_object_is_a_bad_request(world: BridgeWorld, body: bytes) -> None:
     status, _, answer = await world.ask(body)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 def test_a_blank_token_is_no_token() -> None:
     with pytest.raises(ValueError, match="auth_token"):
         ModelBridge(None, auth_token=" ")  # type: ignore[arg-type]
@@ -101,7 +84,6 @@ def test_a_blank_token_is_no_token() -> None:
 # What passes, both ways
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 async def test_all_fields_pass_both_ways(either: BridgeWorld) -> None:
     either.model.script(
         Reply(
@@ -138,7 +120,6 @@ async def test_all_fields_pass_both_ways(either: BridgeWorld) -> None:
     assert answer["usage"]["total_tokens"] == 4
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 async def test_a_call_without_a_seed_gets_one_from_its_number_and_one_with_a_seed_keeps_it(
     world: BridgeWorld,
 ) -> None:
@@ -150,7 +131,6 @@ async def test_a_call_without_a_seed_gets_one_from_its_number_and_one_with_a_see
     world.bridge.close("r2")
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 async def test_an_agent_with_openai_s_client_sees_an_openai_endpoint(world: BridgeWorld) -> None:
     base_url = world.rollout_url("r1").removesuffix("/chat/completions")
     world.model.script(Reply(content="one two"), Reply(content="one two"))
@@ -174,7 +154,6 @@ def data_of(events: list[str]) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in events if line.startswith("data: {")]
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 async def test_a_stream_passes_chunk_by_chunk_with_usage_alone_at_the_end(either: BridgeWorld) -> None:
     either.model.script(Reply(content="one two", reasoning="hm", tool_calls=[("multiply", {"a": 6})]))
     events = await either.events({**HELLO, "tools": [TOOL], "stream_options": {"include_usage": True}})
@@ -189,17 +168,6 @@ async def test_a_stream_passes_chunk_by_chunk_with_usage_alone_at_the_end(either
     assert len(deltas) >= 5
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
-async def test_usage_inside_a_chunk_with_choices_is_moved_to_a_chunk_of_its_own(world: BridgeWorld) -> None:
-    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
-    last = {"id": "x", "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}]}
-    world.model.script(Reply(chunks=[{**last, "usage": usage}, b"data: [DONE]\n\n"]))
-    chunks = data_of(await world.events({**HELLO, "stream_options": {"include_usage": True}}))
-    assert ["usage" in chunk for chunk in chunks] == [False, True]
-    assert chunks[1]["usage"] == usage
-
-
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 async def test_an_agent_sees_nothing_of_a_stream_that_was_repeated(world: BridgeWorld) -> None:
     first = {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]}
     world.model.script(Reply(chunks=[first]), Reply(content="whole"))
@@ -210,7 +178,6 @@ async def test_an_agent_sees_nothing_of_a_stream_that_was_repeated(world: Bridge
     assert (usage.calls, usage.completion_tokens, world.model.calls) == (1, 1, 2)
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 async def test_a_waiting_stream_sends_heartbeats(world: BridgeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bridge_module, "PING_INTERVAL_S", 0.01)
     hold = asyncio.Event()
@@ -224,7 +191,6 @@ async def test_a_waiting_stream_sends_heartbeats(world: BridgeWorld, monkeypatch
 # Failures
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("trouble", "status", "kind"),
@@ -253,7 +219,6 @@ async def test_a_failure_has_a_fitting_status_and_the_provider_s_words(
     assert usage.last_error.provider_message == "own words"
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 @pytest.mark.parametrize("status", [400, 401, 404, 429, 500])
 async def test_openai_s_client_does_not_repeat_what_was_retried_here_already(
     world: BridgeWorld, status: int
@@ -266,7 +231,6 @@ async def test_openai_s_client_does_not_repeat_what_was_retried_here_already(
     assert world.model.calls == (3 if status in (429, 500) else 1)
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 async def test_a_failure_after_a_heartbeat_is_an_event(
     world: BridgeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,7 +249,6 @@ async def test_a_failure_after_a_heartbeat_is_an_event(
     assert world.model.calls == 3
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 async def test_the_provider_s_key_is_in_no_answer_and_no_log(
     world: BridgeWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -299,7 +262,6 @@ async def test_the_provider_s_key_is_in_no_answer_and_no_log(
     assert SECRET not in caplog.text
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 async def test_closing_a_rollout_gives_up_its_calls_and_says_so(world: BridgeWorld) -> None:
     world.model.script(Reply(wait_for=asyncio.Event()))
     asking = asyncio.create_task(world.ask())
@@ -312,7 +274,6 @@ async def test_closing_a_rollout_gives_up_its_calls_and_says_so(world: BridgeWor
 # What is recorded
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 async def test_a_rollout_s_calls_are_added_up_and_reported(either: BridgeWorld) -> None:
     usage = {
         "prompt_tokens": 10,
@@ -344,7 +305,6 @@ async def test_a_rollout_s_calls_are_added_up_and_reported(either: BridgeWorld) 
     assert json.loads(json.dumps(total.report)) == total.report
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 async def test_token_ids_are_recorded_whole_and_streamed(world: BridgeWorld) -> None:
     def chunk(text: str, ids: list[int], finish: str | None = None) -> dict[str, Any]:
         return {
@@ -364,7 +324,6 @@ async def test_token_ids_are_recorded_whole_and_streamed(world: BridgeWorld) -> 
     assert ids == [([1], [2, 3]), ([4], [5, 6, 7])]
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 async def test_a_cost_that_is_not_known_is_not_zero(world: BridgeWorld) -> None:
     await world.ask()
     world.model.script(Reply(usage=False))
@@ -376,7 +335,6 @@ async def test_a_cost_that_is_not_known_is_not_zero(world: BridgeWorld) -> None:
 # The facade
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 async def test_the_facade_answers_and_counts_per_rollout() -> None:
     async with StandInModel() as model:
         bridge = LiteLLMBridge(model="openai/m", api_key=SECRET, api_base=model.base_url)
@@ -399,7 +357,6 @@ def number_the_answers(world: BridgeWorld) -> None:
     world.model.respond = lambda _: Reply(content=f"answer-{world.model.calls}")
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 async def test_a_declared_retry_of_an_answered_call_gets_the_same_answer(world: BridgeWorld) -> None:
     number_the_answers(world)
     assert await world.content(retry_count=0) == "answer-1"
@@ -408,7 +365,6 @@ async def test_a_declared_retry_of_an_answered_call_gets_the_same_answer(world: 
     assert (world.model.calls, world.bridge.usage("r1").calls) == (1, 1)
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 async def test_the_same_request_at_the_same_time_is_sampled_each_time(world: BridgeWorld) -> None:
     number_the_answers(world)
     world.model.latency_s = 0.01
@@ -417,7 +373,6 @@ async def test_the_same_request_at_the_same_time_is_sampled_each_time(world: Bri
     assert (world.model.calls, world.bridge.usage("r1").calls) == (5, 5)
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 async def test_a_call_still_under_way_is_joined(world: BridgeWorld) -> None:
     hold = asyncio.Event()
     world.model.script(Reply(content="slow", wait_for=hold))
@@ -429,7 +384,6 @@ async def test_a_call_still_under_way_is_joined(world: BridgeWorld) -> None:
     assert (world.model.calls, world.bridge.usage("r1").calls) == (1, 1)
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 async def test_a_stream_cut_off_in_the_middle_is_shown_again_from_its_beginning(
     world: BridgeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -451,7 +405,6 @@ async def test_a_stream_cut_off_in_the_middle_is_shown_again_from_its_beginning(
     assert (world.model.calls, world.bridge.usage("r1").calls) == (1, 1)
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 async def test_a_failed_call_is_made_again_under_its_own_seed(world: BridgeWorld) -> None:
     world.bridge.open("r2", seed_for=lambda index: 100 + index)
     world.model.script(error_reply(400, "no"))
@@ -463,7 +416,6 @@ async def test_a_failed_call_is_made_again_under_its_own_seed(world: BridgeWorld
     assert world.bridge.close("r2").calls == 2
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 async def test_another_rollout_s_answers_are_its_own(world: BridgeWorld) -> None:
     number_the_answers(world)
     world.bridge.open("r2")
@@ -472,7 +424,6 @@ async def test_another_rollout_s_answers_are_its_own(world: BridgeWorld) -> None
     world.bridge.close("r2")
 
 
-@pytest.mark.usefixtures("_no_waiting_between_retries")
 async def test_kept_answers_stay_within_their_budget(
     world: BridgeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,11 +12,9 @@ from osmosis_ai.driving.call_record import RolloutUsage
 from osmosis_ai.driving.callback_registry import TerminalCallbackResult
 from osmosis_ai.driving.classify import CATEGORIES, category_of, classify
 from osmosis_ai.driving.dispatcher import Dispatcher, Stop
-from osmosis_ai.driving.machine import Pace
 from osmosis_ai.driving.overload import suspected_since
 from osmosis_ai.evaluation.metrics import MetricsAccumulator
 from osmosis_ai.evaluation.record import TerminalRecord
-from osmosis_ai.event_loop import LoopLag, LoopState
 from osmosis_ai.llm.errors import Category, ModelCallError
 from osmosis_ai.rollout.types import (
     GraderCompleteRequest,
@@ -276,56 +274,10 @@ def test_every_category_is_documented() -> None:
     assert all(f"| `{word}` | {meaning} |" in page for word, meaning in CATEGORIES.items())
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 # --- the heartbeat -----------------------------------------------------------------------------------------
 
 
-def test_a_loop_is_as_late_as_its_heartbeat_and_stays_known_to_have_been(clock: Clock) -> None:
-    lag = LoopLag(clock=clock, cpu=lambda: 0.0)
-    lag.beat()
-    clock.now += 0.1
-    lag.beat()
-    assert lag.state() == LoopState(pytest.approx(0.0), 0.0, None)
-    clock.now += 0.1 + 0.4
-    lag.beat()
-    assert lag.state().lag_s == pytest.approx(0.4)
-    for _ in range(20):
-        clock.now += 0.1
-        lag.beat()
-    assert lag.state().lag_s == pytest.approx(0.0), "the last second was quiet"
-    assert lag.state().late_ago_s == pytest.approx(2.0)
-
-
 # --- the pace ----------------------------------------------------------------------------------------------
-
-
-def test_two_seconds_of_lateness_leave_three_quarters_in_flight_and_quiet_brings_them_back(
-    clock: Clock,
-) -> None:
-    pace = Pace(128, clock=clock)
-    seen = []
-    for second in range(9):
-        pace.observe(0.3)
-        seen.append((second, pace.allowed))
-        clock.now += 1
-    assert [allowed for _, allowed in seen] == [128, 128, 96, 96, 72, 72, 54, 54, 40]
-    for _ in range(60):
-        pace.observe(0.01)
-        clock.now += 1
-    assert pace.allowed == 128
-    assert not pace.narrowed
 
 
 # --- the watch ---------------------------------------------------------------------------------------------
@@ -342,32 +294,6 @@ def failed(category: str | None = "agent_error", message: str = "ReadTimeout") -
         err_category=RolloutErrorCategory(category) if category else None,
     )
     return TerminalCallbackResult("r", "grader", completion=completion)
-
-
-@pytest.mark.parametrize(
-    ("category", "usage", "since"),
-    [
-        ("agent_error", RolloutUsage(requests=0), 10.0),
-        ("timeout", RolloutUsage(requests=0), 10.0),
-        ("agent_error", RolloutUsage(requests=2, cut_off_since=14.0), 14.0),
-        ("timeout", RolloutUsage(requests=2, cut_off_since=14.0), 14.0),
-        ("agent_error", RolloutUsage(requests=2), None),
-        ("validation_error", RolloutUsage(requests=0), None),
-        (None, RolloutUsage(requests=0), None),
-        (
-            "agent_error",
-            RolloutUsage(
-                requests=1, cut_off_since=14.0, last_error=ModelCallError("server", "down", model_path="m")
-            ),
-            None,
-        ),
-    ],
-)
-def test_only_a_call_that_did_not_arrive_or_was_cut_off_can_be_the_machines_fault(
-    category: str | None, usage: RolloutUsage, since: float | None
-) -> None:
-    found = suspected_since(failed(category), usage, started=10.0, ended=20.0, agent_timeout_s=30.0)
-    assert found == since
 
 
 def test_success_is_never_suspected() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import importlib.util
 import os
 import platform
 import subprocess
@@ -20,12 +19,12 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from osmosis_ai.driving import environment as environment_module
-from osmosis_ai.driving import environment_cache, framework_extras, rollout_runner, uv
+from osmosis_ai.driving import environment_cache, rollout_runner, uv
 from osmosis_ai.driving.environment import RolloutEnvironment, prepare_environment
 from osmosis_ai.driving.environment_cache import EnvironmentCache, python_of
-from osmosis_ai.driving.framework_extras import require_frameworks
+from osmosis_ai.driving.framework_extras import undeclared_framework
 from osmosis_ai.driving.requirements import RolloutProject, read_project, unmet_requirements
-from osmosis_ai.driving.sdk_wheel import SdkContent, read_sdk_content
+from osmosis_ai.driving.sdk_wheel import read_sdk_content
 from osmosis_ai.driving.server_process import RolloutServer, ServerSpec
 from osmosis_ai.driving.uv import Uv
 from osmosis_ai.errors import OsmosisError
@@ -386,23 +385,6 @@ def test_a_second_builder_waits_and_uses_what_the_first_built(tmp_path: Path) ->
     assert results == [tmp_path / "key"] * 2
 
 
-def test_the_least_recently_used_are_removed_unless_they_may_be_in_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(environment_cache, "KEPT", 2)
-    cache = EnvironmentCache(tmp_path)
-    for name in ("old", "older", "busy", "recent"):
-        cache.get(name, build, on_wait=ignore)
-    abandoned = tmp_path / ".building-abandoned"
-    abandoned.mkdir()
-    now = time.time()
-    for path, days in (("older", 9), ("old", 8), (".building-abandoned", 3), ("busy", 0.5), ("recent", 0)):
-        os.utime(tmp_path / path, (now - days * 86400,) * 2)
-    cache.get("old", never_build, on_wait=ignore)
-    cache.get("new", build, on_wait=ignore)
-    assert names(tmp_path) == {".locks", "old", "busy", "recent", "new"}
-
-
 def test_an_environment_that_another_process_is_about_to_use_is_not_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -564,24 +546,6 @@ def rollout(root: Path, dependencies: list[str] | None = None, **files: str) -> 
     return directory
 
 
-def test_where_the_rollout_runs_here_an_uninstalled_extra_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = rollout(tmp_path, main=STRANDS)
-    require_frameworks(directory, "main.py")
-    installed = importlib.util.find_spec
-    monkeypatch.setattr(
-        framework_extras, "find_spec", lambda name: None if name == "strands" else installed(name)
-    )
-
-    with pytest.raises(
-        OsmosisError, match=r"`rollouts/mine/main\.py`, line 1, imports .*`strands`"
-    ) as caught:
-        require_frameworks(directory, "main.py")
-    assert caught.value.hint is not None
-    assert "pip install" in caught.value.hint and "[strands]" in caught.value.hint
-
-
 async def test_nothing_is_built_for_a_project_that_forgot_its_framework(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -607,39 +571,20 @@ async def test_nothing_is_built_for_a_project_that_forgot_its_framework(
     assert built == []
 
 
-@pytest.fixture(scope="module")
-def content() -> SdkContent:
-    return read_sdk_content()
+@pytest.mark.usefixtures("installed")
+def test_the_python_version_is_part_of_it(tmp_path: Path) -> None:
+    (problem,) = unmet(tmp_path, head='requires-python = ">=3.99"')
+    assert problem.startswith("it needs Python >=3.99 and this is 3.")
 
 
-@pytest.mark.e2e
-def test_pip_can_install_it_and_the_installation_gives_the_same_wheel(
-    content: SdkContent, tmp_path: Path
-) -> None:
-    path = content.write_wheel(tmp_path)
-    target = tmp_path / "installed"
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--no-index",
-            "--target",
-            target,
-            path,
-        ],
-        check=True,
-        capture_output=True,
-    )
-    program = "from osmosis_ai.driving.sdk_wheel import *; print(read_sdk_content().wheel_name)"
-    rebuilt = subprocess.run(
-        [sys.executable, "-c", program],
-        env={"PYTHONPATH": str(target), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert rebuilt.stdout.strip() == content.wheel_name
+@pytest.mark.parametrize(
+    "dependencies",
+    [
+        ["osmosis-ai[server,strands]"],
+        ["osmosis_ai[Strands]>=0.3.0rc1,<0.4"],
+        ["osmosis-ai[server]", "strands-agents>=1.50"],
+        ["osmosis-ai", "Strands_Agents[litellm]"],
+    ],
+)
+def test_a_project_that_asks_for_its_framework_is_in_order(tmp_path: Path, dependencies: list[str]) -> None:
+    assert undeclared_framework(rollout(tmp_path, dependencies, main=STRANDS), "main.py") is None

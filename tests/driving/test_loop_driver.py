@@ -427,3 +427,11 @@ def test_the_bridges_address_is_the_operators() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(OsmosisError, match=r"cannot listen on 127\.0\.0\.1"):
             CallbackAddress(ports=(port, port)).socket()
+
+
+async def test_a_rollout_that_an_agent_gave_up_because_it_was_told_to_end_is_made_again() -> None:
+    loop = ServedLoop()
+    async with served(loop) as port, driving(port) as world:
+        (result,) = await world.make("told to end")
+    assert (result.reward, len(loop.inits), len(world.results.losses)) == (1.0, 2, 1)
+    assert [status for status, _ in loop.replies] == [200, 200, 200]

@@ -13,7 +13,6 @@ import pytest
 from osmosis_ai.driving import server_count
 from osmosis_ai.driving.driver import RolloutOutcome, RolloutRunRequest
 from osmosis_ai.driving.restarting_server import (
-    MAX_FAILED_STARTS,
     AttemptLostError,
     RestartingRolloutServer,
 )
@@ -150,16 +149,6 @@ async def test_it_gives_up_when_servers_die_one_after_the_other_and_nothing_fini
             await host.run(REQUEST)
         assert "Traceback" in died.value.message
     assert world.server.starts == MAX_RESTARTS + 1
-
-
-async def test_servers_may_die_more_often_while_the_run_gets_on() -> None:
-    world = World()
-    async with world.host as host:
-        for restarts in range(2 * MAX_RESTARTS):
-            host.attempt_finished()
-            await kill_the_server(world)
-            await world.connected(restarts + 2)
-        assert world.server.starts == 2 * MAX_RESTARTS + 1
 
 
 async def test_a_server_that_dies_while_it_is_started_again_gets_another_chance() -> None:
@@ -338,17 +327,6 @@ async def test_a_rollout_waits_while_no_server_runs_and_for_no_longer() -> None:
         await settle()
         assert sum(world.at_work.values()) == 1
         await end(waiting)
-
-
-async def test_one_that_cannot_be_started_again_is_done_without_while_the_others_get_on() -> None:
-    world = PoolWorld([], [True, *(MAX_FAILED_STARTS * [False])], restarts=100)
-    async with world.pool as pool:
-        rollouts = await world.start("1", "2")
-        await world.kill(1)
-        assert world.servers[1].starts == 1 + MAX_FAILED_STARTS
-        assert world.notes[-1].endswith("The run goes on with 1 of 2 servers.")
-        assert (pool.is_up, rollouts[0].done()) == (True, False)
-        await end(rollouts)
 
 
 async def test_when_none_starts_the_run_does_not_and_nothing_is_left_behind() -> None:

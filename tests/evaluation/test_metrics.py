@@ -28,7 +28,6 @@ from osmosis_ai.evaluation.pass_at_k import (
     pass_hat_k,
     pass_hat_k_by_row,
 )
-from osmosis_ai.evaluation.result_words import sentence
 from osmosis_ai.evaluation.row_copies import RowCopies
 
 Outcome = tuple[int, int, str, "float | None"]
@@ -458,22 +457,6 @@ def test_nothing_scored_is_no_pass_rate_of_zero() -> None:
         "pass rate – (reward >= 1.0, scored samples only); scored 0 of 1 planned"
     )
     assert headline.brief.startswith("nothing scored, 0 of 1 planned")
-
-
-@pytest.mark.parametrize(
-    ("headline", "goes_on", "said"),
-    [
-        (None, True, "No sample has a score yet."),
-        (None, False, "No sample has a score."),
-        (Headline(planned=4, failed=3, pending=1), True, "No sample has a score yet: 0 of 4 planned scored."),
-        (Headline(planned=4, failed=3, pending=1), False, "No sample has a score: 0 of 4 planned scored."),
-        (Headline(planned=4, failed=3, skipped=1), True, "No sample has a score: 0 of 4 planned scored."),
-    ],
-)
-def test_a_score_is_expected_only_while_the_run_goes_on_and_a_sample_has_no_outcome(
-    headline: Headline | None, goes_on: bool, said: str
-) -> None:
-    assert sentence(headline, goes_on=goes_on) == said
 
 
 def row(index: int, text: str) -> DatasetRow:

@@ -17,7 +17,6 @@ import pytest
 from osmosis_ai.cli.eval_runs.view import numbers_table
 from osmosis_ai.datasets import count_records, file_digest, select_rows
 from osmosis_ai.driving.attempts import call_seed
-from osmosis_ai.driving.machine import MachineWatch
 from osmosis_ai.driving.server_process import MAX_RESTARTS
 from osmosis_ai.errors import OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation import journal_checkpoint
@@ -30,7 +29,7 @@ from osmosis_ai.evaluation.summary import RunSummary
 from osmosis_ai.llm.providers import ModelEndpoint
 from tests.evaluation.builders import spec
 from tests.evaluation.recording_hooks import RecordingHooks
-from tests.evaluation.rollouts import AGENT, LATE_AGENT, write_rollout, write_rows
+from tests.evaluation.rollouts import AGENT, write_rollout, write_rows
 from tests.standin_model import Reply, StandInModel, error_reply
 
 
@@ -185,34 +184,6 @@ async def test_what_goes_wrong_in_one_row_is_told_apart_and_stops_nothing(world:
     assert summary.complete
     assert [failure.record.row_index for failure in summary.failures] == [0, 1, 2, 3]
     assert world.metrics()["estimates"]["counts"]["scored"] == 1
-
-
-def say_when_asked(body: Mapping[str, Any]) -> Reply:
-    """Leave the file that a prompt of the late agent names, and do not answer the call that is cut off then."""
-    _, _, path = body["messages"][-1]["content"].partition(": ")
-    if not path or Path(path).exists():
-        return Reply()
-    Path(path).touch()
-    return Reply(wait_for=asyncio.Event())
-
-
-@pytest.mark.e2e
-async def test_a_client_that_gives_up_on_a_slow_model_is_the_agents_failure(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def on_time(watch: MachineWatch, since: float, server: object) -> bool:
-        return False
-
-    # What else this machine does must not matter here.
-    monkeypatch.setattr(MachineWatch, "was_late", on_time)
-    write_rollout(world.rollout_dir, LATE_AGENT)
-    world.model.respond = say_when_asked
-    write_rows(world.rows, [f"impatient: {tmp_path}/1"])
-    await world.run()
-    (record,) = world.records()
-    assert (record["status"], record["error_type"], record["boundary"]) == ("failed", "timeout", "agent")
-    assert record["error"] == "no answer in time"
-    assert "lost_attempts" not in record
 
 
 @pytest.mark.e2e

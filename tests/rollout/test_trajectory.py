@@ -347,20 +347,6 @@ class TestReport:
         assert first["metrics"]["extra"] == told
         assert "timestamp" not in second and "extra" not in second
 
-    def test_several_samples_are_kept_apart(self) -> None:
-        told = TrajectoryReport.model_validate(
-            {"model_name": "m", "samples": {"a": {}, "b": {"model_name": "n"}}}
-        )
-
-        converted = convert(CONVERSATION, report=told)
-
-        kept = converted["extra"]["osmosis"]["unmatched_sample_reports"]
-        assert kept == {
-            "a": {"llm_call_metrics": []},
-            "b": {"model_name": "n", "llm_call_metrics": []},
-        }
-        assert converted["agent"]["model_name"] == "m"
-
     @pytest.mark.parametrize(
         "body",
         [b'{"trajectory": {"samples": {}}}', '{"trajectory": {}}', {"trajectory": {"future": 1}}],

@@ -151,21 +151,6 @@ def test_a_placeholder_survives_deep_copies_with_its_arguments() -> None:
     assert copied.litellm_kwargs == {"should_replay_reasoning_content": None}
 
 
-async def test_a_placeholder_that_is_called_says_who_puts_a_model_in_its_place(model: StandInModel) -> None:
-    placeholder = ours.OsmosisRolloutModel()
-
-    with pytest.raises(NotImplementedError, match="placeholder"):
-        await placeholder.get_response()
-    with pytest.raises(NotImplementedError, match="placeholder"):
-        placeholder.stream_response()
-    with rollout(model), pytest.raises(NotImplementedError, match=r"OsmosisAgent\(model=") as caught:
-        await agents.Runner.run(
-            agents.Agent(name="plain", model=placeholder), "hi", session=ours.OsmosisMemorySession()
-        )
-    assert "placeholder" in str(caught.value)
-    assert model.calls == 0
-
-
 async def test_a_rollout_without_a_key_never_shows_that_of_another_service(
     model: StandInModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,18 +128,6 @@ def test_a_placeholder_survives_deep_copies_with_its_parameters() -> None:
     assert made.get_config() == {"params": {"temperature": 0.5}}
 
 
-async def test_a_placeholder_that_is_called_says_who_puts_a_model_in_its_place() -> None:
-    placeholder = ours.OsmosisRolloutModel()
-
-    with pytest.raises(NotImplementedError, match="placeholder"):
-        placeholder.stream([])
-    with pytest.raises(NotImplementedError, match="placeholder"):
-        placeholder.structured_output(dict, [])
-    plain = strands.Agent(model=placeholder, callback_handler=None)
-    with pytest.raises(NotImplementedError, match=r"OsmosisStrandsAgent\(model="):
-        await plain.invoke_async("hi")
-
-
 async def test_a_rollout_without_a_key_never_shows_that_of_another_service(
     model: StandInModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

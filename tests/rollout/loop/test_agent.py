@@ -409,20 +409,6 @@ def test_weakness_13_what_validate_refuses_nobody_can_use_and_only_that(tool: An
     assert check_tools([function(name="get-time")]) == [function(name="get-time")]
 
 
-@pytest.mark.parametrize(
-    ("tool", "code"),
-    [
-        ({**function(), "type": "custom"}, "UNKNOWN_TOOL_TYPE"),
-        (function(description=""), "MISSING_FUNCTION_DESCRIPTION"),
-        (function(parameters={"type": "array"}), "PARAMETERS_TYPE_NOT_OBJECT"),
-    ],
-)
-def test_what_is_suspicious_warns_and_does_not_stop_anybody(tool: Any, code: str) -> None:
-    assert validate_tool(tool) == ([], [code])
-    assert check_tools([tool]) == [tool]
-    assert normalize_tools([tool])[0].function.name == "f"
-
-
 @pytest.mark.parametrize("tools", [None, (), "tools"])
 def test_tools_that_are_no_list_are_refused_with_the_agents_name(tools: Any) -> None:
     with pytest.raises(InvalidToolError, match=r"get_tools of 'calc' returned .*must return a list"):
@@ -523,13 +509,6 @@ def test_a_module_that_fails_on_import_names_the_users_last_line(
 ) -> None:
     (directory / "broken.py").write_text(code)
     assert told in refusal("broken:agent")
-
-
-def test_a_file_that_is_hidden_by_a_module_of_python_s_is_pointed_out(directory: Path) -> None:
-    (directory / "json.py").write_text(AGENT)
-    assert "there is another module 'json' (" in refusal("json:agent_loop")
-    assert "call json.py something else" in refusal("json:agent_loop")
-    assert "another module" not in refusal("my_server:missing")
 
 
 @pytest.mark.parametrize(

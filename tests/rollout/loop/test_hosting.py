@@ -26,7 +26,6 @@ from osmosis_ai.rollout.loop.eval_functions import (
     last_answer,
     load_eval_fn,
     load_eval_fns,
-    wrap_eval_fns,
 )
 from osmosis_ai.rollout.loop.exceptions import (
     AgentLoopLoadError,
@@ -543,25 +542,6 @@ def test_what_is_no_eval_function_is_refused_in_one_line(path: str, words: str) 
     with pytest.raises(EvalFnError, match=pattern) as caught:
         load_eval_fn(path)
     assert "\n" not in caught.value.message
-
-
-@pytest.mark.usefixtures("project")
-def test_the_same_function_is_not_taken_twice_nor_is_a_name() -> None:
-    with pytest.raises(EvalFnError, match="Duplicate eval function path: 'rewards_here:exact'"):
-        load_eval_fns(["rewards_here:exact", "rewards_here:whole", "rewards_here:exact"])
-
-    def agent(solution_str: str, **_: Any) -> float:
-        return 1.0
-
-    for functions in ([agent], [load_eval_fn("rewards_here:exact")] * 2):
-        with pytest.raises(EvalFnError, match="two scores would be called"):
-            wrap_eval_fns(functions)
-    with pytest.raises(EvalFnError, match="must be a list of functions"):
-        wrap_eval_fns(agent)
-    assert [each.name for each in wrap_eval_fns([whole_number, "rewards_here:whole"])] == [
-        "whole_number",
-        "rewards_here:whole",
-    ]
 
 
 @osmosis_reward

@@ -17,10 +17,11 @@ from osmosis_ai.config.issues import InvalidConfigError
 from osmosis_ai.config.lines import KeyPath, key_lines
 from osmosis_ai.config.release_checks import read_settings, release_issues
 from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.runs.submit.run_request import check_body
-from osmosis_ai.workspace.config_files import decisions_about
+from osmosis_ai.workspace.config_files import decisions_about, load_eval_config
 from osmosis_ai.workspace.layout import WorkspaceDirectory
-from tests.workspace.builders import make_workspace
+from tests.workspace.builders import MINIMAL_EVAL, make_workspace, write_config
 
 
 def from_config(model_path=None, *, shown_path="the training config", **sections):
@@ -502,3 +503,22 @@ def test_any_text_at_all_is_taken(text: str) -> None:
     found = key_lines(text)
     count = len(text.replace("\r\n", "\n").split("\n"))
     assert all(1 <= number <= count for number in found.values())
+
+
+def test_it_is_never_taken_for_a_config(workspace: WorkspaceDirectory) -> None:
+    write_config(workspace, MINIMAL_EVAL, name="a.toml")
+    path = write_config(workspace, FULL, name="a.decide.toml")
+    with pytest.raises(OsmosisError) as raised:
+        load_eval_config(path, workspace)
+    assert raised.value.hint == "name the config that it is about: a.toml"
+    with pytest.raises(OsmosisError) as raised:
+        load_eval_config(path.with_name("b.toml"), workspace)
+    assert "decide" not in (raised.value.hint or "")
+
+
+def test_a_model_that_is_split_for_nothing_is_warned_of():
+    alone = TrainingSettings(shard_model=True)
+    assert "changes nothing with one learner process" in alone.warnings("org/model")[0]
+    assert "still serves the whole model" in alone.warnings("org/model", processes=2)[0], "under torchrun"
+    vllm = {"policy_engine": "vllm", "vllm_url": "http://gpu:8000", "learner_processes": 2}
+    assert TrainingSettings(shard_model=True, **vllm).warnings("org/model") == []

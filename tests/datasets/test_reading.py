@@ -619,3 +619,8 @@ def test_a_file_that_was_rewritten_in_place_is_another_one(tmp_path: Path, exten
         os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
     os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
     assert next(iter_records(path, start=400)) == (400, changed[400])
+
+
+def test_a_range_that_ends_before_it_starts_is_refused() -> None:
+    with pytest.raises(OsmosisError, match="'9-3' in rows '1,9-3' ends before it starts"):
+        select_rows(30, limit=None, rows="1,9-3")

@@ -233,3 +233,13 @@ def test_the_script_makes_the_files_that_are_kept(tmp_path: Path) -> None:
     for name in NAMES:
         made, kept = tmp_path / f"{name}.jsonl", ROOT / "data" / f"{name}.jsonl"
         assert made.read_bytes() == kept.read_bytes()
+
+
+@pytest.mark.parametrize("bad, listed", [(5, 5), (6, 6), (900, 6)])
+def test_the_first_five_errors_are_shown_and_that_there_are_more(
+    tmp_path: Path, bad: int, listed: int
+) -> None:
+    errors = validate(tmp_path, GOOD + "x\n" * bad).errors
+    assert len(errors) == listed
+    assert errors[4].startswith("line 6: ")
+    assert errors[5:] == ["... (showing first 5 errors)"] * (listed - 5)

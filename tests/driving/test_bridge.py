@@ -551,3 +551,26 @@ def test_no_link_of_the_agents_is_followed(tmp_path: Path, caplog: pytest.LogCap
 def test_messages_of_any_shape_fail_nothing(tmp_path: Path, request_: dict[str, object]) -> None:
     keep(tmp_path, LastCall(json.dumps(request_).encode(), ()))
     keep(tmp_path, LastCall(b'{"messages": ' + b"[" * 5000, ()))
+
+
+async def test_a_long_conversation_is_no_problem_and_an_absurd_one_is_refused(
+    world: BridgeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = {"messages": [{"role": "user", "content": "x" * 3_000_000}]}
+    assert (await world.ask(long))[0] == 200
+    monkeypatch.setattr(bridge_module, "MAX_REQUEST_BYTES", 1_000_000)
+    assert (await world.ask(long))[0] == 413
+
+
+async def test_usage_inside_a_chunk_with_choices_is_moved_to_a_chunk_of_its_own(world: BridgeWorld) -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+    last = {"id": "x", "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}]}
+    world.model.script(Reply(chunks=[{**last, "usage": usage}, b"data: [DONE]\n\n"]))
+    chunks = data_of(await world.events({**HELLO, "stream_options": {"include_usage": True}}))
+    assert ["usage" in chunk for chunk in chunks] == [False, True]
+    assert chunks[1]["usage"] == usage
+
+
+def test_the_facade_refuses_a_name_that_makes_no_sense() -> None:
+    with pytest.raises(RuntimeError, match="Invalid LiteLLM model format"):
+        LiteLLMBridge(model="nonsense")

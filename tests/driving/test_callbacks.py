@@ -15,7 +15,13 @@ from aiohttp import web
 
 from osmosis_ai.driving import callback_registry
 from osmosis_ai.driving.bridge import ModelBridge
-from osmosis_ai.driving.callback_registry import CallbackStore, TerminalCallbackResult
+from osmosis_ai.driving.callback_registry import (
+    CallbackStore,
+    DuplicateRegistrationError,
+    TerminalCallbackResult,
+    UnknownRolloutIdError,
+    duplicate_callback_payload,
+)
 from osmosis_ai.driving.callback_server import CallbackAddress, CallbackListener
 from osmosis_ai.errors import OsmosisError
 from tests.driving.wire import ROLLOUT_ID, completion, completion_body, grader, grader_body
@@ -422,3 +428,76 @@ def test_finished_rollouts_are_remembered_within_both_bounds() -> None:
     assert memory.acknowledgment_bytes <= 100
     answers = {key: rollout.acknowledgment() for key in "234" if (rollout := memory.get(key))}
     assert answers == {"2": {"ok": True}, "3": {"ok": True}, "4": {"ok": True, "trajectory": "4" * 40}}
+
+
+async def test_discarding_cancels_the_waiter_and_not_the_commit(
+    store: CallbackStore, journal: Journal
+) -> None:
+    journal.gate.clear()
+    waiter = asyncio.create_task(store.wait_terminal(ROLLOUT_ID))
+    handler = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
+    await journal.started.wait()
+    await store.discard(ROLLOUT_ID)
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    repeated = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
+    late = asyncio.create_task(store.wait_terminal(ROLLOUT_ID))
+    await asyncio.sleep(0)
+    journal.gate.set()
+    assert await handler == await repeated == {"ok": True}
+    assert journal.calls == 1
+    assert (await late).grader == grader()
+    assert (await store.wait_terminal(ROLLOUT_ID)).source == "grader"
+    assert await store.handle_grader(ROLLOUT_ID, grader()) == {"ok": True}
+
+
+async def test_an_id_is_good_for_one_rollout(store: CallbackStore) -> None:
+    with pytest.raises(DuplicateRegistrationError):
+        await store.register(ROLLOUT_ID)
+    await store.handle_grader(ROLLOUT_ID, grader())
+    await store.discard(ROLLOUT_ID)
+    with pytest.raises(DuplicateRegistrationError):
+        await store.register(ROLLOUT_ID)
+
+
+async def test_unknown_ids_are_refused_everywhere_but_by_discard(store: CallbackStore) -> None:
+    with pytest.raises(UnknownRolloutIdError):
+        await store.handle_completion("stranger", completion("stranger"))
+    with pytest.raises(UnknownRolloutIdError):
+        await store.handle_grader("stranger", grader("stranger"))
+    with pytest.raises(UnknownRolloutIdError):
+        await store.finalize_timeout("stranger")
+    with pytest.raises(UnknownRolloutIdError):
+        await store.acknowledge_without_commit("stranger")
+    with pytest.raises(UnknownRolloutIdError):
+        await store.wait_terminal("stranger")
+    await store.discard("stranger")
+
+
+def test_payloads_are_compared_by_content() -> None:
+    assert duplicate_callback_payload(grader(), grader())
+    assert not duplicate_callback_payload(grader(), grader(reward=0.5))
+    torn = grader(err_message="a lone surrogate \ud800")
+    assert duplicate_callback_payload(torn, torn)
+
+
+async def test_an_unknown_rollout_is_not_found(
+    listener: CallbackListener, http: aiohttp.ClientSession
+) -> None:
+    for url, body in (
+        (listener.completion_url("stranger"), completion_body("stranger")),
+        (listener.grader_url("stranger"), grader_body("stranger")),
+    ):
+        assert (await post(http, url, body))[0] == 404
+
+
+@pytest.mark.parametrize("token", ["", "  "])
+def test_blank_keys_are_refused(token: str) -> None:
+    async def commit(result: TerminalCallbackResult) -> None:
+        return None
+
+    store = CallbackStore(on_terminal_commit=commit)
+    with pytest.raises(ValueError, match="auth_token"):
+        CallbackListener(store, auth_token=token)
+    with pytest.raises(ValueError, match="bridge_token"):
+        CallbackListener(store, auth_token=TOKEN, bridge=EchoBridge(), bridge_token=token or None)

@@ -15,6 +15,7 @@ from osmosis_ai.driving.dispatcher import Dispatcher, Stop
 from osmosis_ai.driving.overload import suspected_since
 from osmosis_ai.evaluation.metrics import MetricsAccumulator
 from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.event_loop import LoopLag, LoopState
 from osmosis_ai.llm.errors import Category, ModelCallError
 from osmosis_ai.rollout.types import (
     GraderCompleteRequest,
@@ -317,3 +318,63 @@ def test_lost_attempts_are_in_the_record_and_counted_apart() -> None:
     assert (counts.lost_attempts, counts.planned, counts.pending) == (3, 3, 1)
     metrics.add(1, 0, "success", 1.0)
     assert metrics.summary().estimates.counts.lost_attempts == 1
+
+
+def test_a_timeout_belongs_to_the_rollout_server() -> None:
+    verdict = classify(terminal(DONE, None, source="timeout"))
+    assert (verdict.error_type, verdict.boundary) == ("callback_timeout", "rollout_server")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_a_loop_is_as_late_as_its_heartbeat_and_stays_known_to_have_been(clock: Clock) -> None:
+    lag = LoopLag(clock=clock, cpu=lambda: 0.0)
+    lag.beat()
+    clock.now += 0.1
+    lag.beat()
+    assert lag.state() == LoopState(pytest.approx(0.0), 0.0, None)
+    clock.now += 0.1 + 0.4
+    lag.beat()
+    assert lag.state().lag_s == pytest.approx(0.4)
+    for _ in range(20):
+        clock.now += 0.1
+        lag.beat()
+    assert lag.state().lag_s == pytest.approx(0.0), "the last second was quiet"
+    assert lag.state().late_ago_s == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("category", "usage", "since"),
+    [
+        ("agent_error", RolloutUsage(requests=0), 10.0),
+        ("timeout", RolloutUsage(requests=0), 10.0),
+        ("agent_error", RolloutUsage(requests=2, cut_off_since=14.0), 14.0),
+        ("timeout", RolloutUsage(requests=2, cut_off_since=14.0), 14.0),
+        ("agent_error", RolloutUsage(requests=2), None),
+        ("validation_error", RolloutUsage(requests=0), None),
+        (None, RolloutUsage(requests=0), None),
+        (
+            "agent_error",
+            RolloutUsage(
+                requests=1, cut_off_since=14.0, last_error=ModelCallError("server", "down", model_path="m")
+            ),
+            None,
+        ),
+    ],
+)
+def test_only_a_call_that_did_not_arrive_or_was_cut_off_can_be_the_machines_fault(
+    category: str | None, usage: RolloutUsage, since: float | None
+) -> None:
+    found = suspected_since(failed(category), usage, started=10.0, ended=20.0, agent_timeout_s=30.0)
+    assert found == since

@@ -588,3 +588,24 @@ def test_the_python_version_is_part_of_it(tmp_path: Path) -> None:
 )
 def test_a_project_that_asks_for_its_framework_is_in_order(tmp_path: Path, dependencies: list[str]) -> None:
     assert undeclared_framework(rollout(tmp_path, dependencies, main=STRANDS), "main.py") is None
+
+
+def test_uv_that_is_killed_is_told_from_uv_that_fails(tmp_path: Path) -> None:
+    killed = tmp_path / "uv"
+    killed.write_text("#!/bin/sh\nkill -9 $$\n")
+    killed.chmod(0o755)
+    with pytest.raises(uv.UvError, match=r"building was interrupted: uv was ended by signal 9\.") as caught:
+        Uv(killed).run([], cwd=tmp_path, timeout_s=60, doing="building")
+    assert caught.value.is_infrastructure
+    killed.write_text("#!/bin/sh\necho nonsense >&2\nexit 1\n")
+    with pytest.raises(uv.UvError, match="building failed: nonsense") as caught:
+        Uv(killed).run([], cwd=tmp_path, timeout_s=60, doing="building")
+    assert not caught.value.is_infrastructure
+
+
+def test_an_environment_whose_interpreter_is_gone_is_built_again(tmp_path: Path) -> None:
+    cache = EnvironmentCache(tmp_path)
+    python = python_of(cache.get("key", build, on_wait=ignore))
+    python.unlink()
+    python.symlink_to("/no/such/python")
+    assert python_of(cache.get("key", build, on_wait=ignore)).read_text() == "#!/bin/sh\n"

@@ -363,3 +363,37 @@ async def test_a_workflow_that_hangs_is_ended_by_its_deadline(world: ServerWorld
     outcome = await world.run("hang", agent_timeout_sec=0.2)
     assert outcome.status.value == "failure"
     assert "deadline" in (outcome.error or "")
+
+
+async def test_a_server_that_refuses_to_cancel_does_not_hide_the_cancellation(
+    make_world: Callable[..., Awaitable[World]],
+) -> None:
+    world = await make_world(say_nothing)
+    running = asyncio.create_task(world.driver.run(request()))
+    await world.server.admitted.wait()
+    world.driver._base_url = "http://127.0.0.1:9"
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_rows_that_only_python_can_encode_are_sent(
+    make_world: Callable[..., Awaitable[World]],
+) -> None:
+    world = await make_world(succeed)
+    metadata = {"huge": 2**80, "torn": "\ud800"}
+    await world.driver.run(request(metadata=metadata))
+    assert world.server.posts[0]["metadata"] == metadata
+
+
+async def test_a_blank_controller_key_is_refused(make_world: Callable[..., Awaitable[World]]) -> None:
+    with pytest.raises(ValueError, match="controller_api_key"):
+        HttpRolloutDriver(
+            rollout_base_url="http://127.0.0.1:1",
+            callback_store=(await make_world(succeed)).store,
+            completion_url_for=str,
+            grader_url_for=str,
+            chat_completions_url_for=str,
+            chat_api_key=None,
+            controller_api_key=" ",
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ import pytest
 from aiohttp import web
 
 from osmosis_ai.datasets import DatasetRow
+from osmosis_ai.driving import attempts
 from osmosis_ai.driving.agent_address import (
     AgentAddress,
     AgentAddressError,
@@ -435,3 +437,19 @@ async def test_a_rollout_that_an_agent_gave_up_because_it_was_told_to_end_is_mad
         (result,) = await world.make("told to end")
     assert (result.reward, len(loop.inits), len(world.results.losses)) == (1.0, 2, 1)
     assert [status for status, _ in loop.replies] == [200, 200, 200]
+
+
+async def test_what_a_broken_attempt_used_counts_while_its_conversation_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, written = threading.Event(), threading.Event()
+    monkeypatch.setattr(
+        attempts, "keep_called_conversation", lambda *_, **__: begun.set() or written.wait(60)
+    )
+    async with served(ServedLoop()) as port, driving(port, artifacts=tmp_path) as world:
+        made = asyncio.create_task(world.make("break"))
+        assert await asyncio.to_thread(begun.wait, 60)
+        assert [used.calls for used in world.runner.used_in_flight()] == [1]
+        written.set()
+        await made
+        assert list(world.runner.used_in_flight()) == []

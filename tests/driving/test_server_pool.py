@@ -17,8 +17,8 @@ from osmosis_ai.driving.restarting_server import (
     RestartingRolloutServer,
 )
 from osmosis_ai.driving.server_count import default_servers, granted_cores
-from osmosis_ai.driving.server_pool import ServerPool
-from osmosis_ai.driving.server_process import MAX_RESTARTS
+from osmosis_ai.driving.server_pool import ServerPool, several
+from osmosis_ai.driving.server_process import MAX_RESTARTS, RolloutServer, ServerSpec
 from osmosis_ai.supervision import Service, ServiceDiedError, ServiceError, ServiceSpec
 
 REQUEST = RolloutRunRequest(messages=[], rollout_id="r1")
@@ -395,3 +395,20 @@ def test_one_processor_is_left_to_the_engine(
     assert default_servers() == servers
     assert default_servers(gpus=0) == servers
     assert default_servers(gpus=1) == 1, "what it has loaded there would be loaded as often"
+
+
+def test_each_server_has_its_own_log_and_name_and_all_one_budget(tmp_path: Path) -> None:
+    spec = ServerSpec(
+        tmp_path, "main.py", Path("python"), {}, tmp_path / "trials", None, tmp_path / "rollout-server.log"
+    )
+    alone = several(RolloutServer(spec), 1)
+    assert (alone[0].spec.name, alone[0].spec.restarts) == ("the rollout server `main.py`", MAX_RESTARTS)
+    servers = several(RolloutServer(spec, health_timeout_s=7.0), 3)
+    assert [server.spec.log_path for server in servers] == [
+        tmp_path / f"rollout-server{ending}.log" for ending in ("", "-2", "-3")
+    ]
+    assert servers[0].spec.name == alone[0].spec.name, "when none starts, the first one's words are shown"
+    assert servers[1].spec.name == "the rollout server `main.py` (2 of 3)"
+    assert {server.spec.start_timeout_s for server in servers} == {7.0}
+    assert len({id(server.deaths) for server in servers}) == 1
+    assert servers[0].spec.restarts == MAX_RESTARTS + 2, "those that die together have died once"

@@ -31,9 +31,12 @@ from osmosis_ai.driving.driver import RolloutOutcome, RolloutRunRequest
 from osmosis_ai.driving.http_driver import HttpRolloutDriver
 from osmosis_ai.driving.rollout_runner import prepare_server
 from osmosis_ai.driving.server_process import (
+    HEALTH_TIMEOUT_ENV,
     RolloutServer,
     ServerSpec,
+    health_timeout,
 )
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.rollout.loop.workflow import SETTINGS_ENV
 from osmosis_ai.sandbox import InnerListener, Sandbox, SandboxCapability, check_sandbox, interpreter_places
 from osmosis_ai.supervision import (
@@ -745,3 +748,28 @@ def test_whatever_else_comes_out_of_a_sandbox_is_refused(sent: str) -> None:
     inner.close()
     for end in pipe:
         os.close(end)
+
+
+@pytest.mark.parametrize("wished", ["0", "-1", "nan", "inf", "a minute"])
+def test_a_start_timeout_that_is_no_duration_is_refused(wished: str) -> None:
+    with pytest.raises(OsmosisError, match="must be a number of seconds above 0"):
+        health_timeout({HEALTH_TIMEOUT_ENV: wished})
+
+
+async def test_a_missing_interpreter_is_named(make_spec: MakeSpec) -> None:
+    with pytest.raises(ServiceError, match="/no/such/python"):
+        await RolloutServer(make_spec(plain_server(), python=Path("/no/such/python"))).start()
+
+
+def test_a_socket_is_made_where_its_path_is_short_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    listener = PrivateSocket()
+    path = Path(socket_path(listener.address) or "")
+    assert path.is_socket() and not path.is_relative_to(deep)
+    assert not any(deep.iterdir())
+    listener.remove()
+    assert not path.parent.exists()

@@ -20,6 +20,7 @@ from osmosis_ai.evaluation.conversation import (
     as_messages,
     holds,
     read_conversation,
+    spans,
     turns_of,
 )
 
@@ -232,3 +233,22 @@ SEARCHED = written(
 )
 def test_a_search_finds_neither_the_expected_answer_nor_ids_nor_words_of_the_file(not_said: str) -> None:
     assert not holds(SEARCHED, not_said)
+
+
+def test_what_has_another_shape_than_a_trajectory_costs_no_step() -> None:
+    shapes: list[Any] = [None, 3, "text", [], {}, [None], [3], {"a": 1}, True]
+    names = (
+        "source",
+        "message",
+        "tool_calls",
+        "observation",
+        "metrics",
+        "extra",
+        "timestamp",
+        "reasoning_content",
+    )
+    steps = [{"source": "user", "message": "hello", name: shape} for name in names for shape in shapes]
+    conversation = read_conversation(written(*steps, *shapes, agent=shapes, extra=shapes))
+    assert len(conversation.steps) == len(steps) + 2
+    assert any("no objects" in problem for problem in conversation.problems)
+    as_messages(conversation), as_dataset_row(conversation), list(turns_of(conversation)), spans(conversation)

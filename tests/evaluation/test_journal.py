@@ -611,3 +611,19 @@ def test_a_line_is_taken_or_refused_as_a_whole_record_is(name: str) -> None:
 def test_what_is_no_record_is_refused(line: bytes) -> None:
     with pytest.raises(ValueError):
         values_of(line)
+
+
+def test_a_result_of_an_item_that_the_run_does_not_have_is_refused(kept: Kept) -> None:
+    kept.write([record(0), record(ROWS), record(1)])
+    with pytest.raises(JournalCorruptionError, match=f"a result of row {ROWS}, attempt 1"):
+        kept.numbers(kept.extend())
+
+
+def test_a_checkpoint_that_can_not_be_written_costs_the_run_nothing(kept: Kept) -> None:
+    kept.write(MANY)
+    kept.run.checkpoint.mkdir()
+    writer = CheckpointWriter(kept.found(), kept.run.events, every=BLOCK)
+    writer.extend(len(MANY))
+    assert writer.problem is not None
+    assert not writer.is_due(1000)
+    assert kept.numbers(kept.found()) == kept.numbers()

@@ -17,6 +17,7 @@ import pytest
 
 from osmosis_ai.datasets import select_rows
 from osmosis_ai.driving.attempts import attempt_seeds, call_seed
+from osmosis_ai.driving.dispatcher import choose_limit
 from osmosis_ai.errors import OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation import run_lock, run_name
 from osmosis_ai.evaluation.budget import Budget, Spending, Spent
@@ -704,3 +705,40 @@ async def test_litellm_finds_a_runs_variables_but_none_that_start_programs() -> 
     assert endpoint.api_key == "k"
     assert added == {"ANTHROPIC_API_KEY": "k", "AWS_REGION_NAME": "eu-west-1"}
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("option", "config", "capacity", "limit"),
+    [
+        (None, None, None, 32),
+        (None, None, 4, 4),
+        (None, 16, None, 16),
+        (None, 16, 4, 4),
+        (8, 16, None, 8),
+        (8, 16, 4, 4),
+        (500, None, None, 500),
+        (2, None, 100, 2),
+    ],
+)
+def test_the_option_wins_over_the_config_and_the_server_bounds_both(
+    option: int | None, config: int | None, capacity: int | None, limit: int
+) -> None:
+    assert choose_limit(max_in_flight=option, batch_size=config, capacity=capacity) == limit
+
+
+def test_reopening_asks_again_for_failed_and_skipped_items_whose_records_stand_meanwhile() -> None:
+    ledger = Ledger(4, 1)
+    for row, status in enumerate(("success", "failed", "skipped")):
+        ledger.settle(row, 0, status, row)  # type: ignore[arg-type]
+    ledger.reopen_failed()
+    assert [ledger.is_open(row, 0) for row in range(4)] == [False, True, True, True]
+    assert (ledger.open_count, ledger.unrecorded_count, ledger.count("failed")) == (3, 1, 1)
+
+
+def test_a_run_of_some_items_only_knows_no_others() -> None:
+    ledger = Ledger(3, 2, only=[(1, 0), (2, 1)])
+    assert (len(ledger), ledger.open_count, ledger.unrecorded_count) == (2, 2, 2)
+    assert ledger.holds(2, 1) and not ledger.holds(2, 0) and not ledger.row_is_open(0)
+    ledger.settle(1, 0, "failed", 7)
+    ledger.reopen_failed()
+    assert (ledger.open_count, list(ledger.recorded())) == (2, [(1, 0, 7)])

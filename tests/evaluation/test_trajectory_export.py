@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from osmosis_ai.evaluation import trajectory_export
 from osmosis_ai.evaluation.artifact_copies import copy_artifacts
 from osmosis_ai.evaluation.attempt_files import _files_below
 from osmosis_ai.evaluation.journal import Journal
@@ -19,10 +20,15 @@ from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import RunLog
 from osmosis_ai.evaluation.trajectory_export import (
+    LARGEST_TRAJECTORY_BYTES,
     Projector,
+    trajectory_identity,
 )
 from osmosis_ai.redaction import Redactor
+from osmosis_ai.rollout import ExecutionResult, RolloutSample, RolloutStatus
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
+from osmosis_ai.rollout.trajectory.archive import RolloutArchive
+from osmosis_ai.rollout.trajectory.report import TrajectoryReport
 from tests.deep_directories import deep_directories
 from tests.evaluation.builders import record
 
@@ -319,3 +325,49 @@ def test_a_rollout_that_makes_directories_deeper_than_any_path_is_loses_them_and
             "kept.txt"
         ]
         assert [each.path for each in _files_below(folder, own=True)] == ["kept.txt"]
+
+
+def test_a_server_that_was_only_slow_names_its_conversation_itself(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trajectory_export, "NAMED_WITHIN_S", 0.0)
+    messages = [{"role": "user", "content": "2 x 3?"}, {"role": "assistant", "content": "6"}]
+    sample = RolloutSample(messages=messages, reward=1.0)
+    result = ExecutionResult(status=RolloutStatus.SUCCESS, sample=sample)
+    archive = RolloutArchive("r0", label=None, metadata=None, extra_fields=None, root=world.directory.trials)
+    archive.keep(result, None)
+    projector = world.projector()
+    projector.start()
+    projector.submit(0, 0, "r0", expects_trajectory=True)
+    projector.stop(patience_s=300)
+    assert projector.has_trajectory(0, 0)
+    archive.publish(result, TrajectoryReport(model_name="policy"), None)
+    named = world.directory.trial("r0") / "trajectory.json"
+    assert json.loads(named.read_text())["agent"]["model_name"] == "policy"
+    assert not (named.parent / PENDING_TRAJECTORY_FILE).exists()
+    assert "model_name" not in json.loads(world.trajectory(0).read_text())["agent"]
+    projector.copy_missing()
+    assert world.trajectory(0).read_bytes() == named.read_bytes(), "the fuller one is what stays"
+
+
+def test_a_trajectory_too_large_to_be_read_is_said_and_left(world: World) -> None:
+    world.settle(0, "r0")
+    os.truncate(world.write_trajectory("r0"), LARGEST_TRAJECTORY_BYTES + 1)
+    world.projector().copy_missing()
+    assert not world.trajectory(0).exists()
+    assert "more than 256 MiB" in world.directory.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("document", "identity"),
+    [
+        ({"extra": {"osmosis": {"rollout_id": "a"}}, "session_id": "b"}, "a"),
+        ({"session_id": "b", "trajectory_id": "c/1"}, "b"),
+        ({"trajectory_id": "c/1"}, "c"),
+        ({"trajectory_id": "c"}, None),
+        ({"extra": None}, None),
+        ([], None),
+    ],
+)
+def test_a_trajectory_says_whose_it_is_in_one_of_three_places(document: object, identity: str | None) -> None:
+    assert trajectory_identity(document) == identity

@@ -552,3 +552,9 @@ def test_replies_can_be_sent_back_with_all_their_fields() -> None:
 def test_tool_choice_none_offers_no_tools() -> None:
     assert parse_request(body(tool_choice="none")).offered_tools == []
     assert len(parse_request(body()).offered_tools) == 1
+
+
+async def test_a_completion_over_http(client: aiohttp.ClientSession) -> None:
+    async with client.post("/v1/chat/completions", json=body(seed=1)) as response:
+        assert response.status == 200
+        assert (await response.json())["object"] == "chat.completion"

@@ -461,3 +461,11 @@ def test_a_deployed_adapter_is_merged_where_the_weights_have_the_bits_for_it(tmp
     with torch.no_grad():
         wanted = learned(input_ids=torch.from_numpy(IDS)).logits[:, -1]
     torch.testing.assert_close(logits(served), wanted, atol=1e-4, rtol=1e-3)
+
+
+def test_publishing_to_an_engine_that_has_ended_is_an_error(model_dir: Path) -> None:
+    engine = InferenceEngine(Model.load(model_dir))
+    with engine:
+        engine.publish({}, 1)
+    with pytest.raises(EngineStoppedError):
+        engine.publish({}, 2)

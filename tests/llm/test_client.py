@@ -864,3 +864,24 @@ def test_a_proxy_is_used_for_the_world_and_never_for_this_machine(monkeypatch: p
 )
 def test_loopback_is_this_machine(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
+
+
+async def test_events_with_another_name_may_be_parts_of_a_stream(model: StandInModel) -> None:
+    def named(data: Any) -> bytes:
+        return b"event: chunk\ndata: %s\n\n" % json.dumps(data).encode()
+
+    usage = {"usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+    failed = {"error": {"message": "boom"}}
+    model.script(
+        Reply(chunks=[named(FIRST), named(failed), DONE]),
+        Reply(chunks=[named(FIRST), b"event: error\ndata:\n\n", DONE]),
+        Reply(chunks=[named(FIRST), named(LAST), named(usage), DONE]),
+    )
+    async with client(model) as calling:
+        assert await chunks_of(calling) == [FIRST, LAST, usage]
+    assert len(model.requests) == 3
+
+
+def test_the_provider_may_say_whether_to_try_again() -> None:
+    assert refusal(500, {}, x_should_retry="false").retryable is False
+    assert refusal(400, {}, x_should_retry="true").retryable is True

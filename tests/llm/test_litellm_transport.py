@@ -241,3 +241,11 @@ async def test_a_stream_that_fails_is_tried_again(model: StandInModel, chunks: l
         with pytest.raises(ModelCallError):
             await follow()
     assert (len(model.requests), restarts) == (2, [1])
+
+
+async def test_tokens_that_the_provider_did_not_count_are_unknown(model: StandInModel) -> None:
+    model.respond = lambda _: Reply(usage=False)
+    async with client(model) as calling:
+        assert (await calling.complete(HELLO)).usage is None
+        chunks = [chunk async for chunk in calling.stream(HELLO, restarted=list)]
+    assert not any(chunk.get("usage") for chunk in chunks)

@@ -260,6 +260,26 @@ class TestSamplesOnTheWire:
 
         assert body["sample"] == sample_of([], reward=1.0)
 
+    @pytest.mark.parametrize(
+        ("content", "sent"),
+        [(2**70, 2**70), ("half a \ud83d face", "half a ? face"), ({"unhashed"}, ["unhashed"])],
+    )
+    async def test_messages_a_fast_encoder_refuses_are_sent_all_the_same(
+        self, controller: Controller, content: Any, sent: Any
+    ) -> None:
+        class Odd(AgentWorkflow):
+            async def run(self, ctx: AgentWorkflowContext) -> Any:
+                return [{"role": "assistant", "content": content}]
+
+        class Likes(Grader):
+            async def grade(self, ctx: GraderContext) -> None:
+                ctx.set_reward(1.0)
+
+        body = await self.graded_body(controller, Odd, Likes)
+
+        assert body["sample"]["messages"] == [{"role": "assistant", "content": sent}]
+        assert body["sample"]["reward"] == 1.0
+
 
 class TestAdmission:
     @pytest.mark.parametrize(
@@ -783,3 +803,44 @@ async def test_an_outcome_refused_for_good_is_logged_and_nothing_is_invented(
     assert [body["status"] for body in controller.bodies("grader")] == ["success"]
     assert "its outcome is lost" in caplog.text
     assert "unknown rollout" in caplog.text
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
+async def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
+    async with serving(LocalBackend(workflow=SayOk)) as client:
+        assert (await client.post("/rollout", content=body)).status_code == 422
+
+
+async def test_ended_ids_are_remembered_in_bounded_memory(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "REMEMBERED_IDS", 2)
+
+    class WithoutStatus(LocalBackend):
+        """Knows no rollout, so that a status tells whether the server still runs it."""
+
+        def rollout_status(self, rollout_id: str) -> None:
+            return None
+
+    async with serving(WithoutStatus(workflow=SayOk, grader=ExactMatch)) as client:
+        for number in range(4):
+            await client.post("/rollout", json=controller.init_body(f"r{number}"))
+            await until_status(client, f"r{number}", "unknown")
+        statuses = [
+            (await client.post("/rollout", json=controller.init_body(name, label="other"))).status_code
+            for name in ("r3", "r0")
+        ]
+        await controller.wait_for("grader", 5)
+
+    assert statuses == [409, 202]
+
+
+@pytest.mark.parametrize("url", ["", "no-scheme", "ftp://host/path", "http://"])
+async def test_a_url_that_is_none_is_refused_at_once(
+    delivery: CallbackDelivery, held_time: Time, url: str
+) -> None:
+    with pytest.raises(DeliveryError) as caught:
+        await delivery.deliver(url, b"{}", None)
+
+    assert caught.value.refused
+    assert held_time.pauses == []

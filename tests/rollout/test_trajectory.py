@@ -585,3 +585,48 @@ class TestCopy:
     def test_a_destination_outside_of_the_root_is_refused(self, tree: Tree, place: str) -> None:
         with pytest.raises(ValueError, match="is not below"):
             copy_artifact_tree(tree.source, tree.root / place, destination_root=tree.root)
+
+
+def test_an_agents_call_of_another_shape_is_kept() -> None:
+    custom = {"id": "c2", "type": "custom", "custom": {"name": "shell", "input": "ls"}}
+    plain = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    step = only_step({"role": "assistant", "content": None, "tool_calls": [plain, custom, "?"]})
+
+    assert [call["tool_call_id"] for call in step["tool_calls"]] == ["c1"]
+    assert step["extra"] == {"tool_calls": [custom, "?"]}
+
+
+def test_several_samples_are_kept_apart() -> None:
+    told = TrajectoryReport.model_validate(
+        {"model_name": "m", "samples": {"a": {}, "b": {"model_name": "n"}}}
+    )
+
+    converted = convert(CONVERSATION, report=told)
+
+    kept = converted["extra"]["osmosis"]["unmatched_sample_reports"]
+    assert kept == {
+        "a": {"llm_call_metrics": []},
+        "b": {"model_name": "n", "llm_call_metrics": []},
+    }
+    assert converted["agent"]["model_name"] == "m"
+
+
+def test_the_destination_can_be_replaced(tree: Tree) -> None:
+    tree.write("x.txt", "x")
+    (tree.destination / "deep").mkdir(parents=True)
+    (tree.destination / "deep" / "old.txt").write_text("old")
+
+    tree.copy(replace_destination=True)
+
+    assert tree.copied() == {"x.txt": "x"}
+
+
+def test_a_file_takes_the_place_of_a_directory_and_the_reverse(tree: Tree) -> None:
+    tree.write("a", "now a file")
+    tree.write("b/c", "now a directory")
+    (tree.destination / "a" / "deep").mkdir(parents=True)
+    (tree.destination / "b").write_text("was a file")
+
+    tree.copy()
+
+    assert tree.copied() == {"a": "now a file", "b/c": "now a directory"}

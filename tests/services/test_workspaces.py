@@ -20,6 +20,7 @@ from osmosis_ai.cli.main import main
 from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
 from osmosis_ai.services.capabilities import require_offered
 from osmosis_ai.services.context import open_context
+from osmosis_ai.services.workspace_check import examine
 from osmosis_ai.services.workspaces import (
     WorkspaceDirectories,
     current_workspace,
@@ -27,6 +28,9 @@ from osmosis_ai.services.workspaces import (
 )
 from tests.logins import (
     FERN,
+    IDENTITY,
+    NOT_CONNECTED,
+    REFUSALS,
     VERIFIED,
     make_checkout,
     save_login,
@@ -232,3 +236,41 @@ def test_the_doctor_shows_no_credentials_of_the_origin(
     shown = capsys.readouterr().out
     assert json.loads(shown)["resource"]["git"]["remote_url"] == "https://example.org/team/agents.git"
     assert "token" not in shown
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"status_code": 200, "json": {**VERIFIED, "workspace": None}},
+        {"status_code": 404, "json": NOT_CONNECTED},
+        {"status_code": 403, "json": {"error": "no", "code": "GIT_SCOPE_HEADER_ACCESS_DENIED"}},
+    ],
+)
+def test_a_repository_of_no_workspace_says_how_to_connect_it(
+    platform: respx.MockRouter, tmp_path: Path, reply: dict[str, Any]
+) -> None:
+    platform.get("/api/cli/verify").respond(**reply)
+    with pytest.raises(OsmosisError) as caught:
+        current_workspace(make_checkout(tmp_path).root)
+    assert IDENTITY in caught.value.message
+    assert "osmosis platform connect ssh://git@github.com/Fern/Maze.git" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("reply, code", REFUSALS)
+def test_a_platform_that_does_not_tell_is_no_fault_of_the_workspace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: dict[str, Any], code: str
+) -> None:
+    use_platform(monkeypatch)
+    save_login()
+    with respx.mock(base_url=FERN) as platform:
+        platform.get("/api/cli/verify").respond(**reply)
+        resource = examine(make_checkout(tmp_path).root).resource()
+    assert (resource["workspace"], resource["valid"]) == (None, True)
+
+
+def test_an_origin_that_names_no_repository_is_a_warning(tmp_path: Path) -> None:
+    root = make_checkout(tmp_path, "https://ada:canary@github.com/only-an-owner").root
+    git_facts = examine(root).resource()["git"]
+    assert git_facts["identity"] is None
+    assert "exactly one GitHub repository" in git_facts["warning"]
+    assert "canary" not in str(git_facts)

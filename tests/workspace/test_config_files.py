@@ -525,3 +525,18 @@ def test_standard_input_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
         read_secrets_file("-")
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"KEY=value\n")))
     assert read_secrets_file("-") == {"KEY": "value"}
+
+
+def test_a_file_that_cannot_be_read_is_an_error_for_people(tmp_path: Path) -> None:
+    with pytest.raises(OsmosisError, match="Secrets file not found"):
+        read_secrets_file(str(tmp_path / "none.env"))
+    with pytest.raises(OsmosisError, match="Cannot read secrets file"):
+        read_secrets_file(str(tmp_path))
+    with pytest.raises(OsmosisError, match="not UTF-8"):
+        read(tmp_path, b"KEY=\xff")
+
+
+def test_a_config_is_a_toml_file(workspace: WorkspaceDirectory) -> None:
+    path = write_config(workspace, MINIMAL_EVAL, name="a.yaml")
+    with pytest.raises(OsmosisError, match=r"\.toml file in configs/eval/"):
+        load_eval_config(path, workspace)

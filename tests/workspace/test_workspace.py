@@ -11,7 +11,7 @@ import pytest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace import doctor, samples
 from osmosis_ai.workspace.config_files import InvalidConfigError, load_eval_config, load_training_config
-from osmosis_ai.workspace.git import read_git_state, without_credentials
+from osmosis_ai.workspace.git import read_git_state, run_git, without_credentials
 from osmosis_ai.workspace.gitignore import add_patterns, missing_patterns
 from osmosis_ai.workspace.layout import WorkspaceDirectory, find_dataset_file, find_workspace
 from osmosis_ai.workspace.scaffold import init_rollout
@@ -387,3 +387,23 @@ def test_force_replaces_no_link_and_nothing_of_another_kind(
     assert caught.value.code == "CONFLICT"
     assert caught.value.details == {"conflicts": [target]}
     assert precious.exists()
+
+
+def test_a_directory_outside_of_git_has_no_state(tmp_path: Path) -> None:
+    with pytest.raises(OsmosisError, match="Git cannot read"):
+        read_git_state(tmp_path)
+
+
+def test_a_command_that_hangs_is_ended_and_named(workspace: WorkspaceDirectory) -> None:
+    git(workspace.root, "config", "alias.hang", "!sleep 2")
+    with pytest.raises(OsmosisError, match=r"`git hang` did not finish within 0.2 s"):
+        run_git(["hang"], cwd=workspace.root, timeout_s=0.2)
+
+
+def test_without_git_installed_the_error_says_so(
+    workspace: WorkspaceDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with pytest.raises(OsmosisError, match="Git is not installed") as caught:
+        find_workspace(workspace.root)
+    assert caught.value.code == "WORKSPACE_REQUIRED"

@@ -7,12 +7,13 @@ import json
 import math
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from osmosis_ai.evaluation.agent_loop.errors import ProviderError
+from osmosis_ai.evaluation.agent_loop.errors import ProviderError, ToolValidationError
 from osmosis_ai.evaluation.agent_loop.imported_agent import imported_files
 from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient
 from osmosis_ai.evaluation.agent_loop.row_tests import LocalTestRunner, row_result_json
@@ -20,6 +21,8 @@ from osmosis_ai.evaluation.agent_loop.runner import (
     LocalLLMClientProtocol,
     LocalRolloutRunner,
     LocalRunResult,
+    run_all,
+    validate_tools,
 )
 from osmosis_ai.rollout.eval.evaluation import (
     EvalFnWrapper,
@@ -29,6 +32,7 @@ from osmosis_ai.rollout.eval.evaluation import (
 )
 from osmosis_ai.rollout.eval.test_mode import InteractiveLLMClient, InteractiveRunner, InteractiveStep
 from osmosis_ai.rollout.loop.schemas import (
+    OpenAIFunctionParametersSchema,
     OpenAIFunctionSchema,
     OpenAIFunctionToolSchema,
 )
@@ -411,3 +415,94 @@ def test_the_users_own_files_count_and_modules_made_at_run_time_do_not(
     monkeypatch.setitem(sys.modules, made.__name__, made)
     monkeypatch.setitem(sys.modules, imported.__name__, imported)
     assert imported_files(here.resolve(), "own_agent:agent_loop") == (own.resolve(),)
+
+
+async def test_the_report_is_plain_text_whatever_prints_it() -> None:
+    result = await evaluator(Agent(without_reward), exact).run_eval([row("is it 2"), row("x")], n_runs=3)
+    text = format_eval_report(result)
+    assert "Evaluation Results:" in text
+    header, numbers = text.splitlines()[-2:]
+    columns = [cell.strip() for cell in header.split("|")]
+    assert columns == [
+        *("Eval Function", "Mean", "Min", "Max", "Std", "pass@1", "pass@3", "Scored", "95 % CI")
+    ]
+    assert [cell.strip() for cell in numbers.split("|")][:8] == [
+        *("exact", "0.500", "0.000", "1.000", "0.500", "50.0%", "50.0%", "6/6")
+    ]
+
+    class Console:
+        def __init__(self) -> None:
+            self.lines: list[str] = []
+
+        def print(self, line: str) -> None:
+            self.lines.append(line)
+
+    console = Console()
+    format_eval_report(result, console)
+    assert "\n".join(console.lines) == text
+
+
+@pytest.mark.parametrize(
+    "reward, written", [(np.float32(0.5), 0.5), (float("nan"), None), ("good", None), (True, 1.0)]
+)
+async def test_a_reward_that_is_no_number_is_written_as_none(reward: Any, written: float | None) -> None:
+    async def rewarded(ctx: Any) -> Any:
+        return ctx.complete([], reward=reward)
+
+    assert json.loads(json.dumps(row_result_json(await run(Agent(rewarded)))))["reward"] == written
+
+
+def _schema(name: str = "add", kind: str = "object") -> OpenAIFunctionToolSchema:
+    function = OpenAIFunctionSchema(
+        name=name, description="", parameters=OpenAIFunctionParametersSchema(type=kind)
+    )
+    return OpenAIFunctionToolSchema(type="function", function=function)
+
+
+@pytest.mark.parametrize(
+    "tools, said",
+    [
+        (None, "get_tools returned None; it must return a list"),
+        ((ADD,), "get_tools returned tuple"),
+        ([{"type": "function"}], "missing 'function'"),
+        ([SimpleNamespace()], "missing 'function'"),
+        (
+            [SimpleNamespace(function=SimpleNamespace(name="1st", parameters=None))],
+            "must start with letter/under",
+        ),
+        ([_schema(name="")], "name"),
+        ([_schema(name="no spaces")], "must start with letter/underscore"),
+        ([_schema(kind="array")], "parameters.type must be 'object'"),
+    ],
+)
+async def test_tools_that_no_model_can_be_offered_fail_the_row_and_say_why(tools: Any, said: str) -> None:
+    with pytest.raises(ToolValidationError, match=said):
+        validate_tools(tools)
+    result = await run(Agent(tools=tools))
+    assert (result.error or "").startswith("Tool validation error:")
+    assert said in (result.error or "")
+
+
+async def test_items_run_beside_each_other_up_to_the_limit_and_an_error_of_ours_comes_out() -> None:
+    gate, running, most = asyncio.Event(), 0, 0
+
+    async def one(item: int) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == 3:
+            gate.set()
+        await gate.wait()
+        running -= 1
+        return item * 10
+
+    ended: dict[int, int] = {}
+    await run_all(range(7), one, limit=3, done=lambda place, _, value: ended.__setitem__(place, value))
+    assert ended == {place: place * 10 for place in range(7)}
+    assert most == 3
+
+    def refuse(*_: Any) -> None:
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        await run_all([1], one, limit=1, done=refuse)

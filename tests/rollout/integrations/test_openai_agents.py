@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from osmosis_ai.rollout import AgentWorkflowConfig, LocalBackend
-from osmosis_ai.rollout.context import RolloutContext
+from osmosis_ai.rollout.context import RolloutContext, get_rollout_context
 from tests.lazily import lazily
 from tests.rollout.local_rollouts import execute, grader, request, workflow
 from tests.standin_model import Reply, StandInModel, error_reply
@@ -205,3 +205,49 @@ async def test_what_the_model_refuses_fails_the_attempt_in_the_models_words(mode
 
     assert completion.err_category == "agent_error"
     assert "no such model" in str(completion.err_message)
+
+
+def test_an_agent_made_outside_of_a_rollout_says_where_to_make_it() -> None:
+    with pytest.raises(RuntimeError, match=r"OsmosisAgent was made outside of a rollout context.*`run`"):
+        calculator()
+    with pytest.raises(RuntimeError, match="outside of a rollout context"):
+        ours.OsmosisLitellmModel()
+
+
+async def test_a_model_without_a_session_refuses_every_call(model: StandInModel) -> None:
+    with rollout(model), pytest.raises(RuntimeError, match="OsmosisMemorySession"):
+        await agents.Runner.run(calculator(), "hi")
+    assert model.calls == 0
+
+
+async def test_a_session_made_outside_and_used_inside_says_so(model: StandInModel) -> None:
+    session = ours.OsmosisMemorySession()
+
+    with rollout(model) as context:
+        with pytest.raises(RuntimeError, match="not registered"):
+            await agents.Runner.run(calculator(), PROMPT, session=session)
+        for use in (session.get_items(), session.add_items([]), session.pop_item(), session.clear_session()):
+            with pytest.raises(RuntimeError, match="not registered"):
+                await use
+        assert context.sample_source is None
+    with RolloutContext(model.base_url, "K2", "r1"):
+        of_one = ours.OsmosisMemorySession()
+    with RolloutContext(model.base_url, "K2", "r2"), pytest.raises(RuntimeError, match="not registered"):
+        await of_one.get_items()
+
+
+async def test_outside_of_a_rollout_a_session_is_plain_memory() -> None:
+    session = ours.OsmosisMemorySession()
+    said = [{"role": "user", "content": word} for word in ("one", "two", "three")]
+    await session.add_items(list(said))
+
+    assert get_rollout_context() is None
+    assert await session.get_items() == said == session.items
+    assert await session.get_items(limit=2) == said[1:]
+    assert await session.get_items(limit=0) == []
+    assert await session.pop_item() == said[2]
+    (await session.get_items())[0]["content"] = "changed"
+    assert session.items == said[:2]
+    await session.clear_session()
+    assert (await session.get_items(), await session.pop_item()) == ([], None)
+    assert session.session_id != ours.OsmosisMemorySession().session_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sys
 import threading
@@ -26,6 +27,7 @@ from osmosis_ai.rollout.loop.eval_functions import (
     last_answer,
     load_eval_fn,
     load_eval_fns,
+    wrap_eval_fns,
 )
 from osmosis_ai.rollout.loop.exceptions import (
     AgentLoopLoadError,
@@ -33,7 +35,7 @@ from osmosis_ai.rollout.loop.exceptions import (
     OsmosisServerError,
     OsmosisValidationError,
 )
-from osmosis_ai.rollout.loop.hosting import AgentLoopBackend, agent_of, hosted_loop
+from osmosis_ai.rollout.loop.hosting import AgentLoopBackend, agent_of, hosted_loop, read_settings
 from osmosis_ai.rollout.loop.outcome import read_outcome
 from osmosis_ai.rollout.loop.schemas import (
     OpenAIFunctionParametersSchema,
@@ -41,7 +43,7 @@ from osmosis_ai.rollout.loop.schemas import (
     OpenAIFunctionSchema,
     OpenAIFunctionToolSchema,
 )
-from osmosis_ai.rollout.loop.workflow import HostedLoop, HostedLoopSettings
+from osmosis_ai.rollout.loop.workflow import SETTINGS_ENV, HostedLoop, HostedLoopSettings
 from osmosis_ai.rollout.model_client import close_shared_connections
 from osmosis_ai.rollout.types import RolloutErrorCategory, RolloutStatus
 from tests.rollout.local_rollouts import execute, request
@@ -633,3 +635,32 @@ def test_the_answer_is_the_last_assistant_message_that_has_content() -> None:
     assert last_answer(CONVERSATION[:1]) == ""
     parts = [{"type": "text", "text": "42"}]
     assert last_answer([{"role": "assistant", "content": parts}]) == str(parts)
+
+
+@pytest.mark.usefixtures("project")
+def test_the_same_function_is_not_taken_twice_nor_is_a_name() -> None:
+    with pytest.raises(EvalFnError, match="Duplicate eval function path: 'rewards_here:exact'"):
+        load_eval_fns(["rewards_here:exact", "rewards_here:whole", "rewards_here:exact"])
+
+    def agent(solution_str: str, **_: Any) -> float:
+        return 1.0
+
+    for functions in ([agent], [load_eval_fn("rewards_here:exact")] * 2):
+        with pytest.raises(EvalFnError, match="two scores would be called"):
+            wrap_eval_fns(functions)
+    with pytest.raises(EvalFnError, match="must be a list of functions"):
+        wrap_eval_fns(agent)
+    assert [each.name for each in wrap_eval_fns([whole_number, "rewards_here:whole"])] == [
+        "whole_number",
+        "rewards_here:whole",
+    ]
+
+
+def test_settings_are_read_from_one_variable_and_refused_in_one_line() -> None:
+    assert read_settings({}) == HostedLoopSettings()
+    said = json.dumps({"eval_fns": ["rewards:exact"], "max_turns": 4})
+    assert read_settings({SETTINGS_ENV: said}).max_turns == 4
+    for wrong in ("{", '{"max_turn": 4}', "[]"):
+        with pytest.raises(AgentLoopLoadError, match=SETTINGS_ENV) as caught:
+            read_settings({SETTINGS_ENV: wrong})
+        assert "\n" not in caught.value.message

@@ -374,3 +374,10 @@ def test_a_token_in_the_environment_comes_first_and_says_what_it_shadows(
     data = whoami().data()
     assert (data["source"], data["persistent_login"]) == ("environment", True)
     assert verify.calls.last.request.headers["authorization"] == f"Bearer {NEW_TOKEN}"
+
+
+def test_an_expired_login_is_forgotten_without_a_call(platform: respx.MockRouter) -> None:
+    save_login(expires_at=datetime(2020, 1, 1, tzinfo=timezone.utc))
+    assert logout(plan_logout()) is False
+    assert platform.calls.call_count == 0
+    assert CredentialStore().all() == ()

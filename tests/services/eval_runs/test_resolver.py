@@ -16,7 +16,7 @@ import respx
 
 from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError, WorkspaceRequiredError
 from osmosis_ai.services.eval_runs.platform_samples import read_platform_samples
 from osmosis_ai.services.eval_runs.resolver import find_local_run, find_run_samples, resolve_run
 from osmosis_ai.workspace.layout import WorkspaceDirectory
@@ -398,3 +398,30 @@ def test_a_dataset_of_the_workspace_is_used_when_its_bytes_are_those_of_then(tmp
     file.unlink()
     with pytest.raises(NotFoundError, match="the dataset rows of the run amber is not in `data/` any more"):
         run.slice_values("level")
+
+
+def test_a_run_that_has_not_begun_has_no_row_yet(ours: Replies, client: PlatformClient) -> None:
+    ours.run({**FINISHED, "eval_run": {**OWN, "status": "pending"}, "results": None})
+    with pytest.raises(ConflictError, match="is pending: it has no row yet"):
+        read_platform_samples(client, "amber-otter-42")
+
+
+@pytest.mark.parametrize("file", ["", "events.jsonl", "metrics.json", "results of a classic evaluation"])
+def test_a_directory_and_a_file_in_it_are_found_from_anywhere(
+    workspace: WorkspaceDirectory, tmp_path: Path, file: str
+) -> None:
+    directory = workspace.evals_dir / "blue-hen"
+    (directory / "metrics.json").write_text("{}")
+    given = directory / file
+    if file.startswith("results"):
+        given = tmp_path / "results.json"
+        given.write_text(json.dumps({"summary": {"run_dir": str(directory)}, "rows": []}))
+    found = resolve_run(str(given), client=nobody, start=Path("/"))
+    assert (found.place, found.directory) == ("file", directory)
+
+
+def test_a_classic_run_is_found_by_name_outside_of_a_repository(tmp_path: Path) -> None:
+    with pytest.raises(WorkspaceRequiredError):
+        resolve_run("amber", client=nobody, start=tmp_path)
+    directory = write_journalled_run(tmp_path / ".osmosis" / "evals" / "amber", [[1.0]])
+    assert resolve_run("amber", client=nobody, start=tmp_path).directory == directory

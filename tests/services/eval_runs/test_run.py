@@ -256,3 +256,24 @@ def test_watching_follows_the_journal_until_the_lock_is_free(run_dir: Path) -> N
     ]
     progress = watcher.look().progress
     assert (progress.scored, progress.passed, progress.tokens) == (5, 4, 42)
+
+
+def test_a_dataset_that_is_nowhere_is_named_with_what_would_mend_it(workspace: WorkspaceDirectory) -> None:
+    (workspace.data_dir / "multiply.jsonl").unlink()
+    with pytest.raises(NotFoundError, match=r"`data/multiply\.jsonl`") as missing:
+        prepare(workspace)
+    assert "--dataset-file" in (missing.value.hint or "")
+
+
+def test_pins_that_differ_from_the_checkout_and_advanced_settings_are_said(
+    workspace: WorkspaceDirectory,
+) -> None:
+    git(workspace.root, "add", ".")
+    git(workspace.root, "commit", "--quiet", "-m", "first")
+    pinned = MINIMAL_EVAL.replace("[secrets]", 'commit_sha = "0123456789"\n\n[advanced]\nx = 1\n\n[secrets]')
+    configure(workspace, pinned)
+    prepared = prepare(workspace)
+    assert any("pins commit 0123456789" in note for note in prepared.notes)
+    assert any("[advanced]" in note for note in prepared.notes)
+    assert prepared.provenance["advanced"] == {"x": 1}
+    assert prepared.provenance["git_head"] == git(workspace.root, "rev-parse", "HEAD")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import stamina
 
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import NetworkError, OsmosisError
 from osmosis_ai.inference.batching import Generation, SampledToken
 from osmosis_ai.inference.completion import TokenFeed
 from osmosis_ai.inference.engine import EngineStoppedError
@@ -161,3 +161,18 @@ async def test_a_server_that_forgot_its_adapter_is_given_it_again(tmp_path: Path
         assert {token.version for [tokens] in replies for token in tokens} == {1}
         assert list(server.loaded) == ["r-v1"]
         assert engine.failure is None
+
+
+async def test_a_server_without_the_model_is_refused(tmp_path: Path) -> None:
+    async with standing_in() as server:
+        with pytest.raises(OsmosisError, match="it serves `base`"):
+            async with connect(server, tmp_path, model="other"):
+                raise AssertionError
+
+
+async def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
+    async with standing_in() as server:
+        pass
+    with pytest.raises(NetworkError, match="can not be reached"):
+        async with connect(server, tmp_path):
+            raise AssertionError

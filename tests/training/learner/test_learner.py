@@ -527,3 +527,21 @@ def test_one_rank_that_runs_out_of_memory_makes_both_try_again(tmp_path):
     found = run_two_ranks(tmp_path / "result.pt", fails_on="1")
     assert found["metrics"][0]["micro_batch_tokens"] == 20
     assert found["metrics"][0]["learned"]
+
+
+def test_another_runtime_error_is_not_taken_for_a_lack_of_memory(monkeypatch):
+    learner = tiny_learner()
+    batch = batch_for(learner)
+    out_of_memory_above(monkeypatch, 0, RuntimeError("size mismatch"))
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        learner.step(*batch)
+
+
+def test_a_model_that_is_not_there_is_said_plainly(tmp_path):
+    with pytest.raises(OsmosisError, match=r"the model `.*nothing` can not be loaded"):
+        Learner(str(tmp_path / "nothing"), TrainingSettings(), "cpu")
+
+
+def test_a_state_on_other_layers_is_refused():
+    with pytest.raises(OsmosisError, match="on other layers"):
+        tiny_learner(lora_targets=["q_proj"]).load_state_dict(tiny_learner().state_dict())

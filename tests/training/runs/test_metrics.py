@@ -275,3 +275,15 @@ def test_numbers_of_an_older_validation_do_not_stand_in_for_what_the_newest_lack
     assert (found.reward, found.low, found.high) == (None, None, None)
     assert found.words == "validation: none scored after step 5; scored 0 of 4 planned"
     assert found.warnings
+
+
+def test_a_history_that_does_not_exist_yet_is_empty(tmp_path):
+    assert list(read_history(tmp_path / "metrics.jsonl")) == []
+    assert MetricsHistory(tmp_path / "metrics.jsonl").rewind(3) == []
+
+
+def test_a_sample_without_a_reward_says_why():
+    assert sample(Verdict("skipped")).unscored_because == "removed"
+    assert sample(Verdict("success")).unscored_because == "no_reward"
+    assert failed("callback_timeout").unscored_because == "callback_timeout"
+    assert scored(0.0).unscored_because is None

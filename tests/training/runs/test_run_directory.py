@@ -340,3 +340,11 @@ def test_a_damaged_archive_is_refused_and_leaves_nothing(second, archive, damage
 def test_an_archive_of_another_step_is_refused(second, archive):
     with pytest.raises(DamagedArchiveError, match="of step 3 and not of step 4"):
         unpack(archive, second, STEP + 1)
+
+
+def test_a_directory_with_steps_but_no_manifest_is_left_alone(tmp_path):
+    directory = TrainingDirectory(tmp_path / "run")
+    with directory.held():
+        directory.metrics.write_text("{}\n")
+        with pytest.raises(OsmosisError, match="no manifest"):
+            directory.claim(spec(tmp_path).inputs(), {})

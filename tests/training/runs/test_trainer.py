@@ -405,3 +405,12 @@ async def test_a_full_disk_ends_the_run_with_what_is_intact_and_a_later_session_
     world.resume()
     assert (await world.run()).because == "finished"
     assert steps(world) == [0, 1, 2, 3, 4]
+
+
+async def test_a_run_too_short_to_be_ended_for_it_is_not_finished_without_a_single_reward(tmp_path):
+    world = LoopWorld(tmp_path, rewards=never, held_out=0, max_steps=1)
+    with pytest.raises(
+        NoRewardsError, match="no rollout got a reward in its one step, so nothing was learned"
+    ):
+        await world.run()
+    assert steps(world) == [1]

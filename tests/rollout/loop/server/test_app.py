@@ -17,6 +17,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.rollout.loop import network
 from osmosis_ai.rollout.loop.server import completion
 from osmosis_ai.rollout.loop.server.registration import Registration, reachable_host
+from osmosis_ai.rollout.loop.server.state import AppState
 from osmosis_ai.rollout.loop.settings import RolloutClientSettings, RolloutServerSettings, RolloutSettings
 from tests.logins import make_checkout
 from tests.workspace.builders import git, make_workspace
@@ -596,3 +597,55 @@ async def test_who_registered_itself_withdraws_at_its_end_unless_another_has_its
     platform.listed = [own]
     await register(platform)
     assert platform.removed == ["calculator"]
+
+
+async def test_requests_that_wait_take_so_many_bytes_and_no_more_however_few_they_are(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("osmosis_ai.rollout.loop.server.state.HELD_BYTES", 25_000)
+    agent = Held()
+    large = {"metadata": {"much": "m" * 20_000}}
+    async with served(agent) as server:
+        await start(server, trainer, "R1", **large)
+        refused = await server.post("/v1/rollout/init", json=trainer.init("R2", **large))
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "5")
+        await start(server, trainer, "R3")
+        agent.let_go.set()
+        await trainer.completed(2)
+        await asyncio.gather(*server_state(server).rollout_tasks.values())
+        await start(server, trainer, "R2", **large)
+        await trainer.completed(3)
+
+
+def server_state(server: Any) -> Any:
+    return server._transport.app.state.rollouts
+
+
+async def test_answers_to_rollouts_that_have_ended_take_so_many_bytes_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("osmosis_ai.rollout.loop.server.state.REMEMBERED_BYTES", 2500)
+    state, task = AppState(), asyncio.ensure_future(asyncio.sleep(0))
+    for key in ("a", "b", "c", "d"):
+        state.mark_started(key, task, b"x" * 1000)
+        state.mark_completed(key)
+    assert [key for key in "abcd" if state.reply_to(key) is not None] == ["c", "d"]
+    await task
+
+
+async def test_a_controller_that_never_answers_is_not_waited_for_without_end(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    monkeypatch.setattr("osmosis_ai.rollout.loop.server.execution.COMPLETION_WINDOW_S", 0.1)
+    silence = await asyncio.start_server(silent, "127.0.0.1", 0)
+    host, port = silence.sockets[0].getsockname()
+    async with silence, served(Calculator(), settings=hurried(timeout_s=1)) as server:
+        await start(server, trainer, server_url=f"http://{host}:{port}")
+        (rollout,) = server_state(server).rollout_tasks.values()
+        await rollout
+    assert "rollout R1: its outcome (ERROR) is lost: the controller did not take it" in caplog.text
+    assert f"http://{host}:{port}/v1/chat/completions did not answer within 1 s" in caplog.text

@@ -1,6 +1,9 @@
+"""What makes a file a dataset that the platform takes."""
+
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +12,6 @@ from typing import Any
 import pytest
 
 from osmosis_ai.datasets import SUPPORTED_EXTENSIONS, DatasetReport, metadata, validate_dataset
-from osmosis_ai.errors import OsmosisError
 from tests.datasets.builders import jsonl, prompt_rows, write, write_rows
 
 GOOD = '{"user_prompt": "q", "ground_truth": "a"}\n'
@@ -41,13 +43,6 @@ def test_a_good_file_is_valid_in_every_format(tmp_path: Path, extension: str) ->
 
 
 @pytest.mark.parametrize("extension", SUPPORTED_EXTENSIONS)
-def test_metadata_mode_is_known_by_its_column_in_every_format(tmp_path: Path, extension: str) -> None:
-    rows = [{"metadata": {"level": n + 1, "nested": {"x": [n / 2]}}} for n in range(6)]
-    report = validate_dataset(write_rows(tmp_path, extension, rows))
-    assert (report.valid, report.mode, report.row_count) == (True, "metadata", 6)
-
-
-@pytest.mark.parametrize("extension", SUPPORTED_EXTENSIONS)
 def test_three_rows_are_too_few_in_every_format(tmp_path: Path, extension: str) -> None:
     report = validate_dataset(write_rows(tmp_path, extension, prompt_rows(3)))
     assert report.errors == [
@@ -60,16 +55,6 @@ def test_missing_columns_are_named_in_every_format(tmp_path: Path, extension: st
     report = validate_dataset(write_rows(tmp_path, extension, [{"question": "q", "answer": "a"}] * 5))
     assert report.errors == ["missing columns 'user_prompt', 'ground_truth' (found 'question', 'answer')"]
     assert report.row_count == 5
-
-
-def test_label_stands_for_ground_truth_and_extra_columns_are_fine(tmp_path: Path) -> None:
-    assert validate(tmp_path, '{"user_prompt": "q", "label": 0, "source": null}\n' * 4).valid
-
-
-def test_a_missing_file_is_an_error_of_its_own(tmp_path: Path) -> None:
-    with pytest.raises(OsmosisError) as caught:
-        validate_dataset(tmp_path / "none.csv")
-    assert caught.value.message == f"File not found: {tmp_path}/none.csv"
 
 
 @pytest.mark.parametrize(
@@ -101,31 +86,9 @@ def test_every_kind_of_bad_line_is_named(tmp_path: Path) -> None:
     assert report.row_count == 3
 
 
-@pytest.mark.parametrize("bad, listed", [(5, 5), (6, 6), (900, 6)])
-def test_the_first_five_errors_are_shown_and_that_there_are_more(
-    tmp_path: Path, bad: int, listed: int
-) -> None:
-    errors = validate(tmp_path, GOOD + "x\n" * bad).errors
-    assert len(errors) == listed
-    assert errors[4].startswith("line 6: ")
-    assert errors[5:] == ["... (showing first 5 errors)"] * (listed - 5)
-
-
-def test_reading_ends_at_the_first_byte_that_is_not_utf8(tmp_path: Path) -> None:
-    errors = validate(tmp_path, GOOD.encode() + b"\xff\n\xff\n").errors
-    assert errors == [
-        f"line 2: not UTF-8: byte 0xff at position {len(GOOD)} of the file; save the file as UTF-8"
-    ]
-
-
 def test_csv_rows_with_too_few_columns_are_named(tmp_path: Path) -> None:
     report = validate(tmp_path, "user_prompt,ground_truth\na,1\nb\nc,3\nd,4,5\n", "a.csv")
     assert report.errors == ["line 3: expected 2 columns, found 1", "line 5: expected 2 columns, found 3"]
-
-
-def test_a_csv_header_alone_is_checked(tmp_path: Path) -> None:
-    assert "missing columns" in validate(tmp_path, "a,b\n", "a.csv").errors[0]
-    assert "found 0 rows" in validate(tmp_path, "user_prompt,label\n", "a.csv").errors[0]
 
 
 def test_rows_that_no_evaluation_could_use_are_a_warning(tmp_path: Path) -> None:
@@ -134,12 +97,6 @@ def test_rows_that_no_evaluation_could_use_are_a_warning(tmp_path: Path) -> None
     assert report.warnings == [
         "2 rows cannot be evaluated, the first at line 4: no value for 'user_prompt', 'ground_truth'"
     ]
-
-
-def test_a_byte_order_mark_is_a_warning(tmp_path: Path) -> None:
-    report = validate(tmp_path, b"\xef\xbb\xbf" + GOOD.encode() * 4)
-    assert report.valid
-    assert "byte-order mark" in report.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -164,14 +121,6 @@ def test_metadata_that_the_platform_cannot_hold_is_named(tmp_path: Path, value: 
 def test_metadata_in_text_that_is_no_json_is_named(tmp_path: Path) -> None:
     [error] = metadata_errors(tmp_path, "level 3")
     assert error.startswith("line 1: 'metadata' is not valid JSON: ")
-
-
-@pytest.mark.parametrize(
-    "first, second",
-    [(1, 2.5), (1, None), (None, "x"), ([1], []), ({"c": 1}, {"d": "x"}), (2**63 - 1, -(2**63)), (1e300, 1)],
-)
-def test_values_of_one_type_may_share_a_key(tmp_path: Path, first: Any, second: Any) -> None:
-    assert metadata_errors(tmp_path, {"b": first}, {"b": second}) == []
 
 
 @pytest.mark.parametrize(
@@ -222,20 +171,6 @@ def test_a_parquet_metadata_column_of_another_type_is_refused(tmp_path: Path) ->
     assert report.errors == ["column 'metadata' must be a struct or a string, found int64"]
 
 
-def test_columns_that_nobody_looks_at_may_hold_anything_in_parquet(tmp_path: Path) -> None:
-    rows = [{**row, "blob": b"\xff"} for row in prompt_rows(5)]
-    assert validate_dataset(write_rows(tmp_path, "parquet", rows)).valid
-
-
-@pytest.mark.parametrize("extension", SUPPORTED_EXTENSIONS)
-def test_progress_rises_to_the_size_of_the_file(tmp_path: Path, extension: str) -> None:
-    path = write_rows(tmp_path, extension, prompt_rows(5000))
-    seen: list[int] = []
-    validate_dataset(path, progress=seen.append)
-    assert seen == sorted(seen)
-    assert seen[-1] == path.stat().st_size
-
-
 # Not `ru_maxrss`: a child starts with the peak of the process that forked it.
 PEAK = """
 import re, sys
@@ -262,3 +197,49 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, extension: str) -> N
     small = write_rows(tmp_path / "small", extension, rows[:3000])
     large = write_rows(tmp_path, extension, rows)
     assert peak_kilobytes(large) - peak_kilobytes(small) < 20 << 10
+
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = {"multiply": 200, "multiply_train": 2000}
+
+
+def factors_of(name: str) -> set[tuple[int, ...]]:
+    pairs = set()
+    for line in (ROOT / "data" / f"{name}.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        a, b = sorted(int(digits) for digits in re.findall(r"\d+", row["user_prompt"]))
+        assert row["ground_truth"] == str(a * b)
+        pairs.add((a, b))
+    return pairs
+
+
+def test_the_sample_files_are_valid_datasets() -> None:
+    for name, rows in NAMES.items():
+        report = validate_dataset(ROOT / "data" / f"{name}.jsonl")
+        assert (report.valid, report.row_count, report.warnings) == (True, rows, [])
+
+
+def test_training_never_shows_a_product_of_the_evaluation() -> None:
+    evaluation, training = factors_of("multiply"), factors_of("multiply_train")
+    assert (len(evaluation), len(training)) == (200, 2000)
+    assert not evaluation & training
+
+
+@pytest.mark.integration
+def test_the_script_makes_the_files_that_are_kept(tmp_path: Path) -> None:
+    script = ROOT / "scripts" / "make_multiply_data.py"
+    command = [sys.executable, str(script), "--directory", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    for name in NAMES:
+        made, kept = tmp_path / f"{name}.jsonl", ROOT / "data" / f"{name}.jsonl"
+        assert made.read_bytes() == kept.read_bytes()
+
+
+@pytest.mark.parametrize("bad, listed", [(5, 5), (6, 6), (900, 6)])
+def test_the_first_five_errors_are_shown_and_that_there_are_more(
+    tmp_path: Path, bad: int, listed: int
+) -> None:
+    errors = validate(tmp_path, GOOD + "x\n" * bad).errors
+    assert len(errors) == listed
+    assert errors[4].startswith("line 6: ")
+    assert errors[5:] == ["... (showing first 5 errors)"] * (listed - 5)

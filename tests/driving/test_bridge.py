@@ -1,18 +1,26 @@
+"""The bridge between agents and their model: the wire, retries, and the conversation that is kept."""
+
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
+import os
 from collections.abc import AsyncIterator, Iterator
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
 import stamina
 
+from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.driving import bridge as bridge_module
+from osmosis_ai.driving import call_record
 from osmosis_ai.driving.bridge import ModelBridge
 from osmosis_ai.driving.bridge_litellm import LiteLLMBridge
+from osmosis_ai.driving.called_conversation import keep_called_conversation
+from osmosis_ai.driving.conversation import LastCall
 from tests.driving.bridge_world import HELLO, SECRET, TOKEN, BridgeWorld, bridge_world, settle
 from tests.lazily import lazily
 from tests.standin_model import Reply, StandInModel, error_reply
@@ -55,37 +63,10 @@ async def test_a_call_without_the_right_token_is_refused(world: BridgeWorld, tok
     assert world.model.calls == 0
 
 
-async def test_a_client_of_another_endpoint_is_told_which_one_there_is(world: BridgeWorld) -> None:
-    key = {"Authorization": f"Bearer {TOKEN}"}
-    for path in ("responses", "recorded/responses", "recorded/embeddings"):
-        address = f"{world.url}/v1/rollouts/r1/{path}"
-        async with world.session.post(address, json={}, headers=key) as reply:
-            told = (await reply.json())["error"]["message"]
-        asked = path.removeprefix("recorded/")
-        assert told == f"the model is asked by POST /chat/completions alone, not POST /{asked}"
-        async with world.session.post(address, json={}) as reply:
-            assert reply.status == 401
-
-
 async def test_a_rollout_that_is_not_open_is_not_found(world: BridgeWorld) -> None:
     assert (await world.ask(rollout_id="r2"))[0] == 404
     world.bridge.close("r1")
     assert (await world.ask())[0] == 404
-    assert world.model.calls == 0
-
-
-async def test_a_rollout_that_is_closed_as_its_call_begins_leaves_no_client_waiting(
-    world: BridgeWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin = world.bridge._begin
-
-    def begin_and_close(*arguments: Any) -> Any:
-        call = begin(*arguments)
-        world.bridge.close("r1")  # before the call's task has made a step
-        return call
-
-    monkeypatch.setattr(world.bridge, "_begin", begin_and_close)
-    assert (await asyncio.wait_for(world.ask(), 60))[0] >= 400
     assert world.model.calls == 0
 
 
@@ -95,23 +76,9 @@ async def test_a_body_that_is_no_json_object_is_a_bad_request(world: BridgeWorld
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
 
 
-async def test_a_long_conversation_is_no_problem_and_an_absurd_one_is_refused(
-    world: BridgeWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    long = {"messages": [{"role": "user", "content": "x" * 3_000_000}]}
-    assert (await world.ask(long))[0] == 200
-    monkeypatch.setattr(bridge_module, "MAX_REQUEST_BYTES", 1_000_000)
-    assert (await world.ask(long))[0] == 413
-
-
 def test_a_blank_token_is_no_token() -> None:
     with pytest.raises(ValueError, match="auth_token"):
         ModelBridge(None, auth_token=" ")  # type: ignore[arg-type]
-
-
-async def test_a_rollout_is_opened_once(world: BridgeWorld) -> None:
-    with pytest.raises(ValueError, match="open already"):
-        world.bridge.open("r1")
 
 
 # What passes, both ways
@@ -201,23 +168,6 @@ async def test_a_stream_passes_chunk_by_chunk_with_usage_alone_at_the_end(either
     assert len(deltas) >= 5
 
 
-async def test_usage_is_recorded_but_not_shown_to_an_agent_that_did_not_ask(either: BridgeWorld) -> None:
-    chunks = data_of(await either.events())
-    assert not any(chunk.get("usage") for chunk in chunks)
-    assert all(chunk["choices"] for chunk in chunks)
-    await settle()
-    assert either.bridge.usage("r1").total_tokens == 3
-
-
-async def test_usage_inside_a_chunk_with_choices_is_moved_to_a_chunk_of_its_own(world: BridgeWorld) -> None:
-    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
-    last = {"id": "x", "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}]}
-    world.model.script(Reply(chunks=[{**last, "usage": usage}, b"data: [DONE]\n\n"]))
-    chunks = data_of(await world.events({**HELLO, "stream_options": {"include_usage": True}}))
-    assert ["usage" in chunk for chunk in chunks] == [False, True]
-    assert chunks[1]["usage"] == usage
-
-
 async def test_an_agent_sees_nothing_of_a_stream_that_was_repeated(world: BridgeWorld) -> None:
     first = {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]}
     world.model.script(Reply(chunks=[first]), Reply(content="whole"))
@@ -267,13 +217,6 @@ async def test_a_failure_has_a_fitting_status_and_the_provider_s_words(
     assert usage.calls == 0
     assert usage.last_error is not None
     assert usage.last_error.provider_message == "own words"
-
-
-async def test_a_reply_that_cannot_be_passed_on_is_the_provider_s_failure(world: BridgeWorld) -> None:
-    odd = Reply(body=b'{"choices": [{"message": {"content": "ok"}}], "odd": [NaN, "\\ud83d"]}')
-    world.model.respond = lambda _: odd
-    status, _, answer = await world.ask()
-    assert (status, answer["error"]["code"], world.model.calls) == (502, "invalid_reply", 3)
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 429, 500])
@@ -389,25 +332,6 @@ async def test_a_cost_that_is_not_known_is_not_zero(world: BridgeWorld) -> None:
     assert (total.calls, total.total_tokens, total.cost_usd) == (2, 3, None)
 
 
-async def test_the_last_error_is_forgotten_when_a_later_call_is_answered(world: BridgeWorld) -> None:
-    world.model.script(error_reply(400, "no"))
-    await world.ask()
-    assert world.bridge.usage("r1").last_error is not None
-    await world.ask({**HELLO, "seed": 1})
-    assert world.bridge.usage("r1").last_error is None
-
-
-async def test_a_closed_rollout_leaves_nothing_behind(world: BridgeWorld) -> None:
-    await world.ask()
-    assert world.bridge.close("r1").calls == 1
-    assert world.bridge.close("r1").calls == 0
-    assert world.bridge.usage("r1").calls == 0
-    assert world.bridge.usage("r1").report is None
-    assert not world.bridge._rollouts
-    await settle()
-    assert not world.bridge._tasks
-
-
 # The facade
 
 
@@ -424,6 +348,227 @@ async def test_the_facade_answers_and_counts_per_rollout() -> None:
         bridge.discard("b")
         assert bridge.collect_tokens("b") is None
         await bridge.aclose()
+
+
+STREAMED = {**HELLO, "stream": True}
+
+
+def number_the_answers(world: BridgeWorld) -> None:
+    world.model.respond = lambda _: Reply(content=f"answer-{world.model.calls}")
+
+
+async def test_a_declared_retry_of_an_answered_call_gets_the_same_answer(world: BridgeWorld) -> None:
+    number_the_answers(world)
+    assert await world.content(retry_count=0) == "answer-1"
+    assert await world.content(retry_count=1) == "answer-1"
+    assert await world.content(retry_count=2) == "answer-1"
+    assert (world.model.calls, world.bridge.usage("r1").calls) == (1, 1)
+
+
+async def test_the_same_request_at_the_same_time_is_sampled_each_time(world: BridgeWorld) -> None:
+    number_the_answers(world)
+    world.model.latency_s = 0.01
+    answers = await asyncio.gather(*(world.content() for _ in range(5)))
+    assert sorted(answers) == [f"answer-{number}" for number in range(1, 6)]
+    assert (world.model.calls, world.bridge.usage("r1").calls) == (5, 5)
+
+
+async def test_a_call_still_under_way_is_joined(world: BridgeWorld) -> None:
+    hold = asyncio.Event()
+    world.model.script(Reply(content="slow", wait_for=hold))
+    await world.cut_off()
+    joined = asyncio.create_task(world.content())
+    await settle()
+    hold.set()
+    assert await asyncio.wait_for(joined, 60) == "slow"
+    assert (world.model.calls, world.bridge.usage("r1").calls) == (1, 1)
+
+
+async def test_a_stream_cut_off_in_the_middle_is_shown_again_from_its_beginning(
+    world: BridgeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bridge_module, "PING_INTERVAL_S", 0.01)
+    hold = asyncio.Event()
+    first = {"id": "s", "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]}
+    last = {"id": "s", "choices": [{"index": 0, "delta": {"content": "b"}, "finish_reason": "stop"}]}
+    world.model.script(Reply(chunks=[first, hold, last, b"data: [DONE]\n\n"]))
+    await world.cut_off(STREAMED, first_bytes=True)
+    joined = asyncio.create_task(world.events(HELLO))
+    await settle()
+    hold.set()
+    events = [event for event in await asyncio.wait_for(joined, 60) if event != ": ping"]
+    assert ['"content":"a"' in events[0], '"content":"b"' in events[1], events[2]] == [
+        True,
+        True,
+        "data: [DONE]",
+    ]
+    assert (world.model.calls, world.bridge.usage("r1").calls) == (1, 1)
+
+
+async def test_a_failed_call_is_made_again_under_its_own_seed(world: BridgeWorld) -> None:
+    world.bridge.open("r2", seed_for=lambda index: 100 + index)
+    world.model.script(error_reply(400, "no"))
+    status, _, _ = await world.ask(rollout_id="r2", retry_count=0)
+    assert status == 400
+    assert (await world.ask(rollout_id="r2", retry_count=1))[0] == 200
+    assert (await world.ask({**HELLO, "top_p": 1}, rollout_id="r2"))[0] == 200
+    assert [request.body["seed"] for request in world.model.requests] == [100, 100, 101]
+    assert world.bridge.close("r2").calls == 2
+
+
+async def test_another_rollout_s_answers_are_its_own(world: BridgeWorld) -> None:
+    number_the_answers(world)
+    world.bridge.open("r2")
+    assert await world.content(retry_count=0) == "answer-1"
+    assert await world.content(retry_count=1, rollout_id="r2") == "answer-2"
+    world.bridge.close("r2")
+
+
+async def test_kept_answers_stay_within_their_budget(
+    world: BridgeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_record, "KEPT_ANSWER_BYTES", 5_000)
+    world.model.respond = lambda _: Reply(content="x" * 1_000)
+    for number in range(20):
+        await world.content({**HELLO, "seed": number}, retry_count=0)
+    calls, _ = world.bridge._rollouts["r1"]
+    assert sum(call.answer.size() for call in calls._kept) <= 5_000
+    assert len(calls._by_digest) == len(calls._kept) <= 4
+    await world.content({**HELLO, "seed": 19}, retry_count=1)
+    assert world.model.calls == 20
+    assert world.bridge.usage("r1").calls == 20
+
+
+async def recorded(world: BridgeWorld, token: str = TOKEN) -> Any:
+    url = f"{world.url}/v1/rollouts/r1/recorded"
+    async with world.session.get(url, headers={"Authorization": f"Bearer {token}"}) as reply:
+        return (await reply.json())["messages"] if reply.status == 200 else reply.status
+
+
+async def say(world: BridgeWorld, *said: str, **more: Any) -> int:
+    body = {**HELLO, "messages": [{"role": "user", "content": each} for each in said], **more}
+    url = f"{world.url}/v1/rollouts/r1/recorded/chat/completions"
+    async with world.session.post(url, json=body, headers={"Authorization": f"Bearer {TOKEN}"}) as reply:
+        await reply.read()
+        status: int = reply.status
+        return status
+
+
+async def test_it_is_the_last_answered_call_with_its_answer(world: BridgeWorld) -> None:
+    assert await recorded(world) is None
+    world.model.script(Reply("one"), Reply("two"))
+    assert (await say(world, "a"), await say(world, "a", "b")) == (200, 200)
+    expected = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    assert await recorded(world) == [*expected, {"role": "assistant", "content": "two"}]
+    world.model.respond = lambda _: error_reply(400, "no")
+    assert await say(world, "a", "b", "c") == 400
+    assert await recorded(world) == [*expected, {"role": "assistant", "content": "two"}]
+
+
+async def test_a_stream_is_put_together_tool_calls_included(world: BridgeWorld) -> None:
+    world.model.script(Reply("say it so", reasoning="well then", tool_calls=[("f", {"a": 1}), ("g", {})]))
+    assert await say(world, "a", stream=True) == 200
+    _, answer = await recorded(world)
+    assert (answer["role"], answer["content"], answer["reasoning_content"]) == (
+        "assistant",
+        "say it so",
+        "well then",
+    )
+    assert [call["function"] for call in answer["tool_calls"]] == [
+        {"name": "f", "arguments": '{"a": 1}'},
+        {"name": "g", "arguments": "{}"},
+    ]
+    assert all(call["id"] and call["type"] == "function" for call in answer["tool_calls"])
+
+
+async def test_other_calls_are_not_kept_and_others_may_not_read_it(world: BridgeWorld) -> None:
+    await world.content()
+    assert await recorded(world) is None
+    await say(world, "a")
+    assert await recorded(world, token="wrong") == 401
+    world.bridge.close("r1")
+    assert await recorded(world) == 404
+
+
+async def test_the_last_call_of_any_agent_is_known_as_far_as_it_came(world: BridgeWorld) -> None:
+    assert world.bridge.last_call("r1") is None
+    await world.content()
+    hello = HELLO["messages"]
+    assert said_last(world) == [*hello, {"role": "assistant", "content": "ok"}]
+    more = {**HELLO, "messages": [*hello, {"role": "user", "content": "more"}]}
+    world.model.script(error_reply(400, "no"))
+    assert (await world.ask(more))[0] == 400
+    assert said_last(world) == more["messages"]
+    world.bridge.close("r1")
+    assert world.bridge.last_call("r1") is None
+
+
+def said_last(world: BridgeWorld) -> list[dict[str, Any]] | None:
+    call = world.bridge.last_call("r1")
+    return None if call is None else call.messages()
+
+
+REQUEST = {"messages": [{"role": "user", "content": "hello"}]}
+ANSWER = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hi \u00e9"}}]}
+CALL = LastCall(json.dumps(REQUEST).encode(), [json.dumps(ANSWER).encode()])
+
+
+ROW = DatasetRow(7, [{"role": "user", "content": "hello"}], "hi", {"a": 1})
+
+
+def keep(root: Path, call: LastCall = CALL) -> None:
+    told = {"row_index": 3, "run_index": 1}
+    keep_called_conversation(root / "r1", call, row=ROW, told=told, report=None)
+
+
+@pytest.mark.parametrize("name", ["trajectory.json", ".trajectory.json.pending"])
+def test_what_the_attempt_left_itself_stays(tmp_path: Path, name: str) -> None:
+    (tmp_path / "r1").mkdir()
+    (tmp_path / "r1" / name).write_text("its own")
+    keep(tmp_path)
+    assert [path.read_text() for path in (tmp_path / "r1").iterdir()] == ["its own"]
+
+
+def test_no_link_of_the_agents_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    elsewhere, root = tmp_path / "elsewhere", tmp_path / "trials"
+    elsewhere.mkdir()
+    root.mkdir()
+    (root / "r1").symlink_to(elsewhere)
+    keep(root)
+    assert list(elsewhere.iterdir()) == []
+    assert "cannot keep what rollout r1 said" in caplog.text
+
+    os.unlink(root / "r1")
+    (root / "r1").mkdir()
+    (root / "r1" / ".trajectory.json.called").symlink_to(elsewhere / "new")
+    keep(root)
+    assert list(elsewhere.iterdir()) == [] and not (root / "r1" / "trajectory.json").exists()
+
+
+@pytest.mark.parametrize(
+    "request_", [{}, {"messages": None}, {"messages": ["text"]}, {"messages": [{"content": [[]] * 3}]}]
+)
+def test_messages_of_any_shape_fail_nothing(tmp_path: Path, request_: dict[str, object]) -> None:
+    keep(tmp_path, LastCall(json.dumps(request_).encode(), ()))
+    keep(tmp_path, LastCall(b'{"messages": ' + b"[" * 5000, ()))
+
+
+async def test_a_long_conversation_is_no_problem_and_an_absurd_one_is_refused(
+    world: BridgeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = {"messages": [{"role": "user", "content": "x" * 3_000_000}]}
+    assert (await world.ask(long))[0] == 200
+    monkeypatch.setattr(bridge_module, "MAX_REQUEST_BYTES", 1_000_000)
+    assert (await world.ask(long))[0] == 413
+
+
+async def test_usage_inside_a_chunk_with_choices_is_moved_to_a_chunk_of_its_own(world: BridgeWorld) -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+    last = {"id": "x", "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}]}
+    world.model.script(Reply(chunks=[{**last, "usage": usage}, b"data: [DONE]\n\n"]))
+    chunks = data_of(await world.events({**HELLO, "stream_options": {"include_usage": True}}))
+    assert ["usage" in chunk for chunk in chunks] == [False, True]
+    assert chunks[1]["usage"] == usage
 
 
 def test_the_facade_refuses_a_name_that_makes_no_sense() -> None:

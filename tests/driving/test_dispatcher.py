@@ -1,13 +1,29 @@
+"""How attempts are dispatched, and whose failure each outcome is."""
+
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
+from osmosis_ai.driving.call_record import RolloutUsage
+from osmosis_ai.driving.callback_registry import TerminalCallbackResult
+from osmosis_ai.driving.classify import CATEGORIES, category_of, classify
 from osmosis_ai.driving.dispatcher import Dispatcher, Stop
-
-INTERRUPTED = Stop("interrupted", "interrupted")
+from osmosis_ai.driving.overload import suspected_since
+from osmosis_ai.evaluation.metrics import MetricsAccumulator
+from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.event_loop import LoopLag, LoopState
+from osmosis_ai.llm.errors import Category, ModelCallError
+from osmosis_ai.rollout.types import (
+    GraderCompleteRequest,
+    RolloutCompleteRequest,
+    RolloutErrorCategory,
+    RolloutStatus,
+)
+from tests.evaluation.builders import record
 
 
 class Desk:
@@ -60,22 +76,6 @@ async def test_a_slow_item_never_holds_the_others() -> None:
     assert desk.most_at_once == 2
 
 
-async def test_the_stream_is_read_no_further_than_what_is_in_flight() -> None:
-    read: list[int] = []
-
-    def stream() -> Iterator[int]:
-        for item in range(1000):
-            read.append(item)
-            yield item
-
-    desk = Desk()
-    run = asyncio.ensure_future(Dispatcher(stream(), desk.attempt, limit=3).run())
-    await desk.wait_for(0, 1, 2)
-    assert read == [0, 1, 2]
-    run.cancel()
-    await asyncio.gather(run, return_exceptions=True)
-
-
 async def test_an_item_that_was_lost_comes_again_before_the_rest() -> None:
     desk = Desk()
     run = asyncio.ensure_future(Dispatcher(iter(range(4)), desk.attempt, limit=1).run())
@@ -103,16 +103,6 @@ async def test_a_closed_gate_lets_what_is_in_flight_finish() -> None:
     assert desk.started == [0, 1]
 
 
-async def test_a_gate_that_closes_when_nothing_is_left_is_no_stop() -> None:
-    desk = Desk()
-    spent: str | None = None
-    run = asyncio.ensure_future(Dispatcher(iter([0]), desk.attempt, limit=1, gate=lambda: spent).run())
-    await desk.wait_for(0)
-    spent = "all gone"
-    desk.end(0)
-    assert await run is None
-
-
 async def test_a_fault_stops_dispatch_and_cancels_what_is_in_flight() -> None:
     desk = Desk()
     dispatcher = Dispatcher(iter(range(10)), desk.attempt, limit=3)
@@ -124,29 +114,6 @@ async def test_a_fault_stops_dispatch_and_cancels_what_is_in_flight() -> None:
     assert (stop.kind, stop.reason) == ("fault", "the disk is full")
     assert desk.started == [0, 1, 2]
     assert dispatcher.in_flight == 0
-
-
-async def test_halting_keeps_the_first_reason() -> None:
-    desk = Desk()
-    dispatcher = Dispatcher(iter(range(10)), desk.attempt, limit=1)
-    run = asyncio.ensure_future(dispatcher.run())
-    await desk.wait_for(0)
-    dispatcher.halt(INTERRUPTED)
-    dispatcher.halt(Stop("fault", "later"))
-    assert await run is INTERRUPTED
-
-
-async def test_a_stream_that_fails_is_a_fault() -> None:
-    def stream() -> Iterator[int]:
-        yield 0
-        raise ValueError("the file was changed")
-
-    async def finish(_: int) -> bool:
-        return True
-
-    stop = await Dispatcher(stream(), finish, limit=4).run()
-    assert stop is not None
-    assert stop.reason == "the file was changed"
 
 
 @pytest.mark.parametrize("limit", [1, 7, 300])
@@ -186,13 +153,228 @@ async def test_an_attempt_that_is_only_being_written_gives_its_place_to_the_next
     assert desk.started == list(range(6)) and dispatcher.in_flight == 0
 
 
-async def test_what_is_being_written_is_cancelled_and_counted_like_the_rest_when_dispatch_is_halted() -> None:
-    desk = Desk()
-    dispatcher = Dispatcher(iter(range(6)), desk.attempt, limit=1, spare=1)
-    run = asyncio.ensure_future(dispatcher.run())
-    await desk.wait_for(0)
-    dispatcher.release(0)
-    await desk.wait_for(0, 1)
-    dispatcher.halt(INTERRUPTED)
-    assert await run == INTERRUPTED
-    assert desk.started == [0, 1] and dispatcher.in_flight == 0
+SAMPLE = {"messages": [], "reward": 1.0}
+NULLS = {"err_message": None, "err_category": None}
+
+
+def terminal(
+    completion: dict[str, Any] | None, grader: dict[str, Any] | None, source: Any = "grader"
+) -> TerminalCallbackResult:
+    return TerminalCallbackResult(
+        "r1",
+        source,
+        completion=RolloutCompleteRequest.model_validate({"rollout_id": "r1", **completion})
+        if completion
+        else None,
+        grader=GraderCompleteRequest.model_validate({"rollout_id": "r1", **grader}) if grader else None,
+    )
+
+
+DONE = {"status": "success"}
+GRADED = {"status": "success", "sample": SAMPLE}
+UNGRADED = {"status": "failure", "sample": None, **NULLS}
+
+
+@pytest.mark.parametrize(
+    ("case", "completion", "grader", "expected"),
+    [
+        ("graded", DONE, GRADED, ("success", 1.0, None, None, None)),
+        ("graded, completion callback lost", None, GRADED, ("success", 1.0, None, None, None)),
+        (
+            "run raises",
+            {"status": "failure", "err_message": "boom", "err_category": "agent_error"},
+            UNGRADED,
+            ("failed", None, "agent_error", "agent", "exception"),
+        ),
+        (
+            "agent timeout",
+            {"status": "failure", "err_message": "5.0s deadline", "err_category": "timeout"},
+            UNGRADED,
+            ("failed", None, "timeout", "agent", "timeout"),
+        ),
+        (
+            "the server could not run it",
+            {"status": "failure", "err_message": "Internal server error"},
+            UNGRADED,
+            ("failed", None, "workflow_failed", "rollout_server", "server_error"),
+        ),
+        (
+            "a failed workflow has no reward, whatever the grader says",
+            {"status": "failure", "err_category": "agent_error"},
+            GRADED,
+            ("failed", None, "agent_error", "agent", "exception"),
+        ),
+        (
+            "no grader, or nothing to grade by",
+            DONE,
+            UNGRADED,
+            ("failed", None, "grader_failed", "grader", "nothing_to_grade"),
+        ),
+        (
+            "the agent left no sample",
+            DONE,
+            {"status": "failure", "err_message": "No sample to grade", "err_category": "validation_error"},
+            ("failed", None, "validation_error", "agent", "nothing_to_grade"),
+        ),
+        (
+            "the grader set no reward",
+            DONE,
+            {"status": "failure", "sample": {"messages": []}, "err_category": "validation_error"},
+            ("failed", None, "validation_error", "grader", "invalid_value"),
+        ),
+        (
+            "grader timeout",
+            DONE,
+            {"status": "failure", "sample": {"messages": []}, "err_category": "timeout"},
+            ("failed", None, "timeout", "grader", "timeout"),
+        ),
+        (
+            "taken out by the grader",
+            DONE,
+            {"status": "success", "sample": {"messages": [], "remove_sample": True}},
+            ("skipped", None, None, None, None),
+        ),
+        (
+            "no grader callback",
+            DONE,
+            None,
+            ("failed", None, "missing_grader_callback", "rollout_server", "no_result"),
+        ),
+    ],
+)
+def test_every_outcome_on_the_wire_has_one_verdict(
+    case: str, completion: Any, grader: Any, expected: tuple[Any, ...]
+) -> None:
+    verdict = classify(terminal(completion, grader))
+    found = (verdict.status, verdict.reward, verdict.error_type, verdict.boundary, verdict.category)
+    assert found == expected, case
+    assert verdict.category is None or verdict.category in CATEGORIES
+    assert (verdict.error is None) == (verdict.status != "failed")
+
+
+def test_a_workflow_that_failed_on_its_model_is_the_providers_failure_in_the_providers_words() -> None:
+    error = ModelCallError("auth", "Incorrect API key provided.", model_path="openai/x", status=401)
+    completion = {
+        "status": "failure",
+        "err_message": "the model answered HTTP 401",
+        "err_category": "agent_error",
+    }
+    verdict = classify(terminal(completion, UNGRADED), error)
+    assert (verdict.error_type, verdict.boundary, verdict.category) == ("agent_error", "provider", "auth")
+    assert "Incorrect API key provided." in (verdict.error or "")
+
+
+@pytest.mark.parametrize("category", get_args(Category))
+def test_every_failure_of_a_model_call_has_a_category_of_its_own(category: Category) -> None:
+    error = ModelCallError(category, "", model_path="openai/x")
+    assert category_of("agent_error", error) in CATEGORIES
+
+
+def test_every_category_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "eval-run.md").read_text()
+    assert all(f"| `{word}` | {meaning} |" in page for word, meaning in CATEGORIES.items())
+
+
+# --- the heartbeat -----------------------------------------------------------------------------------------
+
+
+# --- the pace ----------------------------------------------------------------------------------------------
+
+
+# --- the watch ---------------------------------------------------------------------------------------------
+
+
+# --- the attempt -------------------------------------------------------------------------------------------
+
+
+def failed(category: str | None = "agent_error", message: str = "ReadTimeout") -> TerminalCallbackResult:
+    completion = RolloutCompleteRequest(
+        status=RolloutStatus.FAILURE,
+        rollout_id="r",
+        err_message=message,
+        err_category=RolloutErrorCategory(category) if category else None,
+    )
+    return TerminalCallbackResult("r", "grader", completion=completion)
+
+
+def test_success_is_never_suspected() -> None:
+    done = RolloutCompleteRequest(status=RolloutStatus.SUCCESS)
+    terminal = TerminalCallbackResult("r", "grader", completion=done)
+    found = suspected_since(terminal, RolloutUsage(), started=1.0, ended=2.0, agent_timeout_s=None)
+    assert found is None
+
+
+def test_lost_attempts_are_in_the_record_and_counted_apart() -> None:
+    lost = record(1, lost_attempts=2)
+    assert TerminalRecord.from_line(lost.to_line()) == lost
+    assert b"lost_attempts" not in record(0).to_line()
+    with pytest.raises(ValueError, match="`lost_attempts` cannot be -1"):
+        TerminalRecord.from_line(lost.to_line().replace(b'"lost_attempts":2', b'"lost_attempts":-1'))
+
+    metrics = MetricsAccumulator(rows=3, n=1)
+    metrics.add(0, 0, "success", 1.0, lost_attempts=1)
+    metrics.add(1, 0, "failed", None, boundary="agent", lost_attempts=2)
+    counts = metrics.summary().estimates.counts
+    assert (counts.lost_attempts, counts.planned, counts.pending) == (3, 3, 1)
+    metrics.add(1, 0, "success", 1.0)
+    assert metrics.summary().estimates.counts.lost_attempts == 1
+
+
+def test_a_timeout_belongs_to_the_rollout_server() -> None:
+    verdict = classify(terminal(DONE, None, source="timeout"))
+    assert (verdict.error_type, verdict.boundary) == ("callback_timeout", "rollout_server")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_a_loop_is_as_late_as_its_heartbeat_and_stays_known_to_have_been(clock: Clock) -> None:
+    lag = LoopLag(clock=clock, cpu=lambda: 0.0)
+    lag.beat()
+    clock.now += 0.1
+    lag.beat()
+    assert lag.state() == LoopState(pytest.approx(0.0), 0.0, None)
+    clock.now += 0.1 + 0.4
+    lag.beat()
+    assert lag.state().lag_s == pytest.approx(0.4)
+    for _ in range(20):
+        clock.now += 0.1
+        lag.beat()
+    assert lag.state().lag_s == pytest.approx(0.0), "the last second was quiet"
+    assert lag.state().late_ago_s == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("category", "usage", "since"),
+    [
+        ("agent_error", RolloutUsage(requests=0), 10.0),
+        ("timeout", RolloutUsage(requests=0), 10.0),
+        ("agent_error", RolloutUsage(requests=2, cut_off_since=14.0), 14.0),
+        ("timeout", RolloutUsage(requests=2, cut_off_since=14.0), 14.0),
+        ("agent_error", RolloutUsage(requests=2), None),
+        ("validation_error", RolloutUsage(requests=0), None),
+        (None, RolloutUsage(requests=0), None),
+        (
+            "agent_error",
+            RolloutUsage(
+                requests=1, cut_off_since=14.0, last_error=ModelCallError("server", "down", model_path="m")
+            ),
+            None,
+        ),
+    ],
+)
+def test_only_a_call_that_did_not_arrive_or_was_cut_off_can_be_the_machines_fault(
+    category: str | None, usage: RolloutUsage, since: float | None
+) -> None:
+    found = suspected_since(failed(category), usage, started=10.0, ended=20.0, agent_timeout_s=30.0)
+    assert found == since

@@ -1,3 +1,5 @@
+"""The environment of a rollout: which Python runs it, what is built with uv, and what is kept of it."""
+
 from __future__ import annotations
 
 import hashlib
@@ -5,14 +7,20 @@ import os
 import platform
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from osmosis_ai.driving import environment as environment_module
-from osmosis_ai.driving import uv
+from osmosis_ai.driving import environment_cache, uv
 from osmosis_ai.driving.environment import RolloutEnvironment, prepare_environment
+from osmosis_ai.driving.environment_cache import EnvironmentCache, python_of
+from osmosis_ai.driving.requirements import RolloutProject, read_project, unmet_requirements
 from osmosis_ai.driving.sdk_wheel import read_sdk_content
 from osmosis_ai.driving.server_process import RolloutServer, ServerSpec
 from osmosis_ai.driving.uv import Uv
@@ -135,21 +143,6 @@ def test_the_running_interpreter_is_used_where_it_has_everything(world: World) -
 
 
 @pytest.mark.usefixtures("without_uv")
-def test_a_rollout_without_a_pyproject_runs_here(world: World) -> None:
-    assert world.prepare().kind == "running-interpreter"
-
-
-@pytest.mark.usefixtures("without_uv")
-def test_the_version_a_rollout_wants_of_the_sdk_is_ignored_aloud(world: World) -> None:
-    world.write(["osmosis-ai[server,harbor]==0.2.7"])
-    assert world.prepare().kind == "running-interpreter"
-    assert world.notes == [
-        f"`osmosis-ai[harbor,server]==0.2.7` is not looked up: the SDK is always the one that runs this, {SDK_VERSION}",
-        "`osmosis-ai[harbor]` adds nothing: the SDK has no extra of this name",
-    ]
-
-
-@pytest.mark.usefixtures("without_uv")
 def test_a_missing_uv_is_asked_for_and_says_why(world: World) -> None:
     world.write(["tinydep>=1", "pydantic<2"])
     with pytest.raises(OsmosisError) as caught:
@@ -258,60 +251,6 @@ def test_dependencies_that_do_not_resolve_are_explained_in_uvs_words(world: Worl
 
 
 @pytest.mark.e2e
-def test_a_lock_that_contradicts_the_project_is_named(world: World) -> None:
-    world.write(["osmosis-ai[server]", "tinydep<2"])
-    world.lock()
-    world.write(["osmosis-ai[server]", "tinydep>=2"])
-    with pytest.raises(OsmosisError) as caught:
-        world.prepare()
-    assert "tinydep" in caught.value.message
-    assert "uv lock --upgrade" in (caught.value.hint or "")
-
-
-@pytest.mark.e2e
-def test_a_python_that_is_not_there_is_named_beside_those_found(world: World) -> None:
-    world.write(["osmosis-ai[server]"], python=">=3.99")
-    with pytest.raises(OsmosisError) as caught:
-        world.prepare()
-    assert "needs Python" in caught.value.message and ">=3.99" in caught.value.message
-    assert platform.python_version() in caught.value.message
-    assert "never downloaded" in (caught.value.hint or "")
-
-
-BACKEND = """
-import pathlib
-
-def prepare_metadata_for_build_wheel(directory, config_settings=None):
-    pathlib.Path("litter.txt").write_text("build backends write where they run")
-    info = pathlib.Path(directory) / "mine-0.1.0.dist-info"
-    info.mkdir()
-    needs = pathlib.Path("needs.txt").read_text()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\\nName: mine\\nVersion: 0.1.0\\nRequires-Dist: {needs}\\n")
-    return info.name
-
-def build_wheel(directory, config_settings=None, metadata_directory=None):
-    raise SystemExit("nobody should build the rollout itself")
-"""
-
-
-@pytest.mark.e2e
-def test_dynamic_dependencies_are_asked_for_without_touching_the_sources(world: World) -> None:
-    world.write_file(
-        "pyproject.toml",
-        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-        '[project]\nname = "mine"\nversion = "0.1.0"\ndynamic = ["dependencies"]\n',
-    )
-    world.write_file("backend.py", BACKEND)
-    world.write_file("needs.txt", "tinydep<2")
-    before = world.fingerprint()
-    first = world.prepare()
-    assert run_in(first, "import tinydep; print(tinydep.VERSION)") == "1.0"
-    assert world.fingerprint() == before
-    world.write_file("needs.txt", "tinydep>=2")
-    assert run_in(world.prepare(), "import tinydep; print(tinydep.VERSION)") == "2.0"
-
-
-@pytest.mark.e2e
 def test_a_library_beside_the_rollout_is_installed_as_it_is_now(world: World) -> None:
     backend = """
 import pathlib, zipfile
@@ -356,27 +295,6 @@ def test_a_pyproject_that_cannot_be_read_is_named(world: World, text: str, compl
     assert str(world.rollout_dir / "pyproject.toml") in caught.value.message
 
 
-def test_uv_that_hangs_is_given_up(tmp_path: Path) -> None:
-    sleeper = tmp_path / "uv"
-    sleeper.write_text("#!/bin/sh\nexec sleep 60\n")
-    sleeper.chmod(0o755)
-    with pytest.raises(uv.UvError, match=r"waiting failed: uv did not finish within 0\.1 s"):
-        Uv(sleeper).run([], cwd=tmp_path, timeout_s=0.1, doing="waiting")
-
-
-def test_uv_that_is_killed_is_told_from_uv_that_fails(tmp_path: Path) -> None:
-    killed = tmp_path / "uv"
-    killed.write_text("#!/bin/sh\nkill -9 $$\n")
-    killed.chmod(0o755)
-    with pytest.raises(uv.UvError, match=r"building was interrupted: uv was ended by signal 9\.") as caught:
-        Uv(killed).run([], cwd=tmp_path, timeout_s=60, doing="building")
-    assert caught.value.is_infrastructure
-    killed.write_text("#!/bin/sh\necho nonsense >&2\nexit 1\n")
-    with pytest.raises(uv.UvError, match="building failed: nonsense") as caught:
-        Uv(killed).run([], cwd=tmp_path, timeout_s=60, doing="building")
-    assert not caught.value.is_infrastructure
-
-
 def test_passwords_of_indexes_stay_out_of_errors(tmp_path: Path) -> None:
     failing = tmp_path / "uv"
     failing.write_text(
@@ -401,3 +319,236 @@ def test_the_callers_own_python_does_not_steer_uv(tmp_path: Path, monkeypatch: p
     assert "/elsewhere" not in env
     assert "UV_PYTHON_DOWNLOADS=never" in env
     assert "UV_INDEX_URL=https://index.example/simple" in env
+
+
+def build(scratch: Path, target: Path) -> None:
+    python_of(target).parent.mkdir(parents=True)
+    python_of(target).write_text("#!/bin/sh\n")
+    python_of(target).chmod(0o755)
+
+
+def never_build(scratch: Path, target: Path) -> None:
+    raise AssertionError("it is there already")
+
+
+def ignore() -> None:
+    return None
+
+
+def names(directory: Path) -> set[str]:
+    return {entry.name for entry in directory.iterdir()}
+
+
+def test_an_environment_is_built_once(tmp_path: Path) -> None:
+    cache = EnvironmentCache(tmp_path)
+    environment = cache.get("key", build, on_wait=ignore)
+    assert environment == tmp_path / "key"
+    assert cache.get("key", never_build, on_wait=ignore) == environment
+    assert names(tmp_path) == {"key", ".locks"}
+
+
+def test_a_failed_build_leaves_nothing_and_the_next_one_succeeds(tmp_path: Path) -> None:
+    def fail(scratch: Path, target: Path) -> None:
+        build(scratch, target)
+        raise RuntimeError("no")
+
+    cache = EnvironmentCache(tmp_path)
+    with pytest.raises(RuntimeError):
+        cache.get("key", fail, on_wait=ignore)
+    assert names(tmp_path) == {".locks"}
+    assert cache.get("key", build, on_wait=ignore).exists()
+
+
+def test_a_second_builder_waits_and_uses_what_the_first_built(tmp_path: Path) -> None:
+    building, waiting = threading.Event(), threading.Event()
+
+    def slow_build(scratch: Path, target: Path) -> None:
+        building.set()
+        assert waiting.wait(60)
+        build(scratch, target)
+
+    results: list[Path] = []
+
+    def get(how: Callable[[Path, Path], None]) -> None:
+        results.append(EnvironmentCache(tmp_path).get("key", how, on_wait=waiting.set))
+
+    first = threading.Thread(target=get, args=(slow_build,))
+    first.start()
+    assert building.wait(60)
+    second = threading.Thread(target=get, args=(never_build,))
+    second.start()
+    first.join()
+    second.join()
+    assert results == [tmp_path / "key"] * 2
+
+
+def test_an_environment_that_another_process_is_about_to_use_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment_cache, "KEPT", 1)
+    cache = EnvironmentCache(tmp_path)
+    old = cache.get("old", build, on_wait=ignore)
+    long_ago = time.time() - 9 * 86400
+    found, pruned = threading.Event(), threading.Event()
+    touch = os.utime
+
+    def use_late(path: Path, *times: tuple[float, float]) -> None:
+        if path == old and threading.current_thread() is user:
+            found.set()
+            assert pruned.wait(60)
+        touch(path, *times)
+
+    touch(old, (long_ago, long_ago))
+    monkeypatch.setattr(os, "utime", use_late)
+    results: list[Path] = []
+    user = threading.Thread(target=lambda: results.append(cache.get("old", never_build, on_wait=ignore)))
+    user.start()
+    try:
+        assert found.wait(60)
+        EnvironmentCache(tmp_path).get("new", build, on_wait=ignore)
+    finally:
+        pruned.set()
+        user.join()
+    assert results == [old] and python_of(old).exists()
+
+    touch(old, (long_ago, long_ago))
+    cache.get("newer", build, on_wait=ignore)
+    assert not old.exists()
+
+
+class Installed(metadata.Distribution):
+    """A distribution that is installed nowhere."""
+
+    def __init__(self, version: str, requires: list[str] | None = None, direct_url: str = "") -> None:
+        self._texts = {
+            "METADATA": "\n".join(
+                ["Metadata-Version: 2.1", "Name: x", f"Version: {version}"]
+                + [f"Requires-Dist: {line}" for line in requires or []]
+            ),
+            "direct_url.json": direct_url,
+        }
+
+    def read_text(self, filename: str) -> str | None:
+        return self._texts.get(filename) or None
+
+    def locate_file(self, path: object) -> Path:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = {
+        "osmosis-ai": Installed(
+            "0.3.10", ["fastapi>=1; extra == 'server'", "agents; extra == 'openai-agents'"]
+        ),
+        "fastapi": Installed("1.5"),
+        "plain": Installed("1.0"),
+        "preview": Installed("2.0rc1"),
+        "extras": Installed(
+            "1.0",
+            [
+                "base-need",
+                "fast>=2; extra == 'fast'",
+                "extras[fast]; extra == 'all'",
+                "extras[all]; extra == 'all'",
+            ],
+        ),
+        "fast": Installed("1.0"),
+        "from-git": Installed(
+            "1.0",
+            direct_url='{"url": "https://host/r.git", "vcs_info": {"vcs": "git", "requested_revision": "v1"}}',
+        ),
+    }
+
+    def distribution(name: str) -> metadata.Distribution:
+        try:
+            return packages[canonicalize_name(name)]
+        except KeyError:
+            raise metadata.PackageNotFoundError(name) from None
+
+    monkeypatch.setattr(metadata, "distribution", distribution)
+
+
+def unmet(tmp_path: Path, *dependencies: str, more: str = "", head: str = "") -> list[str]:
+    text = f'[project]\nname = "mine"\n{head}\ndependencies = {list(dependencies)!r}\n{more}'
+    (tmp_path / "pyproject.toml").write_text(text)
+    project = read_project(tmp_path)
+    assert isinstance(project, RolloutProject)
+    return unmet_requirements(project)
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("requirement", "problem"),
+    [
+        ("plain", None),
+        ("Plain>=1,<2", None),
+        ("plain>=2", "`plain` is 1.0, not >=2"),
+        ("preview>=2.0rc1", None),
+        ("absent", "`absent` is not installed"),
+        ("absent; python_version < '3'", None),
+        ("absent; sys_platform == 'never'", None),
+        ("extras", None),
+        ("extras[fast]", "`fast` is 1.0, not >=2"),
+        ("extras[all]", "`fast` is 1.0, not >=2"),
+        ("extras[unheard-of]", None),
+        ("osmosis-ai==7", None),
+        ("osmosis_ai[openai-agents]", "`agents` is not installed"),
+        ("from-git @ git+https://host/r.git@v1", None),
+        ("from-git @ git+https://host/r.git@v2", "`from-git` comes from git+https://host/r.git@v2"),
+        ("plain @ https://host/plain.whl", "`plain` comes from https://host/plain.whl"),
+    ],
+)
+def test_a_requirement_is_met_by_what_is_installed(
+    tmp_path: Path, requirement: str, problem: str | None
+) -> None:
+    assert unmet(tmp_path, requirement) == ([problem] if problem else [])
+
+
+@pytest.mark.parametrize(
+    ("source", "local", "can_be_copied"),
+    [
+        ('{ git = "https://host/r" }', False, True),
+        ('{ path = "libs/plain" }', True, True),
+        ('{ path = "/opt/plain" }', True, True),
+        ('{ path = "../plain" }', True, False),
+        ('{ path = "libs/../../plain" }', True, False),
+        ('{ path = "libs/plain", editable = true }', True, False),
+        ("{ workspace = true }", True, False),
+        ('[{ index = "mine" }, { path = "../plain" }]', True, False),
+    ],
+)
+def test_sources_on_this_machine_are_told_apart(
+    tmp_path: Path, source: str, local: bool, can_be_copied: bool
+) -> None:
+    unmet(tmp_path, "plain", more=f"[tool.uv.sources]\nplain = {source}\n")
+    project = read_project(tmp_path)
+    assert project is not None
+    assert (project.local_sources, project.can_be_copied) == ({"plain"} if local else set(), can_be_copied)
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_python_version_is_part_of_it(tmp_path: Path) -> None:
+    (problem,) = unmet(tmp_path, head='requires-python = ">=3.99"')
+    assert problem.startswith("it needs Python >=3.99 and this is 3.")
+
+
+def test_uv_that_is_killed_is_told_from_uv_that_fails(tmp_path: Path) -> None:
+    killed = tmp_path / "uv"
+    killed.write_text("#!/bin/sh\nkill -9 $$\n")
+    killed.chmod(0o755)
+    with pytest.raises(uv.UvError, match=r"building was interrupted: uv was ended by signal 9\.") as caught:
+        Uv(killed).run([], cwd=tmp_path, timeout_s=60, doing="building")
+    assert caught.value.is_infrastructure
+    killed.write_text("#!/bin/sh\necho nonsense >&2\nexit 1\n")
+    with pytest.raises(uv.UvError, match="building failed: nonsense") as caught:
+        Uv(killed).run([], cwd=tmp_path, timeout_s=60, doing="building")
+    assert not caught.value.is_infrastructure
+
+
+def test_an_environment_whose_interpreter_is_gone_is_built_again(tmp_path: Path) -> None:
+    cache = EnvironmentCache(tmp_path)
+    python = python_of(cache.get("key", build, on_wait=ignore))
+    python.unlink()
+    python.symlink_to("/no/such/python")
+    assert python_of(cache.get("key", build, on_wait=ignore)).read_text() == "#!/bin/sh\n"

@@ -183,22 +183,6 @@ async def test_what_an_agent_said_before_it_broke_is_kept(tmp_path: Path) -> Non
     assert trajectory["extra"]["osmosis"]["from_model_calls"] is True
 
 
-async def test_what_a_broken_attempt_used_counts_while_its_conversation_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, written = threading.Event(), threading.Event()
-    monkeypatch.setattr(
-        attempts, "keep_called_conversation", lambda *_, **__: begun.set() or written.wait(60)
-    )
-    async with served(ServedLoop()) as port, driving(port, artifacts=tmp_path) as world:
-        made = asyncio.create_task(world.make("break"))
-        assert await asyncio.to_thread(begun.wait, 60)
-        assert [used.calls for used in world.runner.used_in_flight()] == [1]
-        written.set()
-        await made
-        assert list(world.runner.used_in_flight()) == []
-
-
 async def test_wrong_keys_unknown_ids_and_second_completions_are_refused_in_json() -> None:
     loop = ServedLoop()
     async with served(loop) as port, driving(port) as world:
@@ -234,15 +218,6 @@ async def test_a_full_agent_is_asked_again_when_it_says_and_a_refusal_is_a_resul
     assert "422" in (bad.verdict.error or "") and "metadata exceeds maximum" in (bad.verdict.error or "")
 
 
-async def test_an_agent_that_never_completes_is_given_up_at_the_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("osmosis_ai.driving.driver.CALLBACK_GRACE_S", 0.0)
-    async with served(ServedLoop()) as port, driving(port, agent_s=0.3) as world:
-        (result,) = await world.make("hang")
-    assert (result.verdict.error_type, result.verdict.boundary) == ("callback_timeout", "rollout_server")
-
-
 async def test_rollouts_that_the_agent_has_forgotten_are_made_again() -> None:
     loop = ServedLoop()
     async with served(loop) as port, driving(port) as world:
@@ -258,14 +233,6 @@ async def test_rollouts_that_the_agent_has_forgotten_are_made_again() -> None:
     assert len(world.results.losses) == 3
     assert len({init["rollout_id"] for init in loop.inits}) == 6
     assert "started again" in world.notes[0]
-
-
-async def test_a_rollout_that_an_agent_gave_up_because_it_was_told_to_end_is_made_again() -> None:
-    loop = ServedLoop()
-    async with served(loop) as port, driving(port) as world:
-        (result,) = await world.make("told to end")
-    assert (result.reward, len(loop.inits), len(world.results.losses)) == (1.0, 2, 1)
-    assert [status for status, _ in loop.replies] == [200, 200, 200]
 
 
 async def test_tools_that_are_nested_without_end_fail_their_rollout_and_nothing_else() -> None:
@@ -462,3 +429,27 @@ def test_the_bridges_address_is_the_operators() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(OsmosisError, match=r"cannot listen on 127\.0\.0\.1"):
             CallbackAddress(ports=(port, port)).socket()
+
+
+async def test_a_rollout_that_an_agent_gave_up_because_it_was_told_to_end_is_made_again() -> None:
+    loop = ServedLoop()
+    async with served(loop) as port, driving(port) as world:
+        (result,) = await world.make("told to end")
+    assert (result.reward, len(loop.inits), len(world.results.losses)) == (1.0, 2, 1)
+    assert [status for status, _ in loop.replies] == [200, 200, 200]
+
+
+async def test_what_a_broken_attempt_used_counts_while_its_conversation_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, written = threading.Event(), threading.Event()
+    monkeypatch.setattr(
+        attempts, "keep_called_conversation", lambda *_, **__: begun.set() or written.wait(60)
+    )
+    async with served(ServedLoop()) as port, driving(port, artifacts=tmp_path) as world:
+        made = asyncio.create_task(world.make("break"))
+        assert await asyncio.to_thread(begun.wait, 60)
+        assert [used.calls for used in world.runner.used_in_flight()] == [1]
+        written.set()
+        await made
+        assert list(world.runner.used_in_flight()) == []

@@ -1,3 +1,5 @@
+"""Several rollout servers: which one gets a rollout, what a death loses, and how often one is started again."""
+
 from __future__ import annotations
 
 import asyncio
@@ -8,13 +10,177 @@ from typing import Any
 
 import pytest
 
+from osmosis_ai.driving import server_count
 from osmosis_ai.driving.driver import RolloutOutcome, RolloutRunRequest
-from osmosis_ai.driving.restarting_server import MAX_FAILED_STARTS, AttemptLostError
+from osmosis_ai.driving.restarting_server import (
+    AttemptLostError,
+    RestartingRolloutServer,
+)
+from osmosis_ai.driving.server_count import default_servers, granted_cores
 from osmosis_ai.driving.server_pool import ServerPool, several
 from osmosis_ai.driving.server_process import MAX_RESTARTS, RolloutServer, ServerSpec
-from osmosis_ai.event_loop import LoopState
-from osmosis_ai.supervision import ServiceDiedError, ServiceError
-from tests.driving.test_restarting_server import FakeDriver, FakeServer
+from osmosis_ai.supervision import Service, ServiceDiedError, ServiceError, ServiceSpec
+
+REQUEST = RolloutRunRequest(messages=[], rollout_id="r1")
+
+
+class FakeServer(Service):
+    """A server without a process, which starts, or not, as it is told each time."""
+
+    capacity = 8
+
+    def __init__(self, *starts: bool) -> None:
+        super().__init__(ServiceSpec("the rollout server", [], {}, Path(), restarts=MAX_RESTARTS))
+        self.starts = 0
+        self.stopped = False
+        self._will = iter(starts)
+        self._died: asyncio.Future[ServiceError] = asyncio.get_running_loop().create_future()
+
+    @property
+    def base_url(self) -> str:
+        return f"http://server-{self.starts}"
+
+    async def start(self) -> None:
+        self.starts += 1
+        self.stopped = False
+        self._died = asyncio.get_running_loop().create_future()
+        if next(self._will, True):
+            self.answer = {}
+        else:
+            self.die("ended before it was ready")
+            raise self._died.result()
+
+    async def death(self) -> ServiceError:
+        return await asyncio.shield(self._died)
+
+    def failure(self) -> ServiceError | None:
+        return self._died.result() if self._died.done() else None
+
+    async def stop(self) -> None:
+        self.answer = None
+        self.stopped = True
+
+    def die(self, how: str = "ended (exit status 1)") -> None:
+        self._died.set_result(ServiceError(f"the rollout server {how}.\nTraceback", "ended", 1))
+
+
+class FakeDriver:
+    """Rollouts that never end, on a server that may be gone."""
+
+    def __init__(self, base_url: str, error: Exception | None = None) -> None:
+        self.base_url = base_url
+        self.running = asyncio.Event()
+        self.closed = False
+        self._error = error
+
+    async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
+        if self._error is not None:
+            raise self._error
+        self.running.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class World:
+    def __init__(self, *starts: bool, error: Exception | None = None) -> None:
+        self.server: Any = FakeServer(*starts)
+        self.drivers: list[FakeDriver] = []
+        self.notes: list[str] = []
+        self._error = error
+        self._changed = asyncio.Event()
+        self.host = RestartingRolloutServer(self.server, connect=self._connect, note=self.notes.append)
+
+    def _connect(self, base_url: str) -> Any:
+        self.drivers.append(FakeDriver(base_url, self._error))
+        self._changed.set()
+        return self.drivers[-1]
+
+    async def connected(self, count: int) -> FakeDriver:
+        """Wait until as many servers have come up."""
+        while len(self.drivers) < count:
+            self._changed.clear()
+            await asyncio.wait_for(self._changed.wait(), 60)
+        return self.drivers[count - 1]
+
+    async def start_rollout(self) -> asyncio.Task[RolloutOutcome]:
+        driver = self.drivers[-1]
+        rollout = asyncio.create_task(self.host.run(REQUEST))
+        await asyncio.wait_for(driver.running.wait(), 60)
+        return rollout
+
+
+async def test_attempts_on_a_server_that_dies_are_lost_and_another_server_takes_over() -> None:
+    world = World()
+    async with world.host as host:
+        assert host.capacity == 8
+        rollouts = [await world.start_rollout() for _ in range(3)]
+        world.server.die()
+        outcomes = await asyncio.gather(*rollouts, return_exceptions=True)
+        assert all(isinstance(lost, AttemptLostError) and lost.death is not None for lost in outcomes)
+
+        waiting = asyncio.create_task(host.run(REQUEST))
+        second = await world.connected(2)
+        await asyncio.wait_for(second.running.wait(), 60)
+        assert host.base_url == "http://server-2"
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert world.server.stopped
+    assert all(driver.closed for driver in world.drivers)
+    assert world.notes == ["the rollout server ended (exit status 1). Starting it again."]
+
+
+async def kill_the_server(world: World) -> None:
+    rollout = await world.start_rollout()
+    world.server.die()
+    await asyncio.gather(rollout, return_exceptions=True)
+
+
+async def test_it_gives_up_when_servers_die_one_after_the_other_and_nothing_finishes() -> None:
+    world = World()
+    async with world.host as host:
+        for restarts in range(MAX_RESTARTS):
+            await kill_the_server(world)
+            await world.connected(restarts + 2)
+        await kill_the_server(world)
+        with pytest.raises(ServiceDiedError, match=f"died {MAX_RESTARTS + 1} times") as died:
+            await host.run(REQUEST)
+        assert "Traceback" in died.value.message
+    assert world.server.starts == MAX_RESTARTS + 1
+
+
+async def test_a_server_that_dies_while_it_is_started_again_gets_another_chance() -> None:
+    world = World(True, False)
+    async with world.host as host:
+        await kill_the_server(world)
+        await world.connected(2)
+        assert world.server.starts == 3
+        assert host.capacity == 8
+
+
+async def test_a_server_that_never_starts_again_ends_the_run_with_its_own_words() -> None:
+    world = World(True, *(MAX_RESTARTS * [False]))
+    async with world.host as host:
+        rollout = await world.start_rollout()
+        world.server.die()
+        await asyncio.gather(rollout, return_exceptions=True)
+        with pytest.raises(ServiceDiedError, match="before it was ready"):
+            await host.run(REQUEST)
+        assert host.base_url is None
+        assert world.server.starts == MAX_RESTARTS + 1
+
+
+async def test_a_connection_that_fails_on_a_living_server_is_a_lost_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("osmosis_ai.driving.restarting_server._DEATH_NOTICE_S", 0.01)
+    world = World(error=ConnectionResetError("reset by peer"))
+    async with world.host as host:
+        with pytest.raises(AttemptLostError, match="reset by peer") as lost:
+            await host.run(REQUEST)
+        assert lost.value.death is None
 
 
 class NamedServer(FakeServer):
@@ -27,7 +193,7 @@ class NamedServer(FakeServer):
         return f"http://{self.name}-{self.starts}"
 
 
-class World:
+class PoolWorld:
     """Servers without processes, on which rollouts never end."""
 
     def __init__(self, *servers: Sequence[bool], restarts: int = MAX_RESTARTS) -> None:
@@ -83,7 +249,7 @@ async def end(rollouts: list[asyncio.Task[RolloutOutcome]]) -> list[BaseExceptio
 
 
 async def test_a_rollout_goes_where_there_is_most_room() -> None:
-    world = World([], [], [])
+    world = PoolWorld([], [], [])
     async with world.pool as pool:
         assert pool.capacity == 24
         pool.share_out(10)
@@ -100,7 +266,7 @@ async def test_a_rollout_goes_where_there_is_most_room() -> None:
 
 
 async def test_one_death_loses_its_own_rollouts_and_nobody_waits_for_it() -> None:
-    world = World([], [True, False], [])
+    world = PoolWorld([], [True, False], [])
     async with world.pool as pool:
         pool.share_out(6)
         first = await world.start(*"012345")
@@ -120,7 +286,7 @@ async def test_one_death_loses_its_own_rollouts_and_nobody_waits_for_it() -> Non
 
 
 async def test_the_run_has_one_budget_of_restarts_which_progress_makes_whole() -> None:
-    world = World([], [], [])
+    world = PoolWorld([], [], [])
     async with world.pool as pool:
         for death in range(3 * MAX_RESTARTS):
             pool.attempt_finished()
@@ -143,7 +309,7 @@ async def test_the_run_has_one_budget_of_restarts_which_progress_makes_whole() -
 
 
 async def test_a_rollout_waits_while_no_server_runs_and_for_no_longer() -> None:
-    world = World([], [])
+    world = PoolWorld([], [])
     async with world.pool as pool:
         starting = asyncio.Event()
 
@@ -163,30 +329,8 @@ async def test_a_rollout_waits_while_no_server_runs_and_for_no_longer() -> None:
         await end(waiting)
 
 
-async def test_a_server_that_does_not_start_is_done_without() -> None:
-    world = World([], [False], [])
-    async with world.pool as pool:
-        pool.share_out(6)
-        assert pool.allowed == 4
-        assert pool.capacity == 16
-        assert len(world.notes) == 1
-        assert "before it was ready" in world.notes[0]
-        assert world.notes[0].endswith("The run goes on with 2 of 3 servers.")
-
-
-async def test_one_that_cannot_be_started_again_is_done_without_while_the_others_get_on() -> None:
-    world = World([], [True, *(MAX_FAILED_STARTS * [False])], restarts=100)
-    async with world.pool as pool:
-        rollouts = await world.start("1", "2")
-        await world.kill(1)
-        assert world.servers[1].starts == 1 + MAX_FAILED_STARTS
-        assert world.notes[-1].endswith("The run goes on with 1 of 2 servers.")
-        assert (pool.is_up, rollouts[0].done()) == (True, False)
-        await end(rollouts)
-
-
 async def test_when_none_starts_the_run_does_not_and_nothing_is_left_behind() -> None:
-    world = World([False], [False])
+    world = PoolWorld([False], [False])
     with pytest.raises(ServiceError, match="before it was ready"):
         async with world.pool:
             pass
@@ -194,15 +338,63 @@ async def test_when_none_starts_the_run_does_not_and_nothing_is_left_behind() ->
     assert all(server.stopped for server in world.servers)
 
 
-async def test_a_server_that_is_started_again_is_late_for_nobody() -> None:
-    world = World([], [])
-    async with world.pool as pool:
-        assert [server.state for server in pool.servers] == 2 * [LoopState(0.0)]
-        assert [await server.ask() for server in pool.servers] == [None, None]
-        rollouts = await world.start("1")
-        assert pool.place_of("1") is pool.servers[0]
-        await end(rollouts)
-        assert pool.place_of("1") is None
+@pytest.fixture
+def sixteen_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_count.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+
+
+@pytest.fixture
+def limits(tmp_path: Path) -> Path:
+    return tmp_path / "cgroup"
+
+
+def granted(limits: Path, membership: str, cpus: float | None = None) -> int:
+    file = limits.parent / "membership"
+    file.write_text(membership)
+    return granted_cores(cpus, limits=limits, membership=file)
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.usefixtures("sixteen_processors")
+@pytest.mark.parametrize(
+    ("files", "membership", "cores"),
+    [
+        ({"user/job/cpu.max": "250000 100000\n", "user/cpu.max": "max 100000\n"}, "0::/user/job\n", 2),
+        ({"user/job/cpu.max": "max 100000\n", "user/cpu.max": "400000 100000\n"}, "0::/user/job\n", 4),
+        # In a container the path is the host's, and what is granted stands at the root.
+        ({"cpu.max": "300000 100000\n"}, "0::/docker/abc\n", 3),
+        ({"cpu.max": "50000 100000\n"}, "0::/\n", 1),
+        (
+            {"cpu/job/cpu.cfs_quota_us": "600000\n", "cpu/job/cpu.cfs_period_us": "100000\n"},
+            "7:memory:/job\n4:cpu,cpuacct:/job\n",
+            6,
+        ),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, "4:cpu,cpuacct:/\n", 16),
+        ({"cpu.max": "what\n"}, "0::/\nnonsense\n", 16),
+        ({}, "", 16),
+    ],
+)
+def test_the_processors_are_those_that_every_group_above_grants(
+    limits: Path, files: dict[str, str], membership: str, cores: int
+) -> None:
+    for path, text in files.items():
+        write(limits / path, text)
+    assert granted(limits, membership) == cores
+    assert granted(limits, membership, cpus=2.5) == min(2, cores)
+
+
+@pytest.mark.parametrize(("cores", "servers"), [(1, 1), (2, 1), (3, 2), (4, 3), (9, 8), (64, 8)])
+def test_one_processor_is_left_to_the_engine(
+    monkeypatch: pytest.MonkeyPatch, cores: int, servers: int
+) -> None:
+    monkeypatch.setattr(server_count, "granted_cores", lambda cpus: cores)
+    assert default_servers() == servers
+    assert default_servers(gpus=0) == servers
+    assert default_servers(gpus=1) == 1, "what it has loaded there would be loaded as often"
 
 
 def test_each_server_has_its_own_log_and_name_and_all_one_budget(tmp_path: Path) -> None:

@@ -1,42 +1,55 @@
+"""The process of a rollout server: how it starts, where it listens, what it reaches, and how it ends."""
+
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import secrets
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from osmosis_ai.driving import server_process
 from osmosis_ai.driving._server_bootstrap import INSTANCE_ENV
+from osmosis_ai.driving.callback_registry import CallbackStore
+from osmosis_ai.driving.callback_server import CallbackListener
+from osmosis_ai.driving.driver import RolloutOutcome, RolloutRunRequest
+from osmosis_ai.driving.http_driver import HttpRolloutDriver
+from osmosis_ai.driving.rollout_runner import prepare_server
 from osmosis_ai.driving.server_process import (
     HEALTH_TIMEOUT_ENV,
-    MAX_RESTARTS,
     RolloutServer,
     ServerSpec,
-    capacity_of,
     health_timeout,
 )
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.rollout.loop.workflow import SETTINGS_ENV
+from osmosis_ai.sandbox import InnerListener, Sandbox, SandboxCapability, check_sandbox, interpreter_places
 from osmosis_ai.supervision import (
-    ServiceDiedError,
+    PrivateSocket,
     ServiceError,
     open_server_session,
     server_url,
     service,
 )
+from osmosis_ai.supervision.server_address import socket_path
 from tests.loop_clock import advance_loop_clock
 from tests.processes import alive, gone
+from tests.rollout.world import Controller
 
 pytestmark = pytest.mark.integration
 
@@ -169,17 +182,6 @@ async def test_an_entrypoint_that_fails_on_import_is_explained_in_one_sentence(m
     assert caught.value.details["log_path"] == str(spec.log_path)
 
 
-async def test_a_syntax_error_names_its_line(make_spec: MakeSpec) -> None:
-    with pytest.raises(ServiceError, match=r"SyntaxError: .* \(main\.py, line 2\)"):
-        await RolloutServer(make_spec("x = 1\ndef (:\n")).start()
-
-
-async def test_an_entrypoint_that_returns_at_once_is_told_to_keep_serving(make_spec: MakeSpec) -> None:
-    with pytest.raises(ServiceError, match=r"exit status 0") as caught:
-        await RolloutServer(make_spec("print('done')")).start()
-    assert "keep running" in (caught.value.hint or "")
-
-
 async def test_secrets_are_blotted_out_of_the_quoted_log(make_spec: MakeSpec) -> None:
     spec = make_spec("raise RuntimeError('key sk-12345 refused')", secret_values=frozenset({"sk-12345"}))
     with pytest.raises(ServiceError) as caught:
@@ -206,41 +208,11 @@ async def test_a_server_that_never_becomes_healthy_is_ended(
         _ = server.pid
 
 
-@pytest.mark.parametrize(("wished", "seconds"), [("", 90.0), ("300", 300.0), (" 0.5 ", 0.5)])
-def test_the_user_decides_how_long_a_server_may_take_to_start(wished: str, seconds: float) -> None:
-    assert health_timeout({HEALTH_TIMEOUT_ENV: wished}) == seconds
-    assert health_timeout({}) == 90.0
-
-
-@pytest.mark.parametrize("wished", ["0", "-1", "nan", "inf", "a minute"])
-def test_a_start_timeout_that_is_no_duration_is_refused(wished: str) -> None:
-    with pytest.raises(OsmosisError, match="must be a number of seconds above 0"):
-        health_timeout({HEALTH_TIMEOUT_ENV: wished})
-
-
-async def test_a_server_that_listens_elsewhere_is_reported(make_spec: MakeSpec) -> None:
-    sleeper = "import threading; print('on port 8000'); threading.Event().wait()"
-    with pytest.raises(ServiceError, match="no answer") as caught:
-        await RolloutServer(make_spec(sleeper), health_timeout_s=0.3).start()
-    assert "_OSMOSIS_ROLLOUT_PORT" in (caught.value.hint or "")
-
-
 async def test_a_port_in_use_is_named(make_spec: MakeSpec) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ServiceError, match=f"port {port} is already in use"):
             await RolloutServer(make_spec(plain_server(), port=port)).start()
-
-
-async def test_the_given_port_is_used(make_spec: MakeSpec, unused_tcp_port: int) -> None:
-    async with RolloutServer(make_spec(plain_server(), port=unused_tcp_port)) as server:
-        assert server.base_url == f"http://127.0.0.1:{unused_tcp_port}"
-
-
-async def test_a_foreign_server_on_the_port_is_refused(make_spec: MakeSpec) -> None:
-    spec = make_spec(plain_server('{"status": "ok", "instance_id": "another"}'))
-    with pytest.raises(ServiceError, match="already listening"):
-        await RolloutServer(spec).start()
 
 
 async def test_a_port_lost_to_another_process_is_picked_again(
@@ -253,29 +225,6 @@ async def test_a_port_lost_to_another_process_is_picked_again(
         monkeypatch.setattr(server_process, "is_free", lambda port: True)
         async with RolloutServer(make_spec(plain_server())) as server:
             assert server.base_url.endswith(f":{unused_tcp_port}")
-
-
-@pytest.mark.e2e
-async def test_a_server_killed_while_it_starts_is_started_again(make_spec: MakeSpec, tmp_path: Path) -> None:
-    dying = """
-import os, pathlib, signal
-seen = pathlib.Path(os.environ["SEEN"])
-seen.write_text(seen.read_text() + "x")
-if len(seen.read_text()) < {starts}:
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    seen = tmp_path / "seen"
-    seen.touch()
-    environment = {**os.environ, "SEEN": str(seen)}
-    once = make_spec(dying.replace("{starts}", "3") + plain_server(), env=environment)
-    async with RolloutServer(once):
-        assert seen.read_text() == "xxx"
-    again_and_again = make_spec(dying.replace("{starts}", "99") + plain_server(), env=environment)
-    with pytest.raises(
-        ServiceError, match=r"before it was ready \(signal 9, as when the machine has no memory left\)"
-    ):
-        await RolloutServer(again_and_again).start()
-    assert seen.read_text() == "xxx" * 2
 
 
 async def test_the_health_of_a_fastapi_server_proves_whose_it_is(make_spec: MakeSpec) -> None:
@@ -299,26 +248,6 @@ async def test_the_health_of_a_fastapi_server_proves_whose_it_is(make_spec: Make
             assert reply.headers["x-osmosis-rollout-instance-id"] == server.spec.env[INSTANCE_ENV]
 
 
-async def test_an_agents_own_clients_share_one_tls_context_and_do_not_fill_the_log(
-    make_spec: MakeSpec,
-) -> None:
-    source = """
-        import logging
-        import httpx
-
-        def context(**options):
-            return httpx.AsyncClient(**options)._transport._pool._ssl_context
-
-        assert context() is context(), "each costs 40 ms"
-        assert context(verify=False) is not context()
-        assert httpx.create_ssl_context() is not context(), "one to be changed is one's own"
-        logging.basicConfig(level=logging.INFO)
-        logging.getLogger("httpx").info("a line for every request")
-    """ + textwrap.indent(plain_server(), " " * 8)
-    async with RolloutServer(make_spec(source)) as server:
-        assert "a line for every request" not in "\n".join(server.log_tail())
-
-
 async def test_the_death_of_the_server_is_noticed_and_explained(make_spec: MakeSpec) -> None:
     async with RolloutServer(make_spec(plain_server())) as server:
         os.kill(server.pid, signal.SIGKILL)
@@ -326,26 +255,6 @@ async def test_the_death_of_the_server_is_noticed_and_explained(make_spec: MakeS
     assert (error.cause, error.status) == ("killed", -signal.SIGKILL)
     sentence = "the rollout server `main.py` ended (signal 9, as when the machine has no memory left)."
     assert error.message.startswith(sentence)
-
-
-async def test_a_port_that_was_lost_with_the_server_ends_the_restarts(
-    make_spec: MakeSpec, unused_tcp_port: int
-) -> None:
-    async with RolloutServer(make_spec(plain_server(), port=unused_tcp_port)) as server:
-        os.kill(server.pid, signal.SIGKILL)
-        await asyncio.wait_for(server.death(), 60)
-        with socket.create_server(("127.0.0.1", unused_tcp_port)):
-            for _ in range(MAX_RESTARTS):
-                with pytest.raises(ServiceError, match="already in use") as refused:
-                    await server.revive()
-                assert not isinstance(refused.value, ServiceDiedError)
-            with pytest.raises(ServiceDiedError, match="already in use"):
-                await server.revive()
-
-
-async def test_a_missing_interpreter_is_named(make_spec: MakeSpec) -> None:
-    with pytest.raises(ServiceError, match="/no/such/python"):
-        await RolloutServer(make_spec(plain_server(), python=Path("/no/such/python"))).start()
 
 
 @pytest.mark.e2e
@@ -379,17 +288,488 @@ async def test_a_killed_supervisor_takes_the_server_with_it(make_spec: MakeSpec,
     await asyncio.wait_for(gone(pid), 60)
 
 
+# No framework: what is tested is where it listens.
+APP = """
+    import json, os, socket, subprocess, sys, threading
+    import uvicorn
+
+    PORT = int(os.environ["_OSMOSIS_ROLLOUT_PORT"])
+
+    def answer():
+        return {}
+
+    async def app(scope, receive, send):
+        if scope["type"] != "http":
+            return
+        body = json.dumps({"instance_id": os.environ["_OSMOSIS_ROLLOUT_INSTANCE_ID"], "port": PORT, **answer()}).encode()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": body})
+"""
+SERVE = """
+    if __name__ == "__main__":
+        uvicorn.run(app, host="0.0.0.0", port=PORT, log_level="warning", lifespan="off")
+"""
+
+
+def spec_of(directory: Path, *source: str, **changes: Any) -> ServerSpec:
+    (directory / "main.py").write_text("".join(map(textwrap.dedent, source)))
+    fields: dict[str, Any] = {
+        "rollout_dir": directory,
+        "entrypoint": "main.py",
+        "python": Path(sys.executable),
+        "env": dict(os.environ),
+        "artifact_root": directory / "trials",
+        "port": None,
+        "log_path": directory / "server.log",
+        **changes,
+    }
+    return ServerSpec(**fields)
+
+
+async def ask_socket(address: str) -> dict[str, Any]:
+    async with (
+        open_server_session(address, timeout_s=60) as session,
+        session.get(server_url(address, "/health")) as reply,
+    ):
+        told: dict[str, Any] = await reply.json(content_type=None)
+        return told
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+async def test_uvicorn_is_handed_a_socket_that_nobody_else_reaches_and_no_port(tmp_path: Path) -> None:
+    notes: list[str] = []
+    what_children_inherit = """
+        def answer():
+            listed = subprocess.run(["ls", "-l", "/proc/self/fd"], capture_output=True, text=True).stdout
+            return {"children": listed.count("socket:"), "variables": [name for name in os.environ if "LISTENER" in name]}
+    """
+    async with RolloutServer(
+        spec_of(tmp_path, APP, what_children_inherit, SERVE), note=notes.append
+    ) as server:
+        path = Path(socket_path(server.base_url) or "")
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        told = await ask_socket(server.base_url)
+        assert not listens(told["port"])
+        assert (told["children"], told["variables"]) == (0, [])
+    assert not path.parent.exists() and not notes
+    with pytest.raises(aiohttp.ClientConnectorError):
+        await ask_socket(server.base_url)
+
+
+async def test_a_server_that_was_killed_refuses_connections_and_comes_back_with_another_socket(
+    tmp_path: Path,
+) -> None:
+    async with RolloutServer(spec_of(tmp_path, APP, SERVE)) as server:
+        before = server.base_url
+        os.kill(server.pid, signal.SIGKILL)
+        await asyncio.wait_for(server.death(), 60)
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await ask_socket(before)
+        assert await server.revive()
+        assert server.base_url != before
+        assert not Path(socket_path(before) or "").parent.exists()
+        assert await ask_socket(server.base_url)
+
+
+async def test_a_server_whose_socket_was_removed_counts_as_dead_and_comes_back_with_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_process, "SOCKET_LOOK_S", 0.01)
+    async with RolloutServer(spec_of(tmp_path, APP, SERVE)) as server:
+        pid = server.pid
+        Path(socket_path(server.base_url) or "").unlink()
+        error = await asyncio.wait_for(server.death(), 60)
+        assert error.message.startswith("the rollout server `main.py` was cut off: its socket was removed")
+        assert await server.revive()
+        assert server.pid != pid and await ask_socket(server.base_url)
+
+
+async def test_an_entrypoint_that_serves_by_other_means_listens_on_its_port_and_that_is_said_once(
+    tmp_path: Path,
+) -> None:
+    by_other_means = """
+        import asyncio
+
+        async def reply(reader, writer):
+            await reader.readuntil(b"\\r\\n\\r\\n")
+            writer.write(b"HTTP/1.1 200 OK\\r\\nContent-Length: 2\\r\\nConnection: close\\r\\n\\r\\n{}")
+            await writer.drain()
+            writer.close()
+
+        async def serve():
+            async with await asyncio.start_server(reply, "127.0.0.1", PORT) as server:
+                await server.serve_forever()
+
+        asyncio.run(serve())
+    """
+    notes: list[str] = []
+    async with RolloutServer(spec_of(tmp_path, APP, by_other_means), note=notes.append) as server:
+        assert server.base_url.startswith("http://127.0.0.1:")
+        os.kill(server.pid, signal.SIGKILL)
+        await asyncio.wait_for(server.death(), 60)
+        await server.revive()
+    (note,) = notes
+    assert "listens on a port of this machine" in note
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A directory in which the address of a socket has its 107 bytes at most."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as made:
+        yield Path(made)
+
+
+def test_what_killed_processes_left_is_removed_and_what_is_in_use_is_not(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
+    in_use = PrivateSocket()
+    left = short_path / "osmosis-socket-left"
+    left.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(left / "server.sock"))
+    elsewhere = short_path / "elsewhere"
+    elsewhere.mkdir()
+    (short_path / "osmosis-socket-link").symlink_to(elsewhere)
+    another = PrivateSocket()
+    assert not left.exists() and elsewhere.is_dir()
+    for listener in (in_use, another):
+        assert Path(socket_path(listener.address) or "").is_socket()
+        listener.remove()
+    assert [path.name for path in short_path.glob("*-socket-*")] == ["osmosis-socket-link"]
+
+
+AGENT = """
+import sys
+
+from osmosis_ai.rollout import RolloutAgentLoop
+from osmosis_ai.supervision import open_server_session, server_url
+
+assert __name__ == "agent"
+
+
+class Echo(RolloutAgentLoop):
+    name = "echo"
+
+    def get_tools(self, request):
+        return []
+
+    async def run(self, ctx):
+        reply = await ctx.chat(ctx.request.messages)
+        return ctx.complete([*ctx.request.messages, reply.message])
+
+
+agent_loop = Echo()
+
+
+def correct(solution_str, ground_truth, extra_info):
+    return float(solution_str == ground_truth)
+
+
+eval_fns = [correct]
+
+if __name__ == "__main__":
+    raise AssertionError("it serves by itself")
+"""
+
+
+async def prepared(directory: Path, entrypoint: str, settings: dict[str, Any] | None = None) -> RolloutServer:
+    variables = {SETTINGS_ENV: json.dumps(settings)} if settings is not None else {}
+    _, server = await prepare_server(
+        directory,
+        entrypoint,
+        environ=os.environ,
+        variables=variables,
+        secret_values={},
+        artifact_root=directory / "trials",
+        log_path=directory / "server.log",
+        cache_dir=directory / "cache",
+        note=lambda _: None,
+    )
+    return server
+
+
+async def rollout(server: RolloutServer) -> dict[str, Any]:
+    """Run one rollout and return the grader's report."""
+    async with (
+        Controller().serving() as controller,
+        open_server_session(server.base_url, timeout_s=60) as session,
+    ):
+        async with session.post(
+            server_url(server.base_url, "/rollout"), json=controller.init_body()
+        ) as reply:
+            assert reply.status == 202
+        return await controller.wait_for("grader")
+
+
+async def test_an_agent_loop_is_hosted_by_its_name_and_from_an_entrypoint_under_its_own_name(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    # A pyproject that nobody could satisfy: what is named as an attribute runs in this interpreter all the same.
+    settings = {"eval_fns": ["agent:correct"], "needs_reward": False}
+    pyproject = tmp_path / "pyproject.toml"
+    pyproject.write_text('[project]\nname = "x"\nversion = "1"\ndependencies = ["no-such-package-at-all"]\n')
+    for entrypoint, said, name in (("agent:Echo", settings, "agent:correct"), ("agent.py", None, "correct")):
+        async with await prepared(tmp_path, entrypoint, said) as server:
+            assert (await ask(server))["concurrency"]["max_concurrent"] is None
+            assert server.capacity is None
+            report = await rollout(server)
+        assert report["status"] == "success", report
+        assert report["sample"]["reward"] == 1.0
+        assert report["sample"]["extra_fields"]["agent_loop"]["scores"] == {name: 1.0}
+        pyproject.unlink(missing_ok=True)
+
+
 @pytest.mark.parametrize(
-    ("health", "capacity"),
+    ("source", "entrypoint", "settings", "words"),
     [
-        ({"max_queue_depth": 7, "concurrency": {"max_concurrent": 4}}, 7),
-        ({"concurrency": {"max_concurrent": 4, "queued": 0, "running": 0}}, 4),
-        ({"concurrency": {"max_concurrent": None}}, None),
-        ({"max_queue_depth": True}, None),
-        ({"max_queue_depth": 0, "concurrency": {"max_concurrent": -1}}, None),
-        ({"max_queue_depth": "7", "concurrency": "4"}, None),
-        ({"status": "ok"}, None),
+        (AGENT, "agent:Ecco", None, "module 'agent' has no attribute 'Ecco' (did you mean 'Echo'?)"),
+        ("agent_loop = 3\n", "agent.py", None, "agent:agent_loop is of type int, no RolloutAgentLoop"),
     ],
 )
-def test_capacity_is_a_positive_integer_or_unknown(health: dict[str, Any], capacity: int | None) -> None:
-    assert capacity_of(health) == capacity
+async def test_what_is_wrong_with_an_agent_is_the_reason_that_its_server_does_not_start(
+    tmp_path: Path, source: str, entrypoint: str, settings: dict[str, Any] | None, words: str
+) -> None:
+    (tmp_path / "agent.py").write_text(source)
+    server = await prepared(tmp_path, entrypoint, settings)
+    with pytest.raises(ServiceError) as caught:
+        await server.start()
+    assert words in caught.value.message
+    assert "Traceback" not in (tmp_path / "server.log").read_text()
+
+
+ENTRYPOINT = """
+    import json, os, socket
+    import uvicorn
+    from osmosis_ai import evaluate_rubric
+    from osmosis_ai.rollout import AgentWorkflow, Grader, LocalBackend, get_rollout_context
+    from osmosis_ai.rollout.server import create_rollout_server
+
+    def is_socket(fd):
+        try:
+            return os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
+        except OSError:
+            return False
+
+    SOCKETS = sum(map(is_socket, os.listdir("/proc/self/fd")))
+
+    def reached(family, kind, address):
+        try:
+            with socket.socket(family, kind) as probe:
+                probe.settimeout(2)
+                probe.connect(address)
+                probe.send(b"hello")
+                return True
+        except OSError:
+            return False
+
+    def resolves(name):
+        try:
+            return bool(socket.getaddrinfo(name, 443))
+        except OSError:
+            return False
+
+    class Curious(AgentWorkflow):
+        async def run(self, ctx):
+            there = json.loads(ctx.prompt[-1]["content"])
+            found = [name for name, (family, kind, address) in there.items()
+                     if reached(family, kind, tuple(address) if isinstance(address, list) else address)]
+            found += [name for name in ("example.org", "pypi.org") if resolves(name)]
+            reply = await get_rollout_context().http().post("/chat/completions", json={"model": "m"})
+            said = {"reached": found, "model": reply.json()["answer"], "sockets": SOCKETS}
+            return [*ctx.prompt, {"role": "assistant", "content": json.dumps(said)}]
+
+    class Judged(Grader):
+        async def grade(self, ctx):
+            try:
+                await evaluate_rubric(solution_str="x", rubric="Be kind.", model="openai/judge", api_key="k")
+            except Exception as error:
+                ctx.set_reward(1.0, notes=str(error))
+
+    if __name__ == "__main__":
+        app = create_rollout_server(backend=LocalBackend(workflow=Curious, grader=Judged))
+        uvicorn.run(app, host="127.0.0.1", port=int(os.environ["_OSMOSIS_ROLLOUT_PORT"]), log_level="error")
+"""
+
+
+class AnsweringBridge:
+    """A model that says the same to everybody."""
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/v1/rollouts/{rollout_id}/chat/completions", self.complete)]
+
+    async def complete(self, request: web.Request) -> web.Response:
+        return web.json_response({"answer": "42"})
+
+
+@pytest.fixture(scope="module")
+def capability() -> SandboxCapability:
+    found = check_sandbox()
+    if not found.works:
+        pytest.skip(found.said)
+    return found
+
+
+@pytest.fixture
+def sandbox(capability: SandboxCapability, tmp_path: Path) -> Sandbox:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "main.py").write_text(textwrap.dedent(ENTRYPOINT))
+    made = capability.sandbox(source, readable=interpreter_places(Path(sys.executable)))
+    return replace(made, network="none")
+
+
+def server_of(sandbox: Sandbox, directory: Path) -> RolloutServer:
+    spec = ServerSpec(
+        rollout_dir=sandbox.source,
+        entrypoint="main.py",
+        python=Path(sys.executable),
+        env={"PATH": os.environ["PATH"]},
+        artifact_root=directory / "trials",
+        port=None,
+        log_path=directory / "server.log",
+        sandbox=sandbox,
+    )
+    return RolloutServer(spec)
+
+
+@pytest.fixture
+async def listener() -> AsyncIterator[CallbackListener]:
+    async def commit(_result: object) -> None:
+        pass
+
+    async with CallbackListener(
+        CallbackStore(on_terminal_commit=commit), auth_token="K1", bridge=AnsweringBridge(), bridge_token="K2"
+    ) as listening:
+        yield listening
+
+
+async def sandboxed_rollout(
+    server: RolloutServer, listener: CallbackListener, prompt: str, name: str
+) -> RolloutOutcome:
+    driver = HttpRolloutDriver(
+        rollout_base_url=server.base_url,
+        callback_store=listener._store,
+        completion_url_for=listener.completion_url,
+        grader_url_for=listener.grader_url,
+        chat_completions_url_for=listener.chat_completions_url,
+        chat_api_key="K2",
+        controller_api_key="K1",
+        callback_timeout_sec=60.0,
+    )
+    try:
+        messages = [{"role": "user", "content": prompt}]
+        return await driver.run(RolloutRunRequest(messages=messages, label="x", rollout_id=name))
+    finally:
+        await driver.aclose()
+
+
+async def test_it_reaches_the_model_and_leaves_its_result_and_no_address_but_that(
+    sandbox: Sandbox, listener: CallbackListener, tmp_path: Path
+) -> None:
+    abstract = "\0osmosis-" + secrets.token_hex(8)
+    server = server_of(sandbox, tmp_path)
+    server.let_in(listener)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as unix,
+    ):
+        udp.bind(("127.0.0.1", 0))
+        unix.bind(abstract)
+        unix.listen()
+        there: dict[str, Any] = {
+            "a service on loopback": (socket.AF_INET, socket.SOCK_STREAM, tcp.getsockname()),
+            "the machine's metadata": (socket.AF_INET, socket.SOCK_STREAM, ("169.254.169.254", 80)),
+            "the internet": (socket.AF_INET, socket.SOCK_STREAM, ("192.0.2.1", 443)),
+            "the internet by UDP": (socket.AF_INET, socket.SOCK_DGRAM, ("192.0.2.1", 53)),
+            "the internet by IPv6": (socket.AF_INET6, socket.SOCK_STREAM, ("2001:db8::1", 443)),
+            "an abstract socket": (socket.AF_UNIX, socket.SOCK_STREAM, abstract),
+            "a UDP port on loopback": (socket.AF_INET, socket.SOCK_DGRAM, udp.getsockname()),
+        }
+        async with server:
+            outcome = await sandboxed_rollout(server, listener, json.dumps(there), "r1")
+        udp.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            udp.recv(1)
+    assert outcome.sample is not None, outcome.error
+    found = json.loads(outcome.sample.messages[-1]["content"])
+    # A datagram to its own, empty loopback leaves a program and arrives nowhere.
+    assert set(found.pop("reached")) <= {"a UDP port on loopback"}
+    assert found == {"model": "42", "sockets": 1}, (
+        "the server's own socket, and no channel out of the sandbox"
+    )
+    notes = outcome.sample.extra_fields["grader_notes"]["notes"]
+    assert 'network = "none"' in notes and "openai/judge" in notes
+
+
+async def test_a_server_that_is_started_again_is_let_in_again(
+    sandbox: Sandbox, listener: CallbackListener, tmp_path: Path
+) -> None:
+    server = server_of(sandbox, tmp_path)
+    server.let_in(listener)
+    async with server:
+        assert (await sandboxed_rollout(server, listener, "{}", "r1")).sample is not None
+        assert server._process is not None
+        server._process.kill()
+        await asyncio.wait_for(server.death(), 60)
+        assert await server.revive()
+        assert (await sandboxed_rollout(server, listener, "{}", "r2")).sample is not None
+
+
+async def test_an_entrypoint_that_serves_by_other_means_is_told_to_serve_with_uvicorn(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    (sandbox.source / "main.py").write_text("import threading; threading.Event().wait()")
+    server = RolloutServer(server_of(sandbox, tmp_path).rollout, health_timeout_s=0.5)
+    with pytest.raises(ServiceError) as late:
+        await server.start()
+    assert "must serve with uvicorn" in (late.value.hint or "")
+
+
+@pytest.mark.parametrize("sent", ["nothing", "a pipe", "a socket elsewhere"])
+def test_whatever_else_comes_out_of_a_sandbox_is_refused(sent: str) -> None:
+    inner = InnerListener(4711)
+    pipe = os.pipe()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as elsewhere,
+        socket.socket(fileno=os.dup(inner.fileno())) as out,
+    ):
+        if sent != "nothing":
+            socket.send_fds(out, [b"."], [pipe[0] if sent == "a pipe" else elsewhere.fileno()])
+        out.close()
+        with pytest.raises(OSError, match="out of the sandbox"):
+            inner.take()
+    inner.close()
+    for end in pipe:
+        os.close(end)
+
+
+@pytest.mark.parametrize("wished", ["0", "-1", "nan", "inf", "a minute"])
+def test_a_start_timeout_that_is_no_duration_is_refused(wished: str) -> None:
+    with pytest.raises(OsmosisError, match="must be a number of seconds above 0"):
+        health_timeout({HEALTH_TIMEOUT_ENV: wished})
+
+
+async def test_a_missing_interpreter_is_named(make_spec: MakeSpec) -> None:
+    with pytest.raises(ServiceError, match="/no/such/python"):
+        await RolloutServer(make_spec(plain_server(), python=Path("/no/such/python"))).start()
+
+
+def test_a_socket_is_made_where_its_path_is_short_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    listener = PrivateSocket()
+    path = Path(socket_path(listener.address) or "")
+    assert path.is_socket() and not path.is_relative_to(deep)
+    assert not any(deep.iterdir())
+    listener.remove()
+    assert not path.parent.exists()

@@ -77,61 +77,6 @@ if __name__ == "__main__":
     uvicorn.run(app, host="127.0.0.1", port=int(os.environ["_OSMOSIS_ROLLOUT_PORT"]), log_level="error")
 """
 
-# An agent whose process stands still at the moment its prompt names, so that its client gives up. The file
-# in the prompt is there as soon as the model has been asked, and tells the next attempt that it is one.
-LATE_AGENT = """
-import asyncio
-import os
-import time
-from pathlib import Path
-
-import uvicorn
-
-from osmosis_ai.rollout.agent_workflow import AgentWorkflow
-from osmosis_ai.rollout.backend.local import LocalBackend
-from osmosis_ai.rollout.context import get_rollout_context
-from osmosis_ai.rollout.grader import Grader
-from osmosis_ai.rollout.server import create_rollout_server
-from osmosis_ai.rollout.types import AgentWorkflowConfig, ConcurrencyConfig
-
-
-async def ask(prompt):
-    reply = await get_rollout_context().http().post("/chat/completions", json={"messages": prompt})
-    return [*prompt, reply.json()["choices"][0]["message"]]
-
-
-class Agent(AgentWorkflow):
-    async def run(self, ctx):
-        said, _, path = ctx.prompt[-1]["content"].partition(": ")
-        asked = Path(path)
-        if said == "always cut off":
-            asked.unlink(missing_ok=True)
-        if said == "never heard once" and not asked.exists():
-            asked.touch()
-            time.sleep(0.6)
-            raise ConnectionError("no connection in time")
-        if said == "impatient" or (said.endswith("cut off") and not asked.exists()):
-            call = asyncio.ensure_future(ask(ctx.prompt))
-            while not asked.exists():
-                await asyncio.sleep(0.01)
-            if said != "impatient":
-                time.sleep(0.6)
-            call.cancel()
-            raise TimeoutError("no answer in time")
-        return await ask(ctx.prompt)
-
-
-class AnyAnswer(Grader):
-    async def grade(self, ctx):
-        ctx.set_reward(1.0)
-
-
-if __name__ == "__main__":
-    config = AgentWorkflowConfig(name="late", concurrency=ConcurrencyConfig(max_concurrent=None))
-    app = create_rollout_server(backend=LocalBackend(workflow=Agent, workflow_config=config, grader=AnyAnswer))
-    uvicorn.run(app, host="127.0.0.1", port=int(os.environ["_OSMOSIS_ROLLOUT_PORT"]), log_level="error")
-"""
-
 
 def write_rollout(directory: Path, source: str = AGENT) -> Path:
     """Write a rollout that runs in the interpreter of the tests."""

@@ -16,7 +16,6 @@ from osmosis_ai.evaluation.conversation import (
     Conversation,
     ConversationStep,
     SpokenTurn,
-    ToolExchange,
     as_dataset_row,
     as_messages,
     holds,
@@ -71,33 +70,6 @@ def written(*steps: Any, **others: Any) -> bytes:
 
 def said(conversation: Conversation) -> list[str]:
     return [step.text for step in conversation.steps]
-
-
-def test_a_step_has_who_spoke_the_tools_with_their_results_and_what_it_cost() -> None:
-    conversation = read_conversation(WHOLE)
-    assert not conversation.problems
-    assert (conversation.model, conversation.label, conversation.reward) == ("openai/gpt-5-mini", "6", 1.0)
-    system, user, call, answer = conversation.steps
-    assert (system.role, user.role, user.text, answer.role) == ("system", "user", "2 * 3?", "assistant")
-    assert call.exchanges == (ToolExchange("multiply", {"a": 2, "b": 3}, "6", "c1"),)
-    assert (call.reasoning, call.prompt_tokens, call.completion_tokens, call.cost_usd) == (
-        "I multiply.",
-        10,
-        5,
-        0.25,
-    )
-
-
-def test_what_lies_between_two_model_calls_is_the_agents_and_the_tools() -> None:
-    assert [
-        (span.kind, span.start_ms, span.duration_ms, span.step) for span in spans(read_conversation(WHOLE))
-    ] == [
-        ("model", 0.0, 200.0, 3),
-        ("agent and tools", 200.0, 300.0, None),
-        ("model", 500.0, 100.0, 4),
-    ]
-    untimed = read_conversation(written({"source": "agent", "message": "a", "timestamp": "yesterday"}))
-    assert spans(untimed) == []
 
 
 def test_a_conversation_is_copied_as_messages_and_as_a_row_that_datasets_take() -> None:
@@ -188,33 +160,6 @@ def test_numbers_that_are_none_and_halves_of_characters_can_be_written_again() -
     orjson.dumps(as_messages(conversation))
 
 
-def test_a_file_of_another_encoding_is_read_as_far_as_it_is_text() -> None:
-    conversation = read_conversation(
-        written({"source": "user", "message": "caf_"}).replace(b"caf_", b"caf\xe9")
-    )
-    assert said(conversation) == ["caf\ufffd"]
-    assert "UTF-8" in conversation.problems[0]
-
-
-def test_what_has_another_shape_than_a_trajectory_costs_no_step() -> None:
-    shapes: list[Any] = [None, 3, "text", [], {}, [None], [3], {"a": 1}, True]
-    names = (
-        "source",
-        "message",
-        "tool_calls",
-        "observation",
-        "metrics",
-        "extra",
-        "timestamp",
-        "reasoning_content",
-    )
-    steps = [{"source": "user", "message": "hello", name: shape} for name in names for shape in shapes]
-    conversation = read_conversation(written(*steps, *shapes, agent=shapes, extra=shapes))
-    assert len(conversation.steps) == len(steps) + 2
-    assert any("no objects" in problem for problem in conversation.problems)
-    as_messages(conversation), as_dataset_row(conversation), list(turns_of(conversation)), spans(conversation)
-
-
 def test_a_file_over_the_limit_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "LARGEST_CONVERSATION_BYTES", 1 << 20)
     assert "1 MB" in read_conversation(b"x" * (1 << 20) + b"x").problems[0]
@@ -284,23 +229,26 @@ SEARCHED = written(
 
 
 @pytest.mark.parametrize(
-    "said",
-    [
-        *("zürich", "where is\nz", "look it", "find_city", "atlas", "turicum", "8001", "limmat"),
-        *("no country", "half of it"),
-    ],
-)
-def test_a_search_finds_what_was_said_and_what_was_noted_of_it(said: str) -> None:
-    assert holds(SEARCHED, said)
-
-
-@pytest.mark.parametrize(
     "not_said", ["switzerland", "5eed", "call-77", "easy", "gpt-5", "osmosis", "explanation", "grader_notes"]
 )
 def test_a_search_finds_neither_the_expected_answer_nor_ids_nor_words_of_the_file(not_said: str) -> None:
     assert not holds(SEARCHED, not_said)
 
 
-def test_what_can_not_be_read_is_searched_as_it_stands_there() -> None:
-    assert holds(b"torn, but it says Z\xc3\x9crich", "zürich") and not holds(b"torn", "zürich")
-    assert holds(SEARCHED + b" " * (2 << 20), "switzerland"), "of a large file no step is read"
+def test_what_has_another_shape_than_a_trajectory_costs_no_step() -> None:
+    shapes: list[Any] = [None, 3, "text", [], {}, [None], [3], {"a": 1}, True]
+    names = (
+        "source",
+        "message",
+        "tool_calls",
+        "observation",
+        "metrics",
+        "extra",
+        "timestamp",
+        "reasoning_content",
+    )
+    steps = [{"source": "user", "message": "hello", name: shape} for name in names for shape in shapes]
+    conversation = read_conversation(written(*steps, *shapes, agent=shapes, extra=shapes))
+    assert len(conversation.steps) == len(steps) + 2
+    assert any("no objects" in problem for problem in conversation.problems)
+    as_messages(conversation), as_dataset_row(conversation), list(turns_of(conversation)), spans(conversation)

@@ -1,7 +1,11 @@
+"""The numbers of a run, against cases worked out by hand."""
+
 from __future__ import annotations
 
+import itertools
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from osmosis_ai.datasets import DatasetRow, row_digest
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.dataset_columns import read_prompts, read_slice_values
+from osmosis_ai.evaluation.headline import Headline, few_scored
 from osmosis_ai.evaluation.metrics import MetricsAccumulator, RunMetrics
-from osmosis_ai.evaluation.metrics_models import total_of
-from osmosis_ai.evaluation.pass_at_k import pass_at_k
+from osmosis_ai.evaluation.metrics_models import Estimates, total_of
+from osmosis_ai.evaluation.pass_at_k import (
+    estimate_pass_at_k,
+    estimate_pass_hat_k,
+    pass_at_k,
+    pass_at_k_by_row,
+    pass_hat_k,
+    pass_hat_k_by_row,
+)
+from osmosis_ai.evaluation.row_copies import RowCopies
 
 Outcome = tuple[int, int, str, "float | None"]
 
@@ -69,12 +85,6 @@ def test_pass_at_k_needs_two_points() -> None:
     assert "pass_at_k" not in summary
 
 
-def test_runs_count_the_attempts_that_were_recorded() -> None:
-    summary = numbers_of(2, 8, *[(row, run, "success", 1.0) for row in range(2) for run in range(5)]).summary
-    assert summary["n_runs"] == 5
-    assert [point["k"] for point in summary["pass_at_k"]] == [1, 2, 4]
-
-
 def test_a_run_without_results_has_zeros_and_no_statistics() -> None:
     metrics = numbers_of(5, 2)
     assert metrics.summary == {
@@ -92,10 +102,6 @@ def test_a_run_without_results_has_zeros_and_no_statistics() -> None:
     assert estimates.reward is None and estimates.pass_rate is None and estimates.pass_at_k == {}
     assert estimates.counts.pending == 10
     assert estimates.cost_usd.total is None and estimates.latency.rollout_ms is None
-
-
-def test_a_run_of_no_rows_has_numbers_too() -> None:
-    assert numbers_of(0, 3).estimates.counts.planned == 0
 
 
 def test_a_failed_attempt_does_not_count_its_reward() -> None:
@@ -228,25 +234,6 @@ def test_the_share_between_rows_does_not_depend_on_the_unit_of_rewards() -> None
     assert shares(1e300).between_rows == pytest.approx(shares(1.0).between_rows)
 
 
-def test_rows_that_pass_now_and_then_are_listed_the_worst_first() -> None:
-    found = passed("1111", "0000", "1100", "1000", "1110", "10--", "----").summary().estimates.flaky
-    assert found is not None and (found.count, found.of) == (4, 6)
-    assert [(row.source_row_index, row.passed, row.scored) for row in found.worst] == [
-        *((103, 1, 4), (102, 2, 4), (105, 1, 2), (104, 3, 4)),
-    ]
-    many = passed(*["10"] * 25).summary().estimates.flaky
-    assert many is not None and (many.count, len(many.worst)) == (25, 10)
-    assert passed("1", "0").summary().estimates.flaky is None
-
-
-def test_copies_of_a_row_are_one_flaky_row() -> None:
-    metrics = passed("11", "00", "11")
-    metrics.cluster([0, 0, 2])
-    found = metrics.summary().estimates.flaky
-    assert found is not None and (found.count, found.of) == (1, 2)
-    assert (found.worst[0].row_index, found.worst[0].passed, found.worst[0].scored) == (0, 2, 4)
-
-
 def test_a_later_result_of_the_same_attempt_replaces_the_first() -> None:
     metrics = MetricsAccumulator(1, 1)
     metrics.add(
@@ -320,24 +307,6 @@ def test_an_outcome_that_cannot_be_is_refused(arguments: tuple[int, int, str]) -
         MetricsAccumulator(2, 1).add(*arguments, 1.0)
 
 
-def test_an_unknown_boundary_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown boundary 'moon'"):
-        MetricsAccumulator(1, 1).add(0, 0, "failed", None, boundary="moon")
-
-
-def test_reasons_without_number_share_one_line() -> None:
-    metrics = MetricsAccumulator(3000, 1)
-    for row in range(3000):
-        metrics.add(row, 0, "failed", None, error_type=f"error {row}")
-    unscored = metrics.summary().estimates.counts.unscored
-    assert len(unscored) <= 1000
-    assert sum(unscored.values()) == 3000
-
-
-def test_an_attempt_takes_72_bytes() -> None:
-    assert MetricsAccumulator(1000, 8).memory_bytes == 72 * 8000
-
-
 def test_huge_numbers_can_be_written_as_json() -> None:
     outcomes: list[Outcome] = [
         (0, 0, "success", 1.7e308),
@@ -345,18 +314,6 @@ def test_huge_numbers_can_be_written_as_json() -> None:
         (2, 0, "success", 1e308),
     ]
     written(numbers_of(3, 1, *outcomes))
-
-
-def test_all_numbers_come_back_from_json() -> None:
-    metrics = numbers_of(2, 2, (0, 0, "success", 1.0), (1, 0, "success", 0.0), (1, 1, "failed", None))
-    assert RunMetrics.model_validate(written(metrics)) == metrics
-
-
-def test_the_estimates_stand_beside_the_products_fields() -> None:
-    metrics = numbers_of(2, 1, (0, 0, "success", 1.0), (1, 0, "success", 0.0))
-    fields = metrics.to_json()
-    assert fields.pop("estimates")["reward"]["n"] == 2
-    assert fields == metrics.summary
 
 
 statuses = st.sampled_from(["success", "failed", "skipped"])
@@ -404,3 +361,156 @@ def test_what_a_run_leaves_out_is_in_no_number() -> None:
     assert (counts.planned, counts.scored, counts.pending) == (2, 1, 1)
     assert (found.wire.total_samples, found.wire.pass_rate) == (1, 1.0)
     assert found.estimates.unscored is not None and found.estimates.unscored.n == 1
+
+
+@given(st.integers(1, 7), st.data())
+def test_pass_at_k_is_the_share_of_draws_with_a_pass_and_pass_hat_k_of_those_without_a_failure(
+    n: int, data: st.DataObject
+) -> None:
+    c = data.draw(st.integers(0, n))
+    k = data.draw(st.integers(1, n))
+    draws = list(itertools.combinations([True] * c + [False] * (n - c), k))
+    assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+    assert pass_hat_k(n, c, k) == pytest.approx(sum(map(all, draws)) / len(draws))
+
+
+def test_pass_at_k_of_thousands_of_attempts_is_exact() -> None:
+    assert pass_at_k(5000, 1, 2500) == pytest.approx(0.5)
+    assert pass_at_k(5000, 0, 5000) == 0.0
+    assert pass_at_k(5000, 5000, 1) == 1.0
+
+
+@pytest.mark.parametrize("n, c, k", [(4, 5, 1), (4, -1, 1), (4, 1, 0), (4, 1, 5), (0, 0, 1)])
+def test_pass_at_k_without_meaning_is_refused(n: int, c: int, k: int) -> None:
+    with pytest.raises(ValueError, match=f"pass@{k}"):
+        pass_at_k(n, c, k)
+    with pytest.raises(ValueError, match=rf"pass\^{k}"):
+        pass_hat_k(n, c, k)
+
+
+def test_pass_at_k_takes_the_rows_with_enough_attempts() -> None:
+    assert pass_at_k_by_row([4, 2, 1, 4, 4], [1, 1, 1, 0, 1], 2).tolist() == [0.5, 1.0, 0.0, 0.5]
+    assert pass_at_k_by_row([1, 1], [0, 1], 2).size == 0
+    estimate = estimate_pass_at_k([4, 2, 1, 4, 4], [1, 1, 1, 0, 1], 2)
+    assert estimate is not None
+    assert (estimate.value, estimate.n, estimate.clusters) == (0.5, 14, 4)
+    assert estimate_pass_at_k([1, 1], [0, 1], 2) is None
+
+
+def test_pass_hat_k_is_a_rate_over_rows_with_the_interval_of_one() -> None:
+    attempts, passes = [4, 2, 1, 4, 4], [4, 1, 1, 3, 0]
+    assert pass_hat_k_by_row(attempts, passes, 2).tolist() == [1.0, 0.0, 0.5, 0.0]
+    estimate = estimate_pass_hat_k(attempts, passes, 2)
+    assert estimate is not None and estimate.low is not None and estimate.high is not None
+    assert (estimate.value, estimate.n, estimate.clusters, estimate.method) == (0.375, 14, 4, "korn-graubard")
+    assert 0 < estimate.low < estimate.value < estimate.high < 1
+    assert estimate_pass_hat_k([1, 1], [0, 1], 2) is None
+
+
+def test_one_attempt_at_a_time_both_are_the_pass_rate() -> None:
+    attempts, passes = [4, 4, 4], [4, 2, 0]
+    at, hat = estimate_pass_at_k(attempts, passes, 1), estimate_pass_hat_k(attempts, passes, 1)
+    assert at == hat
+    assert at is not None and at.value == 0.5
+
+
+def test_copies_of_a_row_are_one_cluster_of_pass_hat_k() -> None:
+    estimate = estimate_pass_hat_k([2, 2, 2, 2], [2, 2, 0, 1], 2, [0, 0, 1, 2])
+    assert estimate is not None and estimate.clusters == 3
+
+
+def estimates_of(*statuses: str, planned: int, clusters: list[int] | None = None) -> Estimates:
+    metrics = MetricsAccumulator(planned, 1, clusters=clusters)
+    for row, status in enumerate(statuses):
+        scored = status in ("pass", "miss")
+        metrics.add(
+            row,
+            0,
+            "success" if scored else "skipped" if status == "skip" else "failed",
+            float(status == "pass") if scored else None,
+            boundary=None if scored or status == "skip" else status,
+        )
+    return metrics.summary().estimates
+
+
+def test_a_scored_share_under_nine_tenths_is_a_warning() -> None:
+    enough = estimates_of(*["pass"] * 18, "agent", "agent", planned=25)
+    few = estimates_of(*["pass"] * 17, "agent", "agent", "agent", planned=25)
+    assert enough.warnings == []
+    assert few.warnings == [
+        "only 17 of 20 finished attempts have a score (85.0 %); the numbers leave out the rest"
+    ]
+    assert Headline.of(few).warnings == few.warnings
+    assert few_scored(0, 0) is None
+
+
+def test_a_platform_that_does_not_say_how_many_passed_gets_no_pass_rate_of_zero() -> None:
+    headline = Headline.of_results({"graded": 8, "failed": 1, "total_runs": 9}, planned=10)
+    assert headline is not None
+    assert headline.words.startswith("pass rate – (reward >= 1.0, scored samples only); scored 8 of 10")
+    assert headline.brief == "pass rate not told, 8 of 10 planned scored, failed 1"
+
+
+def test_nothing_scored_is_no_pass_rate_of_zero() -> None:
+    headline = Headline.of(estimates_of("provider", planned=1))
+    assert headline.words.startswith(
+        "pass rate – (reward >= 1.0, scored samples only); scored 0 of 1 planned"
+    )
+    assert headline.brief.startswith("nothing scored, 0 of 1 planned")
+
+
+def row(index: int, text: str) -> DatasetRow:
+    return DatasetRow(index, [{"role": "user", "content": text}], "ok", None)
+
+
+def test_a_rows_cluster_is_the_first_row_that_it_is_a_copy_of() -> None:
+    copies = RowCopies.of(row(index, text) for index, text in enumerate("abacab"))
+    assert list(copies.clusters()) == [0, 1, 0, 3, 0, 1]
+    assert copies.count == 3
+
+
+def test_a_row_that_is_not_known_is_a_copy_of_none() -> None:
+    copies = RowCopies(4)
+    copies.note(1, row_digest(row(0, "a")))
+    copies.note(3, row_digest(row(9, "a")))
+    assert list(copies.clusters()) == [0, 1, 2, 1]
+    assert copies.count == 1
+
+
+def test_copies_make_no_interval_narrower() -> None:
+    texts = [f"row {number}" for number in range(30)]
+    rewards = [float(number % 3 > 0) for number in range(30)]
+    alone = MetricsAccumulator(30, 1, clusters=RowCopies.of(map(row, range(30), texts)).clusters())
+    tripled = MetricsAccumulator(90, 1, clusters=RowCopies.of(map(row, range(90), texts * 3)).clusters())
+    for number, reward in enumerate(rewards):
+        alone.add(number, 0, "success", reward)
+    for number, reward in enumerate(rewards * 3):
+        tripled.add(number, 0, "success", reward)
+    one, three = alone.summary().estimates, tripled.summary().estimates
+    assert one.pass_rate is not None and three.pass_rate is not None
+    assert three.pass_rate.clusters == 30
+    assert three.pass_rate.high - three.pass_rate.low >= 0.99 * (one.pass_rate.high - one.pass_rate.low)
+    assert three.counts.copies == 60
+    assert any("60 of 90 rows are copies of another" in warning for warning in three.warnings)
+
+
+def dataset(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def test_a_column_with_over_50_values_is_no_slice(tmp_path: Path) -> None:
+    rows = [{"user_prompt": f"{row}", "ground_truth": "x", "few": row % 50} for row in range(51)]
+    file = dataset(tmp_path / "rows.jsonl", rows)
+    assert len(set(read_slice_values(file, "few", np.arange(51)))) == 50
+    with pytest.raises(OsmosisError, match="'user_prompt' has more than 50 values"):
+        read_slice_values(file, "user_prompt", np.arange(51))
+
+
+def test_prompts_are_the_same_whatever_answer_is_expected(tmp_path: Path) -> None:
+    first = dataset(tmp_path / "a.jsonl", [{"user_prompt": "a", "ground_truth": "1"}])
+    other = dataset(
+        tmp_path / "b.jsonl",
+        [{"user_prompt": "b", "ground_truth": "1"}, {"user_prompt": "a", "ground_truth": "2"}],
+    )
+    assert read_prompts(first, np.array([0]))[0] == read_prompts(other, np.array([1]))[1]

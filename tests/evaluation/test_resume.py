@@ -1,3 +1,5 @@
+"""Which run is continued, what locks its inputs, and what is left to do."""
+
 from __future__ import annotations
 
 import fcntl
@@ -6,14 +8,24 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from osmosis_ai.datasets import select_rows
+from osmosis_ai.driving.attempts import attempt_seeds, call_seed
+from osmosis_ai.driving.dispatcher import choose_limit
 from osmosis_ai.errors import OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation import run_lock, run_name
-from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.evaluation.budget import Budget, Spending, Spent
+from osmosis_ai.evaluation.grader_digest import grader_digest
+from osmosis_ai.evaluation.ledger import Ledger
+from osmosis_ai.evaluation.manifest import Manifest, inputs_digest, source_digest
+from osmosis_ai.evaluation.pending import pending_attempts, selected_rows
+from osmosis_ai.evaluation.policy import open_policy
 from osmosis_ai.evaluation.resume import OpenedRun, open_run
 from osmosis_ai.evaluation.run_lock import RunLock, RunLockedError, is_running
 from osmosis_ai.evaluation.spec import EvalRunOptions
@@ -212,3 +224,521 @@ def test_a_run_begins_however_long_somebody_takes_to_look_at_it(
         monkeypatch.setattr(run_lock, "is_held", see_it_end)
         run.enter_context(RunLock(tmp_path, "mine"))
         assert slow.closed and look(tmp_path / ".locks" / "mine.lock")
+
+
+def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
+    manifest = Manifest.new("first", inputs(), {"git_head": "abc", "git_branch": None})
+    manifest.write(tmp_path / "manifest.json")
+
+    assert Manifest.load(tmp_path / "manifest.json") == manifest
+    written = json.loads((tmp_path / "manifest.json").read_text())
+    assert written["schema_version"] == 1
+    assert written["provenance"] == {"git_head": "abc"}
+    assert written["inputs"] == {
+        "model_path": "openai/stand-in",
+        "dataset": {"sha256": "d1", "selected_source_rows": "0-9"},
+        "n": 1,
+        "rollout": {"name": "multiply", "entrypoint": "main.py", "source_digest": "s1"},
+        "env": {},
+        "secret_names": [],
+        "timeouts": {"agent_timeout_sec": None, "grader_timeout_sec": None},
+        "seed": 0,
+        "versions": {"rollout_protocol": "0.3", "dataset_normalization": 1, "state_schema": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "key"),
+    [
+        (inputs(model_path="openai/other"), "model_path"),
+        (inputs(rows="0-10"), "dataset"),
+        (inputs(n=2), "n"),
+        (inputs(source="s2"), "rollout"),
+        (inputs(env={"A": "1"}), "env"),
+        (inputs(secret_names=("KEY",)), "secret_names"),
+        (inputs(agent_workflow_timeout_s=5.0), "timeouts"),
+        (inputs(seed=1), "seed"),
+    ],
+)
+def test_resume_refuses_when_an_input_changed_and_names_it(changed: dict[str, object], key: str) -> None:
+    manifest = Manifest.new("first", inputs(), {})
+    with pytest.raises(ResumeRefusedError, match=f"Changed: {key}\\.") as refused:
+        manifest.require_equal_inputs(changed)
+    assert refused.value.details["changed"] == [key]
+    assert "--fresh" in (refused.value.hint or "")
+
+
+def test_resume_tells_what_an_input_was_and_what_it_is_now_but_no_variables_value() -> None:
+    before = inputs(env={"A": "1", "B": "key-one"}, agent_workflow_timeout_s=5.0, secret_names=("KEY",))
+    now = inputs(
+        rows="0-2",
+        source="s2",
+        seed=3,
+        env={"B": "key-two", "C": "3"},
+        secret_names=(),
+        grader_timeout_s=1.5,
+    )
+    with pytest.raises(ResumeRefusedError) as refused:
+        Manifest.new("first", before, {}).require_equal_inputs(now)
+    assert refused.value.message.splitlines()[1:] == [
+        "  - dataset: the selected rows: was 0-9, now 0-2",
+        "  - env: A was removed",
+        "  - env: B has another value",
+        "  - env: C was added",
+        "  - rollout: its files were edited",
+        "  - secret_names: was KEY, now none",
+        "  - seed: was 0, now 3",
+        "  - timeouts: agent_workflow_timeout_s: was 5, now not set",
+        "  - timeouts: grader_timeout_s: was not set, now 1.5",
+    ]
+
+
+def test_pace_and_threshold_are_no_inputs() -> None:
+    Manifest.new("first", inputs(), {}).require_equal_inputs(
+        inputs(batch_size=99, pass_threshold=0.0, branch="main")
+    )
+
+
+@pytest.mark.parametrize("name", ["a\n::error::pwned", "::error::pwned", "../up", "", 5])
+def test_a_manifest_of_a_run_that_nobody_could_have_named_so_is_refused(name: Any, tmp_path: Path) -> None:
+    """The name is shown wherever the run is: no line of a CI system's log may begin with what it wants."""
+    Manifest.new(name, inputs(), {}).write(tmp_path / "manifest.json")
+    with pytest.raises(OsmosisError, match="is not a run's manifest"):
+        Manifest.load(tmp_path / "manifest.json")
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"schema_version": 1}', "not json", '{"a":' * 100_000])
+def test_a_file_that_is_no_manifest_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(OsmosisError, match="is not a run's manifest"):
+        Manifest.load(tmp_path / "manifest.json")
+
+
+def test_the_digest_of_inputs_does_not_depend_on_their_order() -> None:
+    backwards = dict(reversed(inputs().items()))
+    assert inputs_digest(inputs()) == inputs_digest(backwards)
+    assert inputs_digest(inputs()) != inputs_digest(inputs(seed=1))
+
+
+class TestSourceDigest:
+    @pytest.fixture
+    def rollout(self, tmp_path: Path) -> Path:
+        directory = tmp_path / "rollout"
+        (directory / "package").mkdir(parents=True)
+        (directory / "main.py").write_text("print(1)\n")
+        (directory / "package" / "tool.py").write_text("x = 1\n")
+        return directory
+
+    def test_changes_with_content_names_and_new_files(self, rollout: Path) -> None:
+        digests = {source_digest(rollout)}
+        (rollout / "main.py").write_text("print(2)\n")
+        digests.add(source_digest(rollout))
+        (rollout / "main.py").rename(rollout / "start.py")
+        digests.add(source_digest(rollout))
+        (rollout / "package" / "new.txt").touch()
+        digests.add(source_digest(rollout))
+        assert len(digests) == 4
+
+    def test_does_not_see_what_tools_leave_behind(self, rollout: Path) -> None:
+        before = source_digest(rollout)
+        for name in ("__pycache__", ".venv", "package/__pycache__", "multiply.egg-info", "runs"):
+            (rollout / name).mkdir()
+            (rollout / name / "x").write_text("1")
+        (rollout / "uv.lock").write_text("lock")
+        assert source_digest(rollout, output_root=rollout / "runs") == before
+
+    def test_follows_a_link_to_a_file(self, rollout: Path, tmp_path: Path) -> None:
+        (tmp_path / "shared.py").write_text("a")
+        (rollout / "shared.py").symlink_to(tmp_path / "shared.py")
+        before = source_digest(rollout)
+        (tmp_path / "shared.py").write_text("b")
+        assert source_digest(rollout) != before
+
+    @pytest.mark.parametrize(("target", "kind"), [("..", "a directory"), ("nowhere", "nothing")])
+    def test_refuses_links_whose_content_it_cannot_vouch_for(
+        self, rollout: Path, target: str, kind: str
+    ) -> None:
+        (rollout / "link").symlink_to(target)
+        with pytest.raises(OsmosisError, match=f"symbolic link to {kind}"):
+            source_digest(rollout)
+
+
+GRADER = "from osmosis_ai.rollout.grader import Grader\nfrom checks.numbers import equal\n\nclass Mine(Grader):\n    same = equal\n"
+PROJECT = """[project]
+name = "mine"
+version = "0.1.0"
+description = "Mine."
+requires-python = ">=3.10"
+dependencies = ["sympy>=1.12"]
+released = 2026-01-31
+
+[tool.uv.sources]
+sympy = { git = "https://git.fern.example/sympy" }
+"""
+FILES = {
+    "main.py": "from grading import Mine\nprint('agent')\n",
+    "prompts.py": "SYSTEM = 'be brief'\n",
+    "grading.py": GRADER,
+    "checks/__init__.py": "",
+    "checks/numbers.py": "from . import text\ndef equal(a, b): return a == b\n",
+    "checks/text.py": "",
+    "rubric.md": "be right",
+    "pyproject.toml": PROJECT,
+}
+
+
+@pytest.fixture
+def rollout(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        path = tmp_path / "mine" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "mine"
+
+
+def digest(rollout: Path, *, timeout_s: float | None = 30.0, env: dict[str, str] | None = None) -> str:
+    return grader_digest(rollout, grader_timeout_s=timeout_s, env=env or {})
+
+
+@pytest.mark.parametrize("name", ["main.py", "prompts.py"])
+def test_an_agent_in_a_file_of_its_own_changes_and_the_grader_stays(rollout: Path, name: str) -> None:
+    before = digest(rollout)
+    (rollout / name).write_text(FILES[name] + "# another agent\n")
+    (rollout / "uv.lock").write_text("left by a tool")
+    assert digest(rollout) == before
+
+
+@pytest.mark.parametrize("name", ["grading.py", "checks/numbers.py", "checks/text.py", "rubric.md"])
+def test_what_a_grader_is_made_of_changes_its_digest(rollout: Path, name: str) -> None:
+    before = digest(rollout)
+    (rollout / name).write_text(FILES[name].replace("same = equal", "same = None or equal") + "# other\n")
+    assert digest(rollout) != before
+
+
+@pytest.mark.parametrize("content", [b"[project]\nname = '\xff'\n", b"a = " + b"[" * 5000, b"a = nan\n"])
+def test_a_project_that_can_not_be_read_counts_as_it_is(rollout: Path, content: bytes) -> None:
+    (rollout / "pyproject.toml").write_bytes(content)
+    before = digest(rollout)
+    (rollout / "pyproject.toml").write_bytes(content.replace(b"a", b"e"))
+    assert digest(rollout) != before
+
+
+def test_its_time_limit_and_the_configs_variables_count(rollout: Path) -> None:
+    assert len({digest(rollout), digest(rollout, timeout_s=5.0), digest(rollout, env={"JUDGE": "x"})}) == 3
+
+
+def drop_grader(rollout: Path) -> None:
+    (rollout / "grading.py").write_text("Mine = object\n")
+
+
+def import_by_name(rollout: Path) -> None:
+    (rollout / "grading.py").write_text(
+        GRADER + "import importlib\nimportlib.import_module('pro' + 'mpts')\n"
+    )
+
+
+def break_syntax(rollout: Path) -> None:
+    (rollout / "grading.py").write_text("class (Grader):\n")
+
+
+@pytest.mark.parametrize("change", [drop_grader, import_by_name, break_syntax])
+def test_where_it_cannot_be_told_what_grades_everything_counts(
+    rollout: Path, change: Callable[[Path], None]
+) -> None:
+    change(rollout)
+    before = digest(rollout)
+    (rollout / "prompts.py").write_text("SYSTEM = 'be long'\n")
+    assert digest(rollout) != before
+
+
+def test_functions_that_are_rewards_are_graders(rollout: Path) -> None:
+    (rollout / "grading.py").write_text(
+        "import osmosis_ai\n@osmosis_ai.osmosis_reward\ndef score(a, b, c): ...\n"
+    )
+    before = digest(rollout)
+    (rollout / "prompts.py").write_text("SYSTEM = 'be long'\n")
+    assert digest(rollout) == before
+
+
+ONE_FILE = """import re
+import json
+from prompts import SYSTEM
+from osmosis_ai.rollout.agent_workflow import AgentWorkflow
+from osmosis_ai.rollout.grader import Grader
+
+TURNS = 4
+ANSWER = re.compile("####")
+
+
+class Mine(AgentWorkflow):
+    async def run(self, ctx):
+        return SYSTEM * TURNS, call_tool(ctx)
+
+
+class Right(Grader):
+    async def grade(self, ctx):
+        ctx.set_reward(score(ANSWER, ctx))
+
+
+def call_tool(ctx):
+    return json.dumps(ctx)
+
+
+def score(pattern, ctx):
+    return THRESHOLD
+
+
+THRESHOLD = 0.5
+
+
+def main():
+    serve(workflow=Mine, grader=Right)
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def one_file(rollout: Path) -> Path:
+    for name in ("grading.py", "main.py"):
+        (rollout / name).unlink()
+    (rollout / "main.py").write_text(ONE_FILE)
+    return rollout
+
+
+@pytest.mark.parametrize(
+    ("said", "instead"),
+    [
+        ("SYSTEM * TURNS", "SYSTEM"),
+        ("TURNS = 4", "TURNS = 8"),
+        ("json.dumps(ctx)", "'no tool'"),
+        ("import json", "import json, random"),
+        ("class Mine", "# the agent\n\n\nclass Mine"),
+    ],
+)
+def test_an_agent_beside_its_grader_changes_and_the_grader_stays(
+    one_file: Path, said: str, instead: str
+) -> None:
+    before = digest(one_file)
+    assert said in ONE_FILE
+    (one_file / "main.py").write_text(ONE_FILE.replace(said, instead))
+    (one_file / "prompts.py").write_text("SYSTEM = 'be long'\n")
+    assert digest(one_file) == before
+
+
+@pytest.mark.parametrize(
+    ("said", "instead"),
+    [
+        ("set_reward(score", "set_reward(1 - score"),
+        ("return THRESHOLD", "return 1"),
+        ("THRESHOLD = 0.5", "THRESHOLD = 0.6"),
+        ('compile("####")', 'compile("===")'),
+        ("import re", "import regex as re"),
+        ("grader=Right", "grader=Other"),
+        ("    main()", "    Right.grade = print"),
+        ("class Right(Grader)", "@patched\nclass Right(Grader)"),
+        ("score(ANSWER, ctx)", "score(ANSWER, globals())"),
+    ],
+)
+def test_what_grades_beside_an_agent_changes_the_digest(one_file: Path, said: str, instead: str) -> None:
+    before = digest(one_file)
+    assert said in ONE_FILE
+    (one_file / "main.py").write_text(ONE_FILE.replace(said, instead))
+    assert digest(one_file) != before
+
+
+READS = "os.environ.get('{}', '1')"
+
+
+@pytest.mark.parametrize(
+    ("agent", "grader", "counts"),
+    [
+        (READS.format("HEAT"), "0", False),
+        (READS.format("HEAT"), READS.format("STRICT"), False),
+        ("0", READS.format("HEAT"), True),
+        (READS.format("HEAT"), READS.format("HEAT"), True),
+        ("0", "0", True),
+        (READS.format("HEAT"), "os.environ[prefix + 'AT']", True),
+        (READS.format("HEAT"), 'os.environ.get(f"{prefix}AT")', True),
+        (READS.format("HEAT"), "os.environ['HE' 'AT']", True),
+        (READS.format("HEAT"), "os.getenv(name)", True),
+        (READS.format("HEAT"), "run(env=os.environ)", True),
+    ],
+)
+def test_a_variable_that_only_the_agent_names_does_not_count(
+    one_file: Path, agent: str, grader: str, counts: bool
+) -> None:
+    source = ONE_FILE.replace("SYSTEM * TURNS", agent).replace("return THRESHOLD", f"return {grader}")
+    (one_file / "main.py").write_text(source)
+    assert (digest(one_file, env={"HEAT": "1"}) != digest(one_file, env={"HEAT": "2"})) is counts
+
+
+def test_an_agent_that_its_grader_names_counts(one_file: Path) -> None:
+    graded = ONE_FILE.replace("score(ANSWER, ctx)", "Mine.reward(ctx)")
+    (one_file / "main.py").write_text(graded)
+    before = digest(one_file)
+    (one_file / "main.py").write_text(graded.replace("TURNS = 4", "TURNS = 8"))
+    assert digest(one_file) != before
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    lines = [json.dumps({"user_prompt": f"say {row}", "ground_truth": str(row)}) for row in range(10)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_work_comes_by_row_then_by_attempt_and_skips_what_is_done(rows: Path) -> None:
+    ledger = Ledger(3, 2)
+    ledger.settle(0, 1, "success", 0)
+    ledger.settle(1, 0, "success", 0)
+    ledger.settle(1, 1, "failed", 0)
+    selection = select_rows(10, limit=None, rows="2,5,9")
+    items = [
+        (item.row_index, item.row.source_row_index, item.run_index)
+        for item in pending_attempts(selected_rows(rows, selection), ledger, 7)
+    ]
+    assert items == [(0, 2, 0), (2, 9, 0), (2, 9, 1)]
+
+
+def test_a_bad_row_behind_the_last_selected_one_does_no_harm(rows: Path) -> None:
+    with rows.open("a") as out:
+        out.write("not json\n")
+    found = list(selected_rows(rows, select_rows(11, limit=4, rows=None)))
+    assert [index for index, _ in found] == [0, 1, 2, 3]
+
+
+def test_a_file_that_became_shorter_is_noticed(rows: Path) -> None:
+    with pytest.raises(OsmosisError, match="has no row 10 any more"):
+        list(selected_rows(rows, select_rows(12, limit=None, rows=None)))
+
+
+def test_every_model_call_of_a_run_has_a_seed_of_its_own_that_never_changes() -> None:
+    seeds = {
+        call_seed(run, row, attempt, call)
+        for run in range(3)
+        for row in range(5)
+        for attempt in range(4)
+        for call in range(3)
+    }
+    assert len(seeds) == 3 * 5 * 4 * 3
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert call_seed(7, 3, 1, 0) == 2011495658
+    assert attempt_seeds(7, 3, 1)(2) == call_seed(7, 3, 1, 2)
+
+
+def test_without_a_budget_nothing_is_ever_exhausted() -> None:
+    spending = Spending(Budget())
+    spending.add(calls=1, tokens=0, cost_usd=None)
+    assert spending.exhausted() is None
+
+
+@pytest.mark.parametrize(
+    ("budget", "option"),
+    [(Budget(max_cost_usd=0.5), "--max-cost 0.5"), (Budget(max_tokens=100), "--max-tokens 100")],
+)
+def test_a_spent_budget_names_the_option_to_raise(budget: Budget, option: str) -> None:
+    spending = Spending(budget)
+    spending.add(calls=1, tokens=99, cost_usd=0.49)
+    assert spending.exhausted() is None
+    spending.add(calls=1, tokens=1, cost_usd=0.01)
+    assert option in (spending.exhausted() or "")
+
+
+def test_what_attempts_under_way_have_used_counts() -> None:
+    spending = Spending(Budget(max_tokens=100))
+    spending.add(calls=1, tokens=60, cost_usd=None)
+    assert spending.exhausted(lambda: Spent(39, 0.0)) is None
+    assert spending.exhausted(lambda: Spent(40, 0.0))
+
+
+def test_the_time_of_earlier_sessions_counts() -> None:
+    now = 1000.0
+    spending = Spending(Budget(max_time_s=60), earlier_s=50, clock=lambda: now)
+    now += 9
+    assert spending.exhausted() is None
+    now += 1
+    assert "--max-time 60" in (spending.exhausted() or "")
+
+
+@pytest.mark.parametrize(
+    ("budget", "tokens", "cost", "reason"),
+    [
+        (Budget(max_cost_usd=1), 5, None, "cost of a model call is not known"),
+        (Budget(max_tokens=10), 0, None, "does not report how many tokens"),
+    ],
+)
+def test_what_cannot_be_measured_ends_the_budget_instead_of_being_free(
+    budget: Budget, tokens: int, cost: float | None, reason: str
+) -> None:
+    spending = Spending(budget)
+    spending.add(calls=1, tokens=tokens, cost_usd=cost)
+    assert reason in (spending.exhausted() or "")
+
+
+def test_attempts_without_model_calls_cost_nothing() -> None:
+    spending = Spending(Budget(max_cost_usd=1, max_tokens=1))
+    spending.add(calls=0, tokens=0, cost_usd=None)
+    assert spending.exhausted() is None
+
+
+@pytest.mark.parametrize("limit", [0, -1, float("nan"), float("inf")])
+def test_a_limit_must_be_a_positive_number(limit: float) -> None:
+    with pytest.raises(OsmosisError, match="--max-cost"):
+        Budget(max_cost_usd=limit)
+
+
+async def test_litellm_finds_a_runs_variables_but_none_that_start_programs() -> None:
+    variables = {
+        "ANTHROPIC_API_KEY": "k",
+        "AWS_REGION_NAME": "eu-west-1",
+        "LD_PRELOAD": "/evil.so",
+        "AWS_CONFIG_FILE": "/evil",
+        "GIT_SSH_COMMAND": "/evil",
+    }
+    before = dict(os.environ)
+    async with open_policy("anthropic/claude-x", variables, lambda error: None) as endpoint:
+        added = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    assert endpoint.api_key == "k"
+    assert added == {"ANTHROPIC_API_KEY": "k", "AWS_REGION_NAME": "eu-west-1"}
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("option", "config", "capacity", "limit"),
+    [
+        (None, None, None, 32),
+        (None, None, 4, 4),
+        (None, 16, None, 16),
+        (None, 16, 4, 4),
+        (8, 16, None, 8),
+        (8, 16, 4, 4),
+        (500, None, None, 500),
+        (2, None, 100, 2),
+    ],
+)
+def test_the_option_wins_over_the_config_and_the_server_bounds_both(
+    option: int | None, config: int | None, capacity: int | None, limit: int
+) -> None:
+    assert choose_limit(max_in_flight=option, batch_size=config, capacity=capacity) == limit
+
+
+def test_reopening_asks_again_for_failed_and_skipped_items_whose_records_stand_meanwhile() -> None:
+    ledger = Ledger(4, 1)
+    for row, status in enumerate(("success", "failed", "skipped")):
+        ledger.settle(row, 0, status, row)  # type: ignore[arg-type]
+    ledger.reopen_failed()
+    assert [ledger.is_open(row, 0) for row in range(4)] == [False, True, True, True]
+    assert (ledger.open_count, ledger.unrecorded_count, ledger.count("failed")) == (3, 1, 1)
+
+
+def test_a_run_of_some_items_only_knows_no_others() -> None:
+    ledger = Ledger(3, 2, only=[(1, 0), (2, 1)])
+    assert (len(ledger), ledger.open_count, ledger.unrecorded_count) == (2, 2, 2)
+    assert ledger.holds(2, 1) and not ledger.holds(2, 0) and not ledger.row_is_open(0)
+    ledger.settle(1, 0, "failed", 7)
+    ledger.reopen_failed()
+    assert (ledger.open_count, list(ledger.recorded())) == (2, [(1, 0, 7)])

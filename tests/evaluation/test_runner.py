@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -12,25 +14,23 @@ from typing import Any
 
 import pytest
 
+from osmosis_ai.cli.eval_runs.view import numbers_table
 from osmosis_ai.datasets import count_records, file_digest, select_rows
 from osmosis_ai.driving.attempts import call_seed
-from osmosis_ai.driving.machine import LimitedBy, LimitTally, MachineWatch
+from osmosis_ai.driving.server_process import MAX_RESTARTS
 from osmosis_ai.errors import OsmosisError, ResumeRefusedError
-from osmosis_ai.evaluation import journal as journal_module
 from osmosis_ai.evaluation import journal_checkpoint
 from osmosis_ai.evaluation.budget import Budget
+from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.evaluation.rollout_source import ProjectSource
 from osmosis_ai.evaluation.runner import EvalRunner
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
 from osmosis_ai.evaluation.summary import RunSummary
-from osmosis_ai.llm.errors import ModelCallError
 from osmosis_ai.llm.providers import ModelEndpoint
 from tests.evaluation.builders import spec
 from tests.evaluation.recording_hooks import RecordingHooks
-from tests.evaluation.rollouts import LATE_AGENT, write_rollout, write_rows
+from tests.evaluation.rollouts import AGENT, write_rollout, write_rows
 from tests.standin_model import Reply, StandInModel, error_reply
-
-pytestmark = pytest.mark.e2e
 
 
 class World:
@@ -99,6 +99,7 @@ def world(cold_world: World, warm_children_without_torch: None) -> World:
     return cold_world
 
 
+@pytest.mark.e2e
 async def test_a_run_leaves_a_directory_that_a_person_and_a_platform_can_read(world: World) -> None:
     write_rows(world.rows, ["write a note", "two", "three"])
     summary = await world.run(n=2, rows="0,2")
@@ -148,6 +149,7 @@ async def test_a_run_leaves_a_directory_that_a_person_and_a_platform_can_read(wo
     assert {record["source_row_index"] for record in world.records()} == {0, 2}
 
 
+@pytest.mark.e2e
 async def test_every_model_call_carries_its_seed_and_the_agents_words(world: World) -> None:
     await world.run(options={"seed": 5}, n=2, rows="1")
     bodies = [
@@ -159,6 +161,7 @@ async def test_every_model_call_carries_its_seed_and_the_agents_words(world: Wor
     assert {body["model"] for body in bodies} == {"stand-in"}
 
 
+@pytest.mark.e2e
 async def test_what_goes_wrong_in_one_row_is_told_apart_and_stops_nothing(world: World) -> None:
     said = ["raise", "number", "no reward", "nan", "remove", "right"]
     write_rows(world.rows, said)
@@ -183,121 +186,7 @@ async def test_what_goes_wrong_in_one_row_is_told_apart_and_stops_nothing(world:
     assert world.metrics()["estimates"]["counts"]["scored"] == 1
 
 
-@pytest.mark.parametrize(
-    ("prompt", "limited", "boundary"),
-    [("hang", "agent_workflow", "agent"), ("slow grader", "grader", "grader")],
-)
-async def test_who_takes_too_long_in_one_row_is_told_apart_and_stops_nothing(
-    world: World, prompt: str, limited: str, boundary: str
-) -> None:
-    write_rows(world.rows, [prompt, prompt])
-    summary = await world.run(**{f"{limited}_timeout_s": 1.0})
-    found = [(each["status"], each.get("error_type"), each.get("boundary")) for each in world.records()]
-    assert found == [("failed", "timeout", boundary)] * 2
-    assert summary.complete and len(summary.failures) == 2
-    assert world.metrics()["estimates"]["counts"]["scored"] == 0
-
-
-async def test_a_row_that_failed_on_its_model_is_the_providers_failure(world: World) -> None:
-    world.model.respond = lambda body: (
-        error_reply(400, "This model refuses to talk about two.")
-        if body["messages"][0]["content"] == "two"
-        else Reply()
-    )
-    await world.run()
-    failed = [record for record in world.records() if record["status"] == "failed"]
-    assert [(record["row_index"], record["boundary"]) for record in failed] == [(1, "provider")]
-    assert "refuses to talk about two" in failed[0]["error"]
-    assert world.metrics()["estimates"]["counts"]["infrastructure_failures"] == 1
-
-
-def say_when_asked(body: Mapping[str, Any]) -> Reply:
-    """Leave the file that a prompt of the late agent names, and do not answer the call that is cut off then."""
-    _, _, path = body["messages"][-1]["content"].partition(": ")
-    if not path or Path(path).exists():
-        return Reply()
-    Path(path).touch()
-    return Reply(wait_for=asyncio.Event())
-
-
-async def test_what_a_late_machine_lost_is_made_again_and_counted_apart(world: World, tmp_path: Path) -> None:
-    write_rollout(world.rollout_dir, LATE_AGENT)
-    world.model.respond = say_when_asked
-    write_rows(
-        world.rows,
-        [
-            f"cut off: {tmp_path}/1",
-            f"never heard once: {tmp_path}/2",
-            f"always cut off: {tmp_path}/3",
-            "on time",
-        ],
-    )
-    # One at a time: what one stands still for is no other's lateness.
-    summary = await world.run(options={"max_in_flight": 1})
-
-    records = [record for _, record in sorted((record["row_index"], record) for record in world.records())]
-    assert [record["status"] for record in records] == ["success", "success", "failed", "success"]
-    assert [record.get("lost_attempts") for record in records] == [1, 1, 2, None]
-    assert (records[2]["error_type"], records[2]["boundary"]) == ("timeout", "rollout_server")
-    assert "cut off 3 times while this machine was late" in records[2]["error"]
-    counts = world.metrics()["estimates"]["counts"]
-    assert (counts["scored"], counts["lost_attempts"], counts["infrastructure_failures"]) == (3, 4, 1)
-    assert summary.dispatched == 8
-    log = (world.directory / "logs.txt").read_text()
-    assert log.count("its model call was cut off by its client while this machine was late") == 3
-    assert log.count("its model call never arrived while this machine was late") == 1
-
-
-async def test_a_client_that_gives_up_on_a_slow_model_is_the_agents_failure(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def on_time(watch: MachineWatch, since: float, server: object) -> bool:
-        return False
-
-    # What else this machine does must not matter here.
-    monkeypatch.setattr(MachineWatch, "was_late", on_time)
-    write_rollout(world.rollout_dir, LATE_AGENT)
-    world.model.respond = say_when_asked
-    write_rows(world.rows, [f"impatient: {tmp_path}/1"])
-    await world.run()
-    (record,) = world.records()
-    assert (record["status"], record["error_type"], record["boundary"]) == ("failed", "timeout", "agent")
-    assert record["error"] == "no answer in time"
-    assert "lost_attempts" not in record
-
-
-async def test_the_result_says_what_held_the_run_back(world: World) -> None:
-    world.model.latency_s = 0.5
-    await world.run()
-    limited = world.metrics()["estimates"]["limited_by"]
-    assert limited["most"] in ("provider", "this_machine")
-    assert limited["provider"] + limited["rate_limit"] + limited["this_machine"] == pytest.approx(1, abs=1e-3)
-
-
-async def test_a_model_that_was_never_asked_held_nothing_back(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    by_the_model = LimitedBy(most="provider", provider=1.0, rate_limit=0.0, this_machine=0.0)
-    monkeypatch.setattr(LimitTally, "limited_by", lambda tally: by_the_model)
-    write_rows(world.rows, ["raise"])
-    await world.run()
-    assert world.records()[0]["status"] == "failed"
-    assert world.metrics()["estimates"]["limited_by"] is None
-
-
-async def test_a_key_that_is_refused_ends_the_run_before_the_first_row_in_the_providers_words(
-    world: World,
-) -> None:
-    world.model.respond = lambda _: error_reply(401, "Incorrect API key provided.", code="invalid_api_key")
-    with pytest.raises(ModelCallError, match="Incorrect API key provided"):
-        await world.run()
-    assert world.records() == []
-    assert world.metrics()["eval_run"]["status"] == "incomplete"
-
-    world.model.respond = lambda _: Reply()
-    assert (await world.run()).complete
-
-
+@pytest.mark.e2e
 async def test_running_it_again_asks_nothing_and_starts_nothing(world: World) -> None:
     first = await world.run()
     calls = world.model.calls
@@ -313,13 +202,7 @@ async def test_running_it_again_asks_nothing_and_starts_nothing(world: World) ->
     assert again.metrics.wire == first.metrics.wire
 
 
-async def test_declining_writes_nothing(world: World) -> None:
-    world.hooks = RecordingHooks(agrees=False)
-    assert await world.runner().run() is None
-    assert world.hooks.asked == [3]
-    assert not world.directory.exists()
-
-
+@pytest.mark.e2e
 async def test_resume_refuses_when_the_rollouts_code_changed(world: World) -> None:
     await world.run()
     (world.rollout_dir / "extra.py").write_text("x = 1\n")
@@ -327,6 +210,7 @@ async def test_resume_refuses_when_the_rollouts_code_changed(world: World) -> No
         await world.run()
 
 
+@pytest.mark.e2e
 async def test_a_spent_budget_leaves_the_rest_pending_and_a_higher_one_goes_on(world: World) -> None:
     write_rows(world.rows, [f"row {row}" for row in range(12)])
     limited = {"budget": Budget(max_tokens=10), "max_in_flight": 2}
@@ -346,6 +230,7 @@ async def test_a_spent_budget_leaves_the_rest_pending_and_a_higher_one_goes_on(w
     assert rest.dispatched == 12 - first.succeeded
 
 
+@pytest.mark.e2e
 async def test_retrying_redoes_failed_and_skipped_rows_and_keeps_the_rest(world: World) -> None:
     write_rows(world.rows, ["one", "remove", "three"])
     refusing = True
@@ -372,6 +257,7 @@ async def test_retrying_redoes_failed_and_skipped_rows_and_keeps_the_rest(world:
     assert datetime.fromisoformat(step["timestamp"]) == datetime.fromisoformat(started)
 
 
+@pytest.mark.e2e
 async def test_a_server_that_dies_is_started_again_and_its_rollouts_run_again(cold_world: World) -> None:
     write_rows(
         cold_world.rows, [f"row {row}" for row in range(6)] + [f"die once {cold_world.root / 'died'}", "last"]
@@ -385,6 +271,7 @@ async def test_a_server_that_dies_is_started_again_and_its_rollouts_run_again(co
     assert any("Starting it again" in note for note in cold_world.hooks.notes)
 
 
+@pytest.mark.e2e
 async def test_a_row_that_always_kills_the_server_halts_the_run_with_the_servers_last_words(
     cold_world: World,
 ) -> None:
@@ -397,51 +284,7 @@ async def test_a_row_that_always_kills_the_server_halts_the_run_with_the_servers
     assert [record["row_index"] for record in cold_world.records()] == [0]
 
 
-async def test_rows_that_go_down_together_are_named_together(cold_world: World) -> None:
-    write_rows(cold_world.rows, ["one", "hang", "die"])
-    summary = await cold_world.run(options={"max_in_flight": 2})
-    assert summary.stop is not None
-    reason, _, words = summary.stop.reason.partition("\n")
-    assert reason == (
-        "the rollout's server died 4 times while rows 1, 2 were under way. "
-        "The last time: the rollout server `main.py` ended (exit status 7)."
-    )
-    assert "about to die" in words
-    assert (
-        summary.stop.error.hint
-        == "one of these rows does it: try it alone with `--rows 1`. What is finished is kept"
-    )
-    assert summary.pending == 2
-
-
-async def test_a_rollout_that_cannot_be_imported_fails_with_its_own_words(world: World) -> None:
-    write_rollout(world.rollout_dir, "import no_such_module\n")
-    with pytest.raises(OsmosisError, match="No module named 'no_such_module'"):
-        await world.run()
-    assert world.records() == []
-
-
-async def test_an_interruption_leaves_the_rest_pending_and_the_same_command_goes_on(world: World) -> None:
-    write_rows(world.rows, [f"row {row}" for row in range(30)])
-    never = asyncio.Event()
-
-    def answer_ten_rows(body: Mapping[str, Any]) -> Reply:
-        kind, _, number = body["messages"][0]["content"].partition(" ")
-        return Reply(wait_for=never if kind == "row" and int(number) >= 10 else None)
-
-    world.model.respond = answer_ten_rows
-    world.hooks.on_progress = lambda snapshot: world.hooks.interrupt() if snapshot.completed >= 10 else None
-    summary = await world.run(options={"max_in_flight": 5})
-    assert summary.stop is not None
-    assert summary.stop.kind == "interrupted"
-    assert (summary.succeeded, summary.pending) == (10, 20)
-
-    world.model.respond = lambda _: Reply()
-    world.hooks = RecordingHooks()
-    rest = await world.run()
-    assert (rest.dispatched, rest.resumed, rest.succeeded) == (20, 10, 30)
-
-
+@pytest.mark.e2e
 async def test_a_run_that_goes_on_from_a_checkpoint_tells_what_its_whole_journal_tells(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -461,32 +304,7 @@ async def test_a_run_that_goes_on_from_a_checkpoint_tells_what_its_whole_journal
     assert told[0] == told[1]
 
 
-async def test_a_disk_that_fills_up_halts_the_run_and_loses_nothing_that_counted(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_rows(world.rows, [f"row {row}" for row in range(20)])
-    flush = journal_module._flush_to_disk
-    flushed = 0
-
-    def fill_up(descriptor: int) -> None:
-        nonlocal flushed
-        flushed += 1
-        if flushed > 3:
-            raise OSError(28, "No space left on device")
-        flush(descriptor)
-
-    monkeypatch.setattr(journal_module, "_flush_to_disk", fill_up)
-    summary = await world.run(options={"max_in_flight": 1})
-    assert summary.stop is not None
-    assert "the disk is full" in summary.stop.reason
-    assert (summary.succeeded, summary.pending) == (3, 17)
-    assert [record["row_index"] for record in world.records()] == [0, 1, 2]
-
-    monkeypatch.undo()
-    rest = await world.run()
-    assert (rest.dispatched, rest.succeeded) == (17, 20)
-
-
+@pytest.mark.e2e
 async def test_secrets_reach_the_agent_and_no_file(world: World) -> None:
     world.hooks = RecordingHooks(secret_values={"AGENT_KEY": "hunter2-hunter2"})
     write_rows(world.rows, ["raise", "two"])
@@ -499,17 +317,7 @@ async def test_secrets_reach_the_agent_and_no_file(world: World) -> None:
             assert b"sk-model-key" not in path.read_bytes(), path
 
 
-async def test_the_last_progress_shows_the_numbers_of_the_results(world: World) -> None:
-    world.model.respond = lambda body: Reply("wrong" if body["messages"][0]["content"] == "two" else "ok")
-    summary = await world.run()
-    estimates = summary.metrics.estimates
-    assert estimates.pass_rate is not None
-    assert estimates.pass_rate.value == pytest.approx(2 / 3)
-    last = world.hooks.snapshots[-1]
-    assert (last.total, last.completed, last.in_flight) == (3, 3, 0)
-    assert last.passed / last.scored == estimates.pass_rate.value
-
-
+@pytest.mark.e2e
 async def test_a_damaged_run_is_refused_by_line_and_salvaged_on_request(world: World) -> None:
     first = await world.run(n=2)
     assert first.complete
@@ -530,9 +338,230 @@ async def test_a_damaged_run_is_refused_by_line_and_salvaged_on_request(world: W
     assert (world.directory / "events.jsonl.damaged").read_bytes() == damaged
 
 
+@pytest.mark.e2e
 async def test_rows_that_are_copies_are_one_cluster_and_said_before_anything_is_spent(world: World) -> None:
     write_rows(world.rows, ["one", "two", "one", "three", "one"])
     await world.run()
     assert any("2 of 5 rows are copies of another" in note for note in world.hooks.notes)
     estimates = world.metrics()["estimates"]
     assert (estimates["pass_rate"]["clusters"], estimates["counts"]["copies"]) == (3, 2)
+
+
+# A busy machine that is late loses attempts, which are made again.
+_TIMES_AND_IDS = frozenset({"rollout_id", "duration_ms", "limited_by", "lost_attempts"})
+# Every attempt says in its artifacts which process made it.
+_SAYS_WHO = AGENT.replace(
+    "        said = ctx.prompt",
+    '        (ctx.artifacts_dir / "pid").write_text(str(os.getpid()))\n        said = ctx.prompt',
+    1,
+)
+
+
+def without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: without_times(each)
+            for key, each in value.items()
+            if key not in _TIMES_AND_IDS
+            and "latency" not in key
+            and "duration" not in key
+            and "_ms" not in key
+        }
+    return [without_times(each) for each in value] if isinstance(value, list) else value
+
+
+def samples(world: World) -> list[Any]:
+    lines = (world.directory / "index.jsonl").read_text().splitlines()
+    return [without_times(json.loads(line)) for line in lines]
+
+
+def pids(world: World) -> dict[str, int]:
+    """Return which process made each rollout that has begun."""
+    found = world.directory.glob("rollout_trials/*/artifacts/pid")
+    return {path.parent.parent.name: int(path.read_text() or 0) for path in found}
+
+
+async def begun(world: World, count: int) -> dict[str, int]:
+    """Wait until so many rollouts are under way, each with its process known."""
+
+    async def enough() -> dict[str, int]:
+        while len(found := {name: pid for name, pid in pids(world).items() if pid}) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        return found
+
+    return await asyncio.wait_for(enough(), 60)
+
+
+@pytest.mark.e2e
+async def test_several_servers_give_the_results_of_one(world: World) -> None:
+    write_rollout(world.rollout_dir, _SAYS_WHO)
+    write_rows(world.rows, [*(f"row {row}" for row in range(12)), "raise", "no reward", "number"])
+    results = []
+    for servers in (1, 4):
+        summary = await world.run(options={"servers": servers, "fresh": True}, n=2)
+        assert summary.complete
+        numbers = world.metrics()
+        results.append(
+            (samples(world), without_times(numbers["summary"]), without_times(numbers["estimates"]))
+        )
+        assert len(set(pids(world).values())) == servers
+        manifest = json.loads((world.directory / "manifest.json").read_text())
+        assert manifest["provenance"]["servers"] == servers
+        logs = sorted(path.name for path in world.directory.glob("rollout-server*.log"))
+        assert logs == sorted(
+            ["rollout-server.log", *(f"rollout-server-{n}.log" for n in range(2, servers + 1))]
+        )
+    assert results[0] == results[1]
+    assert [plan.servers for plan in world.hooks.plans] == [1, 4]
+
+
+@pytest.mark.e2e
+async def test_kill_9_of_one_of_three_loses_its_attempts_alone(cold_world: World) -> None:
+    write_rollout(cold_world.rollout_dir, _SAYS_WHO)
+    write_rows(cold_world.rows, [f"row {row}" for row in range(30)])
+    answers = asyncio.Event()
+    cold_world.model.respond = lambda _: Reply(wait_for=answers)
+    options = {"servers": 3, "max_in_flight": 9, "preflight": False}
+    run = asyncio.create_task(cold_world.run(options=options))
+    before = await begun(cold_world, 9)
+    assert sorted(list(before.values()).count(pid) for pid in set(before.values())) == [3, 3, 3]
+    assert not cold_world.records(), "it falls in mid-run"
+    killed = min(before.values())
+    os.kill(killed, signal.SIGKILL)
+    # The three that were lost are made again on the server that takes its place; nobody else is disturbed.
+    after = await begun(cold_world, 12)
+    assert set(before.items()) <= set(after.items())
+    answers.set()
+    summary = await run
+    assert (summary.complete, summary.succeeded, summary.dispatched) == (True, 30, 33)
+    kept = {name for name, pid in before.items() if pid != killed}
+    assert kept <= {record["rollout_id"] for record in cold_world.records()}
+    assert len({(record["row_index"], record["run_index"]) for record in cold_world.records()}) == 30
+    assert len([note for note in cold_world.hooks.notes if "Starting it again" in note]) == 1
+
+
+@pytest.mark.e2e
+async def test_servers_that_die_one_after_the_other_end_the_run_with_the_reason_and_another_number_goes_on(
+    cold_world: World,
+) -> None:
+    write_rollout(cold_world.rollout_dir, AGENT.replace('if said == "die"', 'if os.environ.get("DIES")'))
+    write_rows(cold_world.rows, [f"row {row}" for row in range(6)])
+    runner = cold_world.runner(options={"servers": 3})
+    runner._environ["DIES"] = "1"
+    summary = await runner.run()
+    assert summary is not None
+    assert summary.stop is not None
+    assert (summary.stop.kind, summary.pending) == ("fault", 6)
+    assert "exit status 7" in summary.stop.reason
+    assert "about to die" in summary.stop.reason
+    logged = "".join(path.read_text() for path in cold_world.directory.glob("rollout-server*.log"))
+    assert logged.count("about to die") <= 3 * (MAX_RESTARTS + 3)
+
+    summary = await cold_world.run(options={"servers": 2})
+    assert (summary.complete, summary.succeeded) == (True, 6)
+    assert cold_world.hooks.plans[-1].servers == 2
+
+
+@pytest.mark.e2e
+def test_secrets_are_blotted_out_of_the_log_of_every_server(tmp_path: Path) -> None:
+    from osmosis_ai.evaluation.run_log import redact_server_logs
+    from osmosis_ai.redaction import Redactor
+
+    for name in ("rollout-server.log", "rollout-server-2.log", "other.log"):
+        (tmp_path / name).write_text("key=sk-very-secret-value\n")
+    redact_server_logs(tmp_path / "rollout-server.log", Redactor(["sk-very-secret-value"]))
+    assert "sk-very" in (tmp_path / "other.log").read_text()
+    for name in ("rollout-server.log", "rollout-server-2.log"):
+        assert "sk-very" not in (tmp_path / name).read_text()
+
+
+# Asks no model of its own: every call is the grader's.
+JUDGED = """
+import os
+
+import uvicorn
+
+from osmosis_ai import evaluate_rubric
+from osmosis_ai.rollout import AgentWorkflow, Grader, LocalBackend
+from osmosis_ai.rollout.server import create_rollout_server
+
+os.environ["OPENAI_BASE_URL"] = "{base_url}"
+
+
+class Agent(AgentWorkflow):
+    async def run(self, ctx):
+        return [*ctx.prompt, {{"role": "assistant", "content": "done"}}]
+
+
+class Judged(Grader):
+    async def grade(self, ctx):
+        said = ctx.sample.messages[0]["content"]
+        key = None if said == "keyless" else "sk-judge"
+        model = "anthropic/judge" if said == "keyless" else "openai/judge"
+        result = await evaluate_rubric(solution_str=said, rubric="Be kind.", model=model, api_key=key)
+        ctx.set_reward(result.score)
+
+
+if __name__ == "__main__":
+    app = create_rollout_server(backend=LocalBackend(workflow=Agent, grader=Judged))
+    uvicorn.run(app, host="127.0.0.1", port=int(os.environ["_OSMOSIS_ROLLOUT_PORT"]), log_level="error")
+"""
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("warm_children_without_torch")
+async def test_a_score_outside_the_scale_is_kept_next_to_the_clamped_one(tmp_path: Path) -> None:
+    async with StandInModel(lambda _: Reply('{"score": 4, "explanation": "Great."}')) as model:
+        world = World(tmp_path, model)
+        write_rollout(world.rollout_dir, JUDGED.format(base_url=model.base_url))
+        write_rows(world.rows, ["one", "two"])
+        await world.run()
+        for scored in world.records():
+            (judgement,) = scored["judgements"]
+            assert (scored["reward"], judgement["score"], judgement["stated_score"]) == (1.0, 1.0, 4.0)
+        estimates = Estimates.model_validate(world.metrics()["estimates"])
+        assert estimates.judges is not None and estimates.judges.outside_scale == 2
+        numbers, _ = numbers_table(estimates, None)
+        (judges,) = [row for row in numbers.rows if row[0] == "Judges"]  # type: ignore[union-attr]
+        assert judges[3].endswith("tokens, 2 scores outside the scale, clamped"), judges
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("warm_children_without_torch")
+async def test_its_explanation_is_with_the_sample_and_its_cost_is_in_the_run(tmp_path: Path) -> None:
+    usage = {"prompt_tokens": 90, "completion_tokens": 10, "cost": 0.25}
+    good = Reply('{"score": 0.5, "explanation": "Polite."}', usage=usage)
+    async with StandInModel(lambda _: good) as model:
+        world = World(tmp_path, model)
+        write_rollout(world.rollout_dir, JUDGED.format(base_url=model.base_url))
+        write_rows(world.rows, ["one", "keyless"])
+        summary = await world.run()
+        assert (summary.succeeded, summary.failed) == (1, 1)
+        scored, keyless = sorted(world.records(), key=lambda record: int(record["row_index"]))
+        judgement = {"model": "openai/judge", "score": 0.5, "explanation": "Polite."}
+        assert scored["reward"] == 0.5
+        assert scored["judgements"] == [judgement]
+        assert (scored["judge_calls"], scored["judge_tokens"], scored["judge_cost_usd"]) == (1, 100, 0.25)
+        assert keyless["boundary"] == "grader" and "ANTHROPIC_API_KEY" in keyless["error"]
+        assert "judge_calls" not in keyless
+
+        trajectory = json.loads((world.directory / "trajectories" / "row_0_run_0.json").read_text())
+        kept = trajectory["extra"]["osmosis"]["sample_extra_fields"]["judge_calls"]
+        assert kept["judgements"] == [judgement]
+
+        estimates = Estimates.model_validate(world.metrics()["estimates"])
+        assert estimates.judges is not None
+        assert estimates.judges.model_dump() == {
+            "calls": 1,
+            "tokens": 100,
+            "cost_usd": 0.25,
+            "outside_scale": 0,
+        }
+        numbers, _ = numbers_table(estimates, None)
+        assert ("Judges", "$0.25", "", "1 call, 100 tokens") in numbers.rows  # type: ignore[union-attr]
+
+        write_rows(world.rows, [f"row {row}" for row in range(12)])
+        limited = {"budget": Budget(max_cost_usd=0.5), "max_in_flight": 2, "name": "limited"}
+        spent = await world.run(options=limited)
+        assert spent.stop is not None and "--max-cost 0.5" in spent.stop.reason
+        assert 2 <= spent.succeeded < 12

@@ -1,8 +1,13 @@
+"""Estimates, intervals and variances, against closed forms, SciPy and simulations."""
+
 from __future__ import annotations
 
+import importlib.util
 import math
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +23,7 @@ from osmosis_ai.evaluation.statistics import (
     estimate_reward,
     percentiles,
 )
+from osmosis_ai.evaluation.variance import VarianceComponents
 
 finite = st.floats(-1e6, 1e6)
 
@@ -82,13 +88,6 @@ def test_copies_of_a_row_widen_the_interval_and_leave_the_rate() -> None:
     assert (apart.clusters, copies.clusters) == (30, 10)
     assert_bounds(copies, clopper_pearson(5, 10))
     assert bounds(copies)[0] < bounds(apart)[0]
-
-
-def test_many_copies_of_one_row_count_for_less_than_their_number() -> None:
-    # One row stands 91 times: of 100 rows in ten clusters about one is independent.
-    estimate = estimate_rate([1.0] * 100, range(100), [0] * 91 + list(range(1, 10)))
-    assert estimate is not None
-    assert estimate.low == pytest.approx(stats.beta.ppf(0.025, 100**2 / (91**2 + 9), 1))
 
 
 def bounds(estimate: Estimate) -> tuple[float, float]:
@@ -326,3 +325,252 @@ def test_importing_the_module_loads_neither_numpy_nor_scipy() -> None:
         "assert not {'numpy', 'scipy'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+Attempts = list[tuple[int, float]]
+
+attempts = st.lists(
+    st.tuples(st.integers(0, 6), st.floats(-100, 100)),
+    min_size=3,
+    max_size=30,
+    unique_by=lambda pair: pair[1],
+).filter(lambda pairs: 2 <= len({row for row, _ in pairs}) < len(pairs))
+
+
+def components(pairs: Attempts) -> VarianceComponents:
+    found = VarianceComponents.of([value for _, value in pairs], [row for row, _ in pairs])
+    assert found is not None
+    return found
+
+
+def test_equal_attempts_give_the_variance_of_row_means_less_the_noise_in_them() -> None:
+    # Row means 1, 4 and 7 have variance 9; each is the mean of two attempts with variance 2.
+    found = VarianceComponents.of([0, 2, 3, 5, 6, 8], [0, 0, 1, 1, 2, 2])
+    assert found == VarianceComponents(between=8.0, within=2.0, rows=3, attempts=2.0)
+    assert found.icc == pytest.approx(0.8)
+    assert found.of_a_row(2) == pytest.approx(9)
+
+
+def test_unequal_attempts_are_weighed_as_donner_does() -> None:
+    # Rows of 1, 2 and 3 attempts: n_0 = (6 - 14/6) / 2 = 11/6; squares within are 0 + 8 + 18 with 3 degrees of freedom.
+    found = VarianceComponents.of([1, 2, 6, 7, 10, 13], [0, 1, 1, 2, 2, 2])
+    assert found is not None and found.within is not None
+    means, counts = np.array([1.0, 4.0, 10.0]), np.array([1, 2, 3])
+    among = float(counts @ (means - 6.5) ** 2) / 2
+    assert found.within == pytest.approx(26 / 3, abs=1e-10)
+    assert found.between == pytest.approx((among - 26 / 3) / (11 / 6), abs=1e-10)
+    assert found.attempts == 2
+
+
+def test_the_mean_squares_are_those_of_a_one_way_analysis_of_variance() -> None:
+    random = np.random.default_rng(5)
+    groups = [random.normal(random.normal(0, 2), 1, size) for size in (3, 4, 2, 6, 5)]
+    found = VarianceComponents.of(np.concatenate(groups), np.repeat(range(5), [3, 4, 2, 6, 5]))
+    assert found is not None and found.within is not None
+    weight = (20 - (9 + 16 + 4 + 36 + 25) / 20) / 4
+    ratio = (found.between * weight + found.within) / found.within
+    assert ratio == pytest.approx(stats.f_oneway(*groups).statistic, rel=1e-10)
+
+
+def test_rows_that_differ_less_than_chance_have_no_variance_between_them_and_say_so() -> None:
+    found = VarianceComponents.of([0, 1, 0, 1, 1, 0], [0, 0, 1, 1, 2, 2])
+    assert found is not None
+    assert (found.between, found.within, found.negative, found.icc) == (0.0, 0.5, True, 0.0)
+
+
+def test_one_attempt_a_row_cannot_tell_rows_from_attempts() -> None:
+    found = VarianceComponents.of([1, 2, 3], [7, 3, 5])
+    assert found == VarianceComponents(between=1.0, within=None, rows=3, attempts=1.0)
+    assert found.icc is None
+    assert found.of_a_row(16) == 1.0
+
+
+def test_one_row_says_nothing() -> None:
+    assert VarianceComponents.of([1, 2, 3], [4, 4, 4]) is None
+    assert VarianceComponents.of([], []) is None
+    assert VarianceComponents.of_pairs([1, 2], [0, 1], [3, 4], [1, 2]) is None
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 7e7])
+def test_values_that_are_all_the_same_have_exactly_no_spread(value: float) -> None:
+    rows = [0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 2]
+    found = VarianceComponents.of([value] * 11, rows)
+    assert found is not None and (found.between, found.within, found.icc) == (0.0, 0.0, None)
+    pair = VarianceComponents.of_pairs([value] * 11, rows, [value * 3] * 11, rows)
+    assert pair is not None and (pair.between, pair.within) == (0.0, 0.0)
+
+
+def test_numbers_whose_squares_overflow_have_no_components() -> None:
+    assert VarianceComponents.of([1e200, -1e200, 0.0], [0, 1, 2]) is None
+    assert VarianceComponents.of_pairs([1e200, 1.0], [0, 1], [0.0, 1.0], [0, 1]) is None
+
+
+def test_of_two_runs_it_is_the_difference_that_varies() -> None:
+    # Differences of row means 2, 4 and 0 vary by 4; noise of 2 from each run's pair of attempts is taken off: 2/2 + 2/2.
+    a, b = [0, 2, 4, 6, 10, 12], [2, 4, 8, 10, 10, 12]
+    rows = [0, 0, 1, 1, 2, 2]
+    found = VarianceComponents.of_pairs(a, rows, b, rows)
+    assert found == VarianceComponents(between=2.0, within=4.0, rows=3, attempts=2.0)
+
+
+def test_rows_of_one_run_alone_do_not_count_for_the_pair() -> None:
+    both = VarianceComponents.of_pairs([0, 2, 4, 6, 9], [0, 0, 1, 1, 8], [2, 4, 8, 10, 1], [0, 0, 1, 1, 9])
+    assert both is not None
+    assert both.rows == 2
+
+
+def test_one_attempt_in_either_run_leaves_the_noise_unknown() -> None:
+    found = VarianceComponents.of_pairs([0, 2, 4, 6], [0, 0, 1, 1], [2, 8], [0, 1])
+    assert found is not None
+    assert found.within is None
+
+
+def test_simulated_runs_have_the_components_they_were_made_with() -> None:
+    random = np.random.default_rng(11)
+    rows, n = 4000, np.random.default_rng(3).integers(1, 6, 4000)
+    labels = np.repeat(np.arange(rows), n)
+    values = random.normal(0, 2, rows)[labels] + random.normal(0, 3, labels.size)
+    found = VarianceComponents.of(values, labels)
+    assert found is not None and found.within is not None
+    assert found.between == pytest.approx(4, rel=0.1)
+    assert found.within == pytest.approx(9, rel=0.05)
+
+
+def test_few_rows_tell_a_variance_badly() -> None:
+    found = VarianceComponents(between=3.0, within=4.0, rows=5, attempts=4.0)
+    low, high = found.interval()
+    quantiles = stats.chi2.ppf([0.975, 0.025], 4)
+    assert (low.of_a_row(4), high.of_a_row(4)) == pytest.approx((16 / quantiles[0], 16 / quantiles[1]))
+    assert low.icc == pytest.approx(found.icc)
+
+
+def test_a_variance_that_few_rows_make_is_known_worse() -> None:
+    even = VarianceComponents.of([0.0, 1.0] * 20, range(40))
+    lone = VarianceComponents.of([0.0] * 39 + [1.0], range(40))
+    assert even is not None and lone is not None and lone.degrees is not None
+    assert even.degrees == 39
+    assert 3 <= lone.degrees < 4
+    assert even.interval()[1].between / even.between < lone.interval()[1].between / lone.between
+
+
+def test_the_degrees_are_those_of_a_chi_square_with_the_variance_s_own_variance() -> None:
+    values = np.random.default_rng(2).standard_t(6, 60)
+    found = VarianceComponents.of(values, range(60))
+    assert found is not None
+    assert found.degrees == pytest.approx(2 / (2 / 59 + stats.kurtosis(values) / 60), rel=1e-10)
+
+
+@given(attempts, st.permutations(range(30)))
+def test_neither_the_order_of_attempts_nor_the_names_of_rows_matter(
+    pairs: Attempts, order: list[int]
+) -> None:
+    shuffled = [(row * 3 + 1, value) for _, (row, value) in sorted(zip(order, pairs, strict=False))]
+    first, second = components(pairs), components(shuffled)
+    assert (second.between, second.within) == pytest.approx((first.between, first.within), rel=1e-9, abs=1e-9)
+
+
+@given(attempts, st.floats(0.01, 100))
+def test_scaling_values_scales_both_parts_by_the_square(pairs: Attempts, scale: float) -> None:
+    first, second = components(pairs), components([(row, value * scale + 5) for row, value in pairs])
+    scaled = first.scaled(scale**2)
+    assert (second.between, second.within) == pytest.approx(
+        (scaled.between, scaled.within), rel=1e-6, abs=1e-6
+    )
+
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "interval_coverage.py"
+REPLICATIONS, FEWER = 400, 200
+
+# rows, attempts, intraclass correlation, pass rate
+CELLS = {
+    "a_few_rows_that_hardly_ever_pass": (10, 4, 0.6, 0.02),
+    "a_few_rows_tried_often_that_hardly_ever_pass": (10, 16, 0.05, 0.02),
+    "a_few_rows_of_which_most_pass": (10, 16, 0.6, 0.9),
+    "a_few_rows_tried_once": (10, 1, 0.05, 0.1),
+    "some_rows_that_hardly_ever_pass": (30, 16, 0.6, 0.02),
+    "some_rows_that_nearly_always_pass": (30, 16, 0.6, 0.98),
+    "some_rows_alike_that_nearly_always_pass": (30, 16, 0.05, 0.98),
+    "some_rows_in_the_middle": (30, 4, 0.6, 0.5),
+    "many_rows_that_nearly_always_pass": (100, 16, 0.6, 0.98),
+    "many_rows_alike_that_seldom_pass": (100, 4, 0.05, 0.1),
+    "many_rows_tried_once_that_nearly_always_pass": (100, 1, 0.05, 0.98),
+    "very_many_rows_that_hardly_ever_pass": (400, 4, 0.6, 0.02),
+}
+# Of these, others above are alike; `make nightly` tries them, and the whole grid.
+RARELY_TELLING = (
+    "a_few_rows_of_which_most_pass",
+    "some_rows_alike_that_nearly_always_pass",
+    "some_rows_in_the_middle",
+    "many_rows_that_nearly_always_pass",
+    "many_rows_alike_that_seldom_pass",
+)
+
+
+@pytest.fixture(scope="module")
+def coverage() -> Any:
+    spec = importlib.util.spec_from_file_location("interval_coverage", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in RARELY_TELLING)) for name in CELLS]
+)
+def test_printed_intervals_hold_the_truth_of(name: str, coverage: Any) -> None:
+    rows, attempts, correlation, rate = CELLS[name]
+    found = coverage.simulate(coverage.Cell(rows, attempts, correlation, rate), REPLICATIONS)
+    expected = {"pass rate", "reward", "unscored"} | (
+        {"pass@2", f"pass@{attempts}"} if attempts > 1 else set()
+    )
+    assert set(found.numbers) == expected
+    for number, held in found.numbers.items():
+        assert held.enough, f"{number}: {held}"
+    assert found.numbers["pass rate"].printed == REPLICATIONS
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("rewards", ["mostly right", "all near the bottom"])
+@pytest.mark.parametrize("correlation", [0.0, 0.5])
+def test_intervals_of_graded_rewards_with_a_range_contain_the_true_mean(
+    rewards: str, correlation: float, coverage: Any
+) -> None:
+    found = coverage.simulate_graded(coverage.GradedCell(13, 9, correlation, rewards), REPLICATIONS)
+    assert found.printed == REPLICATIONS
+    assert found.held >= 0.93 * REPLICATIONS and found.enough, str(found)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("rows", "attempts", "rate", "difference"),
+    [(10, 4, 0.9, -0.8), (10, 4, 0.5, 0.0), (31, 4, 0.9, -0.05), (31, 12, 0.5, -0.1)],
+)
+def test_intervals_of_pairs_contain_the_true_difference(
+    rows: int, attempts: int, rate: float, difference: float, coverage: Any
+) -> None:
+    found, _ = coverage.simulate_pairs(coverage.PairCell(rows, attempts, rate, difference), FEWER)
+    assert found.printed == FEWER
+    assert found.enough, str(found)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("rows", "attempts"), [(10, 4), (10, 12), (31, 4)])
+def test_a_comparison_detects_what_the_plan_promises(rows: int, attempts: int, coverage: Any) -> None:
+    _, power = coverage.simulate_pairs(coverage.planned(rows, attempts), 600)
+    assert 0.75 <= power <= 0.85
+
+
+@pytest.mark.integration
+def test_the_simulation_sees_an_interval_that_is_too_narrow(coverage: Any) -> None:
+    cell = coverage.Cell(30, 16, 0.6, 0.02)
+    pretending = coverage.Coverage()
+    draw = coverage.np.random.default_rng(1)
+    for _ in range(REPLICATIONS):
+        chances = draw.beta(0.02 / 0.6 - 0.02, 0.98 / 0.6 - 0.98, cell.rows)
+        attempts = (draw.random((cell.rows, cell.attempts)) < chances[:, None]).ravel().astype(float)
+        # Attempts taken for independent, as though each were a row of its own.
+        pretending.add(coverage.estimate_rate(attempts, range(attempts.size)), cell.rate)
+    assert not pretending.enough

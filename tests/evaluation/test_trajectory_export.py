@@ -1,3 +1,5 @@
+"""Conversations and artifacts of attempts, copied into the run's directory."""
+
 from __future__ import annotations
 
 import asyncio
@@ -12,6 +14,7 @@ import pytest
 
 from osmosis_ai.evaluation import trajectory_export
 from osmosis_ai.evaluation.artifact_copies import copy_artifacts
+from osmosis_ai.evaluation.attempt_files import _files_below
 from osmosis_ai.evaluation.journal import Journal
 from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.run_directory import RunDirectory
@@ -26,6 +29,7 @@ from osmosis_ai.rollout import ExecutionResult, RolloutSample, RolloutStatus
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
 from osmosis_ai.rollout.trajectory.archive import RolloutArchive
 from osmosis_ai.rollout.trajectory.report import TrajectoryReport
+from tests.deep_directories import deep_directories
 from tests.evaluation.builders import record
 
 
@@ -120,62 +124,6 @@ def test_a_conversation_that_a_killed_server_never_named_is_copied_at_the_end(wo
     assert (world.directory.trial("r0") / "trajectory.json").read_bytes() == content
 
 
-def test_a_conversation_that_a_killed_server_never_named_is_copied_while_the_run_goes_on(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trajectory_export, "NAMED_WITHIN_S", 0.0)
-    pending = world.write_trajectory("r0").rename(world.directory.trial("r0") / PENDING_TRAJECTORY_FILE)
-    content = pending.read_bytes()
-    projector = world.projector()
-    projector.start()
-    projector.submit(0, 0, "r0", expects_trajectory=True)
-    projector.stop(patience_s=300)
-    assert projector.has_trajectory(0, 0)
-    assert world.trajectory(0).read_bytes() == content
-
-
-def test_a_server_that_was_only_slow_names_its_conversation_itself(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trajectory_export, "NAMED_WITHIN_S", 0.0)
-    messages = [{"role": "user", "content": "2 x 3?"}, {"role": "assistant", "content": "6"}]
-    sample = RolloutSample(messages=messages, reward=1.0)
-    result = ExecutionResult(status=RolloutStatus.SUCCESS, sample=sample)
-    archive = RolloutArchive("r0", label=None, metadata=None, extra_fields=None, root=world.directory.trials)
-    archive.keep(result, None)
-    projector = world.projector()
-    projector.start()
-    projector.submit(0, 0, "r0", expects_trajectory=True)
-    projector.stop(patience_s=300)
-    assert projector.has_trajectory(0, 0)
-    archive.publish(result, TrajectoryReport(model_name="policy"), None)
-    named = world.directory.trial("r0") / "trajectory.json"
-    assert json.loads(named.read_text())["agent"]["model_name"] == "policy"
-    assert not (named.parent / PENDING_TRAJECTORY_FILE).exists()
-    assert "model_name" not in json.loads(world.trajectory(0).read_text())["agent"]
-    projector.copy_missing()
-    assert world.trajectory(0).read_bytes() == named.read_bytes(), "the fuller one is what stays"
-
-
-@pytest.mark.parametrize("content", ["no JSON", '{"session_id": "another"}', None])
-def test_what_takes_the_place_of_a_conversation_and_is_none_costs_no_copy(
-    world: World, monkeypatch: pytest.MonkeyPatch, content: str | None
-) -> None:
-    monkeypatch.setattr(trajectory_export, "NAMED_WITHIN_S", 0.0)
-    world.write_trajectory("r0").rename(world.directory.trial("r0") / PENDING_TRAJECTORY_FILE)
-    projector = world.projector()
-    projector.start()
-    projector.submit(0, 0, "r0", expects_trajectory=True)
-    projector.stop(patience_s=300)
-    before = world.trajectory(0).read_bytes()
-    named = world.directory.trial("r0") / "trajectory.json"
-    named.unlink()
-    if content is not None:
-        named.write_text(content)
-    projector.copy_missing()
-    assert world.trajectory(0).read_bytes() == before
-
-
 def test_what_a_killed_session_did_not_copy_is_copied_before_the_run_goes_on(world: World) -> None:
     world.settle(0, "r0")
     world.settle(1, "r1")
@@ -184,19 +132,6 @@ def test_what_a_killed_session_did_not_copy_is_copied_before_the_run_goes_on(wor
     world.projector().copy_left()
     assert world.trajectory(0).read_bytes() == named
     assert json.loads(world.trajectory(1).read_text())["session_id"] == "r1"
-
-
-def test_of_a_killed_session_no_more_than_its_last_attempts_are_looked_at(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trajectory_export, "_MOST_LEFT", 1)
-    world.settle(0, "r0")
-    world.settle(1, "r1")
-    world.write_trajectory("r0")
-    world.projector().copy_left()
-    assert not world.trajectory(0).exists()
-    world.projector().copy_missing()
-    assert world.trajectory(0).exists()
 
 
 def test_what_was_not_copied_during_the_run_is_copied_at_its_end(world: World) -> None:
@@ -209,13 +144,6 @@ def test_what_was_not_copied_during_the_run_is_copied_at_its_end(world: World) -
     assert projector.has_trajectory(0, 0)
     assert not projector.has_trajectory(0, 1)
     assert (world.directory.artifacts / "row_0_run_1/notes/a.txt").read_text() == "x"
-
-
-def test_a_later_session_knows_the_copies_of_an_earlier_one(world: World) -> None:
-    world.settle(0, "r0")
-    world.write_trajectory("r0")
-    world.projector().copy_missing()
-    assert world.projector().has_trajectory(0, 0)
 
 
 def test_an_unfinished_copy_of_a_killed_session_is_cleared_away(world: World) -> None:
@@ -297,33 +225,6 @@ def test_an_artifact_that_grows_while_it_is_copied_is_copied_as_far_as_it_was_th
     assert copy.read_text() == "x" * 100
 
 
-def test_an_artifact_that_shrinks_while_it_is_copied_is_what_was_read_of_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = world.write_artifact("r0", "shrinks.txt", "x" * 100)
-    sizes, asked = os.fstat, []
-
-    def shrink(descriptor: int) -> os.stat_result:
-        found = sizes(descriptor)
-        asked.append(found.st_size)
-        if len(asked) == 2:  # first what kind of file it is, then how long
-            os.truncate(path, 10)
-        return found
-
-    monkeypatch.setattr("osmosis_ai.evaluation.artifact_copies.os.fstat", shrink)
-    assert copy_artifacts(path.parent, world.directory.artifacts, "row_0_run_0")
-    copy = world.directory.artifacts / "row_0_run_0" / "shrinks.txt"
-    assert asked == [100, 100] and copy.read_text() == "x" * 10
-
-
-def test_a_trajectory_too_large_to_be_read_is_said_and_left(world: World) -> None:
-    world.settle(0, "r0")
-    os.truncate(world.write_trajectory("r0"), LARGEST_TRAJECTORY_BYTES + 1)
-    world.projector().copy_missing()
-    assert not world.trajectory(0).exists()
-    assert "more than 256 MiB" in world.directory.log.read_text()
-
-
 def test_a_linked_artifacts_directory_or_trajectory_is_not_copied(world: World, tmp_path: Path) -> None:
     world.settle(0, "r0")
     trial = world.directory.trial("r0")
@@ -339,11 +240,122 @@ def test_a_linked_artifacts_directory_or_trajectory_is_not_copied(world: World, 
     assert list(world.directory.artifacts.iterdir()) == []
 
 
-def test_no_directory_is_made_for_attempts_without_artifacts(world: World) -> None:
+def test_a_link_in_the_place_of_a_rollouts_directory_leads_to_no_other_runs_files(
+    world: World, tmp_path: Path
+) -> None:
     world.settle(0, "r0")
-    (world.directory.trial("r0") / "artifacts").mkdir(parents=True)
-    world.projector().copy_missing()
+    neighbour = tmp_path / "neighbour"
+    (neighbour / "artifacts").mkdir(parents=True)
+    (neighbour / "artifacts" / "a.txt").write_text("private")
+    (neighbour / "trajectory.json").write_text(json.dumps({"session_id": "r0"}))
+    world.directory.trial("r0").symlink_to(neighbour)
+    projector = world.projector()
+    projector.copy_missing()
+    assert not projector.has_trajectory(0, 0)
     assert list(world.directory.artifacts.iterdir()) == []
+
+
+KEY = "s3cret-value"
+
+
+def said(logged_world: World) -> list[str]:
+    return [line for line in logged_world.directory.log.read_text().splitlines() if "artifacts" in line]
+
+
+@pytest.fixture
+def logged_world(tmp_path: Path) -> World:
+    logged_world = World(tmp_path)
+    logged_world.log = RunLog(logged_world.directory.log, Redactor([KEY]))
+    return logged_world
+
+
+def copies(logged_world: World, *attempts: int) -> Projector:
+    for attempt in attempts:
+        logged_world.settle(attempt, f"r{attempt}")
+    projector = logged_world.projector()
+    projector.copy_missing()
+    return projector
+
+
+def test_what_is_no_file_or_has_a_name_that_can_not_travel_is_said_once_with_why(
+    logged_world: World, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("private")
+    folder = logged_world.write_artifact("r0", "kept.txt").parent
+    (folder / "link").symlink_to(outside)
+    (folder / "folder").symlink_to(tmp_path)
+    (folder / f"to-{KEY}").symlink_to(outside)
+    os.mkfifo(folder / "pipe")
+    logged_world.write_artifact("r0", "a\x1b[31mb.txt")
+    projector = copies(logged_world, 0)
+    projector.copy_missing()
+    (line,) = said(logged_world)
+    assert "WARNING" in line and "row 0, attempt 0: left out of its artifacts: " in line
+    for named in (
+        "link (a symbolic link)",
+        "folder (a symbolic link)",
+        "to-[REDACTED] (a symbolic link)",
+        "pipe (a pipe)",
+        "a\\x1b[31mb.txt (its name has characters that are not allowed)",
+    ):
+        assert named in line, line
+    assert "private" not in line and "\x1b" not in line and "kept.txt" not in line and "more" not in line
+    copied = logged_world.directory.artifacts / "row_0_run_0"
+    assert [path.name for path in copied.iterdir()] == ["kept.txt"]
+
+
+def test_a_link_in_the_place_of_the_artifacts_is_said(logged_world: World, tmp_path: Path) -> None:
+    logged_world.directory.trial("r0").mkdir(parents=True)
+    (logged_world.directory.trial("r0") / "artifacts").symlink_to(tmp_path)
+    copies(logged_world, 0)
+    (line,) = said(logged_world)
+    assert "artifacts (a symbolic link)" in line
+
+
+def test_a_rollout_that_makes_directories_deeper_than_any_path_is_loses_them_and_nothing_else(
+    logged_world: World,
+) -> None:
+    folder = logged_world.write_artifact("r0", "kept.txt").parent
+    with deep_directories(folder):
+        copies(logged_world, 0)
+        (line,) = said(logged_world)
+        assert "its path is longer than" in line and "more" not in line
+        assert [path.name for path in (logged_world.directory.artifacts / "row_0_run_0").iterdir()] == [
+            "kept.txt"
+        ]
+        assert [each.path for each in _files_below(folder, own=True)] == ["kept.txt"]
+
+
+def test_a_server_that_was_only_slow_names_its_conversation_itself(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trajectory_export, "NAMED_WITHIN_S", 0.0)
+    messages = [{"role": "user", "content": "2 x 3?"}, {"role": "assistant", "content": "6"}]
+    sample = RolloutSample(messages=messages, reward=1.0)
+    result = ExecutionResult(status=RolloutStatus.SUCCESS, sample=sample)
+    archive = RolloutArchive("r0", label=None, metadata=None, extra_fields=None, root=world.directory.trials)
+    archive.keep(result, None)
+    projector = world.projector()
+    projector.start()
+    projector.submit(0, 0, "r0", expects_trajectory=True)
+    projector.stop(patience_s=300)
+    assert projector.has_trajectory(0, 0)
+    archive.publish(result, TrajectoryReport(model_name="policy"), None)
+    named = world.directory.trial("r0") / "trajectory.json"
+    assert json.loads(named.read_text())["agent"]["model_name"] == "policy"
+    assert not (named.parent / PENDING_TRAJECTORY_FILE).exists()
+    assert "model_name" not in json.loads(world.trajectory(0).read_text())["agent"]
+    projector.copy_missing()
+    assert world.trajectory(0).read_bytes() == named.read_bytes(), "the fuller one is what stays"
+
+
+def test_a_trajectory_too_large_to_be_read_is_said_and_left(world: World) -> None:
+    world.settle(0, "r0")
+    os.truncate(world.write_trajectory("r0"), LARGEST_TRAJECTORY_BYTES + 1)
+    world.projector().copy_missing()
+    assert not world.trajectory(0).exists()
+    assert "more than 256 MiB" in world.directory.log.read_text()
 
 
 @pytest.mark.parametrize(
@@ -359,18 +371,3 @@ def test_no_directory_is_made_for_attempts_without_artifacts(world: World) -> No
 )
 def test_a_trajectory_says_whose_it_is_in_one_of_three_places(document: object, identity: str | None) -> None:
     assert trajectory_identity(document) == identity
-
-
-def test_a_link_in_the_place_of_a_rollouts_directory_leads_to_no_other_runs_files(
-    world: World, tmp_path: Path
-) -> None:
-    world.settle(0, "r0")
-    neighbour = tmp_path / "neighbour"
-    (neighbour / "artifacts").mkdir(parents=True)
-    (neighbour / "artifacts" / "a.txt").write_text("private")
-    (neighbour / "trajectory.json").write_text(json.dumps({"session_id": "r0"}))
-    world.directory.trial("r0").symlink_to(neighbour)
-    projector = world.projector()
-    projector.copy_missing()
-    assert not projector.has_trajectory(0, 0)
-    assert list(world.directory.artifacts.iterdir()) == []

@@ -1,16 +1,19 @@
+"""The built-in chat format: what is written to the model and read from it."""
+
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from osmosis_ai.inference.batching import SampledToken
 from osmosis_ai.inference.chat import AssistantReply
-from osmosis_ai.inference.template import ChatTemplate
+from osmosis_ai.inference.template import ChatTemplate, TemplateError
 from osmosis_ai.inference.tokenizer import Tokenizer
 from osmosis_ai.inference.tool_call_formats import FORMATS
 from osmosis_ai.inference.tool_calls import ParsedToolCall, Piece, ToolCallReader
-from tests.inference.conftest import END
+from tests.inference.conftest import END, multiply_tool, question
 
 CALL = '<tool_call>\n{"name": "multiply", "arguments": {"a": 12, "b": 34}}\n</tool_call>'
 SECOND = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
@@ -60,13 +63,6 @@ def test_what_a_reply_says_does_not_depend_on_how_many_tokens_come_at_once(
     assert all(message == messages[0] for message in messages)
 
 
-def test_a_plain_answer_is_content(tokenizer: Tokenizer) -> None:
-    reply, pieces = read(tokenizer, "#### 408")
-    assert reply.message() == {"role": "assistant", "content": "#### 408", "refusal": None}
-    assert reply.finish_reason == "stop"
-    assert "".join(map(str, pieces)) == "#### 408"
-
-
 def test_a_tool_call_has_no_content_and_the_arguments_as_written(tokenizer: Tokenizer) -> None:
     reply, pieces = read(tokenizer, CALL)
     message = reply.message()
@@ -86,12 +82,6 @@ def test_several_calls_and_the_text_before_them(tokenizer: Tokenizer) -> None:
         ("add", {}),
     ]
     assert len({call.id for call in reply.tool_calls}) == 2
-
-
-def test_text_behind_a_call_is_content_too(tokenizer: Tokenizer) -> None:
-    reply, _ = read(tokenizer, f"{CALL}\n and more")
-    assert reply.message()["content"] == "\n and more"
-    assert len(reply.tool_calls) == 1
 
 
 @pytest.mark.parametrize(
@@ -116,26 +106,12 @@ def test_malformed_calls_stay_in_the_content_unchanged(tokenizer: Tokenizer, tex
     assert reply.finish_reason == "stop"
 
 
-def test_without_tools_markup_is_text(tokenizer: Tokenizer) -> None:
-    reply, _ = read(tokenizer, CALL, tools=False)
-    assert reply.message()["content"] == CALL
-
-
-def test_nothing_at_all_is_empty_content(tokenizer: Tokenizer) -> None:
-    assert read(tokenizer, "")[0].message()["content"] == ""
-
-
 def test_text_is_cut_before_the_first_stop_string(tokenizer: Tokenizer) -> None:
     reply, pieces = read(tokenizer, "one two three four", stop=("four", "thre", "two three f"))
     assert reply.message()["content"] == "one two "
     assert "".join(map(str, pieces)) == "one two "
     assert reply.finish_reason == "stop"
     assert len(reply.tokens) < len(tokenizer.encode("one two three four"))
-
-
-def test_what_only_looked_like_a_stop_string_is_not_lost(tokenizer: Tokenizer) -> None:
-    reply, pieces = read(tokenizer, "one tw", stop=("two", "w!"))
-    assert reply.message()["content"] == "".join(map(str, pieces)) == "one tw"
 
 
 def test_characters_of_several_tokens_appear_whole(tokenizer: Tokenizer) -> None:
@@ -172,3 +148,81 @@ def test_sending_a_reply_back_continues_the_sampled_tokens_exactly(
     sampled = [token.id for token in reply.tokens]
     next_turn = [question, reply.message(), {"role": "tool", "content": "408"}]
     assert tokenizer.encode(template.render(next_turn))[: len(prompt) + len(sampled)] == prompt + sampled
+
+
+WRITTEN_CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"type": "function", "function": {"name": "multiply", "arguments": '{"a": 12, "b": 34}'}}],
+}
+CONVERSATION = [
+    {"role": "system", "content": "Be exact."},
+    *question(),
+    WRITTEN_CALL,
+    {"role": "tool", "content": "408"},
+    {"role": "assistant", "content": "#### 408"},
+]
+EXPECTED = """\
+<|im_start|>system
+Be exact.
+Tools: multiply(a, b)<|im_end|>
+<|im_start|>user
+What is 12 * 34?<|im_end|>
+<|im_start|>assistant
+<tool_call>
+{"name": "multiply", "arguments": {"a": 12, "b": 34}}
+</tool_call><|im_end|>
+<|im_start|>user
+<tool_response>
+408
+</tool_response><|im_end|>
+<|im_start|>assistant
+#### 408<|im_end|>
+<|im_start|>assistant
+"""
+
+
+def test_a_conversation_with_tools_renders_to_the_last_newline(template: ChatTemplate) -> None:
+    assert template.render(CONVERSATION, [multiply_tool()]) == EXPECTED
+
+
+def test_every_turn_continues_the_text_of_the_turns_before_it(template: ChatTemplate) -> None:
+    tools = [multiply_tool()]
+    for length in range(2, len(CONVERSATION)):
+        before = template.render(CONVERSATION[:length], tools, add_generation_prompt=False)
+        assert template.render(CONVERSATION[: length + 1], tools, add_generation_prompt=False).startswith(
+            before
+        )
+
+
+def test_arguments_may_be_an_object_or_its_json(template: ChatTemplate) -> None:
+    as_object = json.loads(json.dumps(CONVERSATION))
+    as_object[2]["tool_calls"][0]["function"]["arguments"] = {"a": 12, "b": 34}
+    assert template.render(as_object, [multiply_tool()]) == EXPECTED
+
+
+def test_templates_can_not_reach_outside_their_sandbox() -> None:
+    with pytest.raises(TemplateError, match="can not render"):
+        ChatTemplate("{{ messages.__class__.__mro__[1].__subclasses__() }}").render([])
+
+
+def test_a_template_can_refuse_and_its_words_are_kept() -> None:
+    with pytest.raises(TemplateError, match="roles must alternate"):
+        ChatTemplate("{{ raise_exception('roles must alternate') }}").render([])
+
+
+def test_a_broken_template_is_named_as_such() -> None:
+    with pytest.raises(TemplateError, match="not valid"):
+        ChatTemplate("{% for %}")
+
+
+@pytest.mark.imports_much
+def test_transformers_renders_the_same(template: ChatTemplate, model_dir: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
+    for length in range(2, len(CONVERSATION) + 1):
+        for tools in (None, [multiply_tool()]):
+            expected = tokenizer.apply_chat_template(
+                CONVERSATION[:length], tools=tools, tokenize=False, add_generation_prompt=True
+            )
+            assert template.render(CONVERSATION[:length], tools) == expected

@@ -1,16 +1,21 @@
+"""The NumPy engine: batches, slots, sampling, its queue and its end."""
+
 from __future__ import annotations
 
+import random
 import threading
+from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
-from osmosis_ai.inference.batching import ContinuousBatch, Emission, Generation
+from osmosis_ai.inference.batching import ContinuousBatch, Emission, Generation, SampledToken
 from osmosis_ai.inference.engine import EngineBusyError, EngineStoppedError, InferenceEngine, Submission
 from osmosis_ai.inference.model import Model
+from osmosis_ai.inference.sampling import SamplingParams, choose, log_probabilities, uniforms
+from osmosis_ai.inference.slots import SequenceSlots
 from tests.inference.conftest import generation
-
-pytestmark = pytest.mark.integration
 
 WAIT_S = 60.0
 
@@ -46,6 +51,7 @@ class Recorder:
         self.finished.set()
 
 
+@pytest.mark.integration
 def test_many_threads_get_the_tokens_each_would_get_alone(
     model: Model, prompts: list[tuple[int, ...]]
 ) -> None:
@@ -62,6 +68,7 @@ def test_many_threads_get_the_tokens_each_would_get_alone(
     assert results(32) == results(1)
 
 
+@pytest.mark.integration
 def test_a_full_queue_refuses_and_says_when_to_come_back(
     model: Model, prompts: list[tuple[int, ...]]
 ) -> None:
@@ -72,6 +79,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(
     assert 1 <= refused.value.retry_after_s <= 60
 
 
+@pytest.mark.integration
 def test_a_request_for_many_choices_does_not_hold_up_the_one_behind_it(
     model: Model, prompts: list[tuple[int, ...]]
 ) -> None:
@@ -87,6 +95,7 @@ def test_a_request_for_many_choices_does_not_hold_up_the_one_behind_it(
     assert order == ["many", "single", "many", "many", "many", "many"]
 
 
+@pytest.mark.integration
 def test_a_cancelled_submission_leaves_the_queue_and_the_batch(
     tireless_model: Model, prompts: list[tuple[int, ...]]
 ) -> None:
@@ -106,6 +115,7 @@ def test_a_cancelled_submission_leaves_the_queue_and_the_batch(
     assert max(len(tokens) for tokens in abandoned.tokens.values()) <= 3
 
 
+@pytest.mark.integration
 def test_closing_tells_whoever_still_waits(model: Model, prompts: list[tuple[int, ...]]) -> None:
     recorder = Recorder()
     with InferenceEngine(model) as engine:
@@ -116,6 +126,7 @@ def test_closing_tells_whoever_still_waits(model: Model, prompts: list[tuple[int
         engine.submit([generation(prompts[0], 0)], recorder)
 
 
+@pytest.mark.integration
 def test_a_failing_model_fails_its_requests_and_the_engine_says_so(
     model: Model,
     prompts: list[tuple[int, ...]],
@@ -132,3 +143,252 @@ def test_a_failing_model_fails_its_requests_and_the_engine_says_so(
         assert recorder.finished.wait(WAIT_S)
         assert engine.failure is recorder.error is not None
     assert "no room" in caplog.text
+
+
+Results = dict[Generation, list[SampledToken]]
+
+
+def run(model: Model, generations: list[Generation], *, capacity: int, joining: int) -> Results:
+    """Run all to their end; ``joining`` of them join before each step."""
+    batch, queue = ContinuousBatch(model, capacity), deque(generations)
+    results: Results = {generation: [] for generation in generations}
+    while queue or len(batch):
+        newcomers = [queue.popleft() for _ in range(min(joining, batch.free, len(queue)))]
+        emissions = (batch.admit(newcomers) if newcomers else []) + batch.step()
+        for emission in emissions:
+            results[emission.generation].append(emission.token)
+    return results
+
+
+def ids(results: Results) -> list[list[int]]:
+    return [[token.id for token in tokens] for tokens in results.values()]
+
+
+@pytest.fixture(scope="module")
+def alone(model: Model, prompts: list[tuple[int, ...]]) -> Results:
+    """Generations of all kinds, one after the other."""
+    mix = [
+        generation(prompt, seed, temperature=(1.0, 0.7, 1.5, 0.0)[seed % 4], top_p=(1.0, 0.9)[seed % 2])
+        for seed, prompt in enumerate(prompts)
+    ]
+    return run(model, mix, capacity=1, joining=1)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("capacity", "joining"), [(32, 32), (32, 3), (5, 2)])
+def test_tokens_do_not_depend_on_what_else_is_in_the_batch(
+    model: Model, alone: Results, capacity: int, joining: int
+) -> None:
+    together = run(model, list(alone), capacity=capacity, joining=joining)
+    assert ids(together) == ids(alone)
+    assert len({tuple(tokens) for tokens in ids(alone)}) > 20
+    for generation_, tokens in together.items():
+        for token, reference in zip(tokens, alone[generation_], strict=True):
+            assert token.logprob == pytest.approx(reference.logprob, abs=1e-11)
+
+
+@pytest.mark.integration
+def test_equal_prompts_share_their_reading_and_nothing_else(
+    model: Model, prompts: list[tuple[int, ...]]
+) -> None:
+    mix = [generation(prompts[seed % 2], seed) for seed in range(16)]
+    assert ids(run(model, mix, capacity=16, joining=16)) == ids(run(model, mix, capacity=1, joining=1))
+
+
+@pytest.mark.integration
+def test_a_generation_ends_at_its_limit_or_its_stop_token(
+    model: Model, prompts: list[tuple[int, ...]]
+) -> None:
+    batch = ContinuousBatch(model, 2)
+    short = generation(prompts[0], 1, max_tokens=1)
+    ended = generation(prompts[1], 1, stop_tokens=frozenset(range(model.config.vocab_size)))
+    reasons = {e.generation: e.finish_reason for e in batch.admit([short, ended])}
+    assert reasons == {short: "length", ended: "stop"}
+    assert len(batch) == 0
+
+
+@pytest.mark.integration
+def test_the_context_can_be_filled_to_its_last_position(model: Model) -> None:
+    limit = model.config.max_positions
+    full = generation((5,) * (limit - 3), 0, max_tokens=3, stop_tokens=frozenset())
+    assert len(run(model, [full], capacity=1, joining=1)[full]) == 3
+
+
+@pytest.mark.integration
+def test_who_is_discarded_leaves_the_others_undisturbed(model: Model, prompts: list[tuple[int, ...]]) -> None:
+    mix = [
+        generation(prompt, seed, max_tokens=8, stop_tokens=frozenset())
+        for seed, prompt in enumerate(prompts[:6])
+    ]
+    alone = run(model, mix, capacity=1, joining=1)
+    batch = ContinuousBatch(model, 6)
+    emissions = batch.admit(mix) + batch.step()
+    batch.discard(lambda g: g in mix[:3] or g is mix[5])
+    assert len(batch) == 2
+    while len(batch):
+        emissions += batch.step()
+    for kept in mix[3:5]:
+        assert [e.token.id for e in emissions if e.generation is kept] == [token.id for token in alone[kept]]
+
+
+@pytest.mark.integration
+def test_alternatives_are_the_most_likely_tokens_in_order(
+    model: Model, prompts: list[tuple[int, ...]]
+) -> None:
+    batch = ContinuousBatch(model, 1)
+    (emission,) = batch.admit([generation(prompts[0], 0, temperature=0.0, top_logprobs=5)])
+    assert len(emission.token.top) == 5
+    assert emission.token.top[0] == (emission.token.id, emission.token.logprob)
+    assert [p for _, p in emission.token.top] == sorted((p for _, p in emission.token.top), reverse=True)
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The widths of the prompts' parts that the model computed."""
+    widths: list[int] = []
+    extend = Model.extend
+
+    def counting(self: Model, cache: object, rows: slice, ids: np.ndarray, *rest: object) -> object:
+        widths.append(ids.shape[1])
+        return extend(self, cache, rows, ids, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Model, "extend", counting)
+    return widths
+
+
+def finish(batch: ContinuousBatch, generations: list[Generation]) -> list[tuple[int, ...]]:
+    """Run to the end; the tokens of each, in order."""
+    tokens: dict[Generation, list[int]] = {g: [] for g in generations}
+    emissions = batch.admit(generations)
+    while True:
+        for emission in emissions:
+            tokens[emission.generation].append(emission.token.id)
+        if not len(batch):
+            return [tuple(t) for t in tokens.values()]
+        emissions = batch.step()
+
+
+@pytest.mark.integration
+def test_a_second_turn_computes_only_what_is_new(
+    model: Model, prompts: list[tuple[int, ...]], computed: list[int]
+) -> None:
+    batch = ContinuousBatch(model, 2, kept=4)
+    (reply,) = finish(batch, [generation(prompts[0], 1)])
+    for noise in range(3):  # others come and go, and use the same slot
+        finish(batch, [generation(prompts[2 + noise], noise)])
+    computed.clear()
+    finish(batch, [generation((*prompts[0], *reply, 7, 8, 9), 2, max_tokens=1)])
+    # The last token of the reply was never fed to the model.
+    assert computed == [1 + 3]
+
+
+@pytest.mark.integration
+def test_the_same_prompt_again_computes_one_token(
+    model: Model, prompts: list[tuple[int, ...]], computed: list[int]
+) -> None:
+    batch = ContinuousBatch(model, 8)
+    finish(batch, [generation(prompts[0], 1)])
+    computed.clear()
+    finish(batch, [generation(prompts[0], seed, max_tokens=1) for seed in range(8)])
+    assert computed == [1]
+
+
+@pytest.mark.integration
+def test_what_is_known_already_changes_no_token(model: Model, prompts: list[tuple[int, ...]]) -> None:
+    rng = random.Random(5)
+    remembering, forgetful = ContinuousBatch(model, 6, kept=5), ContinuousBatch(model, 6, kept=0)
+    known: list[tuple[int, ...]] = list(prompts)
+    for round_ in range(30):
+        wave = []
+        for _ in range(rng.randint(1, 6)):
+            base = rng.choice(known)
+            prompt = base[: rng.randint(1, len(base))] + tuple(
+                rng.choices(range(7, 512), k=rng.randint(0, 5))
+            )
+            wave.append(generation(prompt, round_, max_tokens=rng.randint(1, 20)))
+        replies = finish(remembering, wave)
+        fresh = ContinuousBatch(model, 6, kept=0)
+        assert replies == finish(forgetful, wave) == finish(fresh, wave)
+        known += [g.prompt + reply for g, reply in zip(wave, replies, strict=True)]
+
+
+@pytest.mark.integration
+def test_the_ended_sequence_of_no_use_for_longest_makes_room(model: Model) -> None:
+    slots = SequenceSlots(model, running=1, kept=2)
+    for tokens in ([1, 2, 3, 4], [5, 6, 7, 8]):
+        slots.fill(0, tokens, 0)
+        slots.keep(0)
+    assert slots.longest_prefix([1, 2, 3, 4, 9])[1] == 4  # of use: now the other is older
+    slots.fill(0, [10, 11, 12], 0)
+    slots.keep(0)
+    assert [slots.longest_prefix(p)[1] for p in ([1, 2, 3, 4, 9], [10, 11, 12, 9], [5, 6, 7, 8, 9])] == [
+        4,
+        3,
+        0,
+    ]
+
+
+def draw(
+    logits: list[float], *, temperature: float = 1.0, top_p: float = 1.0, draws: int = 20_000
+) -> np.ndarray:
+    """The share of each token among ``draws`` draws at consecutive positions."""
+    rows = np.tile(np.array(logits), (draws, 1))
+    temperatures, top_ps = np.full(draws, temperature), np.full(draws, top_p)
+    streams, positions = np.full(draws, 7, np.uint64), np.arange(draws)
+    tokens = choose(log_probabilities(rows, temperatures), temperatures, top_ps, streams, positions)
+    return np.bincount(tokens, minlength=len(logits)) / draws
+
+
+def test_the_random_numbers_are_splitmix64() -> None:
+    published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]  # its outputs for seed 0
+    numbers = uniforms(np.zeros(3, np.uint64), np.arange(3))
+    assert numbers.tolist() == [(value >> 11) * 2.0**-53 for value in published]
+
+
+def test_random_numbers_are_uniform_and_neighbouring_seeds_are_unrelated() -> None:
+    seeds, positions = np.meshgrid(np.arange(200, dtype=np.uint64), np.arange(200))
+    numbers = uniforms(seeds.ravel(), positions.ravel()).reshape(200, 200)
+    counts = np.histogram(numbers, bins=20, range=(0, 1))[0]
+    assert abs(counts - 2000).max() < 5 * np.sqrt(2000)
+    correlations = [np.corrcoef(numbers[:, k], numbers[:, k + 1])[0, 1] for k in range(199)]
+    assert np.abs(correlations).max() < 0.35
+    assert np.abs(np.mean(correlations)) < 0.02
+
+
+def test_tokens_are_drawn_as_often_as_their_probability_says() -> None:
+    probabilities = np.array([0.5, 0.3, 0.15, 0.05])
+    assert np.abs(draw(np.log(probabilities).tolist()) - probabilities).max() < 0.015
+
+
+def test_temperature_sharpens_and_zero_takes_the_most_likely() -> None:
+    logits = np.log([0.4, 0.6]).tolist()
+    assert abs(draw(logits, temperature=0.5)[1] - 0.36 / 0.52) < 0.015
+    assert draw(logits, temperature=0.0).tolist() == [0.0, 1.0]
+    assert draw(logits, temperature=1e-300).tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"), [(0.0, [0]), (0.49, [0]), (0.5, [0]), (0.51, [0, 2]), (0.8, [0, 2]), (0.81, [0, 1, 2])]
+)
+def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_p: float, kept: list[int]) -> None:
+    shares = draw([np.log(0.5), np.log(0.15), np.log(0.3), np.log(0.05)], top_p=top_p, draws=4000)
+    assert np.flatnonzero(shares).tolist() == kept
+
+
+def test_a_token_of_probability_zero_is_never_drawn() -> None:
+    assert draw([0.0, -np.inf, 0.0, -np.inf])[[1, 3]].tolist() == [0.0, 0.0]
+
+
+def test_log_probabilities_are_at_the_temperature_and_before_top_p() -> None:
+    logits = np.array([[1.0, 2.0, 3.0]] * 2)
+    half, greedy = log_probabilities(logits, np.array([0.5, 0.0]))
+    assert half == pytest.approx(2 * logits[0] - np.log(np.exp(2 * logits[0]).sum()))
+    assert greedy == pytest.approx(logits[0] - np.log(np.exp(logits[0]).sum()))
+
+
+def test_without_a_seed_every_request_differs_and_with_one_each_choice_does() -> None:
+    assert SamplingParams().stream() != SamplingParams().stream()
+    seeded = [SamplingParams(seed=5).stream(choice) for choice in range(100)]
+    assert seeded == [SamplingParams(seed=5).stream(choice) for choice in range(100)]
+    assert seeded[0] == 5 and len(set(seeded)) == 100
+    assert SamplingParams(seed=-1).stream() == 2**64 - 1

@@ -1,20 +1,26 @@
+"""The model server's HTTP interface: what it accepts, answers, streams, and refuses."""
+
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp.test_utils import TestServer
+from aiohttp.web import TCPSite
 
 from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.model import Model
 from osmosis_ai.inference.openai_api import ChatCompletions, ChatStream
-from osmosis_ai.inference.protocol import OpenAIError
+from osmosis_ai.inference.protocol import OpenAIError, parse_request
+from osmosis_ai.inference.server import MAX_BODY_BYTES, Endpoint
 from osmosis_ai.inference.template import ChatTemplate
 from osmosis_ai.inference.tokenizer import Tokenizer
 from tests.inference.conftest import END, HERMES, body, multiply_tool, question
 from tests.inference.test_model import log_softmax, teacher_forced
-
-pytestmark = pytest.mark.integration
 
 Json = dict[str, Any]
 
@@ -49,6 +55,7 @@ def joined(stream: list[Json], index: int = 0) -> Json:
     return {"content": content, "tool_calls": calls, "finish_reason": finish}
 
 
+@pytest.mark.integration
 async def test_a_completion_has_the_shape_clients_expect(api: ChatCompletions) -> None:
     completion = await complete(api, seed=await seed_that(api, calls=False))
     assert completion["object"] == "chat.completion"
@@ -63,6 +70,7 @@ async def test_a_completion_has_the_shape_clients_expect(api: ChatCompletions) -
     assert "prompt_token_ids" not in completion and "token_ids" not in choice
 
 
+@pytest.mark.integration
 async def test_a_tool_round_trip_ends_in_the_product(api: ChatCompletions) -> None:
     first = await complete(api, seed=await seed_that(api, calls=True))
     message = first["choices"][0]["message"]
@@ -75,6 +83,7 @@ async def test_a_tool_round_trip_ends_in_the_product(api: ChatCompletions) -> No
     assert second["choices"][0]["message"]["content"] == "#### 408"
 
 
+@pytest.mark.integration
 async def test_a_seed_decides_the_reply_alone_or_among_many(api: ChatCompletions) -> None:
     requests = [
         {"messages": question(11 + n, 90 - n), "seed": n, "temperature": 1.2, "return_token_ids": True}
@@ -86,11 +95,7 @@ async def test_a_seed_decides_the_reply_alone_or_among_many(api: ChatCompletions
     assert ids == [[choice["token_ids"] for choice in completion["choices"]] for completion in together]
 
 
-async def test_without_a_seed_replies_differ(api: ChatCompletions) -> None:
-    replies = await asyncio.gather(*(complete(api, temperature=2.0, return_token_ids=True) for _ in range(8)))
-    assert len({tuple(reply["choices"][0]["token_ids"]) for reply in replies}) > 1
-
-
+@pytest.mark.integration
 async def test_choices_differ_and_the_first_is_the_single_one(api: ChatCompletions) -> None:
     many = await complete(api, seed=3, n=6, temperature=1.5, return_token_ids=True)
     single = await complete(api, seed=3, temperature=1.5, return_token_ids=True)
@@ -101,6 +106,7 @@ async def test_choices_differ_and_the_first_is_the_single_one(api: ChatCompletio
     assert many["usage"]["completion_tokens"] == sum(map(len, ids))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "top_p": 0.9}, {"temperature": 0}])
 async def test_log_probabilities_are_those_of_a_pass_over_the_whole_sequence(
     api: ChatCompletions, model: Model, settings: Json
@@ -125,11 +131,7 @@ async def test_log_probabilities_are_those_of_a_pass_over_the_whole_sequence(
         assert entry["bytes"] == list(entry["token"].encode())
 
 
-async def test_zero_alternatives_and_alternatives_are_told_apart(api: ChatCompletions) -> None:
-    completion = await complete(api, seed=1, logprobs=True)
-    assert completion["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
-
-
+@pytest.mark.integration
 @pytest.mark.parametrize("calls", [True, False])
 async def test_a_stream_adds_up_to_the_whole_reply(api: ChatCompletions, calls: bool) -> None:
     seed = await seed_that(api, calls=calls)
@@ -150,6 +152,7 @@ async def test_a_stream_adds_up_to_the_whole_reply(api: ChatCompletions, calls: 
     assert stream[0]["prompt_token_ids"] == whole["prompt_token_ids"]
 
 
+@pytest.mark.integration
 async def test_a_stream_is_framed_as_openai_frames_it(api: ChatCompletions) -> None:
     seed = await seed_that(api, calls=False)
     stream = await chunks(api, seed=seed, n=2, stream_options={"include_usage": True})
@@ -166,10 +169,7 @@ async def test_a_stream_is_framed_as_openai_frames_it(api: ChatCompletions) -> N
         assert all(c["finish_reason"] is None for c in own[:-1])
 
 
-async def test_without_include_usage_a_stream_has_no_usage(api: ChatCompletions) -> None:
-    assert all("usage" not in chunk for chunk in await chunks(api, seed=1))
-
-
+@pytest.mark.integration
 async def test_stop_strings_end_the_text_and_the_count(api: ChatCompletions) -> None:
     seed = await seed_that(api, calls=False)
     whole = await complete(api, seed=seed)
@@ -181,12 +181,14 @@ async def test_stop_strings_end_the_text_and_the_count(api: ChatCompletions) -> 
     assert joined(await chunks(api, seed=seed, stop=text[5:7]))["content"] == text[:5]
 
 
+@pytest.mark.integration
 async def test_max_tokens_cuts_and_says_so(api: ChatCompletions) -> None:
     for name in ("max_tokens", "max_completion_tokens"):
         cut = await complete(api, seed=1, **{name: 2})
         assert (cut["choices"][0]["finish_reason"], cut["usage"]["completion_tokens"]) == ("length", 2)
 
 
+@pytest.mark.integration
 async def test_tool_choice_none_and_parallel_tool_calls_false_are_honoured(api: ChatCompletions) -> None:
     plain = await complete(api, tool_choice="none", seed=1)
     assert plain["usage"]["prompt_tokens"] == (await complete(api, tools=None))["usage"]["prompt_tokens"]
@@ -196,6 +198,7 @@ async def test_tool_choice_none_and_parallel_tool_calls_false_are_honoured(api: 
     assert one["choices"][0]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("length", [2040, 1_000_000])
 async def test_a_prompt_that_leaves_no_room_is_a_context_length_error(
     api: ChatCompletions, length: int
@@ -211,17 +214,7 @@ async def test_a_prompt_that_leaves_no_room_is_a_context_length_error(
     assert "2048" in error["message"]
 
 
-async def test_the_context_may_be_filled_and_generation_ends_there(
-    tireless_model: Model, tokenizer: Tokenizer, template: ChatTemplate
-) -> None:
-    with InferenceEngine(tireless_model) as engine:
-        api = ChatCompletions(engine, tokenizer, template, ["osmosis/tiny"], HERMES)
-        long = [{"role": "user", "content": "7" * 2000}]
-        completion = await complete(api, messages=long, tools=None, max_tokens=5000)
-    assert completion["usage"]["total_tokens"] == 2048
-    assert completion["choices"][0]["finish_reason"] == "length"
-
-
+@pytest.mark.integration
 async def test_an_unknown_model_is_refused_and_its_short_name_is_known(api: ChatCompletions) -> None:
     with pytest.raises(
         OpenAIError, match="'gpt-9' does not exist; this server has 'osmosis/tiny'"
@@ -231,6 +224,7 @@ async def test_an_unknown_model_is_refused_and_its_short_name_is_known(api: Chat
     assert (await complete(api, model="tiny"))["model"] == "osmosis/tiny"
 
 
+@pytest.mark.integration
 async def test_a_busy_engine_is_a_rate_limit_with_the_time_to_wait(
     model: Model, tokenizer: Tokenizer, template: ChatTemplate, prompts: list[tuple[int, ...]]
 ) -> None:
@@ -245,6 +239,7 @@ async def test_a_busy_engine_is_a_rate_limit_with_the_time_to_wait(
     assert idle.stats().waiting == 0
 
 
+@pytest.mark.integration
 async def test_closing_a_stream_stops_the_generation(
     tireless_model: Model, tokenizer: Tokenizer, template: ChatTemplate
 ) -> None:
@@ -261,6 +256,7 @@ async def test_closing_a_stream_stops_the_generation(
         assert engine.stats().finished == 1
 
 
+@pytest.mark.integration
 async def test_cancelling_a_request_stops_the_generation(
     tireless_model: Model, tokenizer: Tokenizer, template: ChatTemplate
 ) -> None:
@@ -277,7 +273,288 @@ async def test_cancelling_a_request_stops_the_generation(
         assert engine.stats().finished == 1
 
 
-async def test_tools_of_any_name_and_shape_are_offered_to_the_model(api: ChatCompletions) -> None:
-    bare = {"type": "function", "function": {"name": "now", "description": "The time.", "strict": True}}
-    completion = await complete(api, tools=[bare, multiply_tool()])
-    assert completion["usage"]["prompt_tokens"] > (await complete(api))["usage"]["prompt_tokens"]
+KEY = "a key for the tests"
+
+
+@pytest.fixture
+async def client(api: ChatCompletions) -> AsyncIterator[aiohttp.ClientSession]:
+    async with TestServer(Endpoint(api, api_key=KEY).application()) as server:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        async with aiohttp.ClientSession(server.make_url("/"), headers=headers) as session:
+            yield session
+
+
+async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
+    assert response.content_type == "application/json"
+    error: dict[str, Any] = (await response.json())["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+async def test_a_stream_is_server_sent_events_up_to_done(client: aiohttp.ClientSession) -> None:
+    async with client.post("/v1/chat/completions", json=body(seed=1, stream=True)) as response:
+        assert response.content_type == "text/event-stream"
+        text = await response.text()
+    events = text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert all(event.startswith("data: {") for event in events[:-2])
+    assert json.loads(events[-3].removeprefix("data: "))["choices"][0]["finish_reason"]
+
+
+@pytest.mark.parametrize("given", [None, "Bearer wrong", "Basic abc", "Bearer", "Bearer ключ"])
+async def test_without_the_key_nothing_is_answered(client: aiohttp.ClientSession, given: str | None) -> None:
+    headers = {"Authorization": given} if given else {}
+    async with (
+        aiohttp.ClientSession(headers=headers) as stranger,
+        stranger.get(client._base_url / "v1/models") as response,  # type: ignore[operator]
+    ):
+        assert response.status == 401
+        error = await error_of(response)
+    assert error["code"] == "invalid_api_key"
+    assert KEY not in error["message"]
+
+
+async def test_models_and_health(client: aiohttp.ClientSession) -> None:
+    async with client.get("/v1/models") as response:
+        (model,) = (await response.json())["data"]
+    assert (model["id"], model["owned_by"], model["max_model_len"]) == ("osmosis/tiny", "osmosis", 2048)
+    async with aiohttp.ClientSession() as stranger, stranger.get(client._base_url / "health") as response:  # type: ignore[operator]
+        assert (await response.json())["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "words"),
+    [
+        (b"{", 400, "not valid JSON"),
+        (b"[]", 400, "JSON object"),
+        (b"\xff", 400, "not valid JSON"),
+        (b" " * (MAX_BODY_BYTES + 1), 413, "/v1/chat/completions"),
+    ],
+)
+async def test_a_bad_body_is_refused(
+    client: aiohttp.ClientSession, data: bytes, status: int, words: str
+) -> None:
+    async with client.post("/v1/chat/completions", data=data) as response:
+        assert response.status == status
+        assert words in (await error_of(response))["message"]
+
+
+async def test_unknown_routes_and_methods_are_refused_in_the_same_shape(
+    client: aiohttp.ClientSession,
+) -> None:
+    async with client.get("/v1/chat/completions") as response:
+        assert (response.status, response.headers["Allow"]) == (405, "POST")
+        await error_of(response)
+    async with client.post("/v1/embeddings", json={}) as response:
+        assert response.status == 404
+        await error_of(response)
+
+
+async def test_a_full_queue_is_429_with_retry_after(
+    model: Model, tokenizer: Tokenizer, template: ChatTemplate, prompts: list[tuple[int, ...]]
+) -> None:
+    idle = InferenceEngine(model, max_waiting=2)  # not started: what is queued stays
+    api = ChatCompletions(idle, tokenizer, template, ["osmosis/tiny"], HERMES)
+    await api.create(body(stream=True, n=2))
+    async with (
+        TestServer(Endpoint(api, api_key=None).application()) as server,
+        aiohttp.ClientSession() as session,
+        session.post(server.make_url("/v1/chat/completions"), json=body()) as response,
+    ):
+        assert (response.status, response.headers["Retry-After"]) == (429, "1")
+        assert (await error_of(response))["type"] == "rate_limit_error"
+
+
+async def test_a_stopped_engine_shows_in_health_and_in_replies(api: ChatCompletions) -> None:
+    api.engine.close()
+    async with (
+        TestServer(Endpoint(api, api_key=None).application()) as server,
+        aiohttp.ClientSession() as session,
+    ):
+        async with session.get(server.make_url("/health")) as response:
+            assert (response.status, (await response.json())["status"]) == (503, "failed")
+        async with session.post(server.make_url("/v1/chat/completions"), json=body()) as response:
+            assert response.status == 503
+            assert (await error_of(response))["code"] == "engine_stopped"
+
+
+async def test_an_engine_that_fails_under_a_stream_ends_it_with_an_error_event(
+    tireless_model: Model, tokenizer: Tokenizer, template: ChatTemplate
+) -> None:
+    with InferenceEngine(tireless_model) as engine:
+        api = ChatCompletions(engine, tokenizer, template, ["osmosis/tiny"], HERMES)
+        async with (
+            TestServer(Endpoint(api, api_key=None).application()) as server,
+            aiohttp.ClientSession() as session,
+            session.post(
+                server.make_url("/v1/chat/completions"), json=body(stream=True, max_tokens=1900)
+            ) as response,
+        ):
+            await response.content.readline()
+            engine.close()
+            events = (await response.text()).split("\n\n")
+    assert json.loads(events[-3].strip().removeprefix("data: "))["error"]["type"] == "server_error"
+    assert events[-2] == "data: [DONE]"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_goes_away_takes_its_generation_with_it(
+    tireless_model: Model, tokenizer: Tokenizer, template: ChatTemplate, stream: bool
+) -> None:
+    with InferenceEngine(tireless_model, max_batch=8) as engine:
+        api = ChatCompletions(engine, tokenizer, template, ["osmosis/tiny"], HERMES)
+        runner = Endpoint(api, api_key=None).runner()
+        await runner.setup()
+        try:
+            await TCPSite(runner, "127.0.0.1", 0).start()
+            url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1/chat/completions"
+            long = body(n=16, max_tokens=1900, stream=stream)
+
+            async def ask(session: aiohttp.ClientSession) -> None:
+                async with session.post(url, json=long) as response:
+                    await response.read()
+
+            async with aiohttp.ClientSession() as session:
+                request = asyncio.create_task(ask(session))
+                while not engine.stats().running:
+                    assert not request.done()
+                    await asyncio.sleep(0)
+                request.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await request
+            while engine.stats().running or engine.stats().waiting:  # noqa: ASYNC110 - another thread's work
+                await asyncio.sleep(0)
+            assert engine.stats().finished == 0
+        finally:
+            await runner.cleanup()
+
+
+def refusal(request: Any) -> dict[str, Any]:
+    with pytest.raises(OpenAIError) as refused:
+        parse_request(request)
+    assert refused.value.status == 400
+    error: dict[str, Any] = refused.value.body()["error"]
+    assert error["type"] == "invalid_request_error"
+    return error
+
+
+def test_the_whole_of_what_is_supported_is_accepted() -> None:
+    request = parse_request(
+        body(
+            temperature=0,
+            top_p=1,
+            seed=-5,
+            n=2,
+            max_tokens=9,
+            max_completion_tokens=7,
+            stop="x",
+            logprobs=True,
+            top_logprobs=20,
+            stream=True,
+            stream_options={"include_usage": True},
+            tool_choice="auto",
+            parallel_tool_calls=False,
+            response_format={"type": "text"},
+            frequency_penalty=0,
+            presence_penalty=0.0,
+            logit_bias={},
+            return_token_ids=True,
+            user="someone",
+            metadata={"a": "b"},
+        )
+    )
+    assert (request.stop, request.token_limit) == (["x"], 7)
+
+
+def test_null_means_the_default_everywhere() -> None:
+    optional = ("tools", "tool_choice", "temperature", "top_p", "seed", "n", "max_tokens", "stop", "logprobs")
+    request = parse_request(body(**dict.fromkeys(optional), stream=None, response_format=None))
+    assert request.token_limit == 256
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "words"),
+    [
+        ({"temperature": 3}, "temperature", "less than or equal to 2"),
+        ({"temperature": "hot"}, "temperature", "valid number"),
+        ({"temperature": float("nan")}, "temperature", "less than or equal to 2"),
+        ({"top_p": -0.1}, "top_p", "greater than or equal to 0"),
+        ({"n": 0}, "n", "greater than or equal to 1"),
+        ({"n": True}, "n", "valid integer"),
+        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"seed": 2**63}, "seed", "less than"),
+        ({"stop": ["a"] * 5}, "stop", "up to four"),
+        ({"stop": ""}, "stop", "none of them empty"),
+        ({"stop": [1]}, "stop[0]", "valid string"),
+        ({"top_logprobs": 2}, None, "'logprobs': true"),
+        ({"stream_options": {"include_usage": True}}, None, "'stream': true"),
+        ({"tool_choice": "required"}, "tool_choice", "can not be forced"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice", "'auto' or 'none'"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "'json_object' is not supported"),
+        ({"presence_penalty": 0.5}, "presence_penalty", "penalties"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "biases"),
+        ({"tools": [{"type": "code"}]}, "tools[0].type", "'function'"),
+        ({"tools": [multiply_tool("no spaces")]}, "tools[0].function.name", "pattern"),
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": "hi"}, "messages", "valid list"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "'assistant'"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "'assistant'"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "valid string"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content",
+            "text only",
+        ),
+        (
+            {"messages": [*question(), {"role": "tool", "content": "1"}]},
+            "messages[1].tool_call_id",
+            "missing",
+        ),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_place(
+    change: dict[str, Any], param: str | None, words: str
+) -> None:
+    error = refusal(body(**change))
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+def test_an_unknown_parameter_is_refused_with_a_suggestion() -> None:
+    error = refusal(body(temprature=1.0))
+    assert error["message"] == "unrecognized request argument: 'temprature'; did you mean 'temperature'?"
+    assert error["code"] == "unknown_parameter"
+
+
+def test_a_missing_model_and_a_body_that_is_no_object_are_refused() -> None:
+    assert refusal({"messages": question()})["param"] == "model"
+    assert "JSON object" in refusal([1])["message"]
+
+
+def test_text_parts_are_joined_and_developer_means_system() -> None:
+    parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "2 * 3?"}]
+    messages = [{"role": "developer", "content": "Be exact."}, {"role": "user", "content": parts}]
+    assert parse_request(body(messages=messages)).template_messages() == [
+        {"role": "system", "content": "Be exact."},
+        {"role": "user", "content": "What is 2 * 3?"},
+    ]
+
+
+def test_replies_can_be_sent_back_with_all_their_fields() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "multiply", "arguments": "{}"}}
+    reply = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call], "annotations": []}
+    answer = {"role": "tool", "tool_call_id": "call_1", "content": "6"}
+    request = parse_request(body(messages=[*question(), reply, answer]))
+    assert request.template_messages()[1]["tool_calls"][0]["function"]["name"] == "multiply"
+
+
+def test_tool_choice_none_offers_no_tools() -> None:
+    assert parse_request(body(tool_choice="none")).offered_tools == []
+    assert len(parse_request(body()).offered_tools) == 1
+
+
+async def test_a_completion_over_http(client: aiohttp.ClientSession) -> None:
+    async with client.post("/v1/chat/completions", json=body(seed=1)) as response:
+        assert response.status == 200
+        assert (await response.json())["object"] == "chat.completion"

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -12,17 +11,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.inference import InferenceServer, served_models
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.inference import InferenceServer
 from osmosis_ai.inference.process import API_KEY_ENV
 from tests.inference.conftest import body, multiply_tool, question, save_adapter
 
 pytestmark = pytest.mark.e2e
-
-
-def message_of(reply: dict[str, Any]) -> tuple[Any, list[Any]]:
-    message = reply["choices"][0]["message"]
-    return message["content"], [call["function"] for call in message.get("tool_calls", [])]
 
 
 async def ask(server: InferenceServer, **changes: Any) -> dict[str, Any]:
@@ -34,16 +28,6 @@ async def ask(server: InferenceServer, **changes: Any) -> dict[str, Any]:
         assert response.status == 200, await response.text()
         reply: dict[str, Any] = await response.json()
         return reply
-
-
-async def test_replies_do_not_depend_on_a_restart() -> None:
-    async def replies() -> list[tuple[Any, list[Any]]]:
-        async with InferenceServer() as server:
-            return [
-                message_of(r) for r in await asyncio.gather(*(ask(server, seed=seed) for seed in range(16)))
-            ]
-
-    assert await replies() == await replies()
 
 
 async def test_the_openai_client_works_unchanged() -> None:
@@ -127,18 +111,6 @@ async def test_a_server_that_can_not_start_shows_what_it_wrote(monkeypatch: pyte
     assert server.api_key not in str(failed.value)
 
 
-async def test_a_server_that_is_not_ready_in_time_is_said_to_be_slow_and_nothing_else() -> None:
-    with pytest.raises(OsmosisError, match=r"`osmosis/tiny` was not ready after 0\.01 s") as failed:
-        await InferenceServer(start_timeout_s=0.01).start()
-    assert "exit status" not in str(failed.value), "that would be the status of our own signal"
-
-
-def test_a_model_we_do_not_have_is_refused_by_name() -> None:
-    assert served_models() == ("osmosis/tiny",)
-    with pytest.raises(NotFoundError, match=r"no built-in model `osmosis/huge`.*`osmosis/tiny`"):
-        InferenceServer("osmosis/huge")
-
-
 def test_a_port_in_use_and_an_open_address_without_a_key_are_errors() -> None:
     environment = {key: value for key, value in os.environ.items() if key != API_KEY_ENV}
 
@@ -150,29 +122,6 @@ def test_a_port_in_use_and_an_open_address_without_a_key_are_errors() -> None:
     assert exposed.returncode == 2 and API_KEY_ENV in exposed.stderr
     unknown = run("--model", "osmosis/huge")
     assert unknown.returncode == 1 and unknown.stderr.startswith("error: there is no built-in model")
-
-
-def test_importing_the_package_loads_no_model_code() -> None:
-    program = (
-        "import osmosis_ai.inference, sys;"
-        "heavy = {'numpy', 'aiohttp', 'tokenizers', 'jinja2', 'pydantic', 'torch'} & set(sys.modules);"
-        "sys.exit(f'loaded: {heavy}' if heavy else 0)"
-    )
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
-
-
-def test_the_announcement_is_one_line_of_json() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "osmosis_ai.inference"], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    try:
-        announcement = json.loads(process.stdout.readline())
-    finally:
-        process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=300)
-    assert announcement["base_url"].endswith("/v1") and announcement["model"] == "osmosis/tiny"
-    assert (rest, process.returncode) == ("", 0)
 
 
 @pytest.mark.imports_much
@@ -208,14 +157,6 @@ async def test_torch_serves_the_same_adapter_with_the_same_probabilities(
     assert ours["message"] == theirs["message"]
     logprobs = [[token["logprob"] for token in one["logprobs"]["content"]] for one in (ours, theirs)]
     assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-4)
-
-
-@pytest.mark.imports_much
-async def test_a_model_that_torch_can_not_load_is_named(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    with pytest.raises(OsmosisError, match=r"the tokenizer of .* can not be loaded"):
-        async with InferenceServer(str(tmp_path), engine="torch"):
-            raise AssertionError
 
 
 async def test_a_folder_without_an_adapter_keeps_the_server_from_starting(tmp_path: Path) -> None:

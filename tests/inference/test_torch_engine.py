@@ -1,4 +1,4 @@
-"""One tiny model, two engines; any other model, one engine."""
+"""The torch engine: any other model, its chat format, and updates that are served beside its weights."""
 
 from __future__ import annotations
 
@@ -9,23 +9,32 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.batching import ContinuousBatch, Emission, Generation, SampledToken
+from osmosis_ai.inference.chat_format import BuiltInChat
 from osmosis_ai.inference.engine import EngineStoppedError, InferenceEngine
 from osmosis_ai.inference.model import Model
-from osmosis_ai.inference.template import ChatTemplate
+from osmosis_ai.inference.template import ChatTemplate, TemplateError
 from osmosis_ai.inference.tokenizer import Tokenizer
 from tests.inference.conftest import generation, multiply_tool, question
 from tests.lazily import lazily
+from tests.training.policy_world import MODEL_DIR
 
 with lazily("torch", "transformers"):
     import torch
     import transformers
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
 
+    from osmosis_ai.inference.low_rank import LowRankUpdate
+    from osmosis_ai.inference.torch_chat import PretrainedChat
     from osmosis_ai.inference.torch_engine import TorchEngine
     from osmosis_ai.inference.torch_model import TorchModel
-
+    from osmosis_ai.inference.torch_serving import load_served_model
+    from osmosis_ai.training.learner.policy_model import low_rank_updates, merged_tensors, save_adapter
 
 WAIT_S = 60.0
 Tokens = dict[Generation, list[SampledToken]]
@@ -198,11 +207,6 @@ def test_a_model_that_remembers_more_than_keys_and_values_is_refused() -> None:
         TorchModel(network)
 
 
-def test_a_model_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
-    with pytest.raises(OsmosisError, match="can not be loaded"):
-        TorchModel.load(tmp_path)
-
-
 # New weights while requests run
 
 
@@ -306,6 +310,157 @@ def test_a_request_under_way_goes_on_with_the_published_weights(
         versions = [token.version for token in heard.tokens]
         assert versions == sorted(versions)
         assert (versions[0], versions[-1], len(versions)) == (0, 5, 400)
+
+
+CALL = {"type": "function", "function": {"name": "multiply", "arguments": '{"a":12,  "b": 34}'}}
+CONVERSATION: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be careful. Ünïcode."},
+    *question(),
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "408", "tool_call_id": "c"},
+]
+
+
+@pytest.fixture(scope="module")
+def pretrained(model_dir: Path) -> PretrainedChat:
+    return PretrainedChat.load(model_dir)
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_transformers_and_the_built_in_format_write_and_read_the_same(
+    pretrained: PretrainedChat, model_dir: Path, end: bool
+) -> None:
+    built_in = BuiltInChat(model_dir)
+    text = built_in.render(CONVERSATION, [multiply_tool()], add_generation_prompt=end)
+    assert pretrained.render(CONVERSATION, [multiply_tool()], add_generation_prompt=end) == text
+    ids = built_in.encode(text)
+    assert pretrained.encode(text) == ids
+    decoder = pretrained.decoder()
+    assert "".join(map(decoder.feed, ids)) + decoder.finish() == text
+    assert [pretrained.token_bytes(i) for i in ids] == [built_in.token_bytes(i) for i in ids]
+    assert pretrained.token_id("</tool_call>") == built_in.token_id("</tool_call>") is not None
+
+
+def test_a_template_that_expects_mappings_gets_them(model_dir: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    )
+    assert PretrainedChat(tokenizer).render(CONVERSATION, []) == '{"a": 12, "b": 34}'
+    broken = {**CALL, "function": {"name": "multiply", "arguments": "{12"}}
+    assert PretrainedChat(tokenizer).render([{"role": "assistant", "tool_calls": [broken]}], []) == '"{12"'
+
+
+def test_messages_that_the_template_refuses_are_a_template_error(model_dir: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(TemplateError, match="roles must alternate"):
+        PretrainedChat(tokenizer).render(CONVERSATION, [])
+
+
+def test_a_model_without_a_chat_template_can_not_be_trained(model_dir: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
+    tokenizer.chat_template = None
+    with pytest.raises(OsmosisError, match="no chat template"):
+        PretrainedChat(tokenizer)
+
+
+def test_a_vocabulary_that_is_not_of_bytes_is_decoded_by_its_own_rules() -> None:
+    pieces = ["<unk>", "▁Hello", "▁world", "!", "<0xC3>", "<0xA9>"]
+    raw = RawTokenizer(
+        models.WordLevel({piece: index for index, piece in enumerate(pieces)}, unk_token="<unk>")
+    )
+    raw.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    chat = PretrainedChat(
+        transformers.PreTrainedTokenizerFast(tokenizer_object=raw, chat_template="{{ messages[0].content }}")
+    )
+    decoder = chat.decoder()
+    assert "".join([*map(decoder.feed, [1, 2, 3, 4, 5]), decoder.finish()]) == "Hello world!é"
+
+
+IDS = np.array([[1, 60, 90, 120, 200, 250]])
+
+
+def policy(dtype: Any, size: float) -> Any:
+    """The tiny model with an adapter whose updates are about so large, as after a few steps at a small rate."""
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=dtype)
+    made = get_peft_model(base, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
+    for name, parameter in made.named_parameters():
+        if "lora_A" in name or "lora_B" in name:
+            parameter.data = parameter.data.float()
+        if "lora_B" in name:
+            parameter.data = torch.randn(parameter.shape) * size
+    return made.eval()
+
+
+def logits(model: TorchModel) -> Any:
+    cache = model.new_cache(1)
+    return model.extend(cache, slice(0, 1), IDS, np.zeros(1, np.int64), np.array([IDS.shape[1] - 1])).float()
+
+
+def served_state(state: Any) -> Any:
+    served = TorchModel(AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.bfloat16))
+    assert served.rounds_weights
+    served.load_weights(dict(state))
+    return logits(served)
+
+
+def test_merged_into_bfloat16_a_small_update_loses_most_of_its_bits_and_beside_it_none() -> None:
+    learned = policy(torch.bfloat16, size=2e-6)
+    base = dict(AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.bfloat16).named_parameters())
+    for (name, merged), (_, beside) in zip(merged_tensors(learned), low_rank_updates(learned), strict=True):
+        assert float((merged != base[name]).double().mean()) < 0.2, f"most of {name} is as in the base"
+        assert beside.a.dtype == beside.b.dtype == torch.float32
+
+
+def test_what_is_served_in_bfloat16_is_what_the_learner_computes() -> None:
+    learned = policy(torch.bfloat16, size=1e-2)
+    with torch.no_grad():
+        wanted = learned(input_ids=torch.from_numpy(IDS)).logits[:, -1].float()
+    untouched = served_state({})
+    beside, merged = served_state(low_rank_updates(learned)), served_state(merged_tensors(learned))
+    assert float((beside - untouched).abs().max()) > 0.1, "the adapter changes something"
+    gaps = [float((found - wanted).abs().mean()) for found in (beside, merged)]
+    assert gaps[0] < gaps[1] / 2
+
+
+def test_a_later_version_replaces_the_one_before() -> None:
+    served = TorchModel(AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.bfloat16))
+    before = logits(served)
+    for size in (1e-2, 0.0):
+        served.load_weights(dict(low_rank_updates(policy(torch.bfloat16, size=size))))
+    torch.testing.assert_close(logits(served), before)
+
+
+def test_in_float32_both_ways_of_serving_are_one() -> None:
+    learned = policy(torch.float32, size=1e-2)
+    found = []
+    for state in (low_rank_updates(learned), merged_tensors(learned)):
+        served = TorchModel(AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32))
+        assert not served.rounds_weights
+        served.load_weights(dict(state))
+        found.append(logits(served))
+    torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=0)
+
+
+def test_an_update_that_does_not_fit_is_refused_and_changes_nothing() -> None:
+    served = TorchModel(AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.bfloat16))
+    before = logits(served)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    with pytest.raises(OsmosisError, match="does not fit"):
+        served.load_weights({name: LowRankUpdate(torch.ones(2, 3), torch.ones(4, 2), 1.0)})
+    torch.testing.assert_close(logits(served), before)
+
+
+def test_a_deployed_adapter_is_merged_where_the_weights_have_the_bits_for_it(tmp_path: Path) -> None:
+    learned = policy(torch.float32, size=1e-2)
+    save_adapter(learned, tmp_path)
+    served = load_served_model(str(MODEL_DIR), tmp_path)
+    with torch.no_grad():
+        wanted = learned(input_ids=torch.from_numpy(IDS)).logits[:, -1]
+    torch.testing.assert_close(logits(served), wanted, atol=1e-4, rtol=1e-3)
 
 
 def test_publishing_to_an_engine_that_has_ended_is_an_error(model_dir: Path) -> None:

@@ -1,17 +1,27 @@
+"""Calls of models: what is sent, tried again, streamed, and said of failures."""
+
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import sys
+import time
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import stamina
+from hypothesis import given
+from hypothesis import strategies as st
 
 from osmosis_ai.llm import direct
 from osmosis_ai.llm.client import ModelCallError, ModelClient
+from osmosis_ai.llm.errors import error_from_reply, redact
 from osmosis_ai.llm.providers import ModelEndpoint, resolve_model
+from osmosis_ai.llm.sse import EventParser
+from osmosis_ai.llm.transport import environment_proxy, is_loopback, open_session
 from tests.standin_model import Reply, StandInModel, error_reply
 
 SECRET = "sk-very-secret-0123456789"
@@ -291,14 +301,6 @@ async def test_a_seed_the_caller_asked_for_is_never_dropped(model: StandInModel)
     assert (error.category, len(model.requests)) == ("bad_request", 1)
 
 
-async def test_a_refusal_that_only_mentions_the_seed_teaches_nothing(model: StandInModel) -> None:
-    model.respond = lambda _: error_reply(400, "the prompt about the seed is not allowed")
-    async with client(model) as calling:
-        with pytest.raises(ModelCallError):
-            await calling.complete({**HELLO, "seed": 7}, optional={"seed"})
-        assert calling.snapshot().refused_parameters == ()
-
-
 async def test_max_tokens_is_sent_under_its_newer_name_where_the_model_wants_that(
     model: StandInModel,
 ) -> None:
@@ -407,14 +409,6 @@ async def test_a_stream_that_breaks_after_its_first_chunk_starts_again_and_then_
     assert (caught.value.category, len(model.requests)) == (category, 4)
 
 
-async def test_a_stream_that_ends_without_done_is_whole_when_it_said_why_it_stopped(
-    model: StandInModel,
-) -> None:
-    model.script(Reply(chunks=[FIRST, LAST]))
-    async with client(model) as calling:
-        assert await chunks_of(calling) == [FIRST, LAST]
-
-
 @pytest.mark.parametrize("delta", [{}, {"delta": None}, {"delta": {}}])
 async def test_a_whole_message_in_a_chunk_is_its_delta(model: StandInModel, delta: dict[str, Any]) -> None:
     message = {"role": "assistant", "content": "hi", "tool_calls": [{"id": "c", "function": {"name": "f"}}]}
@@ -426,16 +420,6 @@ async def test_a_whole_message_in_a_chunk_is_its_delta(model: StandInModel, delt
     delta = chunk["choices"][0]["delta"]
     assert (delta["content"], delta["tool_calls"][0]["index"]) == ("hi", 0)
     assert delta["tool_calls"][-1]["function"]["arguments"] == "{}"
-
-
-@pytest.mark.parametrize("delta", [{}, {"delta": None}, {"delta": {}}])
-async def test_a_last_chunk_that_repeats_the_message_adds_nothing(
-    model: StandInModel, delta: dict[str, Any]
-) -> None:
-    last = {"choices": [{"index": 0, **delta, "message": {"content": "a"}, "finish_reason": "stop"}]}
-    model.script(Reply(chunks=[FIRST, last, DONE]))
-    async with client(model) as calling:
-        assert [chunk["choices"][0]["delta"] for chunk in await chunks_of(calling)] == [{"content": "a"}, {}]
 
 
 def fragment(call_id: str, arguments: str, **function: str) -> dict[str, Any]:
@@ -502,26 +486,12 @@ async def test_fragments_without_index_continue_the_call_with_their_id(
     assert found == {index: list(call) for index, call in enumerate(expected)}
 
 
-async def test_null_as_arguments_of_a_tool_call_is_an_empty_object(model: StandInModel) -> None:
-    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "null"}}
-    model.script(Reply(choice_extra={"message": {"role": "assistant", "tool_calls": [call]}}))
-    async with client(model) as calling:
-        message = (await calling.complete(HELLO)).response["choices"][0]["message"]
-    assert message["tool_calls"][0]["function"]["arguments"] == "{}"
-
-
 async def test_an_error_object_with_code_0_next_to_a_completion_is_no_failure(model: StandInModel) -> None:
     success = {"error": {"code": 0, "message": "success"}}
     model.script(Reply(extra=success), Reply(extra=success), Reply(body=success))
     async with client(model) as calling:
         assert (await calling.complete(HELLO)).attempts == 1
         assert await chunks_of(calling)
-        assert (await calling.complete(HELLO)).attempts == 2
-
-
-async def test_false_as_the_code_of_an_error_is_no_success(model: StandInModel) -> None:
-    model.script(Reply(extra={"error": {"code": False, "message": "boom"}}))
-    async with client(model) as calling:
         assert (await calling.complete(HELLO)).attempts == 2
 
 
@@ -552,41 +522,6 @@ async def test_keep_alive_events_are_no_part_of_a_stream(model: StandInModel, ke
     async with client(model) as calling:
         assert await chunks_of(calling) == [FIRST, LAST]
     assert len(model.requests) == 1
-
-
-async def test_events_with_another_name_may_be_parts_of_a_stream(model: StandInModel) -> None:
-    def named(data: Any) -> bytes:
-        return b"event: chunk\ndata: %s\n\n" % json.dumps(data).encode()
-
-    usage = {"usage": {"prompt_tokens": 1, "completion_tokens": 1}}
-    failed = {"error": {"message": "boom"}}
-    model.script(
-        Reply(chunks=[named(FIRST), named(failed), DONE]),
-        Reply(chunks=[named(FIRST), b"event: error\ndata:\n\n", DONE]),
-        Reply(chunks=[named(FIRST), named(LAST), named(usage), DONE]),
-    )
-    async with client(model) as calling:
-        assert await chunks_of(calling) == [FIRST, LAST, usage]
-    assert len(model.requests) == 3
-
-
-@pytest.mark.parametrize(
-    ("event", "words"),
-    [
-        ({"detail": "out of memory"}, '{"detail":"out of memory"}'),
-        ({"object": "chat.completion.chunk", "status": 1004}, '"status":1004'),
-        (DIED, "engine died"),
-    ],
-)
-async def test_the_only_event_of_a_stream_is_quoted(
-    model: StandInModel, event: dict[str, Any], words: str
-) -> None:
-    model.respond = lambda _: Reply(chunks=[event, DONE])
-    async with client(model, max_attempts=2) as calling:
-        with pytest.raises(ModelCallError) as caught:
-            await chunks_of(calling)
-    assert words in caught.value.message
-    assert model.calls == 2
 
 
 async def test_the_wish_for_usage_is_left_out_where_it_is_refused(model: StandInModel) -> None:
@@ -676,13 +611,6 @@ async def test_a_redirect_is_told_and_neither_key_nor_conversation_follow_it(str
     assert not refused.value.retryable
 
 
-async def test_the_preflight_fails_when_nobody_answers() -> None:
-    nowhere = ModelEndpoint("openai/m", "openai", "m", "openai", "http://127.0.0.1:9/v1", None)
-    async with ModelClient(nowhere) as calling:
-        with pytest.raises(ModelCallError, match="could not be reached"):
-            await calling.preflight()
-
-
 @pytest.mark.parametrize(
     "reply",
     [
@@ -753,3 +681,207 @@ async def test_no_part_of_a_key_is_shown(model: StandInModel, reply: Reply, tran
                 await call()
             shown = f"{caught.value}{caught.value.hint}{caught.value.body}{caught.value.details}"
             assert not any(part in shown for part in ("plain", "a/key", "a%2Fkey")), shown
+
+
+def refusal(status: int, payload: Any, **headers: str) -> Any:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return error_from_reply(status, payload, named, model_path="openai/m", secrets=[SECRET])
+
+
+@pytest.mark.parametrize(
+    ("status", "payload", "category", "retryable"),
+    [
+        (401, {"error": {"message": "Incorrect API key"}}, "auth", False),
+        (402, {"error": {"message": "Insufficient credits"}}, "auth", False),
+        (403, {"error": {"message": "not allowed"}}, "auth", False),
+        (404, {"error": {"message": "no such model"}}, "not_found", False),
+        (400, {"error": {"message": "bad temperature"}}, "bad_request", False),
+        (422, {"detail": [{"loc": ["body", "n"], "msg": "too big"}]}, "bad_request", False),
+        (400, {"error": {"message": "x", "code": "context_length_exceeded"}}, "context_length", False),
+        (400, {"message": "This model's maximum context length is 4096 tokens"}, "context_length", False),
+        (400, {"error": "prompt is too long: 9 tokens > 8"}, "context_length", False),
+        (408, {}, "timeout", True),
+        (409, {}, "server", True),
+        (429, {"error": {"message": "slow down"}}, "rate_limit", True),
+        (429, {"error": {"message": "quota", "code": "insufficient_quota"}}, "rate_limit", False),
+        (500, "<html><body>Internal <b>error</b></body></html>", "server", True),
+        (501, {}, "server", False),
+        (503, {}, "server", True),
+        (504, {}, "timeout", True),
+        (529, {"error": {"message": "overloaded"}}, "server", True),
+    ],
+)
+def test_a_refusal_has_a_category_and_is_retried_only_when_that_can_help(
+    status: int, payload: Any, category: str, retryable: bool
+) -> None:
+    error = refusal(status, payload)
+    assert (error.category, error.retryable, error.status) == (category, retryable, status)
+
+
+def test_the_provider_s_own_words_come_through_from_every_shape() -> None:
+    assert refusal(400, {"error": {"message": "own words"}}).provider_message == "own words"
+    assert refusal(400, {"error": "own words"}).provider_message == "own words"
+    assert refusal(400, {"detail": "own words"}).provider_message == "own words"
+    assert refusal(400, [{"error": {"message": "own words"}}]).provider_message == "own words"
+    assert refusal(500, b"<p>own\n words</p>").provider_message == "own words"
+    nested = {"error": {"message": "Provider returned error", "metadata": {"raw": "own words"}}}
+    assert refusal(400, nested).provider_message == "Provider returned error: own words"
+    assert (
+        refusal(422, {"detail": [{"loc": ["body", "n"], "msg": "too big"}]}).provider_message
+        == "body.n: too big"
+    )
+
+
+def test_a_page_of_unclosed_tags_is_read_in_linear_time() -> None:
+    started = time.process_time()
+    refusal(500, b"<" * (1 << 16))
+    assert time.process_time() - started < 1
+
+
+def test_a_key_is_in_no_part_of_an_error() -> None:
+    error = refusal(401, {"error": {"message": f"key {SECRET} is wrong", "param": SECRET, "code": "x"}})
+    shown = f"{error!r}{error}{error.provider_message}{error.body}{error.details}"
+    assert SECRET not in shown
+    assert "is wrong" in shown
+
+
+def test_an_error_s_body_has_scalars_only() -> None:
+    said = {"message": "bad", "type": SECRET, "param": {"k": SECRET}, "code": [SECRET]}
+    assert refusal(400, {"error": said}).body == {"message": "bad", "type": "[redacted]"}
+    assert refusal(400, {"error": {"code": 7, "param": None}}).body == {"code": 7, "param": None}
+
+
+KEY = "abc/def+ghi=jkl0123456"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        KEY,
+        quote(KEY, safe=""),
+        "abc%2fdef%2bghi%3djkl0123456",
+        "abc/def%2Bghi%3Djkl0123456",
+        "".join(f"%{ord(character):02x}" for character in KEY),
+        json.dumps(KEY.replace("/", "\\/")),
+        json.dumps("".join(f"\\u{ord(character):04X}" for character in KEY)),
+        quote(json.dumps({"url": KEY.replace("/", "\\/")})),
+        KEY.replace("/", "&#x2F;").replace("+", "&#43;").replace("=", "&amp;#061;"),
+    ],
+)
+def test_a_key_is_redacted_however_it_is_written(written: str) -> None:
+    shown = redact(f"the key {written} is wrong", KEY)
+    assert "[redacted]" in shown
+    assert not any(part in shown for part in ("abc", "ghi", "0123", "61", "66")), shown
+
+
+@pytest.mark.parametrize("text", ["a", "abc/def+ghi=jkl012345", "\\", "\\u0061", "abc\\", "%", "&#0"])
+def test_redaction_takes_linear_time(text: str) -> None:
+    started = time.process_time()
+    redact(text * ((1 << 20) // len(text)), KEY)
+    redact(KEY[:3] + text * ((1 << 20) // len(text)), KEY)
+    assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Incorrect API key provided: sk-abcd****wxyz.",
+        "header Authorization: Bearer abcdefghijk",
+        "gsk_0123456789abcdef",
+        "AIzaSyA01234567890123456789",
+    ],
+)
+def test_anything_shaped_like_a_key_is_redacted(text: str) -> None:
+    assert "[redacted]" in redact(text)
+
+
+STREAM = (
+    b": ping\n\n"
+    b'data: {"a": "\xc3\xa9"}\r\n\r\n'
+    b"event: error\nid: 7\ndata:no space\n\n"
+    b"data: two\ndata: lines\n\n\n"
+    b"data: [DONE]\n"
+)
+EVENTS = [("", b'{"a": "\xc3\xa9"}'), ("error", b"no space"), ("", b"two\nlines"), ("", b"[DONE]")]
+
+
+def parse(pieces: list[bytes]) -> list[tuple[str, bytes]]:
+    parser = EventParser()
+    events = [event for piece in pieces for event in parser.feed(piece)]
+    return [*events, *parser.end()]
+
+
+def test_events_comments_and_both_line_ends_are_understood() -> None:
+    assert parse([STREAM]) == EVENTS
+
+
+@given(cuts=st.lists(st.integers(0, len(STREAM)), max_size=20))
+def test_it_does_not_matter_where_the_network_cuts(cuts: list[int]) -> None:
+    places = [0, *sorted(cuts), len(STREAM)]
+    pieces = [STREAM[start:end] for start, end in itertools.pairwise(places)]
+    assert parse(pieces) == EVENTS
+
+
+def test_one_byte_order_mark_before_the_stream_is_skipped() -> None:
+    assert parse([b"\xef", b"\xbb\xbfdata: a\n\ndata: b\n\n"]) == [("", b"a"), ("", b"b")]
+    assert parse([b"\xef\xbb\xbf\xef\xbb\xbfdata: a\n\n\xef\xbb\xbfdata: b\n\n"]) == []
+
+
+def test_the_time_for_a_line_grows_with_its_length_and_not_with_the_square() -> None:
+    started = time.process_time()
+    assert len(parse([b"data: ", *[b"x" * 512] * 8_192, b"\n\n"])[0][1]) == 4 << 20
+    assert time.process_time() - started < 1
+
+
+async def test_a_session_never_queues_inside_its_pool() -> None:
+    async with open_session(timeout_s=3, headers={"X-A": "1"}) as session:
+        assert session.connector is not None
+        assert (session.connector.limit, session.connector.limit_per_host) == (0, 0)
+        assert session.timeout.total == 3
+        assert session.headers["X-A"] == "1"
+        assert session.headers["User-Agent"].startswith("osmosis/")
+
+
+def test_a_proxy_is_used_for_the_world_and_never_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+    monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
+    monkeypatch.setenv("no_proxy", "inside.example")
+    assert environment_proxy("https://api.example/v1") == "http://proxy.example:3128"
+    assert environment_proxy("https://host.inside.example/v1") is None
+    assert environment_proxy("http://127.0.0.1:8000/v1") is None
+    assert environment_proxy("http://localhost:8000/v1") is None
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("localhost", True),
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost.example", False),
+        ("10.0.0.1", False),
+    ],
+)
+def test_loopback_is_this_machine(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+async def test_events_with_another_name_may_be_parts_of_a_stream(model: StandInModel) -> None:
+    def named(data: Any) -> bytes:
+        return b"event: chunk\ndata: %s\n\n" % json.dumps(data).encode()
+
+    usage = {"usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+    failed = {"error": {"message": "boom"}}
+    model.script(
+        Reply(chunks=[named(FIRST), named(failed), DONE]),
+        Reply(chunks=[named(FIRST), b"event: error\ndata:\n\n", DONE]),
+        Reply(chunks=[named(FIRST), named(LAST), named(usage), DONE]),
+    )
+    async with client(model) as calling:
+        assert await chunks_of(calling) == [FIRST, LAST, usage]
+    assert len(model.requests) == 3
+
+
+def test_the_provider_may_say_whether_to_try_again() -> None:
+    assert refusal(500, {}, x_should_retry="false").retryable is False
+    assert refusal(400, {}, x_should_retry="true").retryable is True

@@ -1,9 +1,20 @@
+"""Which endpoint a model's name gives, and what its tokens cost."""
+
 from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.llm.providers import OPENAI_COMPATIBLE, resolve_model
+from osmosis_ai.llm.chosen_endpoint import choose_endpoint, probe
+from osmosis_ai.llm.completion import TokenUsage, read_usage
+from osmosis_ai.llm.errors import ModelCallError
+from osmosis_ai.llm.prices import Price, price_of
+from osmosis_ai.llm.providers import ModelEndpoint, resolve_model
+from tests.standin_model import Reply, StandInModel, error_reply
 
 SECRET = "sk-very-secret-0123456789"
 
@@ -54,17 +65,6 @@ def test_a_server_of_ones_own_behind_openai_needs_no_key(variable: str) -> None:
     assert endpoint.api_key is None
 
 
-def test_a_pasted_full_url_works_as_a_base_url() -> None:
-    env = {"HOSTED_VLLM_API_BASE": "http://gpu:8000/v1/chat/completions"}
-    assert resolve_model("hosted_vllm/m", env).base_url == "http://gpu:8000/v1"
-
-
-def test_ollama_needs_neither_key_nor_address_and_its_host_gets_the_openai_path() -> None:
-    assert resolve_model("ollama/llama3", {}).base_url == "http://localhost:11434/v1"
-    elsewhere = resolve_model("ollama_chat/llama3", {"OLLAMA_API_BASE": "http://box:11434"})
-    assert elsewhere.base_url == "http://box:11434/v1"
-
-
 def test_vllm_without_an_address_says_which_variable_to_set() -> None:
     with pytest.raises(OsmosisError, match="HOSTED_VLLM_API_BASE") as caught:
         resolve_model("hosted_vllm/m", {})
@@ -107,25 +107,6 @@ def test_a_name_without_a_known_provider_is_told_how_names_are_written(name: str
     with pytest.raises(OsmosisError, match="provider/model") as caught:
         resolve_model(name, {})
     assert "OPENAI_BASE_URL" in (caught.value.hint or "")
-
-
-def test_a_model_we_serve_ourselves_goes_to_our_server() -> None:
-    served = {"osmosis/tiny": ("http://127.0.0.1:9/v1", "k")}
-    endpoint = resolve_model("osmosis/tiny", {}, served=served)
-    assert (endpoint.provider, endpoint.base_url, endpoint.api_key) == (
-        "osmosis",
-        "http://127.0.0.1:9/v1",
-        "k",
-    )
-    with pytest.raises(OsmosisError, match="built in: `osmosis/tiny`"):
-        resolve_model("osmosis/tinny", {}, served=served)
-
-
-@pytest.mark.parametrize(
-    "name", ["bedrock/anthropic.claude-3", "vertex_ai/gemini-2.5-pro", "azure/deployment"]
-)
-def test_other_providers_find_their_credentials_themselves(name: str) -> None:
-    assert resolve_model(name, {}).transport == "litellm"
 
 
 def test_fireworks_short_names_get_their_account_path() -> None:
@@ -190,7 +171,154 @@ def test_an_unusable_address_is_refused_without_showing_it(value: str) -> None:
     assert "hunter2" not in f"{caught.value}{caught.value.hint}"
 
 
-def test_every_provider_of_the_table_can_be_resolved() -> None:
-    for name, provider in OPENAI_COMPATIBLE.items():
-        env = {provider.keys[0]: "k", provider.bases[0]: "http://127.0.0.1:1/v1"}
-        assert resolve_model(f"{name}/some/model", env).base_url == "http://127.0.0.1:1/v1"
+HERE = "http://127.0.0.1:8000/v1"
+
+
+def test_an_address_needs_no_key_and_takes_the_name_as_it_is_registered() -> None:
+    endpoint = choose_endpoint("org/name", {}, base_url=f"{HERE}/chat/completions/")
+    assert (endpoint.model, endpoint.base_url, endpoint.transport) == ("org/name", HERE, "openai")
+    assert endpoint.api_key
+    assert choose_endpoint("openai/org/name", {}, base_url=HERE).model == "org/name"
+
+
+def test_an_adapter_that_a_platform_has_deployed_is_asked_for_by_its_whole_name() -> None:
+    endpoint = choose_endpoint(
+        "osmosis/tiny:calm-fern-1-step-40", {}, base_url=HERE, api_key="of-the-platform"
+    )
+    assert (endpoint.model, endpoint.base_url) == ("osmosis/tiny:calm-fern-1-step-40", HERE)
+    assert (endpoint.transport, endpoint.api_key) == ("openai", "of-the-platform")
+
+
+def test_the_key_given_wins_over_the_variable() -> None:
+    env = {"OPENAI_API_KEY": "from-env"}
+    assert choose_endpoint("m", env, base_url=HERE).api_key == "from-env"
+    assert choose_endpoint("m", env, base_url=HERE, api_key="given").api_key == "given"
+    assert choose_endpoint("anthropic/claude-x", {}, api_key="given").api_key == "given"
+
+
+def test_a_bare_name_is_openais_unless_it_is_plainly_anothers() -> None:
+    assert choose_endpoint("my-tune", {"OPENAI_API_KEY": "k"}).model_path == "openai/my-tune"
+    assert choose_endpoint("claude-sonnet-4-5", {"ANTHROPIC_API_KEY": "k"}).provider == "anthropic"
+    with pytest.raises(OsmosisError, match="OPENAI_API_KEY"):
+        choose_endpoint("gpt-5-mini", {})
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["localhost:8000", "ftp://here/v1", "http://me:secret@here/v1", "https://here/sk-proj-secret-4711/v1"],
+)
+def test_an_address_that_is_none_is_refused_without_showing_a_password(address: str) -> None:
+    with pytest.raises(OsmosisError) as caught:
+        choose_endpoint("m", {}, base_url=address)
+    assert "--base-url" in caught.value.message
+    assert "secret" not in caught.value.message
+
+
+def test_an_account_in_the_path_of_a_gateway_is_no_key() -> None:
+    gateway = "https://gateway.example/v1/0123456789abcdef0123456789abcdef/sk-team/openai"
+    assert choose_endpoint("m", {}, base_url=gateway).base_url == gateway
+
+
+async def test_a_model_registered_with_the_protocol_in_its_name_is_found_by_asking() -> None:
+    def only(body: dict[str, Any]) -> Reply:
+        known = body["model"] == "openai/gpt-oss"
+        return Reply() if known else error_reply(404, f"no model {body['model']}")
+
+    async with StandInModel(only) as model:
+        found = await probe(choose_endpoint("openai/gpt-oss", {}, base_url=model.base_url))
+        assert found.model == "openai/gpt-oss"
+        with pytest.raises(ModelCallError, match="no model other"):
+            await probe(choose_endpoint("openai/other", {}, base_url=model.base_url))
+
+
+KEYS = {"OPENAI_API_KEY": "k", "ANTHROPIC_API_KEY": "k", "GEMINI_API_KEY": "k", "OPENROUTER_API_KEY": "k"}
+
+
+def test_an_unknown_price_is_none_and_not_zero() -> None:
+    assert price_of(resolve_model("openai/gpt-from-the-future", KEYS)) is None
+    assert (
+        price_of(resolve_model("openai/gpt-4o", {**KEYS, "OPENAI_BASE_URL": "https://proxy.example/v1"}))
+        is None
+    )
+
+
+def test_another_address_under_a_providers_name_has_not_that_providers_price() -> None:
+    def price_at(address: str) -> Price | None:
+        return price_of(
+            ModelEndpoint("anthropic/claude-sonnet-4-5", "anthropic", "claude-sonnet-4-5", "openai", address)
+        )
+
+    assert price_at("https://proxy.example/v1") is None
+    assert price_at("http://127.0.0.1:8000/v1") == Price(0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "env"),
+    [
+        ("ollama/llama3", {}),
+        ("hosted_vllm/m", {"HOSTED_VLLM_API_BASE": "http://gpu-box:8000/v1"}),
+        ("openai/gpt-4o", {"OPENAI_BASE_URL": "http://127.0.0.1:8000/v1"}),
+    ],
+)
+def test_ones_own_servers_cost_nothing(name: str, env: dict[str, str]) -> None:
+    price = price_of(resolve_model(name, env))
+    assert price is not None
+    assert price.cost(TokenUsage(1000, 1000, 2000)) == 0.0
+
+
+def test_cached_tokens_are_charged_at_their_own_price() -> None:
+    price = Price(prompt=10.0, completion=100.0, cached=1.0, cache_write=20.0)
+    usage = TokenUsage(10, 2, 12, cached_tokens=6, cache_write_tokens=3)
+    assert price.cost(usage) == 1 * 10 + 6 * 1 + 3 * 20 + 2 * 100
+    assert Price(10.0, 100.0).cost(usage) == 10 * 10 + 2 * 100
+
+
+def test_a_long_prompt_is_charged_at_the_price_of_its_tier() -> None:
+    price = price_of(resolve_model("gemini/gemini-2.5-pro", KEYS))
+    assert price is not None
+    assert price.cost(TokenUsage(200_001, 0, 200_001)) > 1.9 * price.cost(TokenUsage(200_000, 0, 200_000))
+
+
+def test_usage_is_read_in_the_shapes_providers_use() -> None:
+    openai = read_usage(
+        {
+            "prompt_tokens": 10,
+            "completion_tokens": 5,
+            "total_tokens": 15,
+            "prompt_tokens_details": {"cached_tokens": 4},
+            "completion_tokens_details": {"reasoning_tokens": 3},
+        }
+    )
+    assert openai == TokenUsage(10, 5, 15, cached_tokens=4, reasoning_tokens=3)
+    deepseek = read_usage({"prompt_tokens": 1, "completion_tokens": 1, "prompt_cache_hit_tokens": 1})
+    assert deepseek == TokenUsage(1, 1, 2, cached_tokens=1)
+    assert read_usage({"prompt_tokens": 1, "completion_tokens": 1, "cost": 0.25}) == TokenUsage(
+        1, 1, 2, stated_cost_usd=0.25
+    )
+    without_total = read_usage({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 0})
+    assert without_total == TokenUsage(10, 5, 15)
+    assert read_usage({"prompt_tokens": 10, "total_tokens": 15}) == TokenUsage(10, 5, 15)
+    for odd in (10**400, float("inf"), float("nan"), -1, True, "1"):
+        assert read_usage({"prompt_tokens": 1, "completion_tokens": 1, "cost": odd}) == TokenUsage(1, 1, 2)
+    for nonsense in (
+        None,
+        [],
+        "x",
+        {},
+        {"prompt_tokens": "many"},
+        {"prompt_tokens": 10, "total_tokens": 0},
+        {"prompt_tokens": -1},
+        {"prompt_tokens": 10**300},
+    ):
+        assert read_usage(nonsense) is None
+
+
+@pytest.mark.integration
+def test_looking_up_a_price_does_not_import_litellm() -> None:
+    program = (
+        "import sys; from osmosis_ai.llm.prices import price_of; "
+        "from osmosis_ai.llm.providers import resolve_model; "
+        "assert price_of(resolve_model('claude-sonnet-4-5', {'ANTHROPIC_API_KEY': 'k'})); "
+        "assert not {'litellm', 'aiohttp', 'openai'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

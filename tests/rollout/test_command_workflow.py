@@ -116,12 +116,6 @@ async def test_the_last_call_has_the_whole_conversation_with_its_tools(world: Wo
     assert world.samples[0].messages[1]["tool_calls"][0]["function"]["name"] == "multiply"
 
 
-async def test_writing_nothing_is_no_failure(world: World) -> None:
-    _, graded = await world.run("writes nothing")
-    assert graded.status is RolloutStatus.SUCCESS
-    assert world.samples[0].extra_fields["command"]["stdout"] == ""
-
-
 @pytest.mark.parametrize(
     ("said", "words"),
     [
@@ -154,17 +148,6 @@ async def test_a_program_that_cannot_be_executed_says_so(world: World) -> None:
     script.chmod(0o755)
     completion, _ = await world.run("hello", world.workflow("broken"))
     assert completion.err_message is not None and "cannot be started" in completion.err_message
-
-
-async def test_a_machine_that_starts_no_more_processes_is_told_of(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr("osmosis_ai.supervision.program.subprocess.Popen", refuse)
-    completion, _ = await world.run("hello")
-    assert completion.err_message == "`python agent.py` cannot be started: Too many open files"
 
 
 async def test_what_forks_and_leaves_ends_with_its_program(world: World) -> None:
@@ -242,10 +225,3 @@ def test_what_cannot_be_run_is_refused_before_the_server_starts(
 ) -> None:
     with pytest.raises(error, match=words):
         CommandWorkflow(command, directory=tmp_path)
-
-
-async def test_outside_of_a_rollout_there_is_no_model_to_ask(tmp_path: Path) -> None:
-    completion, _ = await execute(
-        LocalBackend(workflow=CommandWorkflow(["true"], directory=tmp_path)), request("r1")
-    )
-    assert completion.err_message == "`true` needs a rollout's model, and there is none"

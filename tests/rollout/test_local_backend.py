@@ -1,10 +1,9 @@
-"""The local backend: how workflows and graders run, end, and fail."""
+"""The local backend: how workflows and graders run, wait, end, and fail."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from osmosis_ai.rollout import (
     AgentWorkflow,
     AgentWorkflowConfig,
     AgentWorkflowContext,
-    AgentWorkflowOutput,
     ConcurrencyConfig,
     ExecutionResult,
     Grader,
@@ -29,8 +27,9 @@ from osmosis_ai.rollout import (
     get_rollout_context,
 )
 from osmosis_ai.rollout.backend.local import deadline
+from osmosis_ai.rollout.backend.local.slots import SlotLimiter
 
-from .local_rollouts import PROMPT, execute, grader, hang, request, until, workflow
+from .local_rollouts import NOTHING_YET, PROMPT, execute, grader, hang, request, until, workflow
 from .world import ExactMatch, SayOk
 
 
@@ -63,23 +62,6 @@ class TestWorkflow:
             assert result.sample is not None and result.sample.messages[0]["content"] == "1"
         assert config.seen == []
 
-    async def test_a_bare_workflow_has_no_config(self) -> None:
-        async def run(ctx: AgentWorkflowContext) -> Any:
-            return [{"role": "assistant", "content": repr(ctx.config)}]
-
-        result = await LocalBackend(workflow=workflow(run)).run_workflow(request())
-
-        assert result.sample is not None and result.sample.messages[0]["content"] == "None"
-
-    async def test_an_output_gives_its_metrics_and_the_row_its_label(self) -> None:
-        async def run(ctx: AgentWorkflowContext) -> Any:
-            return AgentWorkflowOutput(messages=ctx.prompt, metrics={"turns": 2})
-
-        result = await LocalBackend(workflow=workflow(run)).run_workflow(request())
-
-        assert result.sample is not None
-        assert (result.sample.label, result.sample.metrics) == ("ok", {"turns": 2.0})
-
     async def test_a_registered_source_gives_the_sample_when_run_returns_none(self) -> None:
         class Session(SampleSource):
             async def get_sample(self) -> RolloutSample:
@@ -111,47 +93,6 @@ class TestWorkflow:
         assert "in fail" in told and "raise LookupError(ctx)\nLookupError\n\nwhich led to:\n\n" in told
         assert told.endswith("raise Odd from error\nOdd\n")
 
-    async def test_a_traceback_is_bounded(self) -> None:
-        async def deep(ctx: AgentWorkflowContext, left: int = 300) -> Any:
-            if left % 2:
-                return await deep(ctx, left - 1)
-            if left:
-                return await deep(ctx, left=left - 1)
-            raise LookupError
-
-        result = await LocalBackend(workflow=workflow(deep)).run_workflow(request())
-        told = (result.extra_fields or {})["traceback"]
-        assert told.startswith("…") and told.endswith("LookupError\n") and len(told) < 11_000
-
-    async def test_an_explicit_output_wins_over_a_source_even_without_messages(self) -> None:
-        class Session(SampleSource):
-            async def get_sample(self) -> RolloutSample:
-                raise AssertionError("not asked")
-
-        async def run(ctx: AgentWorkflowContext) -> Any:
-            context = get_rollout_context()
-            assert context is not None
-            context.set_sample_source(Session())
-            return AgentWorkflowOutput()
-
-        result = await LocalBackend(workflow=workflow(run)).run_workflow(request())
-
-        assert (result.status, result.sample) == (RolloutStatus.SUCCESS, None)
-
-    async def test_a_workflow_run_by_hand_uses_the_context_around_it(self) -> None:
-        async def run(ctx: AgentWorkflowContext) -> Any:
-            context = get_rollout_context()
-            assert context is not None
-            return [{"role": "assistant", "content": context.chat_completions_url}]
-
-        backend = LocalBackend(workflow=workflow(run))
-        with RolloutContext(chat_completions_url="http://model"):
-            results = [await backend.run_workflow(request(name)) for name in ("a", "b")]
-
-        assert [result.sample and result.sample.messages[0]["content"] for result in results] == [
-            "http://model"
-        ] * 2
-
     @pytest.mark.parametrize(
         ("error", "category"),
         [
@@ -179,39 +120,6 @@ class TestWorkflow:
         )
         assert (graded.status, graded.sample) == (RolloutStatus.FAILURE, None)
         assert (graded.err_message, graded.err_category) == (completion.err_message, completion.err_category)
-
-    @pytest.mark.parametrize(
-        ("error", "told"), [(KeyError("x"), "KeyError: 'x'"), (RuntimeError(), "RuntimeError")]
-    )
-    async def test_an_error_without_a_readable_text_is_told_by_its_type(
-        self, error: Exception, told: str
-    ) -> None:
-        async def run(ctx: AgentWorkflowContext) -> Any:
-            raise error
-
-        assert (await LocalBackend(workflow=workflow(run)).run_workflow(request())).err_message == told
-
-    async def test_a_constructor_that_raises_is_the_workflows_failure(self) -> None:
-        class Broken(SayOk):
-            def __init__(self, config: Any = None) -> None:
-                raise ValueError("no model configured")
-
-        completion, _ = await execute(LocalBackend(workflow=Broken, grader=ExactMatch), request())
-
-        assert (completion.err_message, completion.err_category) == (
-            "no model configured",
-            "validation_error",
-        )
-
-    @pytest.mark.parametrize("value", ["text", {"role": "user"}, 1])
-    async def test_a_wrong_return_type_is_a_validation_error(self, value: Any) -> None:
-        async def run(ctx: AgentWorkflowContext) -> Any:
-            return value
-
-        result = await LocalBackend(workflow=workflow(run)).run_workflow(request())
-
-        assert result.err_category is RolloutErrorCategory.VALIDATION_ERROR
-        assert type(value).__name__ in str(result.err_message)
 
     async def test_a_run_that_is_not_async_is_told_so(self) -> None:
         class Plain(AgentWorkflow):
@@ -241,39 +149,6 @@ class TestWorkflow:
 
 
 class TestDeadlines:
-    async def test_a_workflow_that_hangs_is_timed_out(self) -> None:
-        completion, graded = await execute(
-            LocalBackend(workflow=workflow(hang), grader=ExactMatch), request(agent_timeout_sec=0.05)
-        )
-
-        assert completion.err_category is RolloutErrorCategory.TIMEOUT
-        assert "0.05s deadline" in str(completion.err_message)
-        assert graded.err_category is RolloutErrorCategory.TIMEOUT
-
-    async def test_a_source_that_hangs_is_timed_out_on_the_same_budget(self) -> None:
-        class Session(SampleSource):
-            async def get_sample(self) -> RolloutSample:
-                await hang(None)
-                raise AssertionError
-
-        async def run(ctx: AgentWorkflowContext) -> Any:
-            context = get_rollout_context()
-            assert context is not None
-            context.set_sample_source(Session())
-
-        result = await LocalBackend(workflow=workflow(run)).run_workflow(request(agent_timeout_sec=0.05))
-
-        assert result.err_category is RolloutErrorCategory.TIMEOUT
-
-    async def test_a_workflow_that_blocks_the_loop_past_its_deadline_is_timed_out(self) -> None:
-        async def run(ctx: AgentWorkflowContext) -> Any:
-            time.sleep(0.1)  # noqa: ASYNC251 - the fault under test
-            return ctx.prompt
-
-        result = await LocalBackend(workflow=workflow(run)).run_workflow(request(agent_timeout_sec=0.02))
-
-        assert result.err_category is RolloutErrorCategory.TIMEOUT
-
     async def test_a_workflow_that_swallows_its_cancellation_and_returns_is_timed_out(self) -> None:
         async def run(ctx: AgentWorkflowContext) -> Any:
             try:
@@ -306,16 +181,6 @@ class TestDeadlines:
         let_go.set()
         await until(lambda: not deadline._left_behind)
 
-    async def test_an_expired_budget_never_starts_the_workflow(self) -> None:
-        started: list[str] = []
-
-        async def run(ctx: AgentWorkflowContext) -> Any:
-            started.append("run")
-
-        result = await LocalBackend(workflow=workflow(run)).run_workflow(request(agent_timeout_sec=0))
-
-        assert (result.err_category, started) == (RolloutErrorCategory.TIMEOUT, [])
-
     async def test_time_in_the_queue_eats_the_agents_budget(self) -> None:
         result = await LocalBackend(workflow=SayOk).run_workflow(
             request(agent_timeout_sec=5), queued_sec=5.25
@@ -341,16 +206,6 @@ class TestDeadlines:
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
 
-    async def test_a_grader_that_hangs_is_timed_out_and_keeps_the_sample(self) -> None:
-        completion, graded = await execute(
-            LocalBackend(workflow=SayOk, grader=grader(hang)), request(grader_timeout_sec=0.05)
-        )
-
-        assert completion.status is RolloutStatus.SUCCESS
-        assert graded.err_category is RolloutErrorCategory.TIMEOUT
-        assert "0.05s deadline" in str(graded.err_message)
-        assert graded.sample is not None
-
 
 class TestGrader:
     async def test_a_grader_gets_the_row_and_its_own_config_and_no_model(self, artifact_root: Path) -> None:
@@ -372,68 +227,6 @@ class TestGrader:
         assert seen["rollout"] is None
         assert (seen["label"], seen["metadata"], seen["project_path"]) == (None, metadata, None)
         assert seen["artifacts_dir"] == artifact_root / "r1" / "artifacts"
-
-    async def test_a_reward_of_nan_is_a_validation_error(self) -> None:
-        async def grade(ctx: GraderContext) -> None:
-            ctx.set_reward(float("nan"))
-
-        _, graded = await execute(LocalBackend(workflow=SayOk, grader=grader(grade)), request())
-
-        assert graded.err_category is RolloutErrorCategory.VALIDATION_ERROR
-        assert graded.sample is not None and graded.sample.reward is None
-
-    async def test_a_grader_that_sets_no_reward_is_a_validation_error(self) -> None:
-        async def grade(ctx: GraderContext) -> None:
-            return None
-
-        _, graded = await execute(LocalBackend(workflow=SayOk, grader=grader(grade)), request())
-
-        assert graded.err_category is RolloutErrorCategory.VALIDATION_ERROR
-        assert "Sample has no reward after grading" in str(graded.err_message)
-
-    async def test_a_removed_sample_needs_no_reward(self) -> None:
-        async def grade(ctx: GraderContext) -> None:
-            assert ctx.sample is not None
-            ctx.sample.remove_sample = True
-
-        _, graded = await execute(LocalBackend(workflow=SayOk, grader=grader(grade)), request())
-
-        assert graded.status is RolloutStatus.SUCCESS
-
-    async def test_without_a_sample_there_is_nothing_to_grade(self) -> None:
-        async def run(ctx: AgentWorkflowContext) -> None:
-            return None
-
-        async def grade(ctx: GraderContext) -> None:
-            return None
-
-        completion, graded = await execute(
-            LocalBackend(workflow=workflow(run), grader=grader(grade)), request()
-        )
-
-        assert completion.status is RolloutStatus.SUCCESS
-        assert "No sample to grade" in str(graded.err_message)
-        assert graded.err_category is RolloutErrorCategory.VALIDATION_ERROR
-
-    @pytest.mark.parametrize(
-        ("options", "changes"), [({}, {}), ({"grader": ExactMatch}, {"label": None, "metadata": None})]
-    )
-    async def test_what_cannot_be_graded_is_a_failure_that_says_why(
-        self, options: dict[str, Any], changes: dict[str, Any]
-    ) -> None:
-        completion, graded = await execute(LocalBackend(workflow=SayOk, **options), request(**changes))
-
-        assert completion.status is RolloutStatus.SUCCESS
-        assert (graded.status, graded.sample, graded.err_category) == (RolloutStatus.FAILURE, None, None)
-        assert "nothing was graded" in str(graded.err_message)
-
-    async def test_no_grader_callback_means_no_grading(self) -> None:
-        async def tell(result: ExecutionResult) -> None:
-            return None
-
-        result = await LocalBackend(workflow=SayOk, grader=ExactMatch).execute(request(), tell)
-
-        assert result.sample is not None and result.sample.reward is None
 
 
 class TestConstruction:
@@ -472,3 +265,113 @@ class TestConstruction:
             "status": "ok",
             "concurrency": {"max_concurrent": slots, "queued": 0, "running": 0},
         }
+
+
+class TestStatusAndCancellation:
+    async def test_a_rollout_can_be_followed_through_its_life(self) -> None:
+        steps = {name: asyncio.Event() for name in ("run", "grade")}
+        seen: list[Any] = []
+
+        async def run(ctx: AgentWorkflowContext) -> Any:
+            await steps["run"].wait()
+            return ctx.prompt
+
+        async def grade(ctx: GraderContext) -> None:
+            await steps["grade"].wait()
+            ctx.set_reward(0.25)
+
+        config = AgentWorkflowConfig(name="one", concurrency=ConcurrencyConfig(max_concurrent=1))
+        backend = LocalBackend(workflow=workflow(run), grader=grader(grade), workflow_config=config)
+
+        def status(name: str) -> Any:
+            told = backend.rollout_status(name)
+            return told and told["status"].value
+
+        assert backend.rollout_status("first") is None
+        first = asyncio.create_task(execute(backend, request("first")))
+        second = asyncio.create_task(execute(backend, request("second")))
+        await until(lambda: backend.limiter.queued == 1)
+        seen.append((status("first"), status("second")))
+        steps["run"].set()
+        await until(lambda: status("first") == "grading")
+        steps["grade"].set()
+        await asyncio.gather(first, second)
+
+        assert seen == [("running", "queued")]
+        assert backend.rollout_status("first") == {"status": "success", "reward": 0.25, "err_message": None}
+
+    async def test_queued_and_running_rollouts_can_be_cancelled(self) -> None:
+        config = AgentWorkflowConfig(name="one", concurrency=ConcurrencyConfig(max_concurrent=1))
+        backend = LocalBackend(workflow=workflow(hang), workflow_config=config)
+        tasks = [asyncio.create_task(execute(backend, request(name))) for name in ("a1", "a2", "b1")]
+        await until(lambda: backend.limiter.queued == 2)
+
+        assert backend.cancel_rollouts(ids=["a2", "nobody"]) == {
+            "a2": "cancelled_queued",
+            "nobody": "not_found",
+        }
+        await until(lambda: tasks[1].done())
+        assert backend.cancel_rollouts(prefix="a") == {"a1": "cancelled_running"}
+        await until(lambda: backend.rollout_status("b1") == {**NOTHING_YET, "status": "running"})
+        assert backend.cancel_rollouts(all=True) == {"b1": "cancelled_running"}
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+
+        assert all(isinstance(result, asyncio.CancelledError) for result in results)
+        assert backend.health()["concurrency"]["running"] == 0
+        told = backend.rollout_status("a1")
+        assert told is not None and told["status"] is RolloutStatus.CANCELLED
+        assert backend.cancel_rollouts(ids=["a1"]) == {"a1": "not_found"}
+
+    async def test_an_id_runs_once_at_a_time(self) -> None:
+        backend = LocalBackend(workflow=workflow(hang))
+        task = asyncio.create_task(execute(backend, request()))
+        await until(lambda: backend.limiter.running == 1)
+
+        with pytest.raises(ValueError, match="already running"):
+            await execute(backend, request())
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def test_a_callback_that_raises_frees_the_slot(self) -> None:
+        backend = LocalBackend(workflow=SayOk)
+
+        async def fail(result: ExecutionResult) -> None:
+            raise RuntimeError("nobody listens")
+
+        with pytest.raises(RuntimeError):
+            await backend.execute(request(), fail)
+
+        assert backend.health()["concurrency"]["running"] == 0
+        told = backend.rollout_status("r1")
+        assert told is not None and told["status"] is RolloutStatus.FAILURE
+
+
+class TestSlots:
+    async def test_slots_go_to_the_first_that_waits(self) -> None:
+        slots = SlotLimiter(1)
+        order: list[int] = []
+
+        async def take(number: int) -> None:
+            assert await slots.acquire()
+            order.append(number)
+            await asyncio.sleep(0)
+            slots.release()
+
+        await asyncio.gather(*(take(number) for number in range(5)))
+
+        assert order == [0, 1, 2, 3, 4]
+        assert (slots.running, slots.queued) == (0, 0)
+
+    async def test_a_slot_handed_to_a_waiter_that_is_cancelled_at_that_moment_is_not_lost(self) -> None:
+        slots = SlotLimiter(1)
+        assert await slots.acquire()
+        waiter = asyncio.ensure_future(slots.acquire())
+        await asyncio.sleep(0)
+
+        slots.release()
+        waiter.cancel()
+        await asyncio.gather(waiter, return_exceptions=True)
+
+        assert waiter.cancelled()
+        assert slots.running == 0
+        assert await slots.acquire(timeout_s=0)

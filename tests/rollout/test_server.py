@@ -1,26 +1,46 @@
-"""The rollout server as a controller meets it: over HTTP, with callbacks to a real listener."""
+"""The rollout server as a controller meets it: over HTTP, with callbacks to a real listener, from start to shutdown."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy as np
 import pytest
+import uvicorn
+from fastapi import FastAPI
 
 from osmosis_ai.rollout import (
     AgentWorkflow,
+    AgentWorkflowConfig,
     AgentWorkflowContext,
     AgentWorkflowOutput,
+    ConcurrencyConfig,
+    ExecutionBackend,
+    ExecutionRequest,
+    ExecutionResult,
     Grader,
     GraderContext,
     LocalBackend,
+    RolloutSample,
+    RolloutStatus,
     get_rollout_context,
 )
-from osmosis_ai.rollout.server import ControllerAuth, host
+from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
+from osmosis_ai.rollout.server import ControllerAuth, app, create_rollout_server, host
+from osmosis_ai.rollout.server.callback_delivery import (
+    ATTEMPTS,
+    CallbackDelivery,
+    DeliveryError,
+)
 
 from .world import OK_MESSAGES, Controller, ExactMatch, Hangs, Removes, SayOk, serving, until_status
 
@@ -225,6 +245,21 @@ class TestSamplesOnTheWire:
 
         assert body["sample"] == sample_of(OK_MESSAGES, reward=1.0, metrics={"numpy": 0.5})
 
+    async def test_messages_without_a_json_form_leave_the_score(self, controller: Controller) -> None:
+        class Odd(AgentWorkflow):
+            async def run(self, ctx: AgentWorkflowContext) -> Any:
+                return [{"role": "assistant", "content": object()}]
+
+        class Likes(Grader):
+            async def grade(self, ctx: GraderContext) -> None:
+                assert ctx.sample is not None
+                ctx.sample.metrics["kept"] = 1
+                ctx.set_reward(1.0)
+
+        body = await self.graded_body(controller, Odd, Likes)
+
+        assert body["sample"] == sample_of([], reward=1.0)
+
     @pytest.mark.parametrize(
         ("content", "sent"),
         [(2**70, 2**70), ("half a \ud83d face", "half a ? face"), ({"unhashed"}, ["unhashed"])],
@@ -244,34 +279,6 @@ class TestSamplesOnTheWire:
 
         assert body["sample"]["messages"] == [{"role": "assistant", "content": sent}]
         assert body["sample"]["reward"] == 1.0
-
-    async def test_messages_without_a_json_form_leave_the_score(self, controller: Controller) -> None:
-        class Odd(AgentWorkflow):
-            async def run(self, ctx: AgentWorkflowContext) -> Any:
-                return [{"role": "assistant", "content": object()}]
-
-        class Likes(Grader):
-            async def grade(self, ctx: GraderContext) -> None:
-                assert ctx.sample is not None
-                ctx.sample.metrics["kept"] = 1
-                ctx.set_reward(1.0)
-
-        body = await self.graded_body(controller, Odd, Likes)
-
-        assert body["sample"] == sample_of([], reward=1.0)
-
-    async def test_a_grader_that_spoils_the_conversation_leaves_the_score(
-        self, controller: Controller
-    ) -> None:
-        class Spoils(Grader):
-            async def grade(self, ctx: GraderContext) -> None:
-                assert ctx.sample is not None
-                ctx.sample.messages.append("junk")  # type: ignore[arg-type]
-                ctx.set_reward(1.0)
-
-        body = await self.graded_body(controller, SayOk, Spoils)
-
-        assert body["sample"] == sample_of([], reward=1.0)
 
 
 class TestAdmission:
@@ -305,11 +312,6 @@ class TestAdmission:
         assert reply.status_code == 422
         assert reply.json()["detail"][0]["loc"] == ["agent_timeout_sec"]
 
-    @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
-    async def test_a_body_that_is_no_object_is_refused(self, body: bytes) -> None:
-        async with serving(LocalBackend(workflow=SayOk)) as client:
-            assert (await client.post("/rollout", content=body)).status_code == 422
-
     async def test_unknown_keys_are_ignored_and_a_missing_id_is_invented(
         self, controller: Controller
     ) -> None:
@@ -341,29 +343,6 @@ class TestAdmission:
 
         assert reply.status_code == 409
         assert len(controller.callbacks) == 2
-
-    async def test_ended_ids_are_remembered_in_bounded_memory(
-        self, controller: Controller, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(host, "REMEMBERED_IDS", 2)
-
-        class WithoutStatus(LocalBackend):
-            """Knows no rollout, so that a status tells whether the server still runs it."""
-
-            def rollout_status(self, rollout_id: str) -> None:
-                return None
-
-        async with serving(WithoutStatus(workflow=SayOk, grader=ExactMatch)) as client:
-            for number in range(4):
-                await client.post("/rollout", json=controller.init_body(f"r{number}"))
-                await until_status(client, f"r{number}", "unknown")
-            statuses = [
-                (await client.post("/rollout", json=controller.init_body(name, label="other"))).status_code
-                for name in ("r3", "r0")
-            ]
-            await controller.wait_for("grader", 5)
-
-        assert statuses == [409, 202]
 
     async def test_a_full_backend_asks_to_come_back_later(self, controller: Controller) -> None:
         class Full(LocalBackend):
@@ -417,15 +396,6 @@ class TestModelAccess:
         assert told["sample"]["reward"] == 1.0
         assert controller.chats[0]["authorization"] == f"Bearer {expected}"
 
-    async def test_without_a_controller_key_callbacks_carry_no_authorization(
-        self, controller: Controller
-    ) -> None:
-        async with serving(LocalBackend(workflow=SayOk)) as client:
-            await client.post("/rollout", json=controller.init_body(controller_api_key=None))
-            await controller.wait_for("grader")
-
-        assert {callback.authorization for callback in controller.callbacks} == {None}
-
     def test_the_controllers_key_makes_a_bearer_header_and_stays_out_of_a_repr(self) -> None:
         assert ControllerAuth("K1").as_bearer_headers() == {"Authorization": "Bearer K1"}
         assert ControllerAuth().as_bearer_headers() is None
@@ -443,3 +413,434 @@ class TestUngraded:
             await client.post("/rollout", json=controller.init_body(grader_callback_url=url))
 
         assert [callback.channel for callback in controller.callbacks] == ["completion"]
+
+
+class TestStatusAndCancellation:
+    async def test_a_rollout_can_be_looked_up(self, controller: Controller) -> None:
+        async with serving(LocalBackend(workflow=SayOk, grader=ExactMatch)) as client:
+            await client.post("/rollout", json=controller.init_body())
+            await controller.wait_for("grader")
+            await until_status(client, "r1", "success")
+            told = (await client.get("/rollout/r1/status")).json()
+            unknown = (await client.get("/rollout/nobody/status")).json()
+
+        assert told == {"rollout_id": "r1", "status": "success", "reward": 1.0, "err_message": None}
+        assert unknown == {"rollout_id": "nobody", "status": "unknown", "reward": None, "err_message": None}
+
+    async def test_cancelled_rollouts_send_no_callbacks_and_cannot_be_restarted_under_their_id(
+        self, controller: Controller
+    ) -> None:
+        config = AgentWorkflowConfig(name="one", concurrency=ConcurrencyConfig(max_concurrent=1))
+        async with serving(LocalBackend(workflow=Hangs, grader=ExactMatch, workflow_config=config)) as client:
+            for name in ("r1", "r2"):
+                await client.post("/rollout", json=controller.init_body(name))
+            await until_status(client, "r2", "queued")
+            reply = await client.post("/rollout/cancel", json={"ids": ["r1", "r2", "r3"]})
+            for name in ("r1", "r2"):
+                await until_status(client, name, "cancelled")
+            again = await client.post("/rollout", json=controller.init_body("r1"))
+
+        assert (reply.status_code, reply.json()) == (
+            200,
+            {"dispositions": {"r1": "cancelled_running", "r2": "cancelled_queued", "r3": "not_found"}},
+        )
+        assert again.status_code == 409
+        assert controller.callbacks == []
+
+    @pytest.mark.parametrize("selection", [{}, {"all": False}, {"ids": ["a"], "prefix": "a"}])
+    async def test_a_cancellation_without_exactly_one_selector_is_refused(
+        self, selection: dict[str, Any]
+    ) -> None:
+        async with serving(LocalBackend(workflow=SayOk)) as client:
+            assert (await client.post("/rollout/cancel", json=selection)).status_code == 422
+
+
+class TestHealth:
+    async def test_health_is_the_backends_and_how_late_the_process_is(self) -> None:
+        async with serving(LocalBackend(workflow=SayOk)) as client:
+            told = (await client.get("/health")).json()
+            time.sleep(0.4)  # noqa: ASYNC251 - it is this that is told
+            late = (await client.get("/health")).json()["event_loop"]
+
+        assert set(told.pop("event_loop")) == set(late) == {"lag_ms", "busy", "late_ago_ms"}
+        assert late["lag_ms"] >= 250
+        assert late["late_ago_ms"] is not None
+        assert told == {
+            "status": "ok",
+            "concurrency": {"max_concurrent": 4, "queued": 0, "running": 0},
+        }
+
+
+class TestShutdown:
+    async def test_rollouts_in_flight_finish_before_the_callers_lifespan_ends(
+        self, controller: Controller, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        order: list[str] = []
+        started, closing = asyncio.Event(), asyncio.Event()
+        close = host.RolloutHost.close
+
+        async def close_noticed(this: host.RolloutHost) -> None:
+            closing.set()
+            await close(this)
+
+        monkeypatch.setattr(host.RolloutHost, "close", close_noticed)
+
+        class Slow(AgentWorkflow):
+            async def run(self, ctx: AgentWorkflowContext) -> Any:
+                started.set()
+                await closing.wait()
+                order.append("workflow")
+                return ctx.prompt
+
+        @asynccontextmanager
+        async def life(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
+            yield {"from": "caller"}
+            order.append("lifespan")
+
+        async with serving(LocalBackend(workflow=Slow, grader=ExactMatch), lifespan=life) as client:
+            await client.post("/rollout", json=controller.init_body())
+            await started.wait()
+
+        assert order == ["workflow", "lifespan"]
+        assert [callback.channel for callback in controller.callbacks] == ["completion", "grader"]
+
+    async def test_rollouts_that_do_not_finish_are_cancelled_without_callbacks(
+        self, controller: Controller, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(host, "DRAIN_S", 0.05)
+
+        async with serving(LocalBackend(workflow=Hangs, grader=ExactMatch)) as client:
+            await client.post("/rollout", json=controller.init_body())
+
+        assert controller.callbacks == []
+
+
+async def test_a_real_server_serves_a_rollout_end_to_end(controller: Controller, artifact_root: Path) -> None:
+    built = create_rollout_server(backend=LocalBackend(workflow=SayOk, grader=ExactMatch))
+    server = uvicorn.Server(uvicorn.Config(built, host="127.0.0.1", port=0, log_config=None))
+    running = asyncio.create_task(server.serve())
+    while not server.started:
+        assert not running.done()
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+        async with session.post("/rollout", json=controller.init_body()) as reply:
+            assert (reply.status, await reply.json()) == (202, {})
+        told = await controller.wait_for("grader")
+    server.should_exit = True
+    await running
+
+    assert told["sample"]["reward"] == 1.0
+    assert (artifact_root / "r1" / "trajectory.json").exists()
+    assert logging.getLogger("uvicorn.access").level == logging.WARNING
+
+
+class Scripted(ExecutionBackend):
+    """A backend of somebody else, with any behaviour."""
+
+    def __init__(self, play: Callable[..., Any]) -> None:
+        self._play = play
+
+    async def execute(
+        self, request: ExecutionRequest, on_workflow_complete: Any, on_grader_complete: Any = None
+    ) -> Any:
+        return await self._play(on_workflow_complete, on_grader_complete)
+
+
+def ended(status: str = "success", **fields: Any) -> ExecutionResult:
+    return ExecutionResult(status=RolloutStatus(status), **fields)
+
+
+class TestOtherBackends:
+    async def outcome(self, controller: Controller, play: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
+        async with serving(Scripted(play)) as client:
+            await client.post("/rollout", json=controller.init_body())
+            await controller.wait_for("grader")
+        return [
+            (told.channel, told.body["status"], told.body["err_message"]) for told in controller.callbacks
+        ]
+
+    async def test_one_that_raises_before_reporting_is_an_internal_error_on_both_channels(
+        self, controller: Controller
+    ) -> None:
+        async def play(complete: Any, grade: Any) -> None:
+            raise RuntimeError("secret details")
+
+        assert await self.outcome(controller, play) == [
+            ("completion", "failure", "Internal server error"),
+            ("grader", "failure", "Internal server error"),
+        ]
+
+    async def test_one_that_raises_after_a_completion_is_a_grader_failure_alone(
+        self, controller: Controller
+    ) -> None:
+        async def play(complete: Any, grade: Any) -> None:
+            await complete(ended())
+            raise RuntimeError
+
+        told = await self.outcome(controller, play)
+
+        assert [(channel, status) for channel, status, _ in told] == [
+            ("completion", "success"),
+            ("grader", "failure"),
+        ]
+
+    async def test_one_that_reports_twice_is_heard_once(self, controller: Controller) -> None:
+        async def play(complete: Any, grade: Any) -> None:
+            for status in ("success", "failure"):
+                await complete(ended(status))
+                await grade(ended(status))
+
+        assert [status for _, status, _ in await self.outcome(controller, play)] == ["success", "success"]
+
+    async def test_its_final_result_is_archived_when_it_says_so(
+        self, controller: Controller, artifact_root: Path
+    ) -> None:
+        class Captures(Scripted):
+            capture_final_result = True  # type: ignore[assignment]
+
+        async def play(complete: Any, grade: Any) -> Any:
+            await complete(ended())
+            await grade(ended("failure"))
+            return ended(sample=RolloutSample(messages=OK_MESSAGES), extra_fields={"phase": "verifier"})
+
+        async with serving(Captures(play)) as client:
+            await client.post("/rollout", json=controller.init_body())
+            await controller.wait_for("grader")
+
+        assert json.loads((artifact_root / "r1" / "diagnostics.json").read_text()) == {"phase": "verifier"}
+        assert (artifact_root / "r1" / "trajectory.json").exists()
+
+    async def test_one_without_a_status_is_running_while_the_server_runs_it(
+        self, controller: Controller
+    ) -> None:
+        let_go = asyncio.Event()
+
+        async def play(complete: Any, grade: Any) -> None:
+            await let_go.wait()
+            await complete(ended())
+
+        async with serving(Scripted(play)) as client:
+            await client.post("/rollout", json=controller.init_body())
+            running = (await client.get("/rollout/r1/status")).json()["status"]
+            cancelled = (await client.post("/rollout/cancel", json={"all": True})).json()
+            let_go.set()
+            await controller.wait_for("grader")
+
+        assert (running, cancelled) == ("running", {"dispositions": {}})
+
+
+class TestArchive:
+    async def test_the_controllers_report_and_the_dropped_reward_are_archived(
+        self, controller: Controller, artifact_root: Path
+    ) -> None:
+        metrics = {"prompt_tokens": 3, "completion_token_ids": [7, 8], "logprobs": [-0.1, -0.2]}
+        controller.answers["completion"] = [(200, {"trajectory": {"model_name": "from-completion"}})]
+        told = {"model_name": "policy", "samples": {"r1": {"llm_call_metrics": [metrics]}}}
+        controller.answers["grader"] = [(200, {"ok": True, "trajectory": told})]
+
+        async with serving(LocalBackend(workflow=SayOk, grader=Removes)) as client:
+            await client.post("/rollout", json=controller.init_body())
+            body = await controller.wait_for("grader")
+
+        archived = json.loads((artifact_root / "r1" / "trajectory.json").read_text())
+        assert body["sample"]["reward"] is None
+        assert archived["extra"]["osmosis"]["reward"] == 1.0
+        assert archived["extra"]["osmosis"]["request_extra_fields"] == {"row_index": 0, "run_index": 0}
+        assert archived["agent"]["model_name"] == "policy"
+        assert archived["steps"][1]["metrics"] == metrics
+
+    @pytest.mark.parametrize("ends_with", ["grader", "completion"])
+    async def test_the_conversation_lies_there_before_the_report_that_ends_the_rollout(
+        self, controller: Controller, artifact_root: Path, ends_with: str
+    ) -> None:
+        told = {"model_name": "policy", "samples": {"r1": {"llm_call_metrics": [{"prompt_tokens": 3}]}}}
+        controller.answers["completion"] = [(200, {"trajectory": told})]
+        home = artifact_root / "r1"
+        seen: dict[str, dict[str, bytes]] = {}
+
+        def look(channel: str) -> None:
+            seen[channel] = {path.name: path.read_bytes() for path in home.glob("*traj*")}
+
+        controller.on_callback = look
+        grader = ExactMatch if ends_with == "grader" else None
+        changes = {} if ends_with == "grader" else {"grader_callback_url": None}
+        async with serving(LocalBackend(workflow=SayOk, grader=grader)) as client:
+            await client.post("/rollout", json=controller.init_body(**changes))
+            await controller.wait_for(ends_with)
+
+        assert list(seen[ends_with]) == [PENDING_TRAJECTORY_FILE]
+        final = (home / "trajectory.json").read_bytes()
+        if ends_with == "grader":
+            assert seen["completion"] == {}
+            assert seen["grader"] == {PENDING_TRAJECTORY_FILE: final}
+            assert json.loads(final)["steps"][1]["metrics"] == {"prompt_tokens": 3}
+        assert not (home / PENDING_TRAJECTORY_FILE).exists()
+
+
+class Time:
+    """A clock that only moves when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pauses: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+        await asyncio.sleep(0)
+
+    def clock(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def held_time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+async def delivery(held_time: Time) -> AsyncIterator[CallbackDelivery]:
+    made = CallbackDelivery(sleep=held_time.sleep, clock=held_time.clock)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def patient(held_time: Time, monkeypatch: pytest.MonkeyPatch) -> Time:
+    """Servers built in this test wait in the test's own time."""
+    monkeypatch.setattr(
+        app,
+        "CallbackDelivery",
+        lambda: CallbackDelivery(sleep=held_time.sleep, clock=held_time.clock),
+    )
+    return held_time
+
+
+BUSY: list[tuple[int, dict[str, Any]]] = [(503, {"detail": "busy"})]
+
+
+async def run_one(controller: Controller) -> None:
+    async with serving(LocalBackend(workflow=SayOk, grader=ExactMatch)) as client:
+        await client.post("/rollout", json=controller.init_body())
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+async def test_a_controller_in_trouble_is_asked_again_with_growing_pauses(
+    controller: Controller, delivery: CallbackDelivery, held_time: Time, status: int
+) -> None:
+    controller.answers["completion"] = [(status, {})] * 5
+    url = controller.init_body()["completion_callback_url"]
+
+    answer = await delivery.deliver(url, b"{}", None)
+
+    assert answer == b'{"ok": true}'
+    assert [
+        round(pause / wanted) for pause, wanted in zip(held_time.pauses, [0.5, 1, 2, 4, 8], strict=True)
+    ] == [1] * 5
+    assert all(
+        0.75 <= pause / wanted <= 1.25
+        for pause, wanted in zip(held_time.pauses, [0.5, 1, 2, 4, 8], strict=True)
+    )
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 409, 422, 302])
+async def test_a_refusal_is_final(
+    controller: Controller, delivery: CallbackDelivery, held_time: Time, status: int
+) -> None:
+    controller.answers["completion"] = [(status, {"detail": "no"})]
+    url = controller.init_body()["completion_callback_url"]
+
+    with pytest.raises(DeliveryError, match=f"HTTP {status}") as caught:
+        await delivery.deliver(url, b"{}", None)
+
+    assert caught.value.refused
+    assert held_time.pauses == []
+
+
+async def test_a_controller_that_is_down_is_waited_for(delivery: CallbackDelivery, held_time: Time) -> None:
+    async with Controller().serving() as gone:
+        url = gone.init_body()["completion_callback_url"]
+
+    with pytest.raises(DeliveryError, match="in 3 tries"):
+        await delivery.deliver(url, b"{}", None, attempts=3)
+
+
+async def test_an_outage_longer_than_the_first_tries_costs_no_reward(
+    controller: Controller, patient: Time
+) -> None:
+    controller.answers["grader"] = BUSY * 20
+
+    await run_one(controller)
+
+    assert patient.now > 60
+    bodies = controller.bodies("grader")
+    assert len(bodies) == 21
+    assert all(body == bodies[0] for body in bodies)
+    assert (bodies[0]["status"], bodies[0]["sample"]["reward"]) == ("success", 1.0)
+
+
+async def test_a_completion_nobody_took_is_graded_anyway_and_delivered_before_the_grade(
+    controller: Controller, patient: Time
+) -> None:
+    controller.answers["completion"] = BUSY * (ATTEMPTS + 2)
+
+    await run_one(controller)
+
+    channels = [callback.channel for callback in controller.callbacks]
+    assert channels == ["completion"] * (ATTEMPTS + 3) + ["grader"]
+    assert {body["status"] for body in controller.bodies("completion")} == {"success"}
+    assert controller.bodies("grader")[0]["sample"]["reward"] == 1.0
+
+
+async def test_an_outcome_refused_for_good_is_logged_and_nothing_is_invented(
+    controller: Controller, patient: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    controller.answers["grader"] = [(404, {"detail": "unknown rollout"})]
+
+    await run_one(controller)
+
+    assert [body["status"] for body in controller.bodies("grader")] == ["success"]
+    assert "its outcome is lost" in caplog.text
+    assert "unknown rollout" in caplog.text
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
+async def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
+    async with serving(LocalBackend(workflow=SayOk)) as client:
+        assert (await client.post("/rollout", content=body)).status_code == 422
+
+
+async def test_ended_ids_are_remembered_in_bounded_memory(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "REMEMBERED_IDS", 2)
+
+    class WithoutStatus(LocalBackend):
+        """Knows no rollout, so that a status tells whether the server still runs it."""
+
+        def rollout_status(self, rollout_id: str) -> None:
+            return None
+
+    async with serving(WithoutStatus(workflow=SayOk, grader=ExactMatch)) as client:
+        for number in range(4):
+            await client.post("/rollout", json=controller.init_body(f"r{number}"))
+            await until_status(client, f"r{number}", "unknown")
+        statuses = [
+            (await client.post("/rollout", json=controller.init_body(name, label="other"))).status_code
+            for name in ("r3", "r0")
+        ]
+        await controller.wait_for("grader", 5)
+
+    assert statuses == [409, 202]
+
+
+@pytest.mark.parametrize("url", ["", "no-scheme", "ftp://host/path", "http://"])
+async def test_a_url_that_is_none_is_refused_at_once(
+    delivery: CallbackDelivery, held_time: Time, url: str
+) -> None:
+    with pytest.raises(DeliveryError) as caught:
+        await delivery.deliver(url, b"{}", None)
+
+    assert caught.value.refused
+    assert held_time.pauses == []

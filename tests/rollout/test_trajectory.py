@@ -1,19 +1,35 @@
+"""What a rollout leaves behind: its conversation in the exchange format, and its artifacts."""
+
 from __future__ import annotations
 
 import json
 import math
+import os
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from osmosis_ai._version import __version__
-from osmosis_ai.rollout import RolloutSample
+from osmosis_ai.rollout import (
+    AgentWorkflow,
+    AgentWorkflowContext,
+    ExecutionRequest,
+    ExecutionResult,
+    LocalBackend,
+    RolloutSample,
+    RolloutStatus,
+    artifacts,
+)
+from osmosis_ai.rollout.artifacts import artifact_root as configured_root
+from osmosis_ai.rollout.artifacts import artifact_tree_state, copy_artifact_tree, create_artifacts_dir
 from osmosis_ai.rollout.trajectory import (
     TrajectoryReport,
     convert_sample_to_trajectory,
     report_from_response,
+    save_trajectory,
 )
 from osmosis_ai.rollout.trajectory.archive import encode_trajectory
 from osmosis_ai.rollout.trajectory.atif import (
@@ -171,11 +187,6 @@ class TestConversion:
         assert step["source"] == source
         assert step.get("extra") == extra
 
-    def test_an_answer_to_an_unknown_call_keeps_its_id(self) -> None:
-        step = convert([CONVERSATION[4], {"role": "tool", "tool_call_id": "c9", "content": "?"}])["steps"][0]
-
-        assert step["observation"] == {"results": [{"content": "?", "extra": {"tool_call_id": "c9"}}]}
-
     @pytest.mark.parametrize(
         ("content", "text"),
         [
@@ -189,38 +200,6 @@ class TestConversion:
     )
     def test_content_becomes_text(self, content: Any, text: str) -> None:
         assert only_step({"role": "user", "content": content})["message"] == text
-
-    @pytest.mark.parametrize("role", ["user", "system", "critic"])
-    def test_reasoning_and_tool_calls_of_those_who_are_not_the_agent_are_kept(self, role: str) -> None:
-        call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-        step = only_step({"role": role, "content": "x", "reasoning": "because", "tool_calls": [call]})
-
-        assert "reasoning_content" not in step, "the format has them for the agent alone"
-        assert "tool_calls" not in step
-        assert step["extra"]["reasoning_content"] == "because"
-        assert step["extra"]["tool_calls"] == [call]
-
-    def test_an_answer_that_no_call_asked_for_keeps_its_tool(self) -> None:
-        orphan = {"role": "tool", "tool_call_id": "c9", "name": "search", "content": "found"}
-        legacy = {"role": "function", "name": "lookup", "content": "too"}
-
-        first, agent = convert([orphan, {"role": "assistant", "content": "hm"}, orphan, legacy])["steps"]
-
-        assert (first["source"], first["message"]) == ("system", "")
-        kept = {"tool_call_id": "c9", "tool_name": "search"}
-        assert first["observation"] == {"results": [{"content": "found", "extra": kept}]}
-        assert agent["observation"]["results"] == [
-            {"content": "found", "extra": {"tool_call_id": "c9", "tool_name": "search"}},
-            {"content": "too", "extra": {"tool_name": "lookup"}},
-        ]
-
-    def test_an_agents_call_of_another_shape_is_kept(self) -> None:
-        custom = {"id": "c2", "type": "custom", "custom": {"name": "shell", "input": "ls"}}
-        plain = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-        step = only_step({"role": "assistant", "content": None, "tool_calls": [plain, custom, "?"]})
-
-        assert [call["tool_call_id"] for call in step["tool_calls"]] == ["c1"]
-        assert step["extra"] == {"tool_calls": [custom, "?"]}
 
     @pytest.mark.parametrize(
         ("arguments", "parsed"),
@@ -273,12 +252,6 @@ class TestConversion:
         assert converted["final_metrics"].get("total_prompt_tokens") == total
 
     @pytest.mark.parametrize(
-        "fields", [{"model": "m"}, {"model_name": "m"}, {"extra": {"response": {"model": "m"}}}]
-    )
-    def test_the_model_is_found_where_frameworks_put_it(self, fields: dict[str, Any]) -> None:
-        assert only_step({"role": "assistant", "content": "x", **fields})["model_name"] == "m"
-
-    @pytest.mark.parametrize(
         ("fields", "time"),
         [
             ({"created_at": "2026-01-02T03:04:05Z"}, "2026-01-02T03:04:05+00:00"),
@@ -327,10 +300,6 @@ class TestConversion:
     def test_lone_surrogates_survive(self) -> None:
         assert only_step({"role": "user", "content": "half \ud83d"})["message"] == "half \ud83d"
 
-    def test_no_messages_are_no_trajectory(self) -> None:
-        with pytest.raises(ValueError):
-            convert([])
-
 
 class TestReport:
     def test_calls_map_onto_agent_steps_over_what_messages_say(self) -> None:
@@ -378,57 +347,12 @@ class TestReport:
         assert first["metrics"]["extra"] == told
         assert "timestamp" not in second and "extra" not in second
 
-    def test_calls_that_do_not_match_the_steps_are_kept_apart_and_summed(self) -> None:
-        converted = convert(CONVERSATION, report=report({"prompt_tokens": 7}))
-
-        assert converted["extra"]["osmosis"]["unmatched_llm_call_metrics"] == [{"prompt_tokens": 7}]
-        assert converted["final_metrics"]["total_prompt_tokens"] == 7
-        assert all("metrics" not in step for step in converted["steps"])
-
-    def test_explicit_totals_win_except_the_number_of_steps(self) -> None:
-        told = report(
-            {"prompt_tokens": 7}, final_metrics={"total_prompt_tokens": 9, "total_steps": 99, "odd": 1}
-        )
-
-        assert convert(CONVERSATION, report=told)["final_metrics"] == {
-            "total_prompt_tokens": 9,
-            "total_steps": 4,
-        }
-
-    def test_several_samples_are_kept_apart(self) -> None:
-        told = TrajectoryReport.model_validate(
-            {"model_name": "m", "samples": {"a": {}, "b": {"model_name": "n"}}}
-        )
-
-        converted = convert(CONVERSATION, report=told)
-
-        kept = converted["extra"]["osmosis"]["unmatched_sample_reports"]
-        assert kept == {
-            "a": {"llm_call_metrics": []},
-            "b": {"model_name": "n", "llm_call_metrics": []},
-        }
-        assert converted["agent"]["model_name"] == "m"
-
     @pytest.mark.parametrize(
         "body",
         [b'{"trajectory": {"samples": {}}}', '{"trajectory": {}}', {"trajectory": {"future": 1}}],
     )
     def test_a_report_is_read_from_any_form_of_an_acknowledgement(self, body: Any) -> None:
         assert report_from_response(body) == TrajectoryReport()
-
-    def test_a_report_is_read_from_a_response_object(self) -> None:
-        class Response:
-            def json(self) -> Any:
-                return {"trajectory": {"model_name": "m"}}
-
-        assert report_from_response(Response()) == TrajectoryReport(model_name="m")
-
-    @pytest.mark.parametrize("body", [None, b"", b'{"ok": true}', {"ok": True}, [], "no json"])
-    def test_an_acknowledgement_without_one_is_quiet(
-        self, body: Any, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        assert report_from_response(body if body != [] else b"[]") is None
-        assert caplog.records == []
 
     @pytest.mark.parametrize(
         "body",
@@ -439,3 +363,270 @@ class TestReport:
     ) -> None:
         assert report_from_response(body) is None
         assert "malformed trajectory report" in caplog.text
+
+
+def ended(sample: RolloutSample | None = None, **fields: Any) -> ExecutionResult:
+    return ExecutionResult(status=RolloutStatus.SUCCESS, sample=sample, **fields)
+
+
+class TestArchive:
+    async def test_the_file_is_readable_ascii_with_number_arrays_on_one_line(
+        self, artifact_root: Path
+    ) -> None:
+        sample = RolloutSample(messages=[{"role": "assistant", "content": "grüß"}], reward=0.5)
+
+        await save_trajectory(
+            rollout_id="r1",
+            result=ended(sample),
+            report=report({"prompt_token_ids": [1, 2, 3], "logprobs": []}),
+        )
+
+        text = (artifact_root / "r1" / "trajectory.json").read_text(encoding="ascii")
+        assert '      "message": "gr\\u00fc\\u00df",\n' in text
+        assert '"prompt_token_ids": [1, 2, 3]' in text
+        assert text.startswith('{\n  "schema_version": "ATIF-v1.7",\n') and text.endswith("}")
+        assert "null" not in text and "NaN" not in text
+        assert [path.name for path in (artifact_root / "r1").iterdir()] == ["trajectory.json"]
+
+    async def test_the_root_can_be_given(self, tmp_path: Path) -> None:
+        sample = RolloutSample(messages=CONVERSATION)
+
+        await save_trajectory(rollout_id="r1", result=ended(sample), artifact_root=tmp_path / "other")
+
+        assert (tmp_path / "other" / "r1" / "trajectory.json").exists()
+
+    async def test_a_disk_that_refuses_is_logged_and_nothing_is_raised(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (tmp_path / "file").write_text("")
+
+        await save_trajectory(
+            rollout_id="r1",
+            result=ended(RolloutSample(messages=CONVERSATION)),
+            artifact_root=tmp_path / "file",
+        )
+
+        assert "cannot archive rollout r1" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("said", "metrics"),
+    [
+        ("42", {}),
+        ('a "quoted"\ttab and \x1b', {}),
+        ("sechs mal sieben: 42 \N{DEGREE SIGN} \N{PARTY POPPER}", {}),
+        ("a list in text: [\n  1]", {}),
+        ("half a pair: \ud83c", {}),
+        ("a number beyond 64 bits", {"big": 2**70}),
+    ],
+)
+def test_the_file_is_written_as_json_is_with_an_indent_of_two(said: str, metrics: dict[str, Any]) -> None:
+    messages = [*CONVERSATION[:2], {"role": "assistant", "content": said}]
+    sample = RolloutSample(messages=messages, metrics=metrics)
+    text = encode_trajectory(convert_sample_to_trajectory(sample, rollout_id="r1"))
+    assert text == json.dumps(json.loads(text), indent=2)
+    assert said in [step["message"] for step in json.loads(text)["steps"]]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Retries do not wait; what they would have waited is returned."""
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(artifacts.asyncio, "sleep", sleep)
+    return pauses
+
+
+class TestDirectory:
+    def test_the_root_is_the_environments_else_the_home_directorys(
+        self, artifact_root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert configured_root() == artifact_root
+        monkeypatch.delenv("_OSMOSIS_ROLLOUT_ARTIFACT_ROOT")
+        assert configured_root() == Path.home() / ".osmosis"
+
+    async def test_the_first_creation_leaves_a_marker_outside_of_the_artifacts(self, tmp_path: Path) -> None:
+        made = await create_artifacts_dir(tmp_path / "root", "r1")
+
+        assert made == tmp_path / "root" / "r1" / "artifacts"
+        assert sorted(path.name for path in made.parent.iterdir()) == [".osmosis-health-check", "artifacts"]
+        assert list(made.iterdir()) == []
+
+    async def test_the_marker_is_never_written_again(self, tmp_path: Path) -> None:
+        await create_artifacts_dir(tmp_path, "r1")
+        marker = tmp_path / "r1" / ".osmosis-health-check"
+        marker.write_text("seen")
+        (tmp_path / "r1" / "artifacts").rmdir()
+
+        await create_artifacts_dir(tmp_path, "r1")
+
+        assert marker.read_text() == "seen"
+
+    async def test_a_root_that_cannot_be_written_is_tried_three_times_and_then_done_without(
+        self, tmp_path: Path, quick: list[float]
+    ) -> None:
+        blocked = tmp_path / "file"
+        blocked.write_text("")
+
+        assert await create_artifacts_dir(blocked, "r1") is None
+        assert quick == [0.5, 1.0]
+
+    async def test_a_rollout_goes_on_without_its_directory(
+        self, tmp_path: Path, quick: list[float], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Looks(AgentWorkflow):
+            async def run(self, ctx: AgentWorkflowContext) -> Any:
+                return [{"role": "assistant", "content": str(ctx.artifacts_dir)}]
+
+        blocked = tmp_path / "file"
+        blocked.write_text("")
+        monkeypatch.setenv("_OSMOSIS_ROLLOUT_ARTIFACT_ROOT", str(blocked))
+
+        result = await LocalBackend(workflow=Looks).run_workflow(ExecutionRequest(id="r1", prompt=[]))
+
+        assert result.sample is not None and result.sample.messages[0]["content"] == "None"
+
+
+class Tree:
+    """A source an agent has filled, and a trusted root to copy into."""
+
+    def __init__(self, base: Path) -> None:
+        self.source = base / "source"
+        self.root = base / "root"
+        self.destination = self.root / "a" / "b"
+        self.secret = base / "secret"
+        for directory in (self.source, self.root, self.secret):
+            directory.mkdir()
+        (self.secret / "key").write_text("s3cret")
+
+    def write(self, name: str, text: str) -> None:
+        path = self.source / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def copy(self, **options: Any) -> int:
+        return copy_artifact_tree(self.source, self.destination, destination_root=self.root, **options)
+
+    def copied(self) -> dict[str, str]:
+        return {
+            str(path.relative_to(self.destination)): path.read_text()
+            for path in sorted(self.destination.rglob("*"))
+            if path.is_file()
+        }
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+class TestCopy:
+    def test_contents_are_merged_into_what_is_there(self, tree: Tree) -> None:
+        tree.write("x.txt", "x")
+        tree.write("deep/y.txt", "y")
+        tree.destination.mkdir(parents=True)
+        (tree.destination / "old.txt").write_text("old")
+        (tree.destination / "x.txt").write_text("before")
+
+        assert tree.copy() == 2
+        assert tree.copied() == {"deep/y.txt": "y", "old.txt": "old", "x.txt": "x"}
+
+    def test_symbolic_links_and_special_files_stay_behind(self, tree: Tree) -> None:
+        tree.write("x.txt", "x")
+        (tree.source / "file-link").symlink_to(tree.secret / "key")
+        (tree.source / "directory-link").symlink_to(tree.secret)
+        os.mkfifo(tree.source / "fifo")
+
+        assert tree.copy() == 1
+        assert tree.copied() == {"x.txt": "x"}
+        assert set(artifact_tree_state(tree.source)) == {"x.txt"}
+
+    def test_a_source_that_is_a_symbolic_link_is_refused(self, tree: Tree) -> None:
+        tree.source.rmdir()
+        tree.source.symlink_to(tree.secret)
+
+        with pytest.raises(OSError):
+            tree.copy()
+
+    def test_a_symbolic_link_on_the_way_to_the_destination_is_refused(self, tree: Tree) -> None:
+        tree.write("x.txt", "x")
+        (tree.root / "a").symlink_to(tree.secret)
+
+        with pytest.raises(OSError, match="symlink in artifact destination path"):
+            tree.copy()
+        assert [path.name for path in tree.secret.iterdir()] == ["key"]
+
+    def test_a_symbolic_link_inside_the_destination_is_replaced_not_followed(self, tree: Tree) -> None:
+        tree.write("key", "mine")
+        tree.write("deep/key", "mine")
+        tree.destination.mkdir(parents=True)
+        (tree.destination / "key").symlink_to(tree.secret / "key")
+        (tree.destination / "deep").symlink_to(tree.secret)
+
+        tree.copy()
+
+        assert tree.copied() == {"deep/key": "mine", "key": "mine"}
+        assert (tree.secret / "key").read_text() == "s3cret"
+
+    def test_files_unchanged_since_the_baseline_are_not_copied(self, tree: Tree) -> None:
+        tree.write("old.txt", "old")
+        tree.write("deep/changed.txt", "before")
+        baseline = artifact_tree_state(tree.source)
+        tree.write("deep/changed.txt", "after, and longer")
+        tree.write("new.txt", "new")
+
+        assert tree.copy(baseline=baseline) == 2
+        assert tree.copied() == {"deep/changed.txt": "after, and longer", "new.txt": "new"}
+
+    @pytest.mark.parametrize("place", ["", "..", "../elsewhere"])
+    def test_a_destination_outside_of_the_root_is_refused(self, tree: Tree, place: str) -> None:
+        with pytest.raises(ValueError, match="is not below"):
+            copy_artifact_tree(tree.source, tree.root / place, destination_root=tree.root)
+
+
+def test_an_agents_call_of_another_shape_is_kept() -> None:
+    custom = {"id": "c2", "type": "custom", "custom": {"name": "shell", "input": "ls"}}
+    plain = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    step = only_step({"role": "assistant", "content": None, "tool_calls": [plain, custom, "?"]})
+
+    assert [call["tool_call_id"] for call in step["tool_calls"]] == ["c1"]
+    assert step["extra"] == {"tool_calls": [custom, "?"]}
+
+
+def test_several_samples_are_kept_apart() -> None:
+    told = TrajectoryReport.model_validate(
+        {"model_name": "m", "samples": {"a": {}, "b": {"model_name": "n"}}}
+    )
+
+    converted = convert(CONVERSATION, report=told)
+
+    kept = converted["extra"]["osmosis"]["unmatched_sample_reports"]
+    assert kept == {
+        "a": {"llm_call_metrics": []},
+        "b": {"model_name": "n", "llm_call_metrics": []},
+    }
+    assert converted["agent"]["model_name"] == "m"
+
+
+def test_the_destination_can_be_replaced(tree: Tree) -> None:
+    tree.write("x.txt", "x")
+    (tree.destination / "deep").mkdir(parents=True)
+    (tree.destination / "deep" / "old.txt").write_text("old")
+
+    tree.copy(replace_destination=True)
+
+    assert tree.copied() == {"x.txt": "x"}
+
+
+def test_a_file_takes_the_place_of_a_directory_and_the_reverse(tree: Tree) -> None:
+    tree.write("a", "now a file")
+    tree.write("b/c", "now a directory")
+    (tree.destination / "a" / "deep").mkdir(parents=True)
+    (tree.destination / "b").write_text("was a file")
+
+    tree.copy()
+
+    assert tree.copied() == {"a": "now a file", "b/c": "now a directory"}

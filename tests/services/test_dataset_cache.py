@@ -77,15 +77,6 @@ def test_the_bytes_are_fetched_once(platform: Platform) -> None:
     assert platform.downloads == 1
 
 
-@pytest.mark.parametrize(
-    "change", [{"updated_at": "2026-10-02T08:00:00Z"}, {"updated_at": None}, {"file_format": "json"}]
-)
-def test_another_version_of_the_platform_is_fetched(platform: Platform, change: dict[str, Any]) -> None:
-    fetch()
-    platform.has(b"[]", **change)
-    assert fetch().path.read_bytes() == b"[]"
-
-
 @pytest.mark.parametrize("damage", [b"", b"other bytes", None])
 def test_a_damaged_cache_is_fetched_again(platform: Platform, damage: bytes | None) -> None:
     path = fetch().path
@@ -111,13 +102,6 @@ def test_a_download_of_another_size_is_no_dataset(platform: Platform) -> None:
         fetch()
     platform.has(ROWS)
     assert fetch().source == "download"
-
-
-@pytest.mark.parametrize("status", ["pending", "uploading", "processing", "error", "cancelled", None])
-def test_only_a_dataset_that_is_ready_is_used(platform: Platform, status: str | None) -> None:
-    platform.has(ROWS, status=status)
-    with pytest.raises(OsmosisError, match="`multiply`"):
-        fetch()
 
 
 def test_the_format_may_stand_in_the_name_and_must_be_known(platform: Platform) -> None:
@@ -153,37 +137,6 @@ def root(tmp_path: Path) -> Path:
     return workspace.root
 
 
-def test_an_evaluation_without_a_file_of_its_own_takes_the_platforms_rows(
-    platform: Platform, root: Path
-) -> None:
-    save_login()
-    prepared = prepare(root)
-    assert (prepared.dataset.source, len(prepared.selection)) == ("download", 5)
-    assert prepare(root).dataset.source == "cache"
-
-
-def test_a_file_in_data_comes_first_and_nobody_is_asked(platform: Platform, root: Path) -> None:
-    save_login()
-    (root / "data" / "multiply.jsonl").write_text(jsonl(prompt_rows(3)))
-    assert prepare(root).dataset.source == "workspace"
-    assert not platform.detail.called
-
-
-def test_without_a_login_the_platform_is_not_asked_and_that_is_said(platform: Platform, root: Path) -> None:
-    with pytest.raises(NotFoundError, match=r"`data/multiply\.jsonl`") as missing:
-        prepare(root)
-    assert "the platform was not asked" in (missing.value.hint or "")
-    assert not platform.detail.called
-
-
-def test_a_dataset_that_is_nowhere_says_where_it_was_looked_for(platform: Platform, root: Path) -> None:
-    save_login()
-    platform.detail.respond(404, json={"error": "there is no dataset 'multiply'"})
-    with pytest.raises(NotFoundError, match=f"nor a dataset of that name on {FERN}") as missing:
-        prepare(root)
-    assert "osmosis dataset upload" in (missing.value.hint or "")
-
-
 @pytest.mark.parametrize("status, code", [(401, "AUTH_REQUIRED"), (500, "PLATFORM_ERROR")])
 def test_a_platform_that_is_not_well_is_no_missing_dataset(
     platform: Platform, root: Path, status: int, code: str
@@ -193,3 +146,20 @@ def test_a_platform_that_is_not_well_is_no_missing_dataset(
     with pytest.raises(PlatformError) as caught:
         prepare(root)
     assert caught.value.code == code
+
+
+def test_an_evaluation_without_a_file_of_its_own_takes_the_platforms_rows(
+    platform: Platform, root: Path
+) -> None:
+    save_login()
+    prepared = prepare(root)
+    assert (prepared.dataset.source, len(prepared.selection)) == ("download", 5)
+    assert prepare(root).dataset.source == "cache"
+
+
+def test_a_dataset_that_is_nowhere_says_where_it_was_looked_for(platform: Platform, root: Path) -> None:
+    save_login()
+    platform.detail.respond(404, json={"error": "there is no dataset 'multiply'"})
+    with pytest.raises(NotFoundError, match=f"nor a dataset of that name on {FERN}") as missing:
+        prepare(root)
+    assert "osmosis dataset upload" in (missing.value.hint or "")

@@ -52,14 +52,6 @@ def test_nothing_of_the_users_osmosis_or_git_shows_through(tmp_path: Path) -> No
 
 
 @pytest.mark.e2e
-def test_what_the_evaluation_says_is_the_demos_error_for_scripts(tmp_path: Path) -> None:
-    scratch = prepare_scratch(tmp_path / "demo")
-    (scratch.workspace / CONFIG).write_text("[experiment\n")
-    with pytest.raises(OsmosisError, match=r"^`osmosis eval run .*` failed: .*multiply\.toml"):
-        run_demo(scratch, display="json", tell=lambda _: None, local=True)
-
-
-@pytest.mark.e2e
 def test_a_platform_that_cannot_start_is_the_demos_error_and_leaves_nothing_running(tmp_path: Path) -> None:
     scratch = prepare_scratch(tmp_path / "demo")
     (scratch.root / "data" / "platform.db").write_text("no database")

@@ -1,9 +1,11 @@
-"""Workspaces follow the repository; switching is finding the directory."""
+"""What a command needs of its checkout, its workspace and its platform."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +13,30 @@ import httpx
 import pytest
 import respx
 
+from osmosis_ai.api.capabilities import Capability
+from osmosis_ai.api.client import PlatformClient
+from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.cli.main import main
 from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
+from osmosis_ai.services.capabilities import require_offered
+from osmosis_ai.services.context import open_context
+from osmosis_ai.services.workspace_check import examine
 from osmosis_ai.services.workspaces import (
     WorkspaceDirectories,
     current_workspace,
     find_workspace_directory,
-    list_workspaces,
 )
 from tests.logins import (
     FERN,
     IDENTITY,
-    LATER,
     NOT_CONNECTED,
     REFUSALS,
-    TOKEN,
     VERIFIED,
     make_checkout,
     save_login,
     use_platform,
 )
-from tests.workspace.builders import make_repository
+from tests.workspace.builders import git, make_repository, make_workspace
 
 LAB: dict[str, Any] = {
     "id": "ws_1",
@@ -42,7 +48,7 @@ LAB: dict[str, Any] = {
 MOSS: dict[str, Any] = {"id": "ws_2", "name": "Moss", "connected_repo": None, "role": None, "extra": 1}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[respx.MockRouter]:
     use_platform(monkeypatch)
     save_login()
@@ -52,99 +58,7 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[respx.MockRouter]:
         yield router
 
 
-def test_the_list_marks_the_workspace_of_the_repository_one_is_in(
-    platform: respx.MockRouter, tmp_path: Path
-) -> None:
-    root = make_checkout(tmp_path).root
-    assert [member.item() for member in list_workspaces(root)] == [
-        {
-            "id": "ws_1",
-            "name": "fern-lab",
-            "role": "admin",
-            "repository": IDENTITY,
-            "current": True,
-            "workspace_directory": str(root),
-        },
-        {
-            "id": "ws_2",
-            "name": "Moss",
-            "role": None,
-            "repository": None,
-            "current": False,
-            "workspace_directory": None,
-        },
-    ]
-    asked = {call.request.url.path: call.request.headers for call in platform.calls}
-    assert "x-osmosis-git" not in asked["/api/cli/workspaces"]
-    assert asked["/api/cli/verify"]["x-osmosis-git"] == IDENTITY
-
-
-def test_outside_of_a_repository_none_is_marked(platform: respx.MockRouter) -> None:
-    assert [member.current for member in list_workspaces()] == [False, False]
-    assert platform.calls.call_count == 1
-
-
-@pytest.mark.parametrize("reply", [{"status_code": 404, "json": NOT_CONNECTED}, {"status_code": 500}])
-def test_a_repository_nobody_knows_is_no_reason_to_list_nothing(
-    platform: respx.MockRouter, tmp_path: Path, reply: dict[str, Any]
-) -> None:
-    platform.get("/api/cli/verify").respond(**reply)
-    assert len(list_workspaces(make_checkout(tmp_path).root)) == 2
-
-
-def test_somebody_without_workspaces_sees_none(platform: respx.MockRouter) -> None:
-    platform.get("/api/cli/workspaces").respond(json={"workspaces": []})
-    assert list_workspaces() == ()
-
-
-@pytest.mark.parametrize("reply, code", REFUSALS)
-def test_a_platform_that_is_not_well_is_told_of(
-    platform: respx.MockRouter, reply: dict[str, Any], code: str
-) -> None:
-    platform.get("/api/cli/workspaces").respond(**reply)
-    with pytest.raises(OsmosisError) as caught:
-        list_workspaces()
-    assert caught.value.code == code
-    assert TOKEN not in f"{caught.value.message} {caught.value.details}"
-
-
-def test_the_current_workspace_needs_an_origin_and_no_directories(tmp_path: Path) -> None:
-    with pytest.raises(WorkspaceRequiredError):
-        current_workspace(tmp_path)
-    with pytest.raises(OsmosisError, match="origin"):
-        current_workspace(make_repository(tmp_path / "bare"))
-    workspace = make_checkout(tmp_path / "w")
-    workspace.data_dir.rmdir()
-    assert current_workspace(workspace.root).data() == {
-        "id": "ws_1",
-        "name": "fern-lab",
-        "role": "admin",
-        "email": "mara@fern.example",
-        "expires_at": LATER,
-        "platform_url": FERN,
-        "git": {"identity": IDENTITY, "remote_url": "ssh://git@github.com/Fern/Maze.git"},
-        "workspace_directory": str(workspace.root),
-    }
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        {"status_code": 200, "json": {**VERIFIED, "workspace": None}},
-        {"status_code": 404, "json": NOT_CONNECTED},
-        {"status_code": 403, "json": {"error": "no", "code": "GIT_SCOPE_HEADER_ACCESS_DENIED"}},
-    ],
-)
-def test_a_repository_of_no_workspace_says_how_to_connect_it(
-    platform: respx.MockRouter, tmp_path: Path, reply: dict[str, Any]
-) -> None:
-    platform.get("/api/cli/verify").respond(**reply)
-    with pytest.raises(OsmosisError) as caught:
-        current_workspace(make_checkout(tmp_path).root)
-    assert IDENTITY in caught.value.message
-    assert "osmosis platform connect ssh://git@github.com/Fern/Maze.git" in (caught.value.hint or "")
-
-
+@pytest.mark.usefixtures("platform")
 def test_switching_leads_to_where_commands_have_run(tmp_path: Path) -> None:
     root = make_checkout(tmp_path).root
     with pytest.raises(NotFoundError) as caught:
@@ -155,17 +69,6 @@ def test_switching_leads_to_where_commands_have_run(tmp_path: Path) -> None:
         found = find_workspace_directory(name)
         assert (found.directory, found.current) == (root, False)
     assert find_workspace_directory("fern-lab", root).current
-
-
-def test_a_hosted_workspace_says_what_to_clone(monkeypatch: pytest.MonkeyPatch) -> None:
-    hosted = "https://platform.osmosis.ai"
-    monkeypatch.setenv("OSMOSIS_PLATFORM_URL", hosted)
-    save_login(hosted)
-    with respx.mock(base_url=hosted) as router:
-        router.get("/api/cli/workspaces").respond(json={"workspaces": [LAB]})
-        with pytest.raises(NotFoundError) as caught:
-            find_workspace_directory("fern-lab")
-    assert (caught.value.hint or "").startswith("git clone https://github.com/fern/maze.git, then")
 
 
 def test_a_name_that_is_nearly_right_gets_the_right_one(platform: respx.MockRouter) -> None:
@@ -184,6 +87,7 @@ def test_a_name_that_is_nearly_right_gets_the_right_one(platform: respx.MockRout
 # What is remembered
 
 
+@pytest.mark.usefixtures("platform")
 def test_directories_are_remembered_by_platform_in_the_known_format(tmp_path: Path, home: Path) -> None:
     root = make_repository(tmp_path)
     WorkspaceDirectories(FERN).remember("ws_1", root)
@@ -215,6 +119,7 @@ def test_directories_are_remembered_by_platform_in_the_known_format(tmp_path: Pa
         f'{{"version": 1, "platforms": {{"{FERN}": {{"ws_1": 7}}}}}}',
     ],
 )
+@pytest.mark.usefixtures("platform")
 def test_a_file_that_makes_no_sense_is_as_good_as_none(tmp_path: Path, content: str) -> None:
     directories = WorkspaceDirectories(FERN, tmp_path)
     directories.path.write_text(content)
@@ -224,6 +129,148 @@ def test_a_file_that_makes_no_sense_is_as_good_as_none(tmp_path: Path, content: 
     assert directories.find("ws_1") == root
 
 
+@pytest.mark.usefixtures("platform")
 def test_a_place_that_cannot_be_written_is_no_reason_to_fail(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     WorkspaceDirectories(FERN, tmp_path / "file").remember("ws_1", tmp_path)
+
+
+@pytest.fixture
+def platform_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_platform(monkeypatch)
+
+
+def _refusal(start: Path) -> OsmosisError:
+    with respx.mock, pytest.raises(OsmosisError) as caught, open_context(start):
+        raise AssertionError("the context must not open")
+    return caught.value
+
+
+@pytest.mark.usefixtures("platform_address")
+def test_the_first_thing_wrong_is_the_one_that_is_told(tmp_path: Path) -> None:
+    root = tmp_path / "w"
+    root.mkdir()
+    assert isinstance(_refusal(root), WorkspaceRequiredError)
+    make_repository(root)
+    assert "osmosis doctor --fix" in _refusal(root).message
+    make_workspace(root / "inner")
+    refusal = _refusal(root / "inner")
+    assert (refusal.code, "`origin`" in refusal.message) == ("VALIDATION", True)
+    assert refusal.hint == f"git -C {root / 'inner'} remote add origin URL"
+    git(root / "inner", "remote", "add", "origin", "https://github.com/only-an-owner")
+    assert "exactly one GitHub repository" in _refusal(root / "inner").message
+    git(root / "inner", "remote", "set-url", "origin", "https://github.com/fern/maze")
+    refusal = _refusal(root / "inner")
+    assert (refusal.code, refusal.message) == (
+        "AUTH_REQUIRED",
+        "Not logged in. Run 'osmosis auth login' first.",
+    )
+    save_login()
+    with open_context(root / "inner"):
+        pass
+
+
+@pytest.mark.usefixtures("platform_address")
+def test_an_expired_login_sends_nothing(tmp_path: Path) -> None:
+    workspace = make_checkout(tmp_path)
+    save_login(expires_at=datetime(2020, 1, 1, tzinfo=timezone.utc))
+    refusal = _refusal(workspace.root)
+    assert (refusal.code, refusal.message) == ("AUTH_REQUIRED", f"Your session on {FERN} has expired.")
+
+
+@pytest.mark.usefixtures("platform_address")
+def test_warnings_of_the_platform_reach_whoever_asked_for_them_or_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    workspace = make_checkout(tmp_path)
+    save_login()
+    headers = {"X-Osmosis-Version-Status": "deprecated", "X-Osmosis-Version-Message": "Upgrade soon."}
+    heard: list[tuple[str, str | None]] = []
+    with respx.mock(base_url=FERN) as router:
+        router.get("/api/cli/datasets").respond(json={"datasets": []}, headers=headers)
+        with open_context(workspace.root, warn=lambda text, code: heard.append((text, code))) as context:
+            context.client.datasets.list()
+        use_platform(monkeypatch)
+        with caplog.at_level(logging.WARNING), open_context(workspace.root) as context:
+            context.client.datasets.list()
+    assert heard == [("Upgrade soon.", "DEPRECATED")]
+    assert [record.getMessage() for record in caplog.records if record.name == "osmosis_ai"] == [
+        "Upgrade soon."
+    ]
+
+
+HERE = "https://platform.fern.example"
+
+
+def _answering(router: respx.MockRouter, header: str | None, status: int = 200) -> PlatformClient:
+    headers = {} if header is None else {"X-Osmosis-Capabilities": header}
+    router.get("/api/cli/datasets").respond(
+        status, json={"datasets": []} if status == 200 else {"error": "no"}, headers=headers
+    )
+    router.get("/api/cli/verify").respond(
+        json={"user": {"id": "u1", "email": "a@fern.example"}, "token_id": "t1"}, headers=headers
+    )
+    return PlatformClient(HERE, "osm_u_canary", "fern/maze")
+
+
+@pytest.mark.parametrize("header", ["eval-imports, deletion", "deletion,something-newer, eval-imports "])
+def test_what_the_header_names_is_offered_and_nothing_else(header: str) -> None:
+    with respx.mock(base_url=HERE, assert_all_called=False) as router, _answering(router, header) as client:
+        client.datasets.list()
+        require_offered(client, Capability.EVAL_IMPORTS)
+        require_offered(client, Capability.DELETION)
+        with pytest.raises(PlatformError) as refused:
+            require_offered(client, Capability.BENCHMARKS)
+        assert len(router.calls) == 1  # what is known need not be asked
+    assert refused.value.message == f"This platform does not support benchmark runs: {HERE}."
+    assert refused.value.platform_code == "NOT_OFFERED"
+    assert refused.value.details == {"platform_code": "NOT_OFFERED", "capability": "benchmarks"}
+
+
+def test_the_doctor_shows_no_credentials_of_the_origin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = make_workspace(tmp_path).root
+    git(root, "remote", "add", "origin", "https://ada:token@example.org/team/agents.git")
+    assert main(["doctor", str(root), "--fix", "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert json.loads(shown)["resource"]["git"]["remote_url"] == "https://example.org/team/agents.git"
+    assert "token" not in shown
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"status_code": 200, "json": {**VERIFIED, "workspace": None}},
+        {"status_code": 404, "json": NOT_CONNECTED},
+        {"status_code": 403, "json": {"error": "no", "code": "GIT_SCOPE_HEADER_ACCESS_DENIED"}},
+    ],
+)
+def test_a_repository_of_no_workspace_says_how_to_connect_it(
+    platform: respx.MockRouter, tmp_path: Path, reply: dict[str, Any]
+) -> None:
+    platform.get("/api/cli/verify").respond(**reply)
+    with pytest.raises(OsmosisError) as caught:
+        current_workspace(make_checkout(tmp_path).root)
+    assert IDENTITY in caught.value.message
+    assert "osmosis platform connect ssh://git@github.com/Fern/Maze.git" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("reply, code", REFUSALS)
+def test_a_platform_that_does_not_tell_is_no_fault_of_the_workspace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: dict[str, Any], code: str
+) -> None:
+    use_platform(monkeypatch)
+    save_login()
+    with respx.mock(base_url=FERN) as platform:
+        platform.get("/api/cli/verify").respond(**reply)
+        resource = examine(make_checkout(tmp_path).root).resource()
+    assert (resource["workspace"], resource["valid"]) == (None, True)
+
+
+def test_an_origin_that_names_no_repository_is_a_warning(tmp_path: Path) -> None:
+    root = make_checkout(tmp_path, "https://ada:canary@github.com/only-an-owner").root
+    git_facts = examine(root).resource()["git"]
+    assert git_facts["identity"] is None
+    assert "exactly one GitHub repository" in git_facts["warning"]
+    assert "canary" not in str(git_facts)

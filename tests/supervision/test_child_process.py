@@ -1,22 +1,27 @@
+"""Processes that we start: they end with their starter, and nobody reads what they are told."""
+
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import pwd
 import signal
 import stat
 import subprocess
 import sys
 import textwrap
-import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from osmosis_ai.supervision import ChildProcess, watch_parent
-from osmosis_ai.supervision.child_process import LIFELINE_ENV
+from osmosis_ai.supervision import ChildProcess, kept_to_itself
+from osmosis_ai.supervision.kept_to_itself import is_debuggable
+from osmosis_ai.supervision.program import KEPT_BYTES, FinishedProgram, run_program
 from tests.processes import alive, gone
-
-pytestmark = pytest.mark.integration
 
 # Ends only by force; says so on its output once it is deaf to a polite end.
 STUBBORN = "import signal, threading; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); threading.Event().wait()"
@@ -37,6 +42,7 @@ def first_line(child: ChildProcess) -> str:
     return child.stdout.readline().decode().strip()
 
 
+@pytest.mark.integration
 async def test_a_child_ends_by_itself_and_tells_its_status(tmp_path: Path) -> None:
     child = start("raise SystemExit(7)", tmp_path)
     assert await child.wait() == 7
@@ -44,6 +50,7 @@ async def test_a_child_ends_by_itself_and_tells_its_status(tmp_path: Path) -> No
     assert await child.stop() == 7
 
 
+@pytest.mark.integration
 async def test_a_child_gets_exactly_the_environment_and_directory_it_is_given(tmp_path: Path) -> None:
     child = ChildProcess(
         [sys.executable, "-c", "import os; print(sorted(os.environ), os.getcwd())"],
@@ -56,18 +63,21 @@ async def test_a_child_gets_exactly_the_environment_and_directory_it_is_given(tm
     assert "'ONE'" in line and "'HOME'" not in line and str(tmp_path) in line
 
 
+@pytest.mark.integration
 async def test_stopping_asks_first(tmp_path: Path) -> None:
     child = start(POLITE, tmp_path)
     assert first_line(child) == "ready"
     assert await child.stop(grace_s=600) == -signal.SIGTERM
 
 
+@pytest.mark.integration
 async def test_a_child_that_does_not_listen_is_ended_by_force(tmp_path: Path) -> None:
     child = start(STUBBORN, tmp_path)
     assert first_line(child) == "deaf"
     assert await child.stop(grace_s=0.05) == -signal.SIGKILL
 
 
+@pytest.mark.integration
 async def test_a_cancelled_stop_ends_the_child_at_once(tmp_path: Path) -> None:
     child = start(STUBBORN, tmp_path)
     assert first_line(child) == "deaf"
@@ -79,22 +89,7 @@ async def test_a_cancelled_stop_ends_the_child_at_once(tmp_path: Path) -> None:
     assert await asyncio.wait_for(child.wait(), 60) == -signal.SIGKILL
 
 
-def test_killing_waits_for_the_end(tmp_path: Path) -> None:
-    child = start(STUBBORN, tmp_path)
-    assert first_line(child) == "deaf"
-    child.kill()
-    assert child.poll() == -signal.SIGKILL
-
-
-def test_a_child_that_ends_by_itself_is_waited_for_without_an_event_loop(tmp_path: Path) -> None:
-    assert start("raise SystemExit(7)", tmp_path).finish(60) == 7
-    slow, called_off = start(STUBBORN, tmp_path), threading.Event()
-    assert slow.finish(0.05) is None
-    assert slow.poll() == -signal.SIGKILL
-    called_off.set()
-    assert start(STUBBORN, tmp_path).finish(60, called_off) is None
-
-
+@pytest.mark.integration
 async def test_what_the_child_started_is_stopped_with_it(tmp_path: Path) -> None:
     child = start(
         f"""
@@ -127,6 +122,7 @@ def parent_program(child_source: str) -> str:
     )
 
 
+@pytest.mark.integration
 @pytest.mark.e2e
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_child_ends_however_its_parent_ends(number: signal.Signals) -> None:
@@ -141,6 +137,7 @@ async def test_a_child_ends_however_its_parent_ends(number: signal.Signals) -> N
     await asyncio.wait_for(gone(child), 60)
 
 
+@pytest.mark.integration
 @pytest.mark.e2e
 async def test_a_killed_parent_takes_a_deaf_child_and_its_deaf_grandchild_along() -> None:
     source = f"""
@@ -163,43 +160,7 @@ async def test_a_killed_parent_takes_a_deaf_child_and_its_deaf_grandchild_along(
     await asyncio.wait_for(gone(grandchild), 60)
 
 
-def test_without_a_lifeline_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(LIFELINE_ENV, raising=False)
-    watch_parent()
-    monkeypatch.setenv(LIFELINE_ENV, "0")
-    monkeypatch.setattr(os, "getpgid", lambda pid: -1)
-    watch_parent()
-    assert LIFELINE_ENV not in os.environ
-
-
-def test_a_program_that_does_not_exist_leaves_no_descriptor_open(tmp_path: Path) -> None:
-    before = len(os.listdir("/dev/fd"))
-    with pytest.raises(FileNotFoundError):
-        ChildProcess(["/no/such/program"], env={}, cwd=tmp_path, stdout=subprocess.DEVNULL)
-    assert len(os.listdir("/dev/fd")) == before
-
-
-def test_two_that_end_a_child_at_once_let_go_of_it_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    child = start("pass", tmp_path)
-    lifeline, closed, close = child._lifeline, [], os.close
-
-    def close_while_another_ends_it(descriptor: int) -> None:
-        if descriptor == lifeline:
-            closed.append(descriptor)
-            if len(closed) > 1:
-                return
-            other = threading.Thread(target=child.kill)
-            other.start()
-            other.join()
-        close(descriptor)
-
-    monkeypatch.setattr(os, "close", close_while_another_ends_it)
-    child.kill()
-    assert closed == [lifeline]
-
-
+@pytest.mark.integration
 async def test_a_log_is_appended_to_and_its_owners_alone(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "child.log"
     for word in ("one", "two"):
@@ -209,6 +170,7 @@ async def test_a_log_is_appended_to_and_its_owners_alone(tmp_path: Path) -> None
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
+@pytest.mark.integration
 def test_what_a_background_process_starts_stays_in_the_background(tmp_path: Path) -> None:
     script = (
         "import os, subprocess, sys\n"
@@ -223,3 +185,262 @@ def test_what_a_background_process_starts_stays_in_the_background(tmp_path: Path
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert result.stdout.strip() == str(max(10, os.getpriority(os.PRIO_PROCESS, 0))), result.stderr
+
+
+FOREIGN = "import os, threading; print(os.getpid(), flush=True); threading.Event().wait()"
+CAREFUL = """
+import signal, sys, threading
+def end(*_):
+    print("cleaned up", flush=True)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+threading.Event().wait()
+"""
+PARENT = f"""
+import os, sys, threading
+from pathlib import Path
+from osmosis_ai.supervision import ChildProcess
+child = ChildProcess(
+    [sys.executable, "-m", "osmosis_ai.supervision", sys.executable, "-c", {FOREIGN!r}],
+    env=dict(os.environ), cwd=Path.cwd(), stdout=1,
+)
+threading.Event().wait()
+"""
+
+
+def guarded(source: str, tmp_path: Path) -> ChildProcess:
+    return ChildProcess(
+        [sys.executable, "-m", "osmosis_ai.supervision", sys.executable, "-c", source],
+        env=dict(os.environ),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+    )
+
+
+def line(child: ChildProcess) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline().decode().strip()
+
+
+@pytest.mark.integration
+def test_a_program_ends_when_its_starter_is_killed() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    foreign = int(parent.stdout.readline())
+    assert alive(foreign)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    asyncio.run(asyncio.wait_for(gone(foreign), 300))
+
+
+@pytest.mark.integration
+async def test_a_program_that_is_asked_to_end_is_waited_for(tmp_path: Path) -> None:
+    child = guarded(CAREFUL, tmp_path)
+    assert line(child) == "ready"
+    assert await child.stop(grace_s=600) == 3
+    assert line(child) == "cleaned up"
+
+
+@pytest.mark.integration
+async def test_the_guard_ends_as_its_program_did(tmp_path: Path) -> None:
+    assert await guarded("raise SystemExit(7)", tmp_path).wait() == 7
+    killed = guarded("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", tmp_path)
+    assert await killed.wait() == -signal.SIGKILL
+
+
+CANARY = "canary-8731"
+READER = """
+import sys
+for name in ("environ", "mem"):
+    try:
+        with open(f"/proc/{sys.argv[1]}/{name}", "rb") as file:
+            if name == "mem":
+                print("mem")
+            elif b"canary-8731" in file.read():
+                print("environ")
+    except PermissionError:
+        pass
+"""
+
+
+def unprivileged() -> dict[str, Any]:
+    if os.geteuid() != 0:
+        return {}
+    nobody = pwd.getpwnam("nobody")
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+def _interpreter(user: dict[str, Any]) -> str:
+    for candidate in (os.path.realpath(sys.executable), "/usr/bin/python3"):
+        try:
+            subprocess.run([candidate, "-c", ""], cwd="/", check=True, **user)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return candidate
+    pytest.skip("`nobody` can start no interpreter here")
+
+
+def what_a_neighbour_reads(variables: dict[str, str]) -> set[str]:
+    """Start a process that keeps to itself, and return what another program of its user reads of it."""
+    user = unprivileged()
+    python = [_interpreter(user), "-I", "-S", "-c"]
+    source = Path(kept_to_itself.__file__).read_text()
+    keeper = f"{source}\nkeep_to_itself(os.environ)\nprint('ready', flush=True)\nsys.stdin.read()\n"
+    with subprocess.Popen(
+        [*python, keeper],
+        env={"SECRET": CANARY, **variables},
+        cwd="/",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        **user,
+    ) as process:
+        assert process.stdout is not None and process.stdin is not None
+        assert process.stdout.readline() == b"ready\n"
+        reader = [*python, READER, str(process.pid)]
+        read = subprocess.run(reader, env={}, cwd="/", capture_output=True, text=True, check=True, **user)
+        process.stdin.close()
+    return set(read.stdout.split())
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has it")
+def test_neither_environment_nor_memory_is_read_by_another_program_of_the_user() -> None:
+    assert what_a_neighbour_reads({}) == set()
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has it")
+def test_an_operator_who_wants_to_look_inside_can() -> None:
+    assert "environ" in what_a_neighbour_reads({"OSMOSIS_DEBUGGABLE": "1"})
+    assert not is_debuggable({}) and not is_debuggable({"OSMOSIS_DEBUGGABLE": "0"})
+
+
+@pytest.mark.integration
+async def test_what_a_child_alone_is_told_is_in_no_environment(tmp_path: Path) -> None:
+    program = """
+import json, os
+from osmosis_ai.supervision import take_handed
+began_with = open("/proc/self/environ").read() if os.path.exists("/proc/self/environ") else str(os.environ)
+first, second = take_handed(), take_handed()
+print(json.dumps([CANARY in began_with, first, second, sorted(name for name in os.environ if "HANDED" in name)]))
+""".replace("CANARY", repr(CANARY))
+    told = tmp_path / "told"
+    child = ChildProcess(
+        [sys.executable, "-c", program],
+        env=dict(os.environ),
+        cwd=tmp_path,
+        stdout=told,
+        handed={"SECRET": CANARY},
+    )
+    assert await asyncio.wait_for(child.wait(), 60) == 0, told.read_text()
+    await child.stop()
+    assert json.loads(told.read_text()) == [False, {"SECRET": CANARY}, {}, []]
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows a process's descriptors as files")
+async def test_what_a_child_alone_is_told_nobody_takes_out_of_its_descriptors(tmp_path: Path) -> None:
+    # It has not kept to itself yet, and waits until we have looked.
+    child = ChildProcess(
+        [sys.executable, "-c", "import threading; print('begun', flush=True); threading.Event().wait()"],
+        env=dict(os.environ),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        handed={"SECRET": CANARY},
+    )
+    assert child.stdout is not None and child.stdout.readline() == b"begun\n"
+    stolen = []
+    for descriptor in Path(f"/proc/{child.pid}/fd").iterdir():
+        with suppress(OSError):
+            opened = os.open(descriptor, os.O_RDONLY | os.O_NONBLOCK)
+            with suppress(OSError):
+                stolen.append(os.read(opened, 1 << 16))
+            os.close(opened)
+    await child.stop()
+    assert stolen and CANARY.encode() not in b"".join(stolen)
+
+
+# Of this process alone: the tests of another checkout may run next to these.
+SLEEPS = [f"sleep {10**9 + 10 * os.getpid() + number}" for number in range(4)]
+
+
+def running(words: str) -> bool:
+    for process in Path("/proc").iterdir():
+        try:
+            command = (process / "cmdline").read_bytes() if process.name.isdigit() else b""
+        except OSError:
+            continue
+        if command.replace(b"\0", b" ").startswith(words.encode()):
+            return True
+    return False
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async def look() -> None:
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+    await asyncio.wait_for(look(), 60)
+
+
+async def run(
+    place: Path, *command: str, grace_s: float = 1.0, max_output_bytes: int = 1 << 20
+) -> FinishedProgram:
+    (place / "prompt").write_text("hello")
+    return await run_program(
+        command,
+        env=dict(os.environ),
+        cwd=place,
+        stdin=place / "prompt",
+        max_output_bytes=max_output_bytes,
+        grace_s=grace_s,
+    )
+
+
+@pytest.mark.e2e
+async def test_its_status_and_the_end_of_what_it_wrote_are_told(tmp_path: Path) -> None:
+    ended = await run(tmp_path, "sh", "-c", "cat; echo problem >&2; exit 7")
+    assert ended == FinishedProgram(7, "hello", "problem\n", flooded=False)
+    long = await run(tmp_path, "sh", "-c", f"yes | head -c {3 * KEPT_BYTES}; echo end; kill -9 $$")
+    assert (long.status, len(long.stdout), long.stdout[-4:]) == (-signal.SIGKILL, KEPT_BYTES, "end\n")
+    assert tmp_path.exists(), "it was not called off"
+
+
+@pytest.mark.e2e
+async def test_who_floods_is_ended(tmp_path: Path) -> None:
+    flood = f"yes {os.getpid()}"
+    ended = await run(tmp_path, "sh", "-c", flood, max_output_bytes=100_000)
+    assert ended.flooded and len(ended.stdout) == KEPT_BYTES
+    assert not running(flood)
+
+
+@pytest.mark.e2e
+async def test_who_does_not_want_to_end_is_made_to(tmp_path: Path) -> None:
+    stubborn = f"trap '' TERM; (setsid {SLEEPS[0]} &); while :; do {SLEEPS[1]}; done"
+    task = asyncio.create_task(run(tmp_path, "sh", "-c", stubborn, grace_s=0.05))
+    await until(lambda: running(SLEEPS[0]) and running(SLEEPS[1]))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not running(SLEEPS[0]) and not running(SLEEPS[1])
+
+
+@pytest.mark.e2e
+async def test_nothing_is_left_when_its_starter_is_killed(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    starter = f"""
+import asyncio
+from pathlib import Path
+from tests.supervision.test_child_process import run
+asyncio.run(run(Path({str(place)!r}), "sh", "-c", "(setsid {SLEEPS[2]} &) ; {SLEEPS[3]}", grace_s=0.05))
+"""
+    process = subprocess.Popen([sys.executable, "-c", starter], cwd=Path(__file__).parents[2])  # noqa: ASYNC220
+    try:
+        await until(lambda: running(SLEEPS[2]) and running(SLEEPS[3]))
+    finally:
+        process.kill()
+        process.wait()
+    await until(lambda: not running(SLEEPS[2]) and not running(SLEEPS[3]) and not place.exists())

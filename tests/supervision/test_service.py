@@ -1,10 +1,9 @@
-"""A service is ready when it says so, is explained when it is not, and is started again as often as it may be."""
+"""Services: ready when they say so, explained when not, started again within limits."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import sys
 import textwrap
@@ -13,11 +12,17 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.supervision import Service, ServiceDiedError, ServiceError, ServiceSpec, free_port, is_free
-from tests.loop_clock import advance_loop_clock
+from osmosis_ai.supervision import (
+    Service,
+    ServiceDiedError,
+    ServiceError,
+    ServiceSpec,
+    free_port,
+    is_free,
+    service,
+)
+from osmosis_ai.supervision.bounded_log import shorten_log
 from tests.processes import alive
-
-pytestmark = pytest.mark.integration
 
 READY = 'import threading; print(\'{"url": "here"}\', flush=True); threading.Event().wait()'
 HEALTHY = """
@@ -66,6 +71,7 @@ async def refused(spec: ServiceSpec) -> ServiceError:
     return caught.value
 
 
+@pytest.mark.integration
 async def test_an_announced_service_is_ready_when_it_has_said_so(tmp_path: Path) -> None:
     async with Service(announcing(tmp_path, f"print('first')\n{READY}")) as service:
         assert service.answer == {"url": "here"}
@@ -78,21 +84,14 @@ async def test_an_announced_service_is_ready_when_it_has_said_so(tmp_path: Path)
     assert (service.answer, service.failure()) == (None, None)
 
 
+@pytest.mark.integration
 async def test_a_service_with_an_address_is_ready_when_that_answers(tmp_path: Path) -> None:
     async with Service(answering(tmp_path)) as service:
         assert service.answer == {"whose": "ours"}
     assert (tmp_path / "thing.log").read_text() == "serving\n"
 
 
-def test_a_service_can_be_started_in_one_event_loop_and_stopped_in_another(tmp_path: Path) -> None:
-    service = Service(announcing(tmp_path, READY))
-    asyncio.run(service.start())
-    pid = service.pid
-    assert alive(pid)
-    asyncio.run(service.stop())
-    assert not alive(pid)
-
-
+@pytest.mark.integration
 async def test_one_that_ends_before_it_is_ready_is_explained_by_its_last_words(tmp_path: Path) -> None:
     error = await refused(announcing(tmp_path, "import nowhere"))
     assert (error.cause, error.status) == ("ended", 1)
@@ -103,12 +102,7 @@ async def test_one_that_ends_before_it_is_ready_is_explained_by_its_last_words(t
     assert error.details["reason"] == reason
 
 
-async def test_one_that_returns_at_once_is_told_to_go_on(tmp_path: Path) -> None:
-    error = await refused(announcing(tmp_path, ""))
-    assert error.message == "the thing ended before it was ready (exit status 0)."
-    assert error.hint == "it must start a server and keep running."
-
-
+@pytest.mark.integration
 async def test_last_words_are_heard_although_a_grandchild_holds_the_output_open(tmp_path: Path) -> None:
     source = (
         "import subprocess; subprocess.Popen(['sleep', '600']); raise SystemExit('I left somebody behind')"
@@ -117,41 +111,14 @@ async def test_last_words_are_heard_although_a_grandchild_holds_the_output_open(
     assert error.message.endswith("\n  I left somebody behind")
 
 
-async def test_one_that_is_late_is_said_to_be_late_and_nothing_else(tmp_path: Path) -> None:
-    silent = announcing(
-        tmp_path, "import threading; threading.Event().wait()", start_timeout_s=0.1, late_hint="wait"
-    )
-    error = await refused(silent)
-    assert (error.cause, error.status, error.hint) == ("late", None, "wait")
-    assert error.message == "the thing was not ready after 0.1 s."
-
-
-async def test_one_that_is_late_shows_what_it_answered_last(tmp_path: Path) -> None:
-    service = Service(answering(tmp_path, status=503, start_timeout_s=600.0))
-    starting = asyncio.create_task(service.start())
-    while service._seen != "status 503":
-        assert not starting.done()
-        await asyncio.sleep(0.01)
-    advance_loop_clock(600.0)
-    with pytest.raises(ServiceError) as late:
-        await starting
-    assert re.match(
-        r"the thing was not ready after 600 s \(`GET /health` on port \d+: status 503\)", late.value.message
-    )
-
-
+@pytest.mark.integration
 async def test_one_ended_by_force_is_told_from_one_that_failed(tmp_path: Path) -> None:
     error = await refused(announcing(tmp_path, "import os; os.kill(os.getpid(), 9)"))
     assert error.cause == "killed"
     assert "(signal 9, as when the machine has no memory left)" in error.message
 
 
-async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
-    error = await refused(ServiceSpec("the thing", ["/nowhere/thing"], {}, tmp_path))
-    assert error.cause == "not started"
-    assert error.message == "the thing could not be started with `/nowhere/thing`: No such file or directory."
-
-
+@pytest.mark.integration
 async def test_a_port_that_is_another_services_is_said(tmp_path: Path) -> None:
     port = free_port()
     async with Service(answering(tmp_path, port=port)):
@@ -164,6 +131,7 @@ async def test_a_port_that_is_another_services_is_said(tmp_path: Path) -> None:
     assert f"port {port}" in error.message or "another process listens on its port" in error.message
 
 
+@pytest.mark.integration
 async def test_secrets_are_blotted_out_of_what_is_quoted(tmp_path: Path) -> None:
     spec = announcing(tmp_path, "raise SystemExit('the key sk-1')", secret_values=frozenset({"", "sk-1"}))
     error = await refused(spec)
@@ -171,16 +139,7 @@ async def test_secrets_are_blotted_out_of_what_is_quoted(tmp_path: Path) -> None
     assert "sk-1" not in str(error.details)
 
 
-async def test_only_what_this_start_wrote_is_quoted(tmp_path: Path) -> None:
-    log = tmp_path / "thing.log"
-    log.write_text("ValueError: of an earlier run\n")
-    async with Service(
-        announcing(tmp_path, "raise SystemExit('now')", announces=None, log_path=log)
-    ) as service:
-        error = await service.death()
-    assert error.message == f"the thing ended (exit status 1).\nlast lines of {log}:\n  now"
-
-
+@pytest.mark.integration
 async def test_a_death_is_noticed_and_explained(tmp_path: Path) -> None:
     async with Service(announcing(tmp_path, READY)) as service:
         dying = asyncio.create_task(service.death())
@@ -191,15 +150,7 @@ async def test_a_death_is_noticed_and_explained(tmp_path: Path) -> None:
         assert failure.status == -signal.SIGTERM
 
 
-async def test_what_a_service_writes_about_other_addresses_does_not_explain_its_death(tmp_path: Path) -> None:
-    source = READY.split(";")[0] + "; print('OSError: Address already in use', flush=True); " + READY
-    async with Service(announcing(tmp_path, source)) as service:
-        os.kill(service.pid, signal.SIGKILL)
-        error = await service.death()
-    assert (error.cause, error.status) == ("killed", -signal.SIGKILL)
-    assert error.message.startswith("the thing ended (signal 9, as when the machine has no memory left)")
-
-
+@pytest.mark.integration
 async def test_a_dead_service_is_revived_as_often_as_it_may_be(tmp_path: Path) -> None:
     notes: list[str] = []
     async with Service(announcing(tmp_path, READY, restarts=2)) as service:
@@ -222,6 +173,7 @@ async def test_a_dead_service_is_revived_as_often_as_it_may_be(tmp_path: Path) -
     assert notes == ["the thing ended (signal 15). Starting it again."] * 4
 
 
+@pytest.mark.integration
 async def test_a_start_that_is_cancelled_leaves_nothing_and_can_be_taken_up_again(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     source = f"import os, time\nprint(os.getpid(), flush=True)\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.02)\n"
@@ -237,3 +189,42 @@ async def test_a_start_that_is_cancelled_leaves_nothing_and_can_be_taken_up_agai
     gate.touch()
     assert await service.revive()
     await service.stop()
+
+
+WRITER = """
+import itertools, sys, time
+for number in itertools.count():
+    print(f"line {number:012}", flush=True)
+    time.sleep(0.0001)
+"""
+
+
+def test_the_last_whole_lines_are_kept_and_what_is_appended_next_stands_behind_them(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    assert not shorten_log(log)
+    with log.open("ab", buffering=0) as writer:
+        writer.write(b"".join(b"line %04d\n" % number for number in range(1000)))
+        assert not shorten_log(log, most_bytes=10_000)
+        assert shorten_log(log, most_bytes=9_999, kept_bytes=25)
+        writer.write(b"next\n")
+    assert log.read_bytes() == (
+        b"[9980 bytes were left out here: the log had grown too large]\nline 0998\nline 0999\nnext\n"
+    )
+
+
+@pytest.mark.integration
+async def test_the_log_of_a_service_stays_within_bounds_and_still_explains_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "LOG_LOOK_S", 0.01)
+    monkeypatch.setattr(
+        service, "shorten_log", lambda path: shorten_log(path, most_bytes=4000, kept_bytes=1000)
+    )
+    log = tmp_path / "thing.log"
+    async with Service(announcing(tmp_path, WRITER, announces=None, log_path=log)) as writing:
+        dying = asyncio.create_task(writing.death())
+        while not (log.exists() and log.read_bytes().startswith(b"[")):  # noqa: ASYNC110 - a file has no event
+            await asyncio.sleep(0.01)
+        os.kill(writing.pid, signal.SIGKILL)
+        error = await dying
+    assert "line 0" in error.message.splitlines()[-1]

@@ -1,23 +1,31 @@
-"""The documented results file and its numbers, from records as a journal holds them."""
+"""The documented results file of an agent loop, its numbers, and the rows that it reads."""
 
 from __future__ import annotations
 
 import json
-import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.agent_loop.dataset import (
+    REQUIRED_COLUMNS,
+    DatasetReader,
+    dataset_row_to_request,
+    loop_row,
+)
+from osmosis_ai.evaluation.agent_loop.errors import DatasetValidationError
 from osmosis_ai.evaluation.agent_loop.results import (
     ClassicSettings,
     RecordedRuns,
     ResultsFile,
     summarize_runs,
 )
+from osmosis_ai.evaluation.agent_loop.score_summary import ks_for, pass_at_k, summarize_scores
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
+from tests.datasets.builders import write, write_rows
 from tests.evaluation.recorded_runs import journal_of
 
 
@@ -88,12 +96,6 @@ def test_the_file_is_written_row_by_row_as_if_at_once(tmp_path: Path) -> None:
     assert (summary["total_tokens"], summary["cost_usd"], summary["total_duration_ms"]) == (5, 0.5, 5.0)
 
 
-def test_a_run_of_nothing_is_an_empty_file_of_the_same_shape(tmp_path: Path) -> None:
-    text, found = written(tmp_path, [], rows=1, n=1)
-    assert text == json.dumps(found, indent=2) + "\n"
-    assert (found["rows"], found["summary"]["total_runs"]) == ([], 0)
-
-
 def test_an_agent_that_rewards_itself_now_and_then_has_a_score_in_those_runs_alone() -> None:
     records = [
         record(0, 0, scores={"a:fn": 0.0}),
@@ -125,28 +127,172 @@ def test_the_latest_record_of_a_run_counts_and_what_is_no_part_of_the_run_does_n
         assert [(each.run_index, each.status) for each in runs] == [(0, "success"), (1, "success")]
 
 
-def test_a_place_that_cannot_be_written_is_found_without_touching_what_is_there(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "out.json"
-    ResultsFile(path).check()
-    assert list(path.parent.iterdir()) == []
-    path.write_text("kept")
-    ResultsFile(path).check()
-    assert path.read_text() == "kept"
-
-    (tmp_path / "file").write_text("")
-    for bad in (tmp_path, tmp_path / "file" / "out.json"):
-        with pytest.raises(OsmosisError, match="cannot be written"):
-            ResultsFile(bad).check()
+def test_documented_numbers_count_a_run_without_a_score_as_zero_and_ours_leave_it_out() -> None:
+    found = summarize_scores([[1.0, None], [0.5, 0.5]], n_runs=2, pass_threshold=1.0)
+    assert (found.mean, found.min, found.max) == (0.5, 0.0, 1.0)
+    assert found.std == pytest.approx(0.125**0.5)  # the population's
+    assert found.pass_at_k == {1: 0.25}  # 2 is no documented k
+    assert (found.scored, found.unscored) == (3, 1)
+    assert found.estimate is not None
+    assert (found.estimate.value, found.estimate.n) == (0.75, 3)  # every row weighs the same
+    assert set(found.pass_at_k_estimates) == {1, 2}
+    assert found.pass_at_k_estimates[1].value == 0.5
 
 
-def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+def test_no_threshold_makes_a_run_without_a_score_pass() -> None:
+    found = summarize_scores([[None, None], [-1.0, -2.0]], n_runs=2, pass_threshold=-5.0)
+    assert found.pass_at_k == {1: 0.5}
+    assert found.pass_at_k_estimates[2].value == 1.0
+    assert summarize_scores([[None]], n_runs=1, pass_threshold=0.0).estimate is None
+
+
+def test_one_run_per_row_has_no_documented_pass_at_k_but_a_pass_rate() -> None:
+    found = summarize_scores([[1.0], [0.0]], n_runs=1, pass_threshold=1.0)
+    assert found.pass_at_k == {}
+    assert {k: estimate.value for k, estimate in found.pass_at_k_estimates.items()} == {1: 0.5}
+    assert list(found.documented()) == ["mean", "std", "min", "max"]
+
+
+def test_rows_that_are_copies_count_as_one_in_the_interval() -> None:
+    scores: list[list[float | None]] = [[0.1], [0.5], [0.9], [0.9]]
+    apart = summarize_scores(scores, n_runs=1, pass_threshold=1.0)
+    found = summarize_scores(scores, n_runs=1, pass_threshold=1.0, clusters=[0, 1, 2, 2])
+    assert apart.estimate is not None and found.estimate is not None
+    assert (apart.estimate.clusters, found.estimate.clusters) == (4, 3)
+    # The two-sided intervals of either end at the scores observed.
+    assert (found.estimate.at_most or 0) > (apart.estimate.at_most or 0)
+
+
+def test_a_k_that_is_asked_for_stands_beside_the_documented_ones() -> None:
+    found = summarize_scores([[1.0, None], [0.5, 0.5]], n_runs=2, pass_threshold=1.0, ks=(2,))
+    assert found.pass_at_k == {1: 0.25, 2: 0.5}
+    assert found.documented()["pass_at_2"] == 0.5
+
+
+def test_nothing_is_summarized_as_nothing() -> None:
+    found = summarize_scores([], n_runs=3, pass_threshold=1.0)
+    assert (found.mean, found.std, found.pass_at_k, found.scored) == (0.0, 0.0, {}, 0)
+
+
+def test_pass_at_k_at_its_borders() -> None:
+    assert pass_at_k(10, 7, 3) == pytest.approx(0.99167, abs=1e-5)
+    assert [pass_at_k(5, 0, 3), pass_at_k(2, 1, 5), pass_at_k(5, 5, 1), pass_at_k(5, 4, 2)] == [0, 1, 1, 1]
+
+
+def test_every_k_is_documented_a_power_of_two_or_asked_for() -> None:
+    assert ks_for(10, [7, 99]) == [1, 2, 3, 4, 5, 7, 8, 10]
+    assert ks_for(1) == [1]
+
+
+def question(number: int, **more: Any) -> dict[str, Any]:
+    return {"system_prompt": "Be brief.", "user_prompt": f"{number}?", "ground_truth": str(number), **more}
+
+
+def test_known_columns_are_found_in_any_case_and_ground_truth_is_optional(tmp_path: Path) -> None:
+    lines = [
+        '{"System_Prompt": "s", "USER_PROMPT": "u", "Ground_Truth": "g", "Answer": 1}',
+        "",
+        '{"system_prompt": "s", "user_prompt": "u"}',
+        '{"system_prompt": "s", "user_prompt": "u", "ground_truth": null, "only_here": true}',
+    ]
+    rows = DatasetReader(write(tmp_path, "a.jsonl", "\n".join(lines))).read()
+    assert rows == [
+        {"system_prompt": "s", "user_prompt": "u", "ground_truth": "g", "Answer": 1},
+        {"system_prompt": "s", "user_prompt": "u", "ground_truth": None},
+        {"system_prompt": "s", "user_prompt": "u", "ground_truth": None, "only_here": True},
+    ]
+    assert set(REQUIRED_COLUMNS) == {"system_prompt", "user_prompt"}
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ([1], "Row 7: Expected object, found an array."),
+        ({"user_prompt": "u"}, "Row 7: Missing required columns: system_prompt (found: user_prompt)."),
+        ({}, "Row 7: Missing required columns: user_prompt, system_prompt (found: none)."),
+        (question(1, user_prompt=None), "Row 7: 'user_prompt' cannot be null."),
+        (question(1, system_prompt=" \n"), "Row 7: 'system_prompt' cannot be empty."),
+        (question(1, user_prompt=3), "Row 7: 'user_prompt' must be a string, found a number."),
+        (question(1, ground_truth=[4]), "Row 7: 'ground_truth' must be a string, found an array."),
+        (question(1, level=float("inf")), "Row 7: 'level' is inf, which JSON cannot hold."),
+    ],
+)
+def test_a_row_that_no_agent_can_take_is_named_by_its_place(record: object, words: str) -> None:
+    with pytest.raises(DatasetValidationError) as caught:
+        loop_row(record, 7)
+    assert caught.value.message == words
+
+
+# What is read at a time has a size of its own in each format; all rows together are 13 MB and more.
+@pytest.mark.integration
+@pytest.mark.parametrize(("extension", "megabytes"), [("jsonl", 2), ("json", 8), ("parquet", 6)])
+def test_rows_stream_in_bounded_memory(tmp_path: Path, extension: str, megabytes: int) -> None:
+    path = write_rows(tmp_path, extension, [question(1, text="x" * 200)] * 20_000)
+    reader = DatasetReader(path)
+    tracemalloc.start()
     try:
-        ResultsFile(path).check()
-        ResultsFile(path).write({}, [])
-        assert json.loads(os.read(reader, 1000)) == {"config": {}, "summary": {}, "rows": []}
+        assert sum(1 for _ in reader.iter_rows()) == len(reader) == 20_000
+        peak = tracemalloc.get_traced_memory()[1]
     finally:
-        os.close(reader)
-    assert path.is_fifo()
+        tracemalloc.stop()
+    assert peak < megabytes << 20
+
+
+def test_a_row_becomes_the_request_that_an_agent_gets() -> None:
+    row = question(3, Level=2)
+    request = dataset_row_to_request(row, 5)
+    assert request.rollout_id == "local-5"
+    assert request.server_url == "http://local-rollout.local"
+    assert request.messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "3?"},
+    ]
+    assert request.metadata == {"ground_truth": "3", "row_index": 5, "Level": 2}
+    assert (request.completion_params, request.max_turns, request.max_tokens_total) == ({}, 10, 4096)
+
+    request = dataset_row_to_request(
+        row,
+        5,
+        max_turns=2,
+        max_tokens_total=9,
+        completion_params={"temperature": 0.5},
+        rollout_id="eval-5-run-1",
+        metadata_overrides={"run_index": 1, "Level": 7},
+    )
+    assert request.rollout_id == "eval-5-run-1"
+    assert request.metadata == {"ground_truth": "3", "row_index": 5, "Level": 7, "run_index": 1}
+    assert (request.completion_params, request.max_turns) == ({"temperature": 0.5}, 2)
+
+
+def test_typed_columns_of_parquet_come_as_json(tmp_path: Path) -> None:
+    import datetime
+    import decimal
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {
+        "system_prompt": ["s"],
+        "user_prompt": ["u"],
+        "when": [datetime.datetime(2026, 1, 2, 3, 4)],
+        "day": [datetime.date(2026, 1, 2)],
+        "price": [decimal.Decimal("1.50")],
+        "raw": [b"\xffa"],
+        "nested": [{"days": [datetime.date(2026, 1, 3)]}],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    (row,) = DatasetReader(tmp_path / "rows.parquet").read()
+    metadata = dataset_row_to_request(row, 0).metadata
+    assert {name: metadata[name] for name in columns if name in metadata} == {
+        "when": "2026-01-02T03:04:00",
+        "day": "2026-01-02",
+        "price": "1.50",
+        "raw": "\\xffa",
+        "nested": {"days": ["2026-01-03"]},
+    }
+
+
+def test_a_row_too_large_for_a_request_is_named() -> None:
+    row = {"system_prompt": "s", "user_prompt": "u", "blob": "x" * 1_100_000}
+    with pytest.raises(DatasetValidationError, match=r"^Row 4: .*exceeds maximum of 1048576 bytes"):
+        dataset_row_to_request(row, 4)

@@ -1,18 +1,21 @@
-"""A row through an agent loop in this process: whatever the agent does, the row ends with one result."""
+"""Rows through an agent loop and its eval functions in this process: each ends with one result."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from osmosis_ai.evaluation.agent_loop.errors import ToolValidationError
+from osmosis_ai.evaluation.agent_loop.errors import ProviderError, ToolValidationError
+from osmosis_ai.evaluation.agent_loop.imported_agent import imported_files
+from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient
 from osmosis_ai.evaluation.agent_loop.row_tests import LocalTestRunner, row_result_json
 from osmosis_ai.evaluation.agent_loop.runner import (
     LocalLLMClientProtocol,
@@ -21,12 +24,20 @@ from osmosis_ai.evaluation.agent_loop.runner import (
     run_all,
     validate_tools,
 )
+from osmosis_ai.rollout.eval.evaluation import (
+    EvalFnWrapper,
+    EvalRunner,
+    EvalRunResult,
+    format_eval_report,
+)
+from osmosis_ai.rollout.eval.test_mode import InteractiveLLMClient, InteractiveRunner, InteractiveStep
 from osmosis_ai.rollout.loop.schemas import (
     OpenAIFunctionParametersSchema,
     OpenAIFunctionSchema,
     OpenAIFunctionToolSchema,
 )
 from tests.evaluation.agent_loop.loop_agents import ADD, Agent, ScriptedClient, answer, row
+from tests.standin_model import Reply, StandInModel
 
 
 async def run(agent: Agent, **options: Any) -> LocalRunResult:
@@ -119,16 +130,6 @@ async def test_an_agent_that_fails_in_any_way_fails_its_row_alone(run_: Any, sai
     assert result.token_usage["total_tokens"] == tokens
 
 
-@pytest.mark.parametrize(
-    "reward, written", [(np.float32(0.5), 0.5), (float("nan"), None), ("good", None), (True, 1.0)]
-)
-async def test_a_reward_that_is_no_number_is_written_as_none(reward: Any, written: float | None) -> None:
-    async def rewarded(ctx: Any) -> Any:
-        return ctx.complete([], reward=reward)
-
-    assert json.loads(json.dumps(row_result_json(await run(Agent(rewarded)))))["reward"] == written
-
-
 async def test_a_run_that_is_not_async_fails_the_row_and_says_so() -> None:
     class Synchronous(Agent):
         def run(self, ctx: Any) -> Any:
@@ -151,6 +152,304 @@ async def test_an_agents_own_time_out_is_not_ours() -> None:
         raise asyncio.TimeoutError("the search took too long")
 
     assert (await run(Agent(own), timeout_s=60)).error == "the search took too long"
+
+
+async def test_debugging_writes_an_event_file_that_no_row_leads_elsewhere(tmp_path: Path) -> None:
+    async def logs(ctx: Any) -> Any:
+        ctx.log_event("thought", depth=2)
+        return await answer(ctx)
+
+    await run(Agent(logs), debug=True, debug_dir=tmp_path / "events")
+    (line,) = (tmp_path / "events" / "test-3.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"event": "thought", "rollout_id": "test-3", "depth": 2}
+
+
+def exact(solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+    return float(solution_str.endswith(ground_truth))
+
+
+async def long_enough(messages: list[Any], ground_truth: str, metadata: dict[str, Any]) -> float:
+    return len(messages) / 2 + metadata.get("bonus", 0)
+
+
+def broken(solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+    raise KeyError("no such reference")
+
+
+def not_a_number(solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+    return math.nan
+
+
+async def without_reward(ctx: Any) -> Any:
+    result = await answer(ctx)
+    result.reward = None
+    return result
+
+
+def evaluator(agent: Agent, *functions: Any, **options: Any) -> EvalRunner:
+    return EvalRunner(
+        agent, ScriptedClient(), [EvalFnWrapper(fn, fn.__name__) for fn in functions], **options
+    )
+
+
+async def test_every_run_is_scored_by_every_function_under_an_id_of_its_own() -> None:
+    agent = Agent(without_reward)
+    told: list[tuple[int, int, int]] = []
+    result = await evaluator(agent, exact, long_enough).run_eval(
+        [row("is it 2"), row("is it 3", bonus=0.5)],
+        n_runs=2,
+        max_turns=3,
+        completion_params={"temperature": 0.2},
+        on_progress=lambda current, total, run: told.append((current, total, run.run_index)),
+        start_index=4,
+    )
+    ids = [request.rollout_id for request in agent.requests]
+    assert ids == ["eval-4-run-0", "eval-4-run-1", "eval-5-run-0", "eval-5-run-1"]
+    metadata = agent.requests[3].metadata
+    assert {"execution_mode": "eval", "run_index": 1, "row_index": 5}.items() <= metadata.items()
+    assert agent.requests[0].completion_params == {"temperature": 0.2}
+    assert told == [(1, 4, 0), (2, 4, 1), (3, 4, 0), (4, 4, 1)]
+    assert [row.row_index for row in result.rows] == [4, 5]
+    assert result.rows[1].runs[0].scores == {"exact": 0.0, "long_enough": 2.0}
+    assert (result.total_rows, result.total_runs, result.total_tokens, result.n_runs) == (2, 4, 32, 2)
+    assert set(result.eval_summaries) == {"exact", "long_enough"}
+    summary = result.eval_summaries["exact"]
+    assert (summary.mean, summary.std, summary.pass_at_k) == (0.5, 0.5, {1: 0.5})
+
+
+async def test_a_failed_run_has_no_scores_counts_as_zero_and_never_passes() -> None:
+    async def fails_on_three(ctx: Any) -> Any:
+        if "3" in ctx.request.messages[-1]["content"]:
+            raise RuntimeError("cannot count to three")
+        return await without_reward(ctx)
+
+    result = await evaluator(Agent(fails_on_three), exact).run_eval(
+        [row("is it 2"), row("is it 3")], n_runs=3, pass_threshold=-1.0
+    )
+    failed = result.rows[1].runs[0]
+    assert (failed.success, failed.scores, failed.error) == (False, {}, "cannot count to three")
+    summary = result.eval_summaries["exact"]
+    assert (summary.mean, summary.min, summary.pass_at_k) == (0.5, 0.0, {1: 0.5, 3: 0.5})
+    assert summary.estimate is not None
+    assert (summary.estimate.value, summary.scored, summary.unscored) == (1.0, 3, 3)
+
+
+async def test_a_function_without_a_finite_number_leaves_its_score_out_with_the_reason() -> None:
+    result = await evaluator(Agent(without_reward), exact, broken, not_a_number).run_eval([row("is it 2")])
+    (run,) = result.rows[0].runs
+    assert run.success
+    assert run.scores == {"exact": 1.0}
+    assert "no such reference" in run.unscored["broken"]
+    assert "finite" in run.unscored["not_a_number"]
+    assert result.eval_summaries["broken"].unscored == 1
+
+
+async def test_the_agents_own_reward_is_no_score_of_an_eval_function() -> None:
+    result = await evaluator(Agent(), exact).run_eval([row("is it 2")])
+    assert (result.rows[0].runs[0].scores, result.rows[0].runs[0].reward) == ({"exact": 1.0}, 0.5)
+    assert set(result.eval_summaries) == {"exact"}
+    assert result.reward_summary is not None and result.reward_summary.mean == 0.5
+    assert "Agent reward" in format_eval_report(result)
+
+
+async def test_runs_go_on_beside_each_other_on_clients_of_their_own_and_come_back_in_order() -> None:
+    clients: list[ScriptedClient] = []
+    together = asyncio.Event()
+    waiting = 0
+
+    def factory() -> ScriptedClient:
+        clients.append(ScriptedClient())
+        return clients[-1]
+
+    async def meets_the_others(ctx: Any) -> Any:
+        nonlocal waiting
+        waiting += 1
+        if waiting == 3:
+            together.set()
+        await together.wait()
+        return await without_reward(ctx)
+
+    agent = Agent(meets_the_others)
+    ends: list[int] = []
+    result = await evaluator(agent, exact, llm_client_factory=factory).run_eval(
+        [row(f"is it {number}") for number in range(5)],
+        n_runs=2,
+        batch_size=3,
+        on_progress=lambda current, total, run: ends.append(current),
+    )
+    assert len(clients) == 3
+    assert all(client.closed and client.tools is None for client in clients)
+    assert ends == list(range(1, 11))
+    assert [each.row_index for each in result.rows] == list(range(5))
+    assert [[run.run_index for run in each.runs] for each in result.rows] == [[0, 1]] * 5
+    assert [each.runs[0].scores["exact"] for each in result.rows] == [0, 0, 1, 0, 0]
+
+
+async def test_without_a_factory_one_run_goes_on_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
+    running = most = 0
+
+    async def counts_the_others(ctx: Any) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return await without_reward(ctx)
+
+    runner = evaluator(Agent(counts_the_others), exact)
+    result = await runner.run_eval([row(f"is it {number}") for number in range(3)], batch_size=2)
+    assert ([each.runs[0].scores["exact"] for each in result.rows], most) == ([0, 0, 1], 1)
+    assert "llm_client_factory" in caplog.text
+
+
+async def test_one_run_can_be_made_alone() -> None:
+    run = await evaluator(Agent(), exact).run_single(row("is it 2"), 7, 1)
+    assert isinstance(run, EvalRunResult)
+    assert (run.run_index, run.success, run.tokens) == (1, True, 8)
+
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+async def test_the_model_stops_after_each_reply_while_it_is_paused() -> None:
+    steps: list[InteractiveStep] = []
+
+    async def on_step(step: InteractiveStep) -> None:
+        steps.append(step)
+
+    model = ScriptedClient()
+    client = InteractiveLLMClient(model, on_step)
+    client.reset_metrics()
+    client.set_tools([ADD])
+    await client.chat_completions(HELLO)
+    client.paused = False
+    await client.chat_completions(HELLO)
+    client.clear_tools()
+    assert [(step.turn, step.step_type, step.finish_reason) for step in steps] == [
+        (1, "llm_response", "stop")
+    ]
+    assert [step.turn for step in client.steps] == [1, 2]
+    assert client.messages == [*HELLO, {"role": "assistant", "content": "about: hello"}]
+    assert (model.tools, client.tools) == (None, [ADD])
+    assert client.get_metrics().num_llm_calls == 2
+    await client.close()
+    assert model.closed
+
+
+async def test_a_session_without_a_terminal_of_its_own_asks_on_standard_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter(["1", "t", "q", "0", "c", ""])
+    asked: list[str] = []
+
+    def type_in(prompt: str) -> str:
+        asked.append(prompt)
+        try:
+            return next(answers)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", type_in)
+    rows: list[Any] = [row("first"), row("second")]
+    agent = Agent()
+    results = await InteractiveRunner(agent, ScriptedClient()).run_session(rows.__getitem__, range(2))
+    assert [(result.row_index, result.success, result.error) for result in results] == [
+        (1, False, "Aborted by user"),
+        (0, True, None),
+    ]
+    assert [result.total_tokens for result in results] == [8, 8]
+    assert len(asked) == 7
+    shown = capsys.readouterr().out
+    assert "about: second" in shown
+    assert "add-up: Add." in shown
+    assert [request.rollout_id for request in agent.requests] == ["test-1", "test-0"]
+
+
+async def test_a_call_carries_the_tools_and_every_argument_and_counts_its_tokens() -> None:
+    schema = OpenAIFunctionToolSchema(
+        type="function", function=OpenAIFunctionSchema(name="look", description="Look.")
+    )
+    async with StandInModel() as model:
+        model.script(
+            Reply(content="hi", usage={"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7})
+        )
+        async with ExternalLLMClient("org/name", api_base=model.base_url) as client:
+            client.set_tools([ADD, schema])
+            result = await client.chat_completions(HELLO, temperature=0.5, seed=3, stop=None, max_tokens=9)
+            assert (result.content, result.finish_reason, result.token_ids) == ("hi", "stop", [])
+            assert result.usage == {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+            metrics = client.get_metrics()
+            assert (metrics.num_llm_calls, metrics.prompt_tokens, metrics.response_tokens) == (1, 5, 2)
+            client.clear_tools()
+            client.reset_metrics()
+            await client.chat_completions(HELLO)
+            await client.close()
+            await client.close()
+        assert client.get_metrics().num_llm_calls == 1
+        first, second = (request.body for request in model.requests)
+    assert first["model"] == "org/name"
+    assert {name: first[name] for name in ("temperature", "seed", "max_tokens")} == {
+        "temperature": 0.5,
+        "seed": 3,
+        "max_tokens": 9,
+    }
+    assert [tool["function"]["name"] for tool in first["tools"]] == ["add-up", "look"]
+    assert first["tools"][0] == ADD
+    assert "stop" not in first
+    assert "tools" not in second
+
+
+async def test_a_missing_key_is_said_at_the_first_call() -> None:
+    with pytest.raises(ProviderError, match=r"Authentication failed: .*OPENAI_API_KEY"):
+        await ExternalLLMClient().chat_completions(HELLO)
+
+
+def test_the_users_own_files_count_and_modules_made_at_run_time_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = Path.cwd()
+    own = here / "own_agent.py"
+    own.write_text("")
+    made, imported = ModuleType("_classes_of_a_library"), ModuleType("own_agent")
+    made.__file__, imported.__file__ = "_classes.py", str(own)  # as `torch.classes` has it
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    monkeypatch.setitem(sys.modules, imported.__name__, imported)
+    assert imported_files(here.resolve(), "own_agent:agent_loop") == (own.resolve(),)
+
+
+async def test_the_report_is_plain_text_whatever_prints_it() -> None:
+    result = await evaluator(Agent(without_reward), exact).run_eval([row("is it 2"), row("x")], n_runs=3)
+    text = format_eval_report(result)
+    assert "Evaluation Results:" in text
+    header, numbers = text.splitlines()[-2:]
+    columns = [cell.strip() for cell in header.split("|")]
+    assert columns == [
+        *("Eval Function", "Mean", "Min", "Max", "Std", "pass@1", "pass@3", "Scored", "95 % CI")
+    ]
+    assert [cell.strip() for cell in numbers.split("|")][:8] == [
+        *("exact", "0.500", "0.000", "1.000", "0.500", "50.0%", "50.0%", "6/6")
+    ]
+
+    class Console:
+        def __init__(self) -> None:
+            self.lines: list[str] = []
+
+        def print(self, line: str) -> None:
+            self.lines.append(line)
+
+    console = Console()
+    format_eval_report(result, console)
+    assert "\n".join(console.lines) == text
+
+
+@pytest.mark.parametrize(
+    "reward, written", [(np.float32(0.5), 0.5), (float("nan"), None), ("good", None), (True, 1.0)]
+)
+async def test_a_reward_that_is_no_number_is_written_as_none(reward: Any, written: float | None) -> None:
+    async def rewarded(ctx: Any) -> Any:
+        return ctx.complete([], reward=reward)
+
+    assert json.loads(json.dumps(row_result_json(await run(Agent(rewarded)))))["reward"] == written
 
 
 def _schema(name: str = "add", kind: str = "object") -> OpenAIFunctionToolSchema:
@@ -182,26 +481,6 @@ async def test_tools_that_no_model_can_be_offered_fail_the_row_and_say_why(tools
     result = await run(Agent(tools=tools))
     assert (result.error or "").startswith("Tool validation error:")
     assert said in (result.error or "")
-
-
-async def test_get_tools_that_raises_fails_the_row() -> None:
-    assert (await run(Agent(tools=RuntimeError("no catalogue")))).error == "no catalogue"
-    assert (await run(Agent(tools=SystemExit("no catalogue")))).error == "no catalogue"
-
-
-def test_good_tools_of_either_form_are_accepted() -> None:
-    validate_tools([])
-    validate_tools([ADD, _schema(name="add-up"), _schema(name="_x9")])
-
-
-async def test_debugging_writes_an_event_file_that_no_row_leads_elsewhere(tmp_path: Path) -> None:
-    async def logs(ctx: Any) -> Any:
-        ctx.log_event("thought", depth=2)
-        return await answer(ctx)
-
-    await run(Agent(logs), debug=True, debug_dir=tmp_path / "events")
-    (line,) = (tmp_path / "events" / "test-3.jsonl").read_text().splitlines()
-    assert json.loads(line) == {"event": "thought", "rollout_id": "test-3", "depth": 2}
 
 
 async def test_items_run_beside_each_other_up_to_the_limit_and_an_error_of_ours_comes_out() -> None:

@@ -151,60 +151,6 @@ def test_a_placeholder_survives_deep_copies_with_its_arguments() -> None:
     assert copied.litellm_kwargs == {"should_replay_reasoning_content": None}
 
 
-async def test_a_placeholder_that_is_called_says_who_puts_a_model_in_its_place(model: StandInModel) -> None:
-    placeholder = ours.OsmosisRolloutModel()
-
-    with pytest.raises(NotImplementedError, match="placeholder"):
-        await placeholder.get_response()
-    with pytest.raises(NotImplementedError, match="placeholder"):
-        placeholder.stream_response()
-    with rollout(model), pytest.raises(NotImplementedError, match=r"OsmosisAgent\(model=") as caught:
-        await agents.Runner.run(
-            agents.Agent(name="plain", model=placeholder), "hi", session=ours.OsmosisMemorySession()
-        )
-    assert "placeholder" in str(caught.value)
-    assert model.calls == 0
-
-
-@pytest.mark.parametrize("option", ["model", "base_url", "api_key"])
-def test_a_placeholder_is_not_told_which_model_answers(option: str) -> None:
-    with pytest.raises(TypeError, match=f"`{option}`.*decided by the run"):
-        ours.OsmosisRolloutModel(**{option: "mine"})
-
-
-def test_an_agent_made_outside_of_a_rollout_says_where_to_make_it() -> None:
-    with pytest.raises(RuntimeError, match=r"OsmosisAgent was made outside of a rollout context.*`run`"):
-        calculator()
-    with pytest.raises(RuntimeError, match="outside of a rollout context"):
-        ours.OsmosisLitellmModel()
-
-
-def test_an_agent_in_a_rollout_without_a_model_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OSMOSIS_CHAT_COMPLETIONS_URL", raising=False)
-    with RolloutContext(rollout_id="r1"), pytest.raises(RuntimeError, match="without a model"):
-        calculator()
-
-
-def test_any_other_model_stays_as_it_is_in_a_rollout_and_outside() -> None:
-    assert ours.OsmosisAgent(name="x", model="gpt-5").model == "gpt-5"
-    assert ours.OsmosisAgent(name="x").model == agents.Agent(name="x").model
-    with RolloutContext("http://host/v1", "K2", "r1"):
-        assert ours.OsmosisAgent(name="x", model="gpt-5").model == "gpt-5"
-
-
-def test_a_clone_of_an_agent_has_its_model() -> None:
-    with RolloutContext("http://host/v1", "K2", "r1"):
-        agent = calculator()
-    clone = agent.clone(name="other")
-
-    assert (clone.name, clone.model) == ("other", agent.model)
-    assert (clone.model.model, clone.model.base_url, clone.model.api_key) == (
-        "openai/osmosis-rollout",
-        "http://host/v1",
-        "K2",
-    )
-
-
 async def test_a_rollout_without_a_key_never_shows_that_of_another_service(
     model: StandInModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,12 +163,6 @@ async def test_a_rollout_without_a_key_never_shows_that_of_another_service(
     assert "sk-of-the-judge" not in json.dumps([sent.headers for sent in model.requests])
 
 
-async def test_a_model_without_a_session_refuses_every_call(model: StandInModel) -> None:
-    with rollout(model), pytest.raises(RuntimeError, match="OsmosisMemorySession"):
-        await agents.Runner.run(calculator(), "hi")
-    assert model.calls == 0
-
-
 async def test_a_model_of_another_rollout_refuses_every_call(model: StandInModel) -> None:
     with rollout(model):
         ours.OsmosisMemorySession()
@@ -232,45 +172,12 @@ async def test_a_model_of_another_rollout_refuses_every_call(model: StandInModel
     assert model.calls == 0
 
 
-async def test_a_session_made_outside_and_used_inside_says_so(model: StandInModel) -> None:
-    session = ours.OsmosisMemorySession()
-
-    with rollout(model) as context:
-        with pytest.raises(RuntimeError, match="not registered"):
-            await agents.Runner.run(calculator(), PROMPT, session=session)
-        for use in (session.get_items(), session.add_items([]), session.pop_item(), session.clear_session()):
-            with pytest.raises(RuntimeError, match="not registered"):
-                await use
-        assert context.sample_source is None
-    with RolloutContext(model.base_url, "K2", "r1"):
-        of_one = ours.OsmosisMemorySession()
-    with RolloutContext(model.base_url, "K2", "r2"), pytest.raises(RuntimeError, match="not registered"):
-        await of_one.get_items()
-
-
 async def test_a_second_session_is_refused(model: StandInModel) -> None:
     with rollout(model) as context:
         ours.OsmosisMemorySession()
         with pytest.raises(ValueError, match="already has a sample source"):
             ours.OsmosisMemorySession()
         assert isinstance(context.sample_source, ours.SessionSampleSource)
-
-
-async def test_outside_of_a_rollout_a_session_is_plain_memory() -> None:
-    session = ours.OsmosisMemorySession()
-    said = [{"role": "user", "content": word} for word in ("one", "two", "three")]
-    await session.add_items(list(said))
-
-    assert get_rollout_context() is None
-    assert await session.get_items() == said == session.items
-    assert await session.get_items(limit=2) == said[1:]
-    assert await session.get_items(limit=0) == []
-    assert await session.pop_item() == said[2]
-    (await session.get_items())[0]["content"] = "changed"
-    assert session.items == said[:2]
-    await session.clear_session()
-    assert (await session.get_items(), await session.pop_item()) == ([], None)
-    assert session.session_id != ours.OsmosisMemorySession().session_id
 
 
 async def test_items_without_a_chat_form_cost_the_trajectory_and_not_the_sample(
@@ -298,3 +205,49 @@ async def test_what_the_model_refuses_fails_the_attempt_in_the_models_words(mode
 
     assert completion.err_category == "agent_error"
     assert "no such model" in str(completion.err_message)
+
+
+def test_an_agent_made_outside_of_a_rollout_says_where_to_make_it() -> None:
+    with pytest.raises(RuntimeError, match=r"OsmosisAgent was made outside of a rollout context.*`run`"):
+        calculator()
+    with pytest.raises(RuntimeError, match="outside of a rollout context"):
+        ours.OsmosisLitellmModel()
+
+
+async def test_a_model_without_a_session_refuses_every_call(model: StandInModel) -> None:
+    with rollout(model), pytest.raises(RuntimeError, match="OsmosisMemorySession"):
+        await agents.Runner.run(calculator(), "hi")
+    assert model.calls == 0
+
+
+async def test_a_session_made_outside_and_used_inside_says_so(model: StandInModel) -> None:
+    session = ours.OsmosisMemorySession()
+
+    with rollout(model) as context:
+        with pytest.raises(RuntimeError, match="not registered"):
+            await agents.Runner.run(calculator(), PROMPT, session=session)
+        for use in (session.get_items(), session.add_items([]), session.pop_item(), session.clear_session()):
+            with pytest.raises(RuntimeError, match="not registered"):
+                await use
+        assert context.sample_source is None
+    with RolloutContext(model.base_url, "K2", "r1"):
+        of_one = ours.OsmosisMemorySession()
+    with RolloutContext(model.base_url, "K2", "r2"), pytest.raises(RuntimeError, match="not registered"):
+        await of_one.get_items()
+
+
+async def test_outside_of_a_rollout_a_session_is_plain_memory() -> None:
+    session = ours.OsmosisMemorySession()
+    said = [{"role": "user", "content": word} for word in ("one", "two", "three")]
+    await session.add_items(list(said))
+
+    assert get_rollout_context() is None
+    assert await session.get_items() == said == session.items
+    assert await session.get_items(limit=2) == said[1:]
+    assert await session.get_items(limit=0) == []
+    assert await session.pop_item() == said[2]
+    (await session.get_items())[0]["content"] = "changed"
+    assert session.items == said[:2]
+    await session.clear_session()
+    assert (await session.get_items(), await session.pop_item()) == ([], None)
+    assert session.session_id != ours.OsmosisMemorySession().session_id

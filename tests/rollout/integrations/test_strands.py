@@ -16,7 +16,6 @@ from tests.standin_model import Reply, StandInModel
 
 with lazily():
     import strands
-    from strands.models import litellm as litellm_models
     from strands.models import model as models
     from strands.types.exceptions import MaxTokensReachedException
 
@@ -88,15 +87,6 @@ async def test_the_agent_is_the_sample_in_blocks_and_as_the_model_was_sent_it(mo
     assert PROMPT[1]["content"] == "6 * 7?"
 
 
-async def test_a_later_change_of_the_agent_does_not_reach_the_sample(model: StandInModel) -> None:
-    with rollout(model) as context:
-        agent = calculator()
-        sample = await context.get_sample()
-        agent.messages[1]["content"][0]["text"] = "changed"
-
-    assert sample is not None and sample.messages[1]["content"] == [{"text": "6 * 7?"}]
-
-
 async def test_an_answer_cut_off_at_its_limit_fails_the_attempt_unless_the_workflow_takes_it(
     model: StandInModel,
 ) -> None:
@@ -136,42 +126,6 @@ def test_a_placeholder_survives_deep_copies_with_its_parameters() -> None:
 
     assert isinstance(copied, ours.OsmosisRolloutModel)
     assert made.get_config() == {"params": {"temperature": 0.5}}
-
-
-async def test_a_placeholder_that_is_called_says_who_puts_a_model_in_its_place() -> None:
-    placeholder = ours.OsmosisRolloutModel()
-
-    with pytest.raises(NotImplementedError, match="placeholder"):
-        placeholder.stream([])
-    with pytest.raises(NotImplementedError, match="placeholder"):
-        placeholder.structured_output(dict, [])
-    plain = strands.Agent(model=placeholder, callback_handler=None)
-    with pytest.raises(NotImplementedError, match=r"OsmosisStrandsAgent\(model="):
-        await plain.invoke_async("hi")
-
-
-@pytest.mark.parametrize("option", [{"model_id": "openai/gpt-5"}, {"client_args": {"api_key": "mine"}}])
-def test_a_placeholder_is_not_told_which_model_answers(option: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match=r"decided by the run"):
-        ours.OsmosisRolloutModel(**option)
-
-
-def test_an_agent_made_outside_of_a_rollout_says_where_to_make_it() -> None:
-    with pytest.raises(RuntimeError, match=r"outside of a rollout context.*`run`"):
-        calculator()
-
-
-def test_a_second_agent_is_refused_and_one_of_another_model_registers_nothing(model: StandInModel) -> None:
-    other = litellm_models.LiteLLMModel(model_id="openai/judge")
-
-    assert calculator(model=other).model is other
-    with rollout(model) as context:
-        ours.OsmosisStrandsAgent(other, PROMPT, callback_handler=None)
-        assert context.sample_source is None
-        ours.OsmosisStrandsAgent(ours.OsmosisRolloutModel(), PROMPT, callback_handler=None)
-        assert isinstance(context.sample_source, ours.StrandsAgentSampleSource)
-        with pytest.raises(ValueError, match="already has a sample source"):
-            calculator()
 
 
 async def test_a_rollout_without_a_key_never_shows_that_of_another_service(

@@ -1,24 +1,42 @@
-"""An agent loop, its context and its result."""
+"""Agent loops: their class, context, tools, registry, validation, and how they are found and loaded."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 import time
 import typing
 from abc import ABC
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.rollout.context import RolloutContext
+from osmosis_ai.rollout.loop import exceptions as e
+from osmosis_ai.rollout.loop import messages as m
+from osmosis_ai.rollout.loop import network, registry
+from osmosis_ai.rollout.loop import tools as t
 from osmosis_ai.rollout.loop.agent import (
-    CompletionsResult,
     LLMClientProtocol,
     RolloutAgentLoop,
     RolloutResult,
 )
+from osmosis_ai.rollout.loop.api_key import API_KEY_PREFIX, generate_api_key, validate_api_key
 from osmosis_ai.rollout.loop.context import AgentLoopContext
+from osmosis_ai.rollout.loop.entrypoints import holds_an_agent_loop, names_an_attribute
+from osmosis_ai.rollout.loop.exceptions import AgentLoopLoadError, ToolArgumentError, ToolExecutionError
+from osmosis_ai.rollout.loop.loading import load_agent_loop
+from osmosis_ai.rollout.loop.schemas import OpenAIFunctionSchema, OpenAIFunctionToolSchema
+from osmosis_ai.rollout.loop.tool_schemas import InvalidToolError, check_tools, normalize_tools
+from osmosis_ai.rollout.loop.validation import (
+    ValidationResult,
+    validate_agent_loop,
+)
 
 from .agents import CannedModel, Echo, context, request
 
@@ -61,14 +79,6 @@ async def test_a_loop_asks_its_model_and_completes() -> None:
     assert (metrics.num_llm_calls, metrics.num_tool_calls, metrics.tool_latency_ms) == (1, 2, 20.0)
     assert context().complete([], reward=0.5).reward == 0.5
     assert isinstance(given.llm, LLMClientProtocol)
-
-
-async def test_every_argument_of_chat_reaches_the_model() -> None:
-    model = CannedModel()
-
-    await context(llm=model).chat([], seed=3, tools=[{"type": "function"}], temperature=0)
-
-    assert model.calls == [([], {"seed": 3, "tools": [{"type": "function"}], "temperature": 0})]
 
 
 def test_weakness_7_an_error_keeps_its_message_and_what_it_cost() -> None:
@@ -144,12 +154,397 @@ def test_one_name_makes_the_context_of_either_line() -> None:
     assert typing.get_type_hints(run)["ctx"] is RolloutContext
 
 
-def test_a_reply_tells_what_is_in_it() -> None:
-    calls = [{"id": "1", "function": {"name": "add", "arguments": "{}"}}]
-    with_calls = CompletionsResult({"role": "assistant", "content": None, "tool_calls": calls})
+def test_messages_are_read_whatever_they_lack() -> None:
+    calls = [{"id": "1"}]
+    assert m.parse_tool_calls({"tool_calls": calls}) == calls
+    assert m.parse_tool_calls({}) == m.parse_tool_calls({"tool_calls": None}) == []
+    assert m.get_message_content({"content": "x"}) == "x"
+    assert m.get_message_content({"content": None}) == m.get_message_content({}) == ""
+    assert (m.get_message_role({"role": "user"}), m.get_message_role({})) == ("user", "unknown")
+    assert m.is_user_message({"role": "user"}) and not m.is_user_message({"role": "tool"})
+    assert m.is_tool_message({"role": "tool"}) and m.is_assistant_message({"role": "assistant"})
+    assert m.count_messages_by_role([{"role": "user"}, {"role": "user"}, {}]) == {"user": 2, "unknown": 1}
 
-    assert (with_calls.has_tool_calls, with_calls.tool_calls, with_calls.content) == (True, calls, None)
-    plain = CompletionsResult({"role": "assistant", "content": "hi", "tool_calls": None})
-    assert (plain.has_tool_calls, plain.tool_calls, plain.content) == (False, [], "hi")
-    with pytest.raises(AttributeError):
-        plain.message = {}  # type: ignore[misc]
+
+@pytest.mark.parametrize(
+    ("stop", "read"), [(None, None), ("END", ["END"]), (["a", "b"], ["a", "b"]), ([], []), (3, None)]
+)
+def test_stop_words_become_a_list(stop: Any, read: Any) -> None:
+    assert m.normalize_stop(stop) == read
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ("a", "a"),
+        (8, "8"),
+        (0.5, "0.5"),
+        (True, "true"),
+        (None, "null"),
+        ({"a": 1}, '{"a": 1}'),
+        ([1], "[1]"),
+    ],
+)
+def test_a_tools_result_becomes_text(result: Any, text: str) -> None:
+    assert t.serialize_tool_result(result) == text
+
+
+def test_results_are_messages_of_their_calls() -> None:
+    assert t.create_tool_result("c1", "8") == {"role": "tool", "content": "8", "tool_call_id": "c1"}
+    assert t.create_tool_error_result("c1", "no")["content"] == "Error: no"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("{", "Invalid JSON"),
+        ("[" * 200_000, "Invalid JSON"),
+        ("[1]", "Expected dict"),
+        (3, "Expected str or dict"),
+    ],
+)
+def test_arguments_that_cannot_be_read_name_the_call(arguments: Any, told: str) -> None:
+    with pytest.raises(ToolArgumentError, match=told):
+        t.parse_tool_arguments(arguments)
+    with pytest.raises(ToolExecutionError, match=told) as raised:
+        t.get_tool_call_info({"id": "c1", "function": {"name": "add", "arguments": arguments}})
+    assert (raised.value.tool_call_id, raised.value.tool_name) == ("c1", "add")
+
+
+def test_a_call_is_read_whole() -> None:
+    call = {"id": "c1", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    assert t.get_tool_call_info(call) == ("c1", "add", {"a": 1})
+    assert t.get_tool_call_info({"function": {"name": "add", "arguments": {"a": 1}}})[0] == "unknown"
+
+
+@pytest.mark.parametrize("arguments", ["", " ", None])
+def test_a_call_without_arguments_has_none(arguments: Any) -> None:
+    assert t.get_tool_call_info({"id": "c1", "function": {"name": "add", "arguments": arguments}})[2] == {}
+
+
+async def test_calls_run_side_by_side_and_keep_their_order() -> None:
+    second_is_done = asyncio.Event()
+
+    async def executor(call: dict[str, Any]) -> dict[str, Any]:
+        if call["id"] == "1":
+            await second_is_done.wait()
+        second_is_done.set()
+        return t.create_tool_result(call["id"], "done")
+
+    results = await t.execute_tool_calls([{"id": "1"}, {"id": "2"}], executor)
+
+    assert [result["tool_call_id"] for result in results] == ["1", "2"]
+    assert await t.execute_tool_calls([], executor) == []
+
+
+@pytest.fixture
+def _empty() -> Iterator[None]:
+    registry._REGISTRY.clear()
+    yield
+    registry._REGISTRY.clear()
+
+
+@pytest.mark.usefixtures("_empty")
+def test_an_agent_is_found_by_the_name_it_is_registered_under() -> None:
+    agent = Echo()
+    registry.register_agent_loop(agent)
+
+    assert registry.get_agent_loop("echo") is agent and registry.list_agent_loops() == ["echo"]
+    with pytest.raises(ValueError, match="already registered"):
+        registry.register_agent_loop(Echo())
+    with pytest.raises(e.AgentLoopNotFoundError, match=r"'other'.*'echo'") as raised:
+        registry.get_agent_loop("other")
+    assert (raised.value.name, raised.value.available) == ("other", ["echo"])
+    assert (registry.unregister_agent_loop("echo"), registry.unregister_agent_loop("echo")) == (True, False)
+    assert registry._REGISTRY.get("echo") is None
+
+
+def test_a_key_is_recognised_unguessable_and_matches_itself_alone() -> None:
+    key = generate_api_key()
+
+    assert key.startswith(API_KEY_PREFIX) and len(key) >= len(API_KEY_PREFIX) + 43
+    assert key != generate_api_key()
+    assert validate_api_key(key, key)
+    for wrong in (None, "", key[:-1], f"{key}x", "ключ", "\udcff"):
+        assert not validate_api_key(wrong, key)
+    assert not validate_api_key("", "")
+
+
+def test_every_exception_is_caught_by_one_name_and_knows_its_status() -> None:
+    assert issubclass(e.OsmosisRolloutError, OsmosisError)
+    for kind in (e.OsmosisTransportError, e.OsmosisTimeoutError, e.ToolExecutionError):
+        assert isinstance(kind("text"), e.OsmosisRolloutError) and str(kind("text")) == "text"
+    assert e.OsmosisServerError("broken", 503).status_code == 503
+    assert e.OsmosisValidationError("refused", 404).status_code == 404
+    assert issubclass(e.ToolArgumentError, e.ToolExecutionError)
+
+
+def test_addresses_are_told_apart() -> None:
+    assert network.validate_ipv4("1.2.3.4")
+    assert not any(network.validate_ipv4(text) for text in ("::1", "256.1.1.1", "1.2.3", "", "host"))
+    good = ["example.com", "a-b.c", "localhost:80", "1.2.3.4:80", "::1", "[::1]:80", "256.1.1.1"]
+    assert all(network.is_valid_hostname_or_ip(text) for text in good)
+    bad = ["", "-a.com", "a..b", "a b", "host:port", "x" * 64, ":80", "http://a"]
+    assert not any(network.is_valid_hostname_or_ip(text) for text in bad)
+    assert all(
+        network.is_private_ip(text) for text in ("127.0.0.1", "10.0.0.1", "192.168.1.1", "::1", "fd00::1")
+    )
+    assert not any(network.is_private_ip(text) for text in ("8.8.8.8", "host"))
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], list[str]]:
+    """Hosts that answer; all others are not reached. Returns who is asked."""
+
+    def build(hosts: dict[str, str]) -> list[str]:
+        asked: list[str] = []
+
+        def answer(url: str, **kwargs: object) -> httpx.Response:
+            asked.append(url)
+            for host, text in hosts.items():
+                if host in url:
+                    return httpx.Response(200, text=text)
+            raise httpx.ConnectError("unreachable")
+
+        monkeypatch.setattr(httpx, "get", answer)
+        monkeypatch.setattr(httpx, "put", answer)
+        return asked
+
+    return build
+
+
+def test_the_public_address_comes_from_the_cloud_or_else_from_who_sees_it(
+    world: Callable[[dict[str, str]], list[str]],
+) -> None:
+    world({"computeMetadata": "34.1.2.3\n", "ipify": "5.5.5.5"})
+    assert network.detect_public_ip() == "34.1.2.3"
+    asked = world({"checkip": "<html>", "ipify": "5.5.5.5"})
+    assert network.detect_public_ip() == "5.5.5.5"
+    assert not any("icanhazip" in url for url in asked)
+    world({})
+    with pytest.raises(network.PublicIPDetectionError) as raised:
+        network.detect_public_ip()
+    assert raised.value.hint == "give it with --public-host"
+
+
+def agent(**attributes: Any) -> Any:
+    """Return an agent loop some of whose attributes are something else."""
+    made = type("Agent", (), {"name": "a", "run": Echo.run, "get_tools": Echo.get_tools, **attributes})
+    return made()
+
+
+def codes(result: ValidationResult) -> tuple[list[str], list[str]]:
+    return [error.code for error in result.errors], [warning.code for warning in result.warnings]
+
+
+def validate_tool(tool: Any) -> tuple[list[str], list[str]]:
+    return codes(validate_agent_loop(agent(get_tools=lambda self, request: [tool])))
+
+
+def function(**given: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "description": "d", **given}}
+
+
+def test_a_good_agent_is_valid_in_either_form_of_tools() -> None:
+    as_schema = OpenAIFunctionToolSchema(
+        type="function", function=OpenAIFunctionSchema(name="f", description="")
+    )
+
+    result = validate_agent_loop(
+        agent(get_tools=lambda self, request: [as_schema, function(name="get-time")])
+    )
+
+    assert result and (result.agent_name, result.tool_count) == ("a", 2)
+    assert codes(result) == ([], [])
+    result.raise_if_invalid()
+
+
+@pytest.mark.parametrize(
+    ("attributes", "code"),
+    [
+        ({"name": None}, "MISSING_NAME"),
+        ({"name": 3}, "INVALID_NAME_TYPE"),
+        ({"name": " "}, "EMPTY_NAME"),
+        ({"get_tools": lambda self, request: 1 / 0}, "GET_TOOLS_EXCEPTION"),
+        ({"get_tools": lambda self, request: sys.exit(3)}, "GET_TOOLS_EXCEPTION"),
+        ({"get_tools": lambda self, request: None}, "GET_TOOLS_RETURNS_NONE"),
+        ({"get_tools": lambda self, request: ()}, "GET_TOOLS_INVALID_TYPE"),
+        ({"get_tools": Echo.run}, "GET_TOOLS_INVALID_TYPE"),
+        ({"run": None}, "MISSING_RUN_METHOD"),
+        ({"run": "text"}, "RUN_NOT_CALLABLE"),
+        ({"run": lambda self, ctx: None}, "RUN_NOT_ASYNC"),
+    ],
+)
+def test_what_an_agent_lacks_has_a_code(attributes: dict[str, Any], code: str) -> None:
+    result = validate_agent_loop(agent(**attributes))
+
+    assert not result and codes(result) == ([code], [])
+
+
+@pytest.mark.parametrize(
+    ("tool", "code"),
+    [
+        ("text", "INVALID_TOOL_TYPE"),
+        ({"function": {"name": "f", "description": "d"}}, "MISSING_TOOL_TYPE"),
+        ({"type": "function"}, "MISSING_FUNCTION"),
+        ({"type": "function", "function": "f"}, "INVALID_FUNCTION_TYPE"),
+        ({"type": "function", "function": {"description": "d"}}, "MISSING_FUNCTION_NAME"),
+        (function(name=""), "INVALID_FUNCTION_NAME"),
+        (function(name=3), "INVALID_FUNCTION_NAME"),
+        (function(name="1st"), "INVALID_FUNCTION_NAME"),
+        (function(name="with space"), "INVALID_FUNCTION_NAME"),
+        (function(parameters="p"), "INVALID_PARAMETERS_TYPE"),
+        (function(parameters={"properties": 3}), "INVALID_PARAMETERS_TYPE"),
+        (function(parameters={"properties": {"a": "number"}}), "INVALID_PARAMETERS_TYPE"),
+        (function(parameters={"required": "a"}), "INVALID_PARAMETERS_TYPE"),
+        (function(strict=[]), "INVALID_FUNCTION_TYPE"),
+    ],
+)
+def test_weakness_13_what_validate_refuses_nobody_can_use_and_only_that(tool: Any, code: str) -> None:
+    assert validate_tool(tool) == ([code], [])
+    with pytest.raises(InvalidToolError, match=r"tools\[0\]"):
+        check_tools([tool])
+    with pytest.raises(InvalidToolError, match=r"tools\[0\]"):
+        normalize_tools([tool])
+    assert check_tools([function(name="get-time")]) == [function(name="get-time")]
+
+
+@pytest.mark.parametrize("tools", [None, (), "tools"])
+def test_tools_that_are_no_list_are_refused_with_the_agents_name(tools: Any) -> None:
+    with pytest.raises(InvalidToolError, match=r"get_tools of 'calc' returned .*must return a list"):
+        check_tools(tools, "calc")
+
+
+AGENT = """
+from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
+class Agent(RolloutAgentLoop):
+    name = "a"
+    def get_tools(self, request): return []
+    async def run(self, ctx): return ctx.complete([])
+class Built(Agent):
+    def __init__(self):
+        self.value = {}["missing"]
+class Other: ...
+agent_loop = Agent()
+number = 3
+class FastAPI: ...
+app = FastAPI()
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory whose modules are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    known = set(sys.modules)
+    (tmp_path / "my_server.py").write_text(AGENT)
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def refusal(path: str) -> str:
+    with pytest.raises(AgentLoopLoadError) as raised:
+        load_agent_loop(path)
+    told = raised.value.message
+    assert "\n" not in told
+    return f"{told} | {raised.value.hint}"
+
+
+@pytest.mark.usefixtures("directory")
+def test_an_object_and_a_class_are_loaded_from_the_working_directory() -> None:
+    assert load_agent_loop("my_server:agent_loop").name == "a"
+    assert load_agent_loop("my_server:Agent").name == "a"
+
+
+@pytest.mark.usefixtures("directory")
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("my_server", "'my_server' does not name the agent: write module:attribute, e.g. server:agent_loop"),
+        ("my_server:", "write module:attribute"),
+        (":agent_loop", "write module:attribute"),
+        ("my_serve:agent_loop", "there is no module 'my_serve'"),
+        ("my_serve:agent_loop", "did you mean 'my_server'?"),
+        ("my_server.py:agent_loop", "neither slashes nor a suffix: my_server"),
+        (
+            "my_server:agent_lop",
+            "module 'my_server' has no attribute 'agent_lop' | did you mean 'agent_loop'?",
+        ),
+        ("my_server:number", "is of type int, no RolloutAgentLoop"),
+        ("my_server:Other", "is the class Other, which is no RolloutAgentLoop"),
+        ("my_server:app", "not the app"),
+        (
+            "my_server:Built",
+            "cannot be built without arguments: KeyError: 'missing' (my_server.py:9, in __init__)",
+        ),
+    ],
+)
+def test_what_cannot_be_loaded_says_why_in_one_line(path: str, told: str) -> None:
+    assert told in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (
+            "import json\n\ndef load():\n    json.loads('{')\n\nload()",
+            "JSONDecodeError: Expecting property name",
+        ),
+        ("import json\n\ndef load():\n    json.loads('{')\n\nload()", "(broken.py:4, in load)"),
+        (
+            "import not_installed_anywhere",
+            "No module named 'not_installed_anywhere' (broken.py:1, in <module>)",
+        ),
+        ("import sys\nsys.exit(3)", "SystemExit: 3 (broken.py:2, in <module>)"),
+        ("def f(:\n  pass", "SyntaxError"),
+        ("def f(:\n  pass", "(broken.py:1)"),
+        ("raise ValueError", "failed on import: ValueError (broken.py:1"),
+    ],
+)
+def test_a_module_that_fails_on_import_names_the_users_last_line(
+    code: str, told: str, directory: Path
+) -> None:
+    (directory / "broken.py").write_text(code)
+    assert told in refusal("broken:agent")
+
+
+@pytest.mark.parametrize(
+    ("source", "holds"),
+    [
+        ("agent_loop = Calculator()", True),
+        ("agent_loop: RolloutAgentLoop = Calculator()", True),
+        ("from calculator import agent_loop", True),
+        ("if DEBUG:\n    agent_loop = Calculator()\nelse:\n    agent_loop = Other()", True),
+        ("try:\n    from fast import agent_loop\nexcept ImportError:\n    agent_loop = Slow()", True),
+        ("if __name__ == '__main__':\n    agent_loop = Calculator()", False),
+        ("if TYPE_CHECKING:\n    from calculator import agent_loop", False),
+        ("from calculator import Calculator as agent_loop", True),
+        ("from osmosis_ai.rollout import create_app\napp = create_app(Calculator())", True),
+        ("import osmosis_ai.rollout as r\napp = r.create_app(Calculator())", True),
+        ("from osmosis_ai.rollout import create_app as make\napp = make(Calculator())", True),
+        # A factory of the user's own, which serves a workflow.
+        ("def create_app(): ...\napp = create_app()", False),
+        ("app = create_app(Calculator())", False),
+        ("def agent_loop(): ...", False),
+        ("def main():\n    agent_loop = Calculator()", False),
+        ("agent_loop = Calculator()\nfrom osmosis_ai.rollout.server import create_rollout_server", False),
+        ("agent_loop = (", False),
+        ("", False),
+    ],
+)
+def test_an_entrypoint_that_holds_an_agent_loop_is_known_by_its_text(
+    source: str, holds: bool, tmp_path: Path
+) -> None:
+    entrypoint = tmp_path / "main.py"
+    entrypoint.write_text(source)
+    assert holds_an_agent_loop(entrypoint) is holds
+
+
+def test_a_reference_is_told_from_a_file() -> None:
+    assert names_an_attribute("server:agent_loop")
+    assert names_an_attribute("my.package:Agent")
+    for file in ("main.py", "src/main.py", "C:/main.py", "a b:c", ":x", "x:", "main"):
+        assert not names_an_attribute(file)

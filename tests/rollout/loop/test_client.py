@@ -1,8 +1,7 @@
-"""The client that a served agent loop has of its controller."""
+"""The client that a served agent loop has of its controller, and the mock trainer that users test with."""
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,17 +11,24 @@ from typing import Any
 import httpx
 import pytest
 from aiohttp import web
+from fastapi.testclient import TestClient
 
 from osmosis_ai.rollout.loop import client as client_module
 from osmosis_ai.rollout.loop.client import OsmosisLLMClient
 from osmosis_ai.rollout.loop.exceptions import (
     OsmosisServerError,
-    OsmosisTimeoutError,
     OsmosisTransportError,
     OsmosisValidationError,
 )
 from osmosis_ai.rollout.loop.schemas import OpenAIFunctionSchema, OpenAIFunctionToolSchema
 from osmosis_ai.rollout.loop.settings import RolloutClientSettings
+from osmosis_ai.rollout.loop.testing import (
+    RolloutCompletionTracker,
+    create_mock_trainer_app,
+    fake_prompt_token_ids,
+    fake_token_ids,
+    patch_httpx_for_mock_trainer,
+)
 from osmosis_ai.rollout.model_client import close_shared_connections
 
 REPLY = {
@@ -160,26 +166,6 @@ async def test_what_may_pass_is_tried_again_with_waits_that_double_up_to_a_limit
     assert len({request.content for request in controller.requests}) == 1
 
 
-@pytest.mark.parametrize(
-    ("trouble", "error"),
-    [
-        (httpx.Response(500, text="broken"), OsmosisServerError),
-        (httpx.ReadTimeout(""), OsmosisTimeoutError),
-        (httpx.ConnectError("refused"), OsmosisTransportError),
-    ],
-)
-async def test_what_does_not_pass_is_raised_after_the_last_attempt(
-    trouble: Answer, error: type[Exception], connect: Callable[..., OsmosisLLMClient]
-) -> None:
-    controller = Controller(trouble)
-
-    with pytest.raises(error, match="controller/v1/chat/completions") as raised:
-        await connect(controller, max_retries=2).chat_completions([])
-
-    assert len(controller.requests) == 3
-    assert getattr(raised.value, "status_code", 500) == 500
-
-
 @pytest.mark.parametrize("status", [302, 400, 401, 404, 429])
 async def test_a_refusal_is_raised_at_once_and_no_redirect_followed(
     status: int, connect: Callable[..., OsmosisLLMClient]
@@ -229,18 +215,6 @@ async def test_an_error_does_not_show_the_key(
         await connect(controller, api_key="plain0123456789", max_retries=0).chat_completions([])
 
     assert "plain" not in str(raised.value)
-
-
-async def test_a_reply_that_cannot_be_decoded_or_is_nested_without_end_is_a_server_error(
-    connect: Callable[..., OsmosisLLMClient],
-) -> None:
-    no_gzip = httpx.Response(200, headers={"Content-Encoding": "gzip"}, stream=Endless(b"no gzip", times=1))
-    nested = httpx.Response(200, content=b"[" * 200_000)
-
-    for reply in (no_gzip, nested):
-        with pytest.raises(OsmosisServerError) as raised:
-            await connect(Controller(reply), max_retries=0).chat_completions([])
-        assert raised.value.status_code == 200
 
 
 async def test_a_reply_without_end_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,26 +296,6 @@ async def test_what_a_controller_can_do_wrong_is_bounded_and_said_the_same_over_
             await client.chat_completions([])
 
 
-async def test_a_controller_that_is_not_there_is_told_of_over_shared_connections_too() -> None:
-    async with OsmosisLLMClient("http://127.0.0.1:9", "r1", max_retries=0) as client:
-        client.share_connections()
-        with pytest.raises(OsmosisTransportError, match=r"cannot connect to 127\.0\.0\.1:9"):
-            await client.chat_completions([])
-    await close_shared_connections()
-
-
-async def test_a_controller_that_keeps_silent_is_given_up_over_shared_connections_too() -> None:
-    async def silent(request: web.Request) -> web.Response:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async with answering(silent) as url:
-        client = OsmosisLLMClient(url, "r1", timeout_seconds=0.05, max_retries=0)
-        client.share_connections()
-        with pytest.raises(OsmosisTimeoutError, match=r"did not answer within 0\.05 s"):
-            await client.chat_completions([])
-
-
 async def test_tool_calls_without_arguments_or_id_are_completed(
     connect: Callable[..., OsmosisLLMClient],
 ) -> None:
@@ -365,32 +319,6 @@ async def test_paths_go_before_the_query_of_the_controllers_address(waits: list[
     client._client = httpx.AsyncClient(transport=httpx.MockTransport(controller))
     await client.chat_completions([])
     assert str(controller.requests[0].url) == "http://controller/base/v1/chat/completions?run=1"
-
-
-async def test_nulls_in_a_reply_are_no_trouble(connect: Callable[..., OsmosisLLMClient]) -> None:
-    nulls = {
-        "choices": [{"message": {"content": None}, "finish_reason": None}],
-        "usage": None,
-        "token_ids": None,
-    }
-
-    result = await connect(Controller(httpx.Response(200, json=nulls))).chat_completions([])
-
-    assert (result.content, result.finish_reason, result.usage, result.token_ids) == (None, "stop", {}, [])
-
-
-async def test_a_controller_that_never_ends_its_answer_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, waits: list[float]
-) -> None:
-    async def drip(request: httpx.Request) -> httpx.Response:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    client = OsmosisLLMClient("http://controller", "r1", timeout_seconds=0.01, max_retries=0)
-    client._client = httpx.AsyncClient(transport=httpx.MockTransport(drip))
-
-    with pytest.raises(OsmosisTimeoutError, match=r"did not answer within 0\.01 s"):
-        await client.chat_completions([])
 
 
 async def test_the_end_of_a_rollout_is_reported_as_documented(
@@ -419,17 +347,6 @@ async def test_the_end_of_a_rollout_is_reported_as_documented(
     assert "reward" not in failed
 
 
-@pytest.mark.parametrize("status", [200, 201, 202, 204])
-async def test_weakness_4_any_success_accepts_the_report(
-    status: int, connect: Callable[..., OsmosisLLMClient]
-) -> None:
-    controller = Controller(httpx.Response(status))
-
-    await connect(controller).complete_rollout("COMPLETED", [])
-
-    assert len(controller.requests) == 1
-
-
 async def test_a_report_is_retried_as_often_as_set_and_a_refused_one_is_not(
     connect: Callable[..., OsmosisLLMClient], waits: list[float]
 ) -> None:
@@ -453,18 +370,51 @@ async def test_a_report_has_one_of_two_statuses_and_a_finite_reward(
             await client.complete_rollout(final_messages=[], **bad)
 
 
-async def test_the_pool_is_made_at_the_first_call_with_the_limits_and_closed_once() -> None:
-    settings = RolloutClientSettings(max_connections=7, max_keepalive_connections=3)
-    client = OsmosisLLMClient("https://controller", "r1", settings=settings, timeout_seconds=9)
-    assert client._client is None
+async def test_a_rollout_runs_against_the_mock_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = RolloutCompletionTracker()
+    trainer = TestClient(create_mock_trainer_app(tracker))
+    patch_httpx_for_mock_trainer(trainer, monkeypatch)
 
-    opened = await client._get_client()
-    assert await client._get_client() is opened
-    assert (opened.timeout.read, opened.timeout.connect) == (9, 10.0)
-    assert not opened.follow_redirects
-    pool = opened._transport._pool  # type: ignore[attr-defined]
-    assert (pool._max_connections, pool._max_keepalive_connections) == (7, 3)
+    async with OsmosisLLMClient("http://trainer", "r1") as client:
+        plain = await client.chat_completions([{"role": "user", "content": "Hello"}])
+        asked = await client.chat_completions([{"role": "user", "content": "Please ADD 5 and 3"}])
+        ended = await client.chat_completions([{"role": "tool", "content": "8"}])
+        assert tracker.wait(timeout=0) is False
+        await client.complete_rollout("COMPLETED", [])
 
-    await client.close()
-    await client.close()
-    assert opened.is_closed
+    assert (plain.content, plain.finish_reason, plain.token_ids) == ("OK.", "stop", [0, 1, 2])
+    (call,) = asked.tool_calls
+    assert (call["id"], call["function"]) == (
+        "call_mock_add",
+        {"name": "add", "arguments": '{"a": 5, "b": 3}'},
+    )
+    assert ended.content == "The calculation is complete." and not ended.has_tool_calls
+    assert tracker.wait() and tracker.responses[0]["rollout_id"] == "r1"
+    assert trainer.get("/v1/rollout/completed/r1").json()["status"] == "COMPLETED"
+    assert trainer.get("/v1/rollout/completed/other").json() == {}
+    assert trainer.get("/health").json() == {"status": "healthy", "service": "mock-trainer"}
+    tracker.clear()
+    assert (tracker.responses, tracker.event.is_set()) == ([], False)
+
+
+async def test_tool_calls_can_be_generated_and_other_addresses_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    trainer = TestClient(create_mock_trainer_app(tool_call_generator=lambda message: calls))
+
+    reply = trainer.post(
+        "/v1/chat/completions", json={"rollout_id": "r", "messages": [{"role": "user"}]}
+    ).json()
+    assert reply["id"] == "r" and reply["choices"][0]["message"]["tool_calls"] == calls
+    assert len(reply["prompt_token_ids"]) == reply["usage"]["prompt_tokens"] == 10
+
+    patch_httpx_for_mock_trainer(trainer, monkeypatch)
+    elsewhere = httpx.MockTransport(lambda request: httpx.Response(204))
+    async with httpx.AsyncClient(transport=elsewhere) as other:
+        assert (await other.post("http://x/y")).status_code == 204
+
+
+def test_fake_tokens_are_as_many_as_documented() -> None:
+    assert fake_token_ids("abc") == [0, 1, 2]
+    assert (len(fake_prompt_token_ids([])), len(fake_prompt_token_ids([{}, {}]))) == (10, 20)

@@ -195,26 +195,6 @@ def test_weakness_13_a_dict_tool_without_description_can_be_served_and_sent() ->
         normalize_tools([{"type": "function", "function": {"name": "f", "parameters": {"properties": 3}}}])
 
 
-def test_calls_are_read_and_bad_arguments_are_told() -> None:
-    read = s.OpenAIFunctionCallSchema.from_openai_function_parsed_schema
-    parsed = s.OpenAIFunctionParsedSchema
-
-    call, failed = read(parsed(name="add", arguments='{"a": 1}'))
-    assert (call.name, call.arguments, failed) == ("add", {"a": 1}, False)
-    for bad in ("{", "[1]", "null"):
-        call, failed = read(parsed(name="add", arguments=bad))
-        assert (call.arguments, failed) == ({}, True)
-    assert s.OpenAIFunctionToolCall(id="1", function=call).type == "function"
-
-
-def test_a_tools_response_tells_what_is_in_it() -> None:
-    assert s.ToolResponse().is_empty() and not s.ToolResponse().is_text_only()
-    assert s.ToolResponse(text="x").is_text_only()
-    assert not s.ToolResponse(text="x", image=["i"]).is_text_only()
-    with pytest.raises(ValidationError):
-        s.ToolResponse(image="not a list")  # type: ignore[arg-type]
-
-
 def test_each_protocol_refuses_the_statuses_of_the_other() -> None:
     assert s.RolloutResponse(rollout_id="r", status=RolloutStatus.COMPLETED).status == "COMPLETED"
     assert RolloutCompleteRequest(status=RolloutStatus.SUCCESS).status == "success"
@@ -244,3 +224,23 @@ def test_completions_have_the_documented_defaults() -> None:
         0,
         "stop",
     )
+
+
+def test_calls_are_read_and_bad_arguments_are_told() -> None:
+    read = s.OpenAIFunctionCallSchema.from_openai_function_parsed_schema
+    parsed = s.OpenAIFunctionParsedSchema
+
+    call, failed = read(parsed(name="add", arguments='{"a": 1}'))
+    assert (call.name, call.arguments, failed) == ("add", {"a": 1}, False)
+    for bad in ("{", "[1]", "null"):
+        call, failed = read(parsed(name="add", arguments=bad))
+        assert (call.arguments, failed) == ({}, True)
+    assert s.OpenAIFunctionToolCall(id="1", function=call).type == "function"
+
+
+def test_a_tools_response_tells_what_is_in_it() -> None:
+    assert s.ToolResponse().is_empty() and not s.ToolResponse().is_text_only()
+    assert s.ToolResponse(text="x").is_text_only()
+    assert not s.ToolResponse(text="x", image=["i"]).is_text_only()
+    with pytest.raises(ValidationError):
+        s.ToolResponse(image="not a list")  # type: ignore[arg-type]

@@ -1,16 +1,27 @@
+"""`eval run`: its options, what a sandboxed rollout sees of the workspace, and how a running one is watched."""
+
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
+from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.budget import Budget
+from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.policy import open_policy
-from osmosis_ai.services.eval_runs.run import EvalRunRequest, PreparedEvalRun, prepare_eval_run
+from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.evaluation.run_lock import RunLock
+from osmosis_ai.sandbox import IsolationUnavailableError, SandboxCapability, check_sandbox
+from osmosis_ai.services.eval_runs.info import RunWatcher
+from osmosis_ai.services.eval_runs.run import EvalRunRequest, PreparedEvalRun, local_sandbox, prepare_eval_run
+from osmosis_ai.services.runs.lifecycle import watch_run
 from osmosis_ai.workspace.layout import WorkspaceDirectory
+from tests.evaluation.builders import inputs, record
+from tests.evaluation.recorded_runs import append_records, journal_of
 from tests.evaluation.rollouts import write_rows
 from tests.workspace.builders import MINIMAL_EVAL, git, make_workspace
 
@@ -37,21 +48,6 @@ def configure(workspace: WorkspaceDirectory, text: str) -> None:
     (workspace.root / CONFIG).write_text(text)
 
 
-def test_neither_login_nor_origin_nor_commit_is_needed(workspace: WorkspaceDirectory) -> None:
-    prepared = prepare(workspace)
-    assert prepared.origin is None
-    assert prepared.dataset.source == "workspace"
-    assert prepared.dataset.path == workspace.data_dir / "multiply.jsonl"
-    assert len(prepared.selection) == 3
-    assert prepared.output_root == workspace.evals_dir
-    assert not workspace.state_dir.exists()
-
-
-def test_outside_a_git_work_tree_it_says_so(tmp_path: Path) -> None:
-    with pytest.raises(WorkspaceRequiredError):
-        prepare_eval_run(EvalRunRequest(config=CONFIG), start=tmp_path)
-
-
 def test_previews_are_kept_unless_the_command_the_decide_file_or_the_config_says_no(
     workspace: WorkspaceDirectory,
 ) -> None:
@@ -66,13 +62,6 @@ def test_previews_are_kept_unless_the_command_the_decide_file_or_the_config_says
     assert (prepared.previews, prepared.notes) == (False, ())
 
 
-def test_a_dataset_that_is_nowhere_is_named_with_what_would_mend_it(workspace: WorkspaceDirectory) -> None:
-    (workspace.data_dir / "multiply.jsonl").unlink()
-    with pytest.raises(NotFoundError, match=r"`data/multiply\.jsonl`") as missing:
-        prepare(workspace)
-    assert "--dataset-file" in (missing.value.hint or "")
-
-
 def test_an_explicit_file_wins_over_the_one_in_data(workspace: WorkspaceDirectory, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "mine.jsonl", ["5 * 5"])
     prepared = prepare(workspace, dataset_file=rows)
@@ -81,49 +70,9 @@ def test_an_explicit_file_wins_over_the_one_in_data(workspace: WorkspaceDirector
         prepare(workspace, dataset_file=tmp_path / "none.jsonl")
 
 
-def test_rows_override_the_limit_of_the_config(workspace: WorkspaceDirectory) -> None:
-    configure(workspace, MINIMAL_EVAL.replace("[secrets]", "[evaluation]\nlimit = 1\n\n[secrets]"))
-    assert prepare(workspace).selection.describe() == "0"
-    assert prepare(workspace, rows="1-2").selection.describe() == "1-2"
-    with pytest.raises(OsmosisError, match="out of range"):
-        prepare(workspace, rows="3")
-
-
-def test_a_run_remembers_the_options_that_continue_it(
-    workspace: WorkspaceDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert prepare(workspace).provenance["options"] == []
-    monkeypatch.chdir(workspace.root / "data")
-    given = prepare(
-        workspace, rows="0-1", dataset_file=Path("multiply.jsonl"), seed=3, servers=2, previews=False
-    )
-    said = ["--rows", "0-1", "--dataset-file", "data/multiply.jsonl", "--seed", "3", "--servers", "2"]
-    assert given.provenance["options"] == [*said, "--no-previews"]
-    sandboxed = EvalRunRequest(CONFIG, isolate=True, network="none", output=Path("runs"), max_in_flight=4)
-    assert sandboxed.options() == [
-        *("--output", "runs", "--max-in-flight", "4", "--network", "none"),
-        "--isolate",
-    ]
-
-
 def test_a_threshold_of_zero_is_honoured(workspace: WorkspaceDirectory) -> None:
     configure(workspace, MINIMAL_EVAL.replace("[secrets]", "[evaluation]\npass_threshold = 0.0\n\n[secrets]"))
     assert prepare(workspace).spec.evaluation.pass_threshold == 0.0
-
-
-@pytest.mark.parametrize(
-    ("model_path", "message"),
-    [
-        ("opnai/gpt-5-mini", "did you mean `openai/gpt-5-mini`"),
-        ("osmosis/huge", "there is no built-in model `osmosis/huge`; built in: `osmosis/tiny`"),
-    ],
-)
-def test_a_model_name_that_cannot_be_right_is_refused_with_a_suggestion(
-    workspace: WorkspaceDirectory, model_path: str, message: str
-) -> None:
-    configure(workspace, MINIMAL_EVAL.replace("openai/gpt-5-mini", model_path))
-    with pytest.raises(OsmosisError, match=message):
-        prepare(workspace)
 
 
 def test_a_missing_key_is_noticed_unless_it_is_a_secret_still_to_be_given(
@@ -144,29 +93,6 @@ def test_a_cost_limit_needs_a_known_price(workspace: WorkspaceDirectory) -> None
     prepare(workspace)
     with pytest.raises(OsmosisError, match="needs the price of `openai/no-such-model-9`"):
         prepare(workspace, budget=budget)
-
-
-def test_a_model_of_ours_costs_nothing_and_needs_no_key(
-    workspace: WorkspaceDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY")
-    configure(workspace, MINIMAL_EVAL.replace("openai/gpt-5-mini", "osmosis/tiny"))
-    prepared = prepare(workspace, budget=Budget(max_cost_usd=1.0))
-    assert prepared.served
-
-
-def test_pins_that_differ_from_the_checkout_and_advanced_settings_are_said(
-    workspace: WorkspaceDirectory,
-) -> None:
-    git(workspace.root, "add", ".")
-    git(workspace.root, "commit", "--quiet", "-m", "first")
-    pinned = MINIMAL_EVAL.replace("[secrets]", 'commit_sha = "0123456789"\n\n[advanced]\nx = 1\n\n[secrets]')
-    configure(workspace, pinned)
-    prepared = prepare(workspace)
-    assert any("pins commit 0123456789" in note for note in prepared.notes)
-    assert any("[advanced]" in note for note in prepared.notes)
-    assert prepared.provenance["advanced"] == {"x": 1}
-    assert prepared.provenance["git_head"] == git(workspace.root, "rev-parse", "HEAD")
 
 
 def test_an_origin_is_shown_without_its_password(workspace: WorkspaceDirectory) -> None:
@@ -196,3 +122,157 @@ def test_slices_are_those_asked_for_and_those_of_decide_toml_and_a_typo_is_found
     with pytest.raises(OsmosisError, match="has no column 'ground_thruth'") as refused:
         prepare(workspace, slices=("ground_thruth",))
     assert refused.value.hint == "did you mean 'ground_truth'?"
+
+
+__all__ = ["workspace"]
+
+
+@pytest.fixture
+def works(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SandboxCapability(Path("/usr/bin/bwrap"))
+    monkeypatch.setattr("osmosis_ai.sandbox.check_sandbox", lambda: found)
+
+
+@pytest.mark.usefixtures("works")
+@pytest.mark.parametrize(
+    ("asked", "network"),
+    [({}, None), ({"isolate": True}, "host"), ({"network": "none"}, "none")],
+)
+def test_a_rollout_runs_in_a_sandbox_where_the_user_says_so(
+    workspace: WorkspaceDirectory, asked: dict[str, Any], network: str | None
+) -> None:
+    prepared = prepare(workspace, **asked)
+    sandbox = prepared.rollout.sandbox
+    assert (sandbox and sandbox.network) == network
+    assert prepared.provenance["isolation"] == (network and f"bubblewrap, network {network}")
+
+
+@pytest.mark.usefixtures("works")
+def test_options_that_do_not_go_together_and_agents_elsewhere_are_refused(
+    workspace: WorkspaceDirectory,
+) -> None:
+    with pytest.raises(OsmosisError, match="`--rollout-port` and `--network none` do not go together"):
+        prepare(workspace, network="none", rollout_port=9000)
+    configure(workspace, MINIMAL_EVAL.replace('"main.py"', '"server://127.0.0.1:9000"'))
+    with pytest.raises(
+        OsmosisError, match=r"127\.0\.0\.1:9000 is served elsewhere: nothing here can hold it back"
+    ):
+        prepare(workspace, isolate=True)
+
+
+def test_a_machine_that_can_hold_nothing_back_says_why(
+    workspace: WorkspaceDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = SandboxCapability(problem="bubblewrap is not installed", remedy="install it")
+    monkeypatch.setattr("osmosis_ai.sandbox.check_sandbox", lambda: absent)
+    with pytest.raises(IsolationUnavailableError, match="isolation is required, and rollouts can not be"):
+        prepare(workspace, isolate=True)
+    assert prepare(workspace).rollout.sandbox is None
+
+
+@pytest.mark.usefixtures("works")
+def test_what_a_config_asks_a_platform_for_names_the_option_that_gives_it_here(
+    workspace: WorkspaceDirectory,
+) -> None:
+    configure(workspace, MINIMAL_EVAL + '\n[advanced.execution]\nisolation = "required"\nnetwork = "none"\n')
+    (note,) = prepare(workspace).notes
+    assert "`--isolate` is for its `isolation` and `--network none` is for its `network`" in note
+    assert "--isolate" not in prepare(workspace, isolate=True).notes[0]
+    assert "--network" not in prepare(workspace, network="none").notes[0]
+
+
+@pytest.mark.integration
+def test_it_sees_the_workspace_without_what_is_hidden_and_changes_nothing_of_it(tmp_path: Path) -> None:
+    if not (found := check_sandbox()).works:
+        pytest.skip(found.said)
+    outside, root = tmp_path / "outside", tmp_path / "workspace"
+    for path in ("rollouts/r/main.py", "data/rows.jsonl", ".env", ".osmosis/evals/earlier/events.jsonl"):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text("here")
+    outside.mkdir()
+    (outside / "secret").write_text("canary")
+    (root / "link").symlink_to(outside)
+    rollout = root / "rollouts" / "r"
+    sandbox = local_sandbox(root, rollout, network="host", port=None)
+    looking = f"""
+        cat main.py {root}/data/rows.jsonl; echo changed > main.py; echo changed > {root}/data/rows.jsonl
+        cat {root}/.env {root}/.osmosis/evals/earlier/events.jsonl {root}/link/secret {outside}/secret
+    """
+    program = sandbox.command(["/bin/sh", "-c", looking], cwd=rollout, writable=[])
+    with program.start({"PATH": "/usr/bin:/bin"}) as begun:
+        seen = subprocess.run(
+            begun.command, env=begun.env, pass_fds=begun.fds, capture_output=True, text=True, check=False
+        )
+    assert seen.stdout == "herehere", seen.stderr
+    assert (rollout / "main.py").read_text() == (root / "data" / "rows.jsonl").read_text() == "here"
+
+
+def write(run_dir: Path, *records: TerminalRecord) -> None:
+    append_records(run_dir / "events.jsonl", records)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run of three rows and two attempts that has just begun."""
+    workspace = make_workspace(tmp_path / "workspace")
+    directory = workspace.evals_dir / "mine"
+    Manifest.new("mine", inputs(rows="0-2", n=2), {}).write(directory / "manifest.json")
+    return directory
+
+
+def test_a_half_written_line_is_read_when_it_is_whole(run_dir: Path) -> None:
+    line = journal_of([record(0, 0)])
+    (run_dir / "events.jsonl").write_bytes(line[:20])
+    watcher = RunWatcher(run_dir)
+    assert watcher.look().progress.completed == 0
+    (run_dir / "events.jsonl").write_bytes(line)
+    assert watcher.look().progress.completed == 1
+
+
+def test_watching_follows_the_journal_until_the_lock_is_free(run_dir: Path) -> None:
+    seen = []
+    lock = RunLock(run_dir.parent, "mine")
+    lock.__enter__()
+    moments = iter(
+        [
+            lambda: write(run_dir, record(0, 0), record(0, 1, reward=0.0)),
+            lambda: write(run_dir, record(1, 0, status="failed", reward=None)),
+            lambda: write(run_dir, *(record(row, run) for row, run in ((1, 1), (2, 0), (2, 1)))),
+            lambda: lock.__exit__(None, None, None),
+        ]
+    )
+    watcher = RunWatcher(run_dir)
+    looks = watch_run(watcher.look, pause=lambda: next(moments)(), tell=pytest.fail)
+    for state in looks:
+        seen.append((state.status, state.progress.completed, state.progress.failed))
+
+    assert seen == [
+        ("running", 0, 0),
+        ("running", 2, 0),
+        ("running", 3, 1),
+        ("running", 6, 1),
+        ("finished", 6, 1),
+    ]
+    progress = watcher.look().progress
+    assert (progress.scored, progress.passed, progress.tokens) == (5, 4, 42)
+
+
+def test_a_dataset_that_is_nowhere_is_named_with_what_would_mend_it(workspace: WorkspaceDirectory) -> None:
+    (workspace.data_dir / "multiply.jsonl").unlink()
+    with pytest.raises(NotFoundError, match=r"`data/multiply\.jsonl`") as missing:
+        prepare(workspace)
+    assert "--dataset-file" in (missing.value.hint or "")
+
+
+def test_pins_that_differ_from_the_checkout_and_advanced_settings_are_said(
+    workspace: WorkspaceDirectory,
+) -> None:
+    git(workspace.root, "add", ".")
+    git(workspace.root, "commit", "--quiet", "-m", "first")
+    pinned = MINIMAL_EVAL.replace("[secrets]", 'commit_sha = "0123456789"\n\n[advanced]\nx = 1\n\n[secrets]')
+    configure(workspace, pinned)
+    prepared = prepare(workspace)
+    assert any("pins commit 0123456789" in note for note in prepared.notes)
+    assert any("[advanced]" in note for note in prepared.notes)
+    assert prepared.provenance["advanced"] == {"x": 1}
+    assert prepared.provenance["git_head"] == git(workspace.root, "rev-parse", "HEAD")

@@ -1,21 +1,29 @@
-"""What the agent gets, and what the learner will see of it."""
+"""What the agent gets, and what the learner will see of it: one token sequence, exactly as sampled."""
 
 from __future__ import annotations
 
 import asyncio
 import operator
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
+from aiohttp import web
 
+from osmosis_ai.driving.callback_registry import CallbackStore, TerminalCallbackResult
+from osmosis_ai.driving.driver import RolloutRunRequest
+from osmosis_ai.driving.loop_endpoints import LoopEndpoints
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.inference.chat_format import ChatFormat
+from osmosis_ai.inference.catalog import built_in_model
+from osmosis_ai.inference.chat_format import BuiltInChat, ChatFormat
 from osmosis_ai.inference.completion import TokenFeed
 from osmosis_ai.inference.model import KeyValueCache, Model
 from osmosis_ai.training.engines.policy_bridge import RolloutLimits, RolloutSampling
+from osmosis_ai.training.engines.prompt_prefix_cache import PromptPrefixCache
 from osmosis_ai.training.objective.sequences import TokenSequence
 from tests.training.policy_world import (
     END,
@@ -27,8 +35,6 @@ from tests.training.policy_world import (
     question,
     tool_answer,
 )
-
-pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
@@ -73,6 +79,7 @@ def assert_exact(sequence: TokenSequence, temperature: float = 1.0) -> None:
 # One call
 
 
+@pytest.mark.integration
 async def test_a_call_is_answered_and_recorded_token_by_token(world: PolicyWorld) -> None:
     status, answer = await world.ask(question(), logprobs=True, return_token_ids=True, model="any/name")
     choice = answer["choices"][0]
@@ -93,26 +100,7 @@ async def test_a_call_is_answered_and_recorded_token_by_token(world: PolicyWorld
     assert_exact(sequence)
 
 
-async def test_the_trajectory_learns_when_the_policy_was_called_and_none_of_its_tokens(
-    world: PolicyWorld,
-) -> None:
-    await world.ask(question(12), logprobs=True, return_token_ids=True)
-    await world.events(question(13), logprobs=True, return_token_ids=True)
-    report = world.bridge.close("r1").report
-    assert report is not None
-    calls = report["samples"]["main"]["llm_call_metrics"]
-    assert [call["extra"]["latency_ms"] > 0 and "started_at" in call["extra"] for call in calls] == [
-        True,
-        True,
-    ]
-    assert all(call["completion_tokens"] for call in calls)
-    assert not {key for call in calls for key in call} & {
-        "prompt_token_ids",
-        "completion_token_ids",
-        "logprobs",
-    }
-
-
+@pytest.mark.integration
 async def test_a_streamed_call_is_the_same_call(world: PolicyWorld) -> None:
     whole = await world.reply(question())
     world.bridge.open("r2", seed_for=lambda index: index)
@@ -128,6 +116,7 @@ async def test_a_streamed_call_is_the_same_call(world: PolicyWorld) -> None:
     assert world.bridge.take("r1").sampled_tokens == chunks[-1]["usage"]["completion_tokens"]
 
 
+@pytest.mark.integration
 async def test_the_record_is_made_before_the_answer_is_given(
     world: PolicyWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,12 +144,14 @@ async def test_the_record_is_made_before_the_answer_is_given(
     assert 0 < seen[0] < seen[1]
 
 
+@pytest.mark.integration
 async def test_a_call_without_the_token_or_the_rollout_is_refused(world: PolicyWorld) -> None:
     assert (await world.ask(question(), token="wrong"))[0] == 401
     assert (await world.ask(question(), rollout_id="other"))[0] == 404
     assert world.engine.asked == []
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("changes", "param"),
     [({"temperatur": 1}, "temperatur"), ({"tool_choice": "required"}, "tool_choice"), ({"n": 0}, "n")],
@@ -174,6 +165,7 @@ async def test_what_the_policy_can_not_do_is_refused_with_its_name(
     assert world.bridge.take("r1").sequences == []
 
 
+@pytest.mark.integration
 async def test_a_retried_call_is_answered_from_the_record_and_recorded_once(world: PolicyWorld) -> None:
     first = await world.ask(question(), retry_count=0)
     again = await world.ask(question(), retry_count=1)
@@ -188,6 +180,7 @@ async def test_a_retried_call_is_answered_from_the_record_and_recorded_once(worl
 # The run's sampling, not the agent's
 
 
+@pytest.mark.integration
 async def test_in_training_the_runs_temperature_top_p_and_seeds_hold() -> None:
     async with policy_world(sampling=RolloutSampling(temperature=0.7, top_p=0.9)) as world:
         await world.reply(question(), temperature=0.0, top_p=0.1, seed=99)
@@ -199,6 +192,7 @@ async def test_in_training_the_runs_temperature_top_p_and_seeds_hold() -> None:
             assert_exact(sequence, temperature=0.7)
 
 
+@pytest.mark.integration
 async def test_outside_training_the_agent_says_how_to_sample() -> None:
     async with policy_world(sampling=None) as world:
         await world.reply(question(), temperature=0.0, top_p=0.5, seed=99)
@@ -206,6 +200,7 @@ async def test_outside_training_the_agent_says_how_to_sample() -> None:
         assert (asked.temperature, asked.top_p, asked.stream) == (0.0, 0.5, 99)
 
 
+@pytest.mark.integration
 async def test_the_same_seeds_give_the_same_rollout_whatever_else_runs(world: PolicyWorld) -> None:
     world.bridge.open("r2", seed_for=lambda index: index)
     alone = await world.reply(question())
@@ -218,6 +213,7 @@ async def test_the_same_seeds_give_the_same_rollout_whatever_else_runs(world: Po
     assert ours[0].ids == theirs[0].ids
 
 
+@pytest.mark.integration
 async def test_all_choices_of_a_call_are_recorded_each_with_its_own_tokens(world: PolicyWorld) -> None:
     _, answer = await world.ask(question(), n=3, return_token_ids=True)
     recorded = world.bridge.take("r1")
@@ -229,6 +225,7 @@ async def test_all_choices_of_a_call_are_recorded_each_with_its_own_tokens(world
 # Later turns
 
 
+@pytest.mark.integration
 async def test_the_next_turn_reads_the_recorded_tokens_and_only_what_is_new(world: PolicyWorld) -> None:
     messages, reply = await calling_reply(world)
     messages += tool_answer(reply)
@@ -250,6 +247,7 @@ def written(world: PolicyWorld, ids: Any) -> str:
     return "".join([*map(decoder.feed, ids), decoder.finish()])
 
 
+@pytest.mark.integration
 async def test_tokens_are_never_made_from_text_a_second_time(world: PolicyWorld) -> None:
     """Text that was sampled in other pieces than the tokenizer would cut it into stays in those pieces."""
     prompt_text = world.chat.render(question(), [MULTIPLY])
@@ -273,6 +271,7 @@ def sampled_token(token: int) -> Any:
     return SampledToken(token, -1.0)
 
 
+@pytest.mark.integration
 async def test_a_rewritten_history_forks_and_is_counted(world: PolicyWorld) -> None:
     first = await world.reply(question())
     rewritten = [*question(), {**first, "content": "I said something else"}, *question(5, 6)]
@@ -283,6 +282,7 @@ async def test_a_rewritten_history_forks_and_is_counted(world: PolicyWorld) -> N
         assert_exact(sequence)
 
 
+@pytest.mark.integration
 async def test_two_calls_behind_the_same_turn_are_two_branches(world: PolicyWorld) -> None:
     reply = await world.reply(question())
     history = [*question(), reply]
@@ -304,6 +304,7 @@ def chat_with_template(template: str) -> ChatFormat:
     return PretrainedChat(tokenizer)
 
 
+@pytest.mark.integration
 @pytest.mark.imports_much
 async def test_a_turn_that_the_template_writes_differently_is_realigned() -> None:
     """This template writes a tool call's arguments in its own spelling, as Qwen 2.5's does."""
@@ -332,6 +333,7 @@ async def test_a_turn_that_the_template_writes_differently_is_realigned() -> Non
         assert_exact(sequence)
 
 
+@pytest.mark.integration
 @pytest.mark.imports_much
 async def test_a_template_that_rewrites_earlier_turns_forks() -> None:
     """As Qwen 3's does with an earlier turn's thinking."""
@@ -351,6 +353,7 @@ async def test_a_template_that_rewrites_earlier_turns_forks() -> None:
 # Limits
 
 
+@pytest.mark.integration
 async def test_a_prompt_that_is_too_long_is_refused_as_openai_refuses_it() -> None:
     async with policy_world(limits=RolloutLimits(max_prompt_length=30, max_response_length=50)) as world:
         status, answer = await world.ask(question() * 5)
@@ -359,6 +362,7 @@ async def test_a_prompt_that_is_too_long_is_refused_as_openai_refuses_it() -> No
         assert world.engine.asked == []
 
 
+@pytest.mark.integration
 async def test_a_turn_that_reaches_the_limit_ends_with_length_and_the_next_is_refused() -> None:
     async with policy_world(limits=RolloutLimits(max_prompt_length=400, max_response_length=5)) as world:
         _, answer = await world.ask(question(), max_tokens=4)
@@ -377,6 +381,7 @@ async def test_a_turn_that_reaches_the_limit_ends_with_length_and_the_next_is_re
         assert_exact(sequence)
 
 
+@pytest.mark.integration
 async def test_a_limit_that_the_agent_chose_is_no_truncation(world: PolicyWorld) -> None:
     _, answer = await world.ask(question(), max_tokens=2)
     assert answer["choices"][0]["finish_reason"] == "length"
@@ -386,6 +391,7 @@ async def test_a_limit_that_the_agent_chose_is_no_truncation(world: PolicyWorld)
 # Handing over
 
 
+@pytest.mark.integration
 async def test_a_record_is_handed_over_once_open_or_closed(world: PolicyWorld) -> None:
     await world.reply(question())
     usage = world.bridge.close("r1")
@@ -399,16 +405,7 @@ async def test_a_record_is_handed_over_once_open_or_closed(world: PolicyWorld) -
     assert (await world.ask(question()))[0] == 404
 
 
-async def test_only_so_many_untaken_records_are_kept() -> None:
-    async with policy_world(kept=2) as world:
-        for name in ("a", "b", "c"):
-            world.bridge.open(name)
-            world.bridge.close(name)
-        with pytest.raises(NotFoundError):
-            world.bridge.take("a")
-        assert world.bridge.take("c").sequences == []
-
-
+@pytest.mark.integration
 async def test_closing_a_rollout_ends_its_calls_and_the_engines_work(
     world: PolicyWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -446,6 +443,7 @@ class Shifted:
         raise AssertionError("an engine in this process needs no files")
 
 
+@pytest.mark.integration
 async def test_every_token_carries_the_version_it_was_sampled_with(world: PolicyWorld) -> None:
     reply = await world.reply(question())
     await world.engine.publish(Shifted(), 3)
@@ -458,6 +456,7 @@ async def test_every_token_carries_the_version_it_was_sampled_with(world: Policy
     assert TOKEN not in repr(world.bridge)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_program_that_calls_below_recorded_is_learnt_from_and_its_conversation_is_kept(
     world: PolicyWorld, stream: bool
@@ -473,3 +472,102 @@ async def test_a_program_that_calls_below_recorded_is_learnt_from_and_its_conver
     assert answered["role"] == "assistant" and (answered.get("content") or answered["tool_calls"])
     recorded = world.bridge.take("r1")
     assert len(recorded.sequences) == 1 and any(recorded.sequences[0].mask)
+
+
+@asynccontextmanager
+async def loop_url(world: PolicyWorld) -> AsyncIterator[tuple[str, LoopEndpoints]]:
+    """Serve the policy to a loop, too."""
+
+    async def commit(_: TerminalCallbackResult) -> None:
+        return None
+
+    endpoints = LoopEndpoints(CallbackStore(on_terminal_commit=commit), world.bridge)
+    app = web.Application()
+    app.add_routes(endpoints.routes())
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}", endpoints
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_loops_calls_are_recorded_like_those_of_an_agent_that_sends_its_tools() -> None:
+    async with policy_world() as world, loop_url(world) as (url, endpoints), aiohttp.ClientSession() as http:
+        key = endpoints.open(RolloutRunRequest([], rollout_id="r1"))
+        nullable = {**MULTIPLY, "function": {**MULTIPLY["function"], "description": None, "strict": None}}
+        endpoints.offer_tools("r1", [nullable])
+        body: dict[str, Any] = {
+            "model": "default",
+            "messages": question(),
+            "rollout_id": "r1",
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "max_tokens": 64,
+            "logprobs": True,
+        }
+        headers = {"Authorization": f"Bearer {key}"}
+        async with http.post(f"{url}/v1/chat/completions", json=body, headers=headers) as reply:
+            assert reply.status == 200, await reply.text()
+            answer = await reply.json()
+        assert answer["model"] == "default"
+        assert {"id", "object", "created", "choices", "usage"} <= answer.keys()
+        world.bridge.open("r2")
+        await world.reply(question(), rollout_id="r2", max_tokens=64)
+        as_loop, as_agent = world.engine.asked
+        assert list(as_loop.prompt) == list(as_agent.prompt)
+        recorded = world.bridge.take("r1")
+        assert recorded.sampled_tokens == answer["usage"]["completion_tokens"] > 0
+
+
+class CountingChat(BuiltInChat):
+    """Counts how often the template runs."""
+
+    rendered = 0
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        self.rendered += 1
+        return super().render(messages, tools, add_generation_prompt=add_generation_prompt)
+
+
+def counting_chat() -> CountingChat:
+    return CountingChat(built_in_model("osmosis/tiny").directory)
+
+
+def asking(question: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": question}]
+
+
+def tool(*parameters: str) -> dict[str, Any]:
+    properties = {name: {"type": "integer"} for name in parameters}
+    function = {"name": "multiply", "parameters": {"type": "object", "properties": properties}}
+    return {"type": "function", "function": function}
+
+
+def test_the_attempts_on_a_row_share_one_rendering() -> None:
+    chat = counting_chat()
+    prefix_cache = PromptPrefixCache(chat)
+    read = [prefix_cache.read(asking("What is 2 * 3?"), [tool("a", "b")]) for _ in range(8)]
+    assert chat.rendered == 1
+    text = chat.render(asking("What is 2 * 3?"), [tool("a", "b")])
+    assert set(read) == {(text, tuple(chat.encode(text)))}
+
+
+def test_whatever_the_template_could_write_differently_is_another_opening() -> None:
+    chat = counting_chat()
+    prefix_cache = PromptPrefixCache(chat)
+    asked: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = [
+        (asking("What is 2 * 3?"), []),
+        (asking("What is 2 * 4?"), []),
+        (asking("What is 2 * 3?"), [tool("a", "b")]),
+        (asking("What is 2 * 3?"), [tool("b", "a")]),
+    ]
+    for messages, tools in asked:
+        assert prefix_cache.read(messages, tools)[0] == chat.render(messages, tools)

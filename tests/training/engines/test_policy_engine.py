@@ -1,30 +1,49 @@
-"""Learner, engine and saved adapter are one policy."""
+"""Learner, engine and saved adapter are one policy; whatever samples from another distribution is refused."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import json
+import shutil
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.inference.adapters import load_adapted_model
-from osmosis_ai.inference.batching import Generation
+from osmosis_ai.inference.batching import Emission, Generation, SampledToken
 from osmosis_ai.inference.chat_format import BuiltInChat
 from osmosis_ai.inference.completion import TokenFeed
-from osmosis_ai.inference.engine import InferenceEngine
+from osmosis_ai.inference.engine import InferenceEngine, Listener
 from osmosis_ai.inference.model import Model
-from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine
+from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine, PolicyEngine
 from osmosis_ai.training.engines.recording import Recording
+from osmosis_ai.training.engines.sampling_probe import (
+    TOKENS,
+    DistributionMismatchError,
+    Probe,
+    probe,
+    probe_prompts,
+)
+from osmosis_ai.training.engines.vllm_engine import VllmEngine
 from osmosis_ai.training.objective.sequences import TokenSequence
+from tests.inference.call_templates import TEMPLATES, UNKNOWN_CALLS, template
 from tests.lazily import lazily
-from tests.training.policy_world import END, MODEL_DIR, MULTIPLY, question
+from tests.training.policy_world import END, MODEL_DIR, MULTIPLY, PolicyWorld, policy_world, question
+from tests.training.standin_vllm import KEY, ServingStandIn, StandInVllm, standing_in
+from tests.training.truncating_model import QWEN25, TruncatingModel
 
 with lazily("torch"):
     import torch
 
     from osmosis_ai.inference.torch_engine import TorchEngine
+    from osmosis_ai.training.learner.learner import Learner
+    from osmosis_ai.training.runs.engine_factory import chat_format_of
     from tests.training.learner_builders import tiny_learner
 
 
@@ -81,3 +100,318 @@ async def test_what_is_sampled_has_the_learners_probabilities_before_and_after_a
         again = await sample(InProcessPolicyEngine(served))
     assert [sequence.ids for sequence in again] == [sequence.ids for sequence in after]
     assert largest_gap([sequence.logprobs for sequence in again], after) < 1e-4
+
+
+CHAT = BuiltInChat(MODEL_DIR)
+ROWS = [DatasetRow(i, question(11 + i, 34), "374", None) for i in range(32)]
+
+
+@pytest.fixture(scope="module")
+def learner() -> Learner:
+    return tiny_learner()
+
+
+async def probed(engine: PolicyEngine, learner: Learner, **settings: Any) -> Probe:
+    prompts = probe_prompts(ROWS, CHAT, longest=400)
+    return await probe(engine, learner, prompts, TrainingSettings(max_response_length=64, **settings))
+
+
+async def probed_model(model: Any, learner: Learner, **settings: Any) -> Probe:
+    with InferenceEngine(model) as engine:
+        return await probed(InProcessPolicyEngine(engine), learner, **settings)
+
+
+async def test_an_engine_that_draws_what_is_learned_passes(learner: Learner) -> None:
+    found = await probed_model(Model.load(MODEL_DIR), learner)
+    assert found.tokens >= TOKENS
+    assert found.mean_abs_gap < 1e-4
+    found.require_agreement(float32=True)
+    found.require_agreement(float32=False)
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ({"top_p": 0.95}, "leaves out unlikely tokens"),
+        ({"top_k": 20}, "leaves out unlikely tokens"),
+        ({"repetition_penalty": 1.05}, "a penalty"),
+    ],
+)
+async def test_an_engine_that_truncates_or_penalises_is_refused(
+    learner: Learner, engine: dict[str, Any], words: str
+) -> None:
+    found = await probed_model(TruncatingModel(Model.load(MODEL_DIR), **engine), learner)
+    with pytest.raises(DistributionMismatchError, match=words) as refused:
+        found.require_agreement(float32=True)
+    assert "--generation-config vllm" in str(refused.value.hint)
+
+
+async def test_an_engine_that_reports_the_probabilities_from_before_it_truncated_is_refused(
+    learner: Learner,
+) -> None:
+    found = await probed_model(Model.load(MODEL_DIR), learner, rollout_top_p=0.8)
+    assert found.mean_abs_gap < 1e-4, "the log-probabilities alone say nothing"
+    with pytest.raises(DistributionMismatchError, match="not those it drew with"):
+        found.require_agreement(float32=True)
+    # Of a truncation that the run itself asks for, its settings warn.
+    found.require_agreement(float32=True, truncated=True)
+
+
+def test_rounding_that_leans_to_one_side_is_no_truncation() -> None:
+    fair = {"tokens": 600, "surprise": 0.01, "surprise_stderr": 0.03}
+    Probe(mean_abs_gap=2e-6, mean_gap=1e-6, gap_stderr=1e-8, **fair).require_agreement(float32=True)
+    Probe(mean_abs_gap=1e-2, mean_gap=9e-4, gap_stderr=1e-4, **fair).require_agreement(float32=False)
+    with pytest.raises(DistributionMismatchError):
+        Probe(mean_abs_gap=1e-2, mean_gap=9e-3, gap_stderr=1e-3, **fair).require_agreement(float32=False)
+
+
+def connect(server: StandInVllm, adapters: Path) -> VllmEngine:
+    return VllmEngine(
+        server.url, end_token_ids=frozenset({END}), adapters_dir=adapters, model="base", api_key=KEY
+    )
+
+
+async def test_what_a_model_would_have_a_server_fill_in_changes_nothing(
+    learner: Learner, tmp_path: Path
+) -> None:
+    async with (
+        standing_in(ServingStandIn, generation_config=QWEN25) as server,
+        connect(server, tmp_path) as engine,
+    ):
+        found = await probed(engine, learner)
+    found.require_agreement(float32=True)
+    asked = server.requests[-1]
+    assert (asked["top_p"], asked["top_k"], asked["min_p"]) == (1.0, 0, 0.0)
+    assert (asked["repetition_penalty"], asked["presence_penalty"], asked["frequency_penalty"]) == (1, 0, 0)
+
+
+async def test_a_server_that_does_not_do_as_it_is_told_is_refused(learner: Learner, tmp_path: Path) -> None:
+    async with (
+        standing_in(ServingStandIn, forced={"top_k": 20}) as server,
+        connect(server, tmp_path) as engine,
+    ):
+        found = await probed(engine, learner)
+    with pytest.raises(DistributionMismatchError, match="top_k"):
+        found.require_agreement(float32=True)
+
+
+def test_prompts_that_are_too_long_or_make_no_conversation_are_left_out() -> None:
+    rows: Sequence[DatasetRow] = [
+        DatasetRow(0, question() * 100, None, None),
+        DatasetRow(1, [], None, {"only": "metadata"}),
+    ]
+    [prompt] = probe_prompts(rows, CHAT, longest=60)
+    assert 0 < len(prompt) <= 60
+
+
+ARGUMENTS = {"a": 12, "b": 34}
+SPELLED = '{"a": 12, "b": 34}'
+DS_BEGIN, DS_END = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+# A call of multiply as the template of that name writes it, and in another spelling.
+REPLIES = {
+    "hermes": (
+        f'<tool_call>\n{{"name": "multiply", "arguments": {SPELLED}}}\n</tool_call>',
+        '<tool_call>{"arguments":{"b":34,"a":12},"name":"multiply"}</tool_call>',
+    ),
+    "qwen3_coder": (
+        "<tool_call>\n<function=multiply>\n<parameter=a>\n12\n</parameter>\n<parameter=b>\n34\n</parameter>\n"
+        "</function>\n</tool_call>",
+        "<function=multiply><parameter=b>34</parameter><parameter=a>12</parameter></function>",
+    ),
+    "mistral": (
+        f'[TOOL_CALLS][{{"name": "multiply", "arguments": {SPELLED}, "id": "abcdefgh1"}}]',
+        f'[TOOL_CALLS] [{{"name": "multiply", "arguments": {SPELLED}}}]',
+    ),
+    "mistral_args": (
+        f"[TOOL_CALLS]multiply[ARGS]{SPELLED}",
+        f"[TOOL_CALLS]multiply[CALL_ID]abcdefgh1[ARGS]{SPELLED}",
+    ),
+    "deepseek_v3": (
+        f"{DS_BEGIN}function<｜tool▁sep｜>multiply\n```json\n{SPELLED}\n```{DS_END}",
+        f"{DS_BEGIN}multiply<｜tool▁sep｜>{SPELLED}{DS_END}",
+    ),
+    "deepseek_v31": (
+        f"{DS_BEGIN}multiply<｜tool▁sep｜>{SPELLED}{DS_END}",
+        f"{DS_BEGIN}multiply<｜tool▁sep｜> {SPELLED} {DS_END}",
+    ),
+    "llama3_json": (
+        f'{{"name": "multiply", "parameters": {SPELLED}}}',
+        '<|python_tag|>{"name": "multiply", "parameters": {"a":12,"b":34}}',
+    ),
+    "pythonic": ("[multiply(a=12, b=34)]", "[multiply(b = 34, a = 12)]"),
+}
+
+
+class Accepted:
+    def cancel(self) -> None:
+        pass
+
+
+@asynccontextmanager
+async def scripted(style: str, replies: Sequence[str], *, source: str = "") -> AsyncIterator[PolicyWorld]:
+    """A policy that says what it is told to, under one of the templates."""
+    from transformers import AutoTokenizer
+
+    from osmosis_ai.inference.torch_chat import PretrainedChat
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
+    tokenizer.chat_template = source or TEMPLATES[style][1]
+    chat = PretrainedChat(tokenizer)
+    said = iter(replies)
+
+    def submit(generations: Sequence[Generation], listener: Listener) -> Accepted:
+        world.engine.asked += generations
+        for generation in generations:
+            ids = sampled_ids(world, next(said))
+            for token in ids:
+                listener.emitted(
+                    Emission(generation, SampledToken(token, -0.5), "stop" if token == END else None)
+                )
+        return Accepted()
+
+    async with policy_world(chat=chat) as world:
+        world.engine.submit = submit  # type: ignore[method-assign]
+        yield world
+
+
+def sampled_ids(world: PolicyWorld, text: str) -> list[int]:
+    """One token for each byte where that is possible: never what the tokenizer would make of the text."""
+    marks = {world.chat.token_id(mark): mark for mark in ("<tool_call>", "</tool_call>")}
+    ids = []
+    for token in world.chat.encode(text):
+        raw = world.chat.token_bytes(token).decode(errors="replace")
+        single = [world.chat.encode(character) for character in raw] if token not in marks else []
+        ids += [i for one in single for i in one] if single and "\ufffd" not in raw else [token]
+    return [*ids, END]
+
+
+async def two_turns(world: PolicyWorld, *, stream: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Ask, answer the call, ask again; the two messages of the assistant."""
+    first = await streamed(world, question()) if stream else await world.reply(question())
+    [call, *_] = first["tool_calls"]
+    answer = {"role": "tool", "tool_call_id": call["id"], "content": "408"}
+    second = await world.reply([*question(), first, answer])
+    return first, second
+
+
+async def streamed(world: PolicyWorld, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """A message, put together from the pieces of a stream as an agent does it."""
+    deltas = [chunk["choices"][0]["delta"] for chunk in await world.events(messages)]
+    calls = [
+        {key: value for key, value in call.items() if key != "index"}
+        for delta in deltas
+        for call in delta.get("tool_calls") or ()
+    ]
+    content = "".join(delta.get("content") or "" for delta in deltas)
+    return {"role": "assistant", "content": content or None, "tool_calls": calls}
+
+
+def assert_one_sequence_of_what_was_sampled(world: PolicyWorld, replies: Sequence[str]) -> int:
+    """Of all that was recorded; return how many turns the template writes differently."""
+    recorded = world.bridge.take("r1")
+    [sequence] = recorded.sequences
+    assert recorded.forks == 0
+    first, second = (list(generation.prompt) for generation in world.engine.asked)
+    sampled = [sampled_ids(world, reply) for reply in replies]
+    assert first == world.chat.encode(world.chat.render(question(), [MULTIPLY]))
+    assert second[: len(first) + len(sampled[0])] == first + sampled[0]
+    assert sequence.ids == second + sampled[1]
+    given = len(second) - len(first) - len(sampled[0])
+    assert sequence.mask == [0] * len(first) + [1] * len(sampled[0]) + [0] * given + [1] * len(sampled[1])
+    between = world.chat.decoder().feed(*second[len(first) + len(sampled[0]) :])
+    assert between == "\n<|im_start|>tool\n408<|im_end|>\n<|im_start|>assistant\n"
+    return recorded.realigned
+
+
+# The template of DeepSeek V3 writes a call only beside a content of null, which transformers keeps from it.
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("style", sorted(TEMPLATES.keys() - {"deepseek_v3"}))
+async def test_a_turn_as_the_template_writes_it_is_extended(style: str, stream: bool) -> None:
+    replies = [REPLIES[style][0], "It is 408."]
+    async with scripted(style, replies) as world:
+        first, second = await two_turns(world, stream=stream)
+        [call] = first["tool_calls"]
+        assert call["function"]["name"] == "multiply"
+        assert json.loads(call["function"]["arguments"]) == ARGUMENTS
+        assert (first["content"], second["content"]) == (None, "It is 408.")
+        assert assert_one_sequence_of_what_was_sampled(world, replies) == 0
+
+
+@pytest.mark.parametrize("style", TEMPLATES)
+async def test_a_turn_in_another_spelling_is_realigned_and_never_forks(style: str) -> None:
+    replies = [REPLIES[style][1], "It is 408."]
+    async with scripted(style, replies) as world:
+        first, _ = await two_turns(world)
+        assert json.loads(first["tool_calls"][0]["function"]["arguments"]) == ARGUMENTS
+        assert assert_one_sequence_of_what_was_sampled(world, replies) == 1
+
+
+@pytest.mark.parametrize("style", TEMPLATES)
+async def test_text_before_a_call_which_some_templates_drop_does_not_fork(style: str) -> None:
+    replies = [f"Let me see.\n{REPLIES[style][0]}", "It is 408."]
+    async with scripted(style, replies) as world:
+        first, _ = await two_turns(world)
+        assert first["content"] == "Let me see.\n"
+        assert_one_sequence_of_what_was_sampled(world, replies)
+
+
+async def test_a_second_call_that_the_template_has_no_room_for_does_not_end_the_rollout() -> None:
+    one = REPLIES["llama3_json"][0]
+    replies = [f"{one}; {one}", "It is 408."]
+    async with scripted("llama3_json", replies) as world:
+        first, _ = await two_turns(world)
+        assert len(first["tool_calls"]) == 1
+        assert first["content"] == f" {one}"
+        assert_one_sequence_of_what_was_sampled(world, replies)
+
+
+async def test_several_calls_and_their_results_are_one_sequence() -> None:
+    for style in ("hermes", "mistral_args", "pythonic"):
+        one = REPLIES[style][0]
+        text = {
+            "hermes": f"{one}\n{one}",
+            "mistral_args": one * 2,
+            "pythonic": "[multiply(a=12, b=34), multiply(a=12, b=34)]",
+        }
+        async with scripted(style, [text[style], "Both are 408."]) as world:
+            first = await world.reply(question())
+            assert len(first["tool_calls"]) == 2
+            answers = [
+                {"role": "tool", "tool_call_id": call["id"], "content": "408"} for call in first["tool_calls"]
+            ]
+            await world.reply([*question(), first, *answers])
+            recorded = world.bridge.take("r1")
+            assert (len(recorded.sequences), recorded.forks, recorded.realigned) == (1, 0, 0)
+
+
+async def test_calls_that_nobody_can_read_are_the_agents_to_see_and_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    text = '<call>multiply: {"a": 12, "b": 34}</call>'
+    async with scripted("", [text, text], source=template(UNKNOWN_CALLS)) as world:
+        for _ in range(2):
+            reply = await world.reply(question())
+            assert reply["content"] == text
+            assert "tool_calls" not in reply
+    assert [record.levelname for record in caplog.records if "not made for tools" in record.message] == [
+        "WARNING"
+    ]
+
+
+def test_a_run_reads_calls_in_the_format_that_it_is_told_and_notes_a_template_without_one(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL_DIR, folder)
+    (folder / "chat_template.jinja").write_text(template(UNKNOWN_CALLS))
+    for model, chosen, expected, notes in (
+        (str(folder), None, None, 1),
+        (str(folder), "pythonic", "pythonic", 0),
+        ("osmosis/tiny", None, "hermes", 0),
+        ("osmosis/tiny", "mistral", "mistral", 0),
+    ):
+        told: list[str] = []
+        spec: Any = SimpleNamespace(model_path=model, settings=TrainingSettings(tool_call_format=chosen))
+        style = chat_format_of(spec, note=told.append).tool_calls
+        style.reader([MULTIPLY])
+        assert (style.format and style.format.name, len(told)) == (expected, notes)

@@ -137,21 +137,6 @@ async def test_a_server_with_log_probabilities_before_the_temperature_is_refused
         assert "--logprobs-mode processed_logprobs" in str(refused.value.hint)
 
 
-async def test_a_server_without_the_model_is_refused(tmp_path: Path) -> None:
-    async with standing_in() as server:
-        with pytest.raises(OsmosisError, match="it serves `base`"):
-            async with connect(server, tmp_path, model="other"):
-                raise AssertionError
-
-
-async def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
-    async with standing_in() as server:
-        pass
-    with pytest.raises(NetworkError, match="can not be reached"):
-        async with connect(server, tmp_path):
-            raise AssertionError
-
-
 async def test_a_server_that_takes_no_adapters_keeps_its_version(tmp_path: Path) -> None:
     async with standing_in(takes_adapters=False) as server, connect(server, tmp_path) as engine:
         with pytest.raises(OsmosisError, match="refused") as refused:
@@ -168,18 +153,6 @@ async def test_top_p_is_refused(tmp_path: Path) -> None:
             engine.submit([wanted(top_p=0.9)], listener=None)  # type: ignore[arg-type]
 
 
-async def test_what_is_cancelled_is_asked_for_no_more(tmp_path: Path) -> None:
-    async with standing_in() as server, connect(server, tmp_path) as engine:
-        server.hold = asyncio.Event()
-        server.arrived.clear()
-        feed = TokenFeed(engine, [wanted()], every_token=False)
-        await asyncio.wait_for(server.arrived.wait(), 300)
-        feed.close()
-        await asyncio.gather(*engine._tasks, return_exceptions=True)
-        server.hold.set()
-        assert engine._calls["base"] == 0
-
-
 async def test_a_server_that_forgot_its_adapter_is_given_it_again(tmp_path: Path) -> None:
     async with standing_in() as server, connect(server, tmp_path) as engine:
         await engine.publish(PublishablePolicy(), 1)
@@ -190,9 +163,16 @@ async def test_a_server_that_forgot_its_adapter_is_given_it_again(tmp_path: Path
         assert engine.failure is None
 
 
-async def test_a_server_that_went_away_is_a_failure_of_the_engine(tmp_path: Path) -> None:
-    async with standing_in() as server, connect(server, tmp_path) as engine:
-        server.fail = [503] * 10
-        with pytest.raises(EngineStoppedError, match="can not be reached"):
-            await generated(engine, wanted())
-        assert "can not be reached" in str(engine.failure)
+async def test_a_server_without_the_model_is_refused(tmp_path: Path) -> None:
+    async with standing_in() as server:
+        with pytest.raises(OsmosisError, match="it serves `base`"):
+            async with connect(server, tmp_path, model="other"):
+                raise AssertionError
+
+
+async def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
+    async with standing_in() as server:
+        pass
+    with pytest.raises(NetworkError, match="can not be reached"):
+        async with connect(server, tmp_path):
+            raise AssertionError

@@ -1,7 +1,10 @@
+"""Steps of the learner: the update, what refuses it, memory, adapters, and where its model comes from."""
+
 from __future__ import annotations
 
 import math
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,11 +16,13 @@ from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import OsmosisError
 from tests.lazily import lazily
 
-with lazily("torch"):
+with lazily("torch", "huggingface_hub"):
     import torch
+    from huggingface_hub import constants
 
     from osmosis_ai.training.learner.forward_backward import ForwardBackward
     from osmosis_ai.training.learner.learner import Learner, OutOfMemoryError, StepRefusedError, warmed_up
+    from osmosis_ai.training.learner.policy_model import model_source
     from osmosis_ai.training.learner.step_errors import DivergedError
     from osmosis_ai.training.objective.logprob_mismatch import MismatchLimits
     from tests.training.learner_builders import (
@@ -27,6 +32,7 @@ with lazily("torch"):
         made_up_sequences,
         tiny_learner,
     )
+    from tests.training.torchrun_member import take_steps
 
 
 def adapter_of(learner):
@@ -141,14 +147,6 @@ def test_a_step_raises_good_sequences_and_lowers_bad_ones(sign):
     assert all(change * sign > 0 for change in changes)
 
 
-def test_the_divergence_from_the_base_is_measured_every_so_many_steps_without_a_weight():
-    learner = tiny_learner(kl_interval=2)
-    sequences, advantages = batch_for(learner)
-    measured = [learner.step(sequences, advantages, policy_version=1).kl_base for _ in range(4)]
-    assert measured[0] == pytest.approx(0, abs=1e-6) and measured[2] > 1e-6
-    assert measured[1] is measured[3] is None
-
-
 def test_a_weight_on_the_divergence_holds_the_policy_near_the_base():
     distances = []
     for kl_coef in (0.0, 1.0):
@@ -168,19 +166,6 @@ def test_measuring_the_divergence_does_not_change_the_update():
         learner.step(*batch_for(learner))
         states.append(adapter_of(learner))
     assert_same_state(*states)
-
-
-def test_recomputing_activations_gives_the_same_update():
-    states = []
-    for recompute in (False, True):
-        learner = tiny_learner()
-        if recompute:
-            learner.model.gradient_checkpointing_enable(
-                gradient_checkpointing_kwargs={"use_reentrant": False}
-            )
-        learner.step(*batch_for(learner))
-        states.append(adapter_of(learner))
-    torch.testing.assert_close(*states)
 
 
 def test_nothing_to_learn_from_is_no_step():
@@ -270,14 +255,6 @@ def test_another_model_in_float32_is_warned_of_from_a_ten_thousandth_and_refused
     assert "differ by up to 0.001 nats on a token; in float32 they agree to 0.0001" in warning
 
 
-def test_a_large_mean_gap_is_warned_of():
-    learner = tiny_learner(logprob_gap_limit=math.inf)
-    sequences, advantages = batch_for(learner)
-    shifted = [replace(s, logprobs=[p - 0.1 for p in s.logprobs]) for s in sequences]
-    [warning] = learner.step(shifted, advantages).warnings
-    assert "differ by 0.1 nats a token" in warning
-
-
 def test_only_tokens_of_the_current_policy_are_compared_with_the_learner():
     learner = tiny_learner()
     sequences, advantages = batch_for(learner, 4)[0], [1.0, 1.0, -1.0, -1.0]
@@ -356,14 +333,6 @@ def test_a_process_whose_memory_is_limited_says_so_and_keeps_its_policy():
     ), found.stderr
 
 
-def test_another_runtime_error_is_not_taken_for_a_lack_of_memory(monkeypatch):
-    learner = tiny_learner()
-    batch = batch_for(learner)
-    out_of_memory_above(monkeypatch, 0, RuntimeError("size mismatch"))
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        learner.step(*batch)
-
-
 def test_the_learning_rate_rises_in_a_line_and_stays():
     assert [warmed_up(0.4, updates, 4) for updates in range(6)] == pytest.approx(
         [0.1, 0.2, 0.3, 0.4, 0.4, 0.4]
@@ -393,13 +362,6 @@ def test_the_merged_weights_give_what_base_and_adapter_give_together():
     ids = torch.tensor([sequence.ids])
     with torch.no_grad():
         torch.testing.assert_close(served(ids).logits, learner.model(ids).logits, atol=1e-4, rtol=1e-4)
-
-
-def test_merging_leaves_the_base_pristine():
-    learner = tiny_learner(lr=1e-2)
-    learner.step(*batch_for(learner))
-    first = learner.merged_state()
-    assert_same_state(learner.merged_state(), first)
 
 
 def test_the_saved_adapter_is_one_that_peft_loads(tmp_path):
@@ -434,11 +396,6 @@ def test_training_goes_on_from_an_adapter(tmp_path):
     assert second.step(*batch_for(second)).learned
 
 
-def test_a_model_that_is_not_there_is_said_plainly(tmp_path):
-    with pytest.raises(OsmosisError, match=r"the model `.*nothing` can not be loaded"):
-        Learner(str(tmp_path / "nothing"), TrainingSettings(), "cpu")
-
-
 def test_layers_that_the_model_does_not_have_are_said_plainly():
     with pytest.raises(OsmosisError, match="`osmosis/tiny` can not take an adapter on"):
         tiny_learner(lora_targets=["no_such_layer"])
@@ -447,11 +404,6 @@ def test_layers_that_the_model_does_not_have_are_said_plainly():
 def test_a_state_of_another_rank_is_refused():
     with pytest.raises(OsmosisError, match="does not fit the settings"):
         tiny_learner(lora_rank=4).load_state_dict(tiny_learner().state_dict())
-
-
-def test_a_state_on_other_layers_is_refused():
-    with pytest.raises(OsmosisError, match="on other layers"):
-        tiny_learner(lora_targets=["q_proj"]).load_state_dict(tiny_learner().state_dict())
 
 
 def test_resuming_is_exact_to_the_bit():
@@ -466,3 +418,130 @@ def test_resuming_is_exact_to_the_bit():
     resumed = [second.step(*batch, policy_version=1) for batch in batches[2:]]
     assert resumed == expected[2:]
     assert_same_state(second.state_dict(), straight.state_dict())
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The Hugging Face cache of this machine, empty; the network is switched off."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path
+
+
+def test_a_name_is_looked_up_in_the_cache_of_this_machine(cache):
+    snapshot = cache / "models--some--model" / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (cache / "models--some--model" / "refs").mkdir()
+    (cache / "models--some--model" / "refs" / "main").write_text(COMMIT)
+    assert model_source("some/model") == str(snapshot)
+
+
+def test_a_model_that_is_not_on_this_machine_is_fetched_only_when_the_user_says_so(cache):
+    with pytest.raises(
+        OsmosisError, match=r"`some/model` can not be loaded: it is not on this machine"
+    ) as found:
+        model_source("some/model")
+    assert (
+        found.value.hint == "fetch it with `hf download some/model`, or set [advanced].allow_download = true"
+    )
+    with pytest.raises(OsmosisError, match=r"`some/model` can not be (loaded: it could not be )?fetched"):
+        model_source("some/model", allow_download=True)
+
+
+ROOT = Path(__file__).parents[3]
+NOBODY = "-1"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_two_ranks(output: Path, fails_on: str = NOBODY, shard: str = "whole"):
+    """Start two processes as `torchrun` would, and return what rank 0 wrote."""
+    shared = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+    }
+    members = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.training.torchrun_member", str(output), fails_on, shard],
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for member in members:
+            _, errors = member.communicate(timeout=120)
+            assert member.returncode == 0, errors
+    finally:
+        for member in members:
+            member.kill()
+    return torch.load(output, weights_only=True)
+
+
+def assert_like_one_process(found) -> None:
+    expected = take_steps(tiny_learner(micro_batch_tokens=40))
+    assert found["refusal"] == expected["refusal"] == "StepRefusedError"
+    for one, other in zip(found["metrics"], expected["metrics"], strict=True):
+        for name in ("loss", "grad_norm", "entropy", "tokens", "sequences", "kl_base", "max_abs_logprob_gap"):
+            if other[name] is None:
+                assert one[name] is None, name
+            else:
+                assert one[name] == pytest.approx(other[name], rel=1e-5, abs=1e-5), name
+    # Adam turns a gradient's rounding near zero into a step of up to lr, so single entries may differ.
+    for kind in ("adapter", "merged"):
+        assert found[kind].keys() == expected[kind].keys()
+        for name, tensor in found[kind].items():
+            assert float((tensor - expected[kind][name]).abs().mean()) < 1e-6, name
+    for ours, theirs in zip(found["logprobs"], expected["logprobs"], strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+
+
+@pytest.mark.e2e
+def test_two_processes_learn_what_one_learns(tmp_path):
+    assert_like_one_process(run_two_ranks(tmp_path / "result.pt"))
+
+
+@pytest.mark.e2e
+def test_two_processes_that_hold_half_of_the_frozen_model_each_learn_the_same(tmp_path):
+    found = run_two_ranks(tmp_path / "result.pt", shard="shard")
+    assert_like_one_process(found)
+    whole = sum(p.numel() for p in tiny_learner().model.parameters() if not p.requires_grad)
+    assert found["weights_held"] == pytest.approx(whole / 2, rel=0.01)
+
+
+@pytest.mark.e2e
+@pytest.mark.nightly
+def test_one_rank_that_runs_out_of_memory_makes_both_try_again(tmp_path):
+    found = run_two_ranks(tmp_path / "result.pt", fails_on="1")
+    assert found["metrics"][0]["micro_batch_tokens"] == 20
+    assert found["metrics"][0]["learned"]
+
+
+def test_another_runtime_error_is_not_taken_for_a_lack_of_memory(monkeypatch):
+    learner = tiny_learner()
+    batch = batch_for(learner)
+    out_of_memory_above(monkeypatch, 0, RuntimeError("size mismatch"))
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        learner.step(*batch)
+
+
+def test_a_model_that_is_not_there_is_said_plainly(tmp_path):
+    with pytest.raises(OsmosisError, match=r"the model `.*nothing` can not be loaded"):
+        Learner(str(tmp_path / "nothing"), TrainingSettings(), "cpu")
+
+
+def test_a_state_on_other_layers_is_refused():
+    with pytest.raises(OsmosisError, match="on other layers"):
+        tiny_learner(lora_targets=["q_proj"]).load_state_dict(tiny_learner().state_dict())

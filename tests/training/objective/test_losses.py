@@ -3,39 +3,51 @@
 The example: two sequences of three tokens. The first samples all three, the second two (its third
 position is masked). Advantages +1 and -1. Only ratios that are easy to follow occur: the policy gives
 the tokens of the first sequence 1, 1.5 and 0.5 times the probability they were sampled with, those of
-the second 2 and 0.9 times.
-"""
+the second 2 and 0.9 times."""
 
 from __future__ import annotations
 
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.lazily import lazily
 
 with lazily("torch"):
     import torch
 
+    from osmosis_ai.training.objective import logprobs as module
+    from osmosis_ai.training.objective.batches import (
+        UnsampledTokenError,
+        batch_totals,
+        collate,
+        plan_micro_batches,
+        training_rows,
+    )
+    from osmosis_ai.training.objective.logprobs import sampled_logprobs
     from osmosis_ai.training.objective.losses import (
         BatchTotals,
         k3_divergence,
         policy_loss,
         truncated_importance,
     )
-
+    from tests.training.learner_builders import Sequence
 
 LOSS_TYPES = ["grpo", "dapo", "dr_grpo", "gspo"]
 LOW, HIGH = 0.2, 0.28
 
 
 def setup_module() -> None:
-    global MASK, ADVANTAGES, OLD, LOGPROBS
+    global MASK, ADVANTAGES, OLD, LOGPROBS, LOGITS, TARGETS
     MASK = torch.tensor([[1, 1, 1], [1, 1, 0]])
     ADVANTAGES = torch.tensor([1.0, -1.0], dtype=torch.float64)
     OLD = torch.tensor([[-1.0, -2.0, -0.5], [-1.5, -0.7, 0.0]], dtype=torch.float64)
     ratios = torch.tensor([[1.0, 1.5, 0.5], [2.0, 0.9, 1.0]], dtype=torch.float64)
     LOGPROBS = OLD + ratios.log()
+    LOGITS = torch.randn(2, 5, 11, generator=torch.Generator().manual_seed(0))
+    TARGETS = torch.randint(0, 11, (2, 5), generator=torch.Generator().manual_seed(1))
 
 
 def loss_of(loss_type: str, logprobs=None, old=None, advantages=None, mask=None, **changes):
@@ -200,3 +212,90 @@ def test_importance_weights_of_another_engine_are_truncated_and_carry_no_gradien
     weights = truncated_importance(learner, server, torch.tensor([[1, 1, 1]]), cap=2.0)
     assert weights[0].tolist() == pytest.approx([1.25, 2.0, 0.5])
     assert not weights.requires_grad
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_they_are_the_log_softmax_at_the_temperature(temperature):
+    logprobs, entropies = sampled_logprobs(LOGITS, TARGETS, temperature)
+    distribution = torch.distributions.Categorical(logits=LOGITS / temperature)
+    torch.testing.assert_close(logprobs, distribution.log_prob(TARGETS))
+    torch.testing.assert_close(entropies, distribution.entropy())
+
+
+def test_chunks_give_the_same_values_and_gradients(monkeypatch):
+    def values_and_gradient():
+        logits = LOGITS.clone().requires_grad_()
+        logprobs, entropies = sampled_logprobs(logits, TARGETS, 0.7)
+        (logprobs * torch.arange(10.0).view(2, 5)).sum().backward()
+        return logprobs.detach(), entropies, logits.grad
+
+    whole = values_and_gradient()
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 3 * 11)
+    for one, other in zip(whole, values_and_gradient(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_entropy_has_no_gradient_and_half_precision_is_widened():
+    logits = LOGITS.bfloat16().requires_grad_()
+    logprobs, entropies = sampled_logprobs(logits, TARGETS, 1.0)
+    assert (logprobs.dtype, entropies.requires_grad) == (torch.float32, False)
+
+
+def sequence(ids, mask, rollout_id="r"):
+    logprobs = [-0.1 * number if sampled else 0.0 for number, sampled in enumerate(mask)]
+    return Sequence(ids, mask, logprobs, [3] * len(ids), rollout_id)
+
+
+def test_targets_are_the_tokens_after_the_columns_and_carry_their_own_logprobs():
+    rows, _ = training_rows([sequence([5, 6, 7, 8], [0, 1, 0, 1]), sequence([9, 10], [0, 1])], [1.0, -1.0])
+    batch = collate(rows, torch.device("cpu"))
+    assert batch.ids_BT.tolist() == [[5, 6, 7, 8], [9, 10, 0, 0]]
+    # Column 1 predicts token 2, which nobody sampled.
+    assert batch.columns_K.tolist() == [0, 2]
+    assert batch.targets_BK.tolist() == [[6, 8], [10, 0]]
+    assert batch.mask_BK.tolist() == [[True, True], [True, False]]
+    assert batch.logged_logprobs_BK[0].tolist() == pytest.approx([-0.1, -0.3])
+    assert batch.versions_BK.tolist() == [[3, 3], [3, 0]]
+    assert batch.advantages_B.tolist() == [1.0, -1.0]
+
+
+def test_a_rollouts_sequences_share_its_length_and_count_once():
+    forked = [
+        sequence([1, 2, 3], [0, 1, 1], "a"),
+        sequence([1, 4, 5], [0, 0, 1], "a"),
+        sequence([1, 6], [0, 1], "b"),
+    ]
+    rows, rollouts = training_rows(forked, [1.0, 1.0, -1.0])
+    assert [row.response_length for row in rows] == [3, 3, 1]
+    totals = batch_totals(rows, rollouts, 10)
+    assert (totals.rollouts, totals.tokens, totals.max_response_length) == (2, 4, 10)
+
+
+def test_a_sequence_in_which_nothing_was_sampled_is_left_out():
+    rows, rollouts = training_rows([sequence([1, 2], [0, 0], "a"), sequence([1, 2], [1, 0], "b")], [1.0, 1.0])
+    assert (rows, rollouts) == ([], 0)
+
+
+@pytest.mark.parametrize("broken", [([1, 2], [0], [0.0, 0.0], [0, 0], "r"), ([1], [0], [0.0], [], "r")])
+def test_lists_of_different_lengths_are_refused(broken):
+    with pytest.raises(ValueError, match="differ in length"):
+        training_rows([Sequence(*broken)], [1.0])
+
+
+def test_as_many_advantages_as_sequences_are_needed():
+    with pytest.raises(ValueError, match="1 sequences but 2 advantages"):
+        training_rows([sequence([1, 2], [0, 1])], [1.0, 2.0])
+
+
+def test_a_mask_that_covers_what_nobody_sampled_is_refused():
+    dropped = Sequence([5, 6, 7, 8], [1, 1, 1, 1], [0.0, 0.0, -0.1, -0.2], [-1, -1, 3, 3], "r-7")
+    with pytest.raises(UnsampledTokenError, match="2 of 4 tokens of rollout r-7 are marked as sampled"):
+        training_rows([dropped], [1.0])
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 200))
+def test_micro_batches_hold_every_sequence_once_within_the_limit(lengths, limit):
+    plan = plan_micro_batches(lengths, limit)
+    assert sorted(index for batch in plan for index in batch) == list(range(len(lengths)))
+    for batch in plan:
+        assert len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= limit

@@ -4,13 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from osmosis_ai.config.training import TrainingSettings
-from osmosis_ai.errors import OsmosisError
 from osmosis_ai.training.runs.memory_estimate import GIB, TOLERANCE, ModelShape, estimate
 from tests.lazily import lazily
 
@@ -80,23 +78,6 @@ def test_the_parts_add_up_and_decide_whether_it_fits():
     assert estimate(EIGHT_B, SETTINGS).fits is None
 
 
-def test_a_sequence_longer_than_the_micro_batch_sets_its_size():
-    assert estimate(EIGHT_B, SETTINGS).micro_batch_tokens == 16_384
-    short = SETTINGS.model_copy(update={"max_prompt_length": 512, "max_response_length": 512})
-    assert estimate(EIGHT_B, short).micro_batch_tokens == 8192
-
-
-def test_recomputing_activations_saves_most_of_them():
-    kept = estimate(EIGHT_B, SETTINGS, recompute_activations=False)
-    assert estimate(EIGHT_B, SETTINGS).step_peak < kept.step_peak / 5
-
-
-def test_a_server_elsewhere_needs_nothing_here():
-    needed = estimate(EIGHT_B, SETTINGS, 80 * GIB, serves=False)
-    assert (needed.serving_weights, needed.kv_cache, needed.sessions_that_fit) == (0, 0, None)
-    assert needed.total < estimate(EIGHT_B, SETTINGS).total - needed.weights
-
-
 def test_a_split_model_needs_its_share_and_what_is_whole_for_the_moment():
     four = SETTINGS.model_copy(update={"shard_model": True, "learner_processes": 4})
     needed, whole = estimate(EIGHT_B, four, serves=False), estimate(EIGHT_B, SETTINGS, serves=False)
@@ -104,11 +85,6 @@ def test_a_split_model_needs_its_share_and_what_is_whole_for_the_moment():
     layer = 2 * (EIGHT_B.parameters - EIGHT_B.outside_layers) / EIGHT_B.layers
     assert needed.gathered == pytest.approx(2 * EIGHT_B.outside_layers + 2 * layer)
     assert needed.total == pytest.approx(whole.total - whole.weights * 3 / 4 + needed.gathered)
-
-
-@pytest.mark.parametrize("changes", [{"shard_model": True}, {"learner_processes": 4}])
-def test_a_model_that_is_not_split_needs_the_same_on_every_device(changes):
-    assert estimate(EIGHT_B, SETTINGS.model_copy(update=changes)) == estimate(EIGHT_B, SETTINGS)
 
 
 def test_the_sessions_that_fit_fill_the_memory_that_is_left():
@@ -119,25 +95,3 @@ def test_the_sessions_that_fit_fill_the_memory_that_is_left():
     assert filled.fits
     assert estimate(EIGHT_B, SETTINGS, 141 * GIB, serving_sessions=needed.sessions_that_fit + 1).fits is False
     assert estimate(EIGHT_B, SETTINGS, 8 * GIB).sessions_that_fit == 0
-
-
-def test_publishing_is_the_peak_of_a_large_model_with_small_batches():
-    small = TrainingSettings(max_prompt_length=32, max_response_length=32, micro_batch_tokens=64)
-    needed = estimate(EIGHT_B, small)
-    assert (needed.activations, needed.logits) == (2 * EIGHT_B.adapted_parameters, 0)
-
-
-def test_more_vocabulary_needs_more_for_logits_alone():
-    more = replace(EIGHT_B, vocabulary=4 * EIGHT_B.vocabulary)
-    before, after = estimate(EIGHT_B, SETTINGS).parts(), estimate(more, SETTINGS).parts()
-    assert after.pop("logits") > before.pop("logits")
-
-
-def test_a_model_that_is_not_there_is_said_plainly(tmp_path):
-    with pytest.raises(OsmosisError, match="can not be loaded: it is no built-in model"):
-        ModelShape.read(str(tmp_path / "nothing"), SETTINGS)
-
-
-def test_a_folder_without_a_model_is_said_plainly(tmp_path):
-    with pytest.raises(OsmosisError, match="can not be sized"):
-        ModelShape.read(str(tmp_path), SETTINGS)

@@ -1,3 +1,5 @@
+"""The history of a training run: its order of rows, its metrics step by step, and their sources."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -14,12 +16,10 @@ from osmosis_ai.training.objective.advantages import group_advantages
 from osmosis_ai.training.objective.sequences import TokenSequence
 from osmosis_ai.training.runs.data_order import DataOrder
 from osmosis_ai.training.runs.metrics import (
-    TITLES,
     HistoryError,
     MetricsHistory,
     StepRecord,
     finite,
-    learning_metrics,
     read_history,
     series,
 )
@@ -32,12 +32,13 @@ from osmosis_ai.training.runs.rollout_batch import (
 from osmosis_ai.training.runs.sampler import Sample
 from osmosis_ai.training.runs.truncation import with_truncation_rule
 from osmosis_ai.training.runs.validation import rewards_by_row
+from osmosis_ai.training.runs.validation_headline import ValidationHeadline
 from tests.full_disk import files_of_at_most
 from tests.lazily import lazily
 from tests.training.samples import dataset_row, failed, recorded, sample, scored
 
 with lazily("torch"):
-    from osmosis_ai.training.learner.step_metrics import StepMetrics
+    pass
 
 
 def record(step: int, **metrics: float) -> StepRecord:
@@ -67,11 +68,6 @@ def test_of_copies_of_a_held_out_row_the_mean_counts_and_of_a_row_without_a_rewa
     rows = [dataset_row(0), dataset_row(1), DatasetRow(2, [], "7", None), DatasetRow(3, [], "8", None)]
     found = rewards_by_row(rows, [0.0, 1.0, 0.25, None])
     assert found == {row_digest(rows[0]): 0.5, row_digest(rows[2]): 0.25}
-
-
-def test_a_history_that_does_not_exist_yet_is_empty(tmp_path):
-    assert list(read_history(tmp_path / "metrics.jsonl")) == []
-    assert MetricsHistory(tmp_path / "metrics.jsonl").rewind(3) == []
 
 
 def test_a_torn_last_line_is_passed_over_by_readers_and_dropped_by_a_rewind(tmp_path):
@@ -204,26 +200,12 @@ def test_the_interval_of_a_reward_ends_at_the_rewards_observed():
     assert (metrics["rollout/reward_low"], metrics["rollout/reward_high"]) == (0.0, 0.9)
 
 
-def test_one_prompt_alone_has_a_reward_and_no_interval():
-    batch = RolloutBatch(1, [[scored(1.0), scored(0.0)]], sampling_s=1.0)
-    metrics = rollout_metrics(batch, learner_batch(batch, normalise=False).statistics, version=1)
-    assert metrics["rollout/raw_reward"] == 0.5
-    assert "rollout/reward_low" not in metrics and "rollout/reward_high" not in metrics
-
-
 def test_a_step_without_rewards_has_no_reward_metrics_rather_than_zeros():
     batch = RolloutBatch(1, [[failed("workflow_failed"), failed("workflow_failed")]], sampling_s=1.0)
     metrics = rollout_metrics(batch, learner_batch(batch, normalise=True).statistics, version=0)
     assert "rollout/raw_reward" not in metrics
     assert "rollout/response_lengths" not in metrics
     assert metrics["rollout/zero_variance_fraction"] == 1.0
-
-
-def test_a_sample_without_a_reward_says_why():
-    assert sample(Verdict("skipped")).unscored_because == "removed"
-    assert sample(Verdict("success")).unscored_because == "no_reward"
-    assert failed("callback_timeout").unscored_because == "callback_timeout"
-    assert scored(0.0).unscored_because is None
 
 
 def test_a_reward_beside_a_failure_does_not_count():
@@ -266,30 +248,6 @@ def test_a_rollout_that_was_not_cut_off_or_was_removed_or_met_a_slow_grader_is_l
         assert with_truncation_rule(kept, strict) is kept
 
 
-def test_the_share_of_rollouts_that_ran_out_of_time_is_a_metric():
-    batch = RolloutBatch(1, [[scored(1.0), scored(0.0), late(), late()]], sampling_s=1.0, timed_out=2)
-    metrics = rollout_metrics(batch, learner_batch(batch, normalise=True).statistics, version=0)
-    assert metrics["rollout/timed_out_ratio"] == 0.5
-
-
-def test_a_step_that_taught_nothing_has_no_learning_numbers():
-    assert learning_metrics(StepMetrics(updates=7), 0.1) == {"train/updates": 7.0, "time/learning_s": 0.1}
-
-
-def test_every_metric_has_a_title():
-    learned = StepMetrics(
-        updates=1, learned=True, sequences=2, tokens=10, loss=0.1, learning_rate=1e-3, grad_norm=0.5,
-        entropy=0.2, clip_fraction=0.0, approx_kl=0.0, kl_base=0.0, max_abs_logprob_gap=1e-5,
-        mean_abs_logprob_gap=1e-6, stale_fraction=0.0, importance_capped=0.0,
-    )  # fmt: skip
-    batch = RolloutBatch(1, [[scored(1.0), scored(0.0)]], sampling_s=1.0)
-    keys = {
-        *learning_metrics(learned, 1.0),
-        *rollout_metrics(batch, learner_batch(batch, normalise=True).statistics, version=0),
-    }
-    assert keys <= TITLES.keys()
-
-
 def test_a_rollout_that_never_called_the_model_has_no_length():
     silent = sample(Verdict("success", reward=0.0), RecordedRollout([]))
     spoken = scored(1.0)
@@ -297,3 +255,35 @@ def test_a_rollout_that_never_called_the_model_has_no_length():
     learnable = learner_batch(batch, normalise=True)
     assert [type(sequence) for sequence in learnable.sequences] == [TokenSequence]
     assert rollout_metrics(batch, learnable.statistics, version=0)["rollout/response_lengths"] == 2
+
+
+REWARD, LOW, HIGH = (f"eval/validation/{name}" for name in ("reward", "reward_low", "reward_high"))
+SCORED, PLANNED = "eval/validation/scored", "eval/validation/samples"
+
+
+def test_numbers_of_an_older_validation_do_not_stand_in_for_what_the_newest_lacks():
+    found = ValidationHeadline.of(
+        {
+            REWARD: [(0, 0.5)],
+            LOW: [(0, 0.3)],
+            HIGH: [(0, 0.7)],
+            SCORED: [(0, 4), (5, 0)],
+            PLANNED: [(0, 4), (5, 4)],
+        }
+    )
+    assert found is not None
+    assert (found.reward, found.low, found.high) == (None, None, None)
+    assert found.words == "validation: none scored after step 5; scored 0 of 4 planned"
+    assert found.warnings
+
+
+def test_a_history_that_does_not_exist_yet_is_empty(tmp_path):
+    assert list(read_history(tmp_path / "metrics.jsonl")) == []
+    assert MetricsHistory(tmp_path / "metrics.jsonl").rewind(3) == []
+
+
+def test_a_sample_without_a_reward_says_why():
+    assert sample(Verdict("skipped")).unscored_because == "removed"
+    assert sample(Verdict("success")).unscored_because == "no_reward"
+    assert failed("callback_timeout").unscored_because == "callback_timeout"
+    assert scored(0.0).unscored_because is None

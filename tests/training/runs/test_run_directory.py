@@ -1,6 +1,16 @@
+"""The directory of a training run: what locks it, what is kept, and how another machine continues it."""
+
 from __future__ import annotations
 
+import errno
 import fcntl
+import io
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +18,18 @@ import pytest
 
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import file_digest
-from osmosis_ai.driving.environment import RolloutEnvironment
 from osmosis_ai.errors import ConflictError, OsmosisError, ResumeRefusedError
+from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.spec import DatasetInput
+from osmosis_ai.redaction import Redactor
+from osmosis_ai.training.learner.checkpoints import CheckpointDirectory, checkpoints_in
+from osmosis_ai.training.runs import resume_archive
+from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord, read_history
+from osmosis_ai.training.runs.resume_archive import DamagedArchiveError, pack, unpack
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.spec import TrainingSpec
-from osmosis_ai.training.runs.validation_samples import MOST_KEPT, ValidationSamples
+from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from tests.deep_directories import deep_directories
 from tests.evaluation.rollouts import write_rollout, write_rows
 
@@ -26,9 +41,6 @@ def validated(rollout_id: str, row: int, reward: float) -> TerminalRecord:
 def validation_of(step: int, rollout_ids: list[str]) -> ValidationSamples:
     records = [validated(rollout_id, row, 0.5) for row, rollout_id in enumerate(rollout_ids)]
     return ValidationSamples.of(records, step=step, pass_threshold=1.0)
-
-
-NO_VENV = RolloutEnvironment(Path("python"), "running-interpreter", "none")
 
 
 def spec(tmp_path: Path, *, env: dict[str, str] | None = None, **settings: Any) -> TrainingSpec:
@@ -100,14 +112,6 @@ def test_no_secret_is_written(tmp_path):
     assert "very-secret-value" not in repr(spec(tmp_path))
 
 
-def test_a_directory_with_steps_but_no_manifest_is_left_alone(tmp_path):
-    directory = TrainingDirectory(tmp_path / "run")
-    with directory.held():
-        directory.metrics.write_text("{}\n")
-        with pytest.raises(OsmosisError, match="no manifest"):
-            directory.claim(spec(tmp_path).inputs(), {})
-
-
 def test_trajectories_of_the_last_steps_stay_and_older_ones_go(tmp_path):
     directory = TrainingDirectory(tmp_path / "run")
     with directory.held():
@@ -158,10 +162,189 @@ def test_a_validation_after_the_step_that_a_run_goes_on_from_is_forgotten(tmp_pa
     assert directory.read_validation() is None
 
 
-def test_of_a_large_validation_the_worst_are_recorded_and_how_many_there_were():
-    rewards = [row / 1000 for row in range(MOST_KEPT + 10)]
-    records = [validated(f"r{row}", row, reward) for row, reward in enumerate(rewards)][::-1]
-    records.append(TerminalRecord(900, 0, "broken", "failed", 1, error="no"))
-    found = ValidationSamples.from_bytes(ValidationSamples.of(records, step=3, pass_threshold=0.5).to_bytes())
-    assert (found.step, found.total, found.pass_threshold, len(found.records)) == (3, 511, 0.5, MOST_KEPT)
-    assert [record.row_index for record in found.records] == [900, *range(MOST_KEPT - 1)]
+STEP = 3
+
+
+def checkpoint(directory: TrainingDirectory, step: int) -> CheckpointDirectory:
+    path = directory.checkpoints / f"step-{step:08d}"
+    (path / "adapter").mkdir(parents=True)
+    (path / "adapter" / "adapter_model.safetensors").write_bytes(bytes([step]) * 1000)
+    (path / "learner.pt").write_bytes(os.urandom(3000))
+    (path / "trainer_state.json").write_text(json.dumps({"step": step, "silent": 0}))
+    (path / "provenance.json").write_text("{}")
+    (path / "keep").touch()
+    return CheckpointDirectory(step, path)
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> TrainingDirectory:
+    """A run that has gone on behind its kept checkpoint."""
+    directory = TrainingDirectory(tmp_path / "first" / "training")
+    directory.path.mkdir(parents=True)
+    Manifest.new("training", {"settings": {}}, {}).write(directory.manifest)
+    history = MetricsHistory(directory.metrics)
+    for step in range(STEP + 2):
+        warnings = [f"the agent said very-secret-value in step {step}"]
+        history.append(StepRecord(step, step, {"reward": step / 7}, {"none": 1}, warnings, {"row": 0.1}))
+    record = TerminalRecord(0, 0, "valid-000003-row-0-0", "success", 1, reward=0.5)
+    directory.write_validation(ValidationSamples.of([record], step=STEP, pass_threshold=1.0))
+    checkpoint(directory, STEP)
+    return directory
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> TrainingDirectory:
+    return TrainingDirectory(tmp_path / "second" / "training")
+
+
+@pytest.fixture
+def archive(first: TrainingDirectory, tmp_path: Path) -> Path:
+    path = tmp_path / "checkpoint.tar"
+    with path.open("wb") as file:
+        pack(first, checkpoints_in(first.checkpoints)[-1], Redactor(["very-secret-value"]), file)
+    return path
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_another_machine_has_the_checkpoint_and_the_curve_up_to_it_byte_for_byte(first, second, archive):
+    unpack(archive, second, STEP)
+    assert contents(second.checkpoints) == contents(first.checkpoints)
+    mine, its = list(read_history(second.metrics)), list(read_history(first.metrics))
+    assert [replace(each, warnings=[]) for each in mine] == [
+        replace(each, warnings=[]) for each in its if each.step <= STEP
+    ]
+    assert mine[2].warnings == ["the agent said [REDACTED] in step 2"]
+    assert second.read_validation() == first.read_validation()
+    assert second.manifest.read_bytes() == first.manifest.read_bytes()
+    assert {path.name for path in second.path.iterdir()} == {
+        "checkpoints", "manifest.json", "metrics.jsonl", "validation.jsonl"
+    }  # fmt: skip
+
+
+def test_a_validation_after_the_checkpoint_stays_behind(first, second, tmp_path):
+    record = TerminalRecord(0, 0, "valid-000004-row-0-0", "success", 1, reward=0.5)
+    first.write_validation(ValidationSamples.of([record], step=STEP + 1, pass_threshold=1.0))
+    with (tmp_path / "a.tar").open("wb") as file:
+        pack(first, checkpoints_in(first.checkpoints)[-1], Redactor(), file)
+    unpack(tmp_path / "a.tar", second, STEP)
+    assert second.read_validation() is None
+
+
+def test_what_a_machine_had_of_an_earlier_turn_gives_way(second, archive):
+    checkpoint(second, 1)
+    MetricsHistory(second.metrics).append(StepRecord(1, 99, {"reward": 9.0}))
+    (second.checkpoints / f"step-{STEP:08d}").mkdir()
+    unpack(archive, second, STEP)
+    assert [each.step for each in checkpoints_in(second.checkpoints)] == [1, STEP]
+    assert (second.checkpoints / f"step-{STEP:08d}" / "learner.pt").stat().st_size == 3000
+    assert [record.metrics["reward"] for record in read_history(second.metrics)][1] == 1 / 7
+
+
+def test_a_full_disk_leaves_the_run_as_it_was(second, archive, monkeypatch):
+    checkpoint(second, 1)
+    before = contents(second.path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(resume_archive.shutil, "copyfileobj", full)
+    with pytest.raises(OSError, match="No space left"):
+        unpack(archive, second, STEP)
+    assert contents(second.path) == before
+
+
+def entry(name: str, content: bytes = b"x", **changes: object) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    for key, value in changes.items():
+        setattr(info, key, value)
+    return info, content
+
+
+def sparse() -> tuple[tarfile.TarInfo, bytes]:
+    """A file of a terabyte in a block, as GNU tar writes it."""
+    info, content = entry("checkpoint/learner.pt", b"x" * 512)
+    info.pax_headers = {
+        "GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.size": str(1 << 40),
+        "GNU.sparse.map": f"0,512,{(1 << 40) - 1},0", "GNU.sparse.numblocks": "2",
+    }  # fmt: skip
+    return info, content
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        entry("../../escaped"),
+        entry("/tmp/escaped"),
+        entry("checkpoint/../../escaped"),
+        entry("checkpoint/a/b/c/d"),
+        entry("checkpoint/.hidden"),
+        entry("checkpoint/", type=tarfile.DIRTYPE),
+        entry("logs.txt"),
+        entry("checkpoint/link", b"", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+        entry("checkpoint/hard", b"", type=tarfile.LNKTYPE, linkname="metrics.jsonl"),
+        entry("checkpoint/fifo", b"", type=tarfile.FIFOTYPE),
+        entry("checkpoint/keep"),
+        entry("checkpoint/learner.pt/inside"),
+        sparse(),
+    ],
+    ids=lambda made: made[0].name,
+)
+def test_an_archive_with_what_no_checkpoint_has_is_refused_and_leaves_nothing(
+    second, archive, tmp_path, hostile
+):
+    info, content = hostile
+    with tarfile.open(archive, "a") as file:
+        file.addfile(info, io.BytesIO(content))
+    with pytest.raises(DamagedArchiveError, match="can not be used"):
+        unpack(archive, second, STEP)
+    assert list(second.path.rglob("*")) == [] and not (tmp_path / "escaped").exists()
+
+
+def cut(archive: Path) -> None:
+    os.truncate(archive, 2500)
+
+
+def is_text(archive: Path) -> None:
+    archive.write_text("<html>not found</html>")
+
+
+def without(name: str) -> Callable[[Path], None]:
+    def change(archive: Path) -> None:
+        with tarfile.open(archive) as old, tarfile.open(archive.with_name("new"), "w") as new:
+            for info in old:
+                if info.name != name:
+                    new.addfile(info, old.extractfile(info))
+        shutil.move(archive.with_name("new"), archive)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "damage", [cut, is_text, without("manifest.json"), without("checkpoint/trainer_state.json")]
+)
+def test_a_damaged_archive_is_refused_and_leaves_nothing(second, archive, damage):
+    damage(archive)
+    with pytest.raises(DamagedArchiveError) as refused:
+        unpack(archive, second, STEP)
+    assert list(second.path.rglob("*")) == [] and "submit the run again" in str(refused.value.hint)
+
+
+def test_an_archive_of_another_step_is_refused(second, archive):
+    with pytest.raises(DamagedArchiveError, match="of step 3 and not of step 4"):
+        unpack(archive, second, STEP + 1)
+
+
+def test_a_directory_with_steps_but_no_manifest_is_left_alone(tmp_path):
+    directory = TrainingDirectory(tmp_path / "run")
+    with directory.held():
+        directory.metrics.write_text("{}\n")
+        with pytest.raises(OsmosisError, match="no manifest"):
+            directory.claim(spec(tmp_path).inputs(), {})

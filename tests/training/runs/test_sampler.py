@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import asyncio
 import os
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.datasets import DatasetRow
-from osmosis_ai.driving import machine
 from osmosis_ai.driving.attempts import MAX_LOSSES
-from osmosis_ai.driving.dispatcher import Dispatcher
 from osmosis_ai.driving.driver import AttemptTimeouts
 from osmosis_ai.driving.rollout_runner import RolloutRunner, prepare_server
 from osmosis_ai.evaluation.conversation import read_conversation
@@ -26,7 +22,7 @@ from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine
 from osmosis_ai.training.runs.rollout_batch import attempts_of_step
 from osmosis_ai.training.runs.sampler import RolloutSampler, Sample
 from osmosis_ai.training.runs.validation import ValidationPlan, split_rows, validate, validation_metrics
-from tests.evaluation.rollouts import AGENT, LATE_AGENT, write_rollout, write_rows
+from tests.evaluation.rollouts import AGENT, write_rollout, write_rows
 from tests.training.policy_world import MODEL_DIR, TOKEN
 
 pytestmark = pytest.mark.e2e
@@ -103,16 +99,6 @@ async def test_every_attempt_becomes_a_sample_whatever_happened_to_it(tmp_path):
     assert "the agent broke" in str(first_of_row[1].verdict.error)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "limit"), [("hang", "agent_timeout_s"), ("slow grader", "grader_timeout_s")]
-)
-async def test_an_attempt_that_takes_too_long_becomes_a_sample_without_a_reward(tmp_path, prompt, limit):
-    # Only what never ends has a limit.
-    async with sampling(tmp_path, **{limit: 0.5}) as (sampler, _):
-        samples = await sampler.sample(attempts_of_step(1, rows(prompt), 2, seed=0))
-    assert [(sample.reward, sample.unscored_because) for sample in samples] == [(None, "timeout")] * 2
-
-
 async def test_samples_hold_the_very_tokens_and_two_attempts_on_a_row_differ(tmp_path):
     async with sampling(tmp_path) as (sampler, _):
         attempts = attempts_of_step(1, rows("What is 2 * 3?"), 4, seed=0)
@@ -141,37 +127,6 @@ async def test_a_row_that_kills_its_server_again_and_again_is_given_up_with_the_
     assert [sample.unscored_because for sample in samples] == ["rollout_server_died"] * 2
     assert "exit status 7" in str(samples[0].verdict.error)
     assert len(notes) >= MAX_LOSSES
-
-
-async def test_attempts_that_a_late_machine_lost_are_made_again_and_cost_no_reward(tmp_path):
-    prompts = rows(f"never heard once: {tmp_path / 'asked'}", "What is 2 * 3?")
-    async with sampling(tmp_path, source=LATE_AGENT) as (sampler, _):
-        attempts = attempts_of_step(1, prompts, 2, seed=0)
-        samples = await sampler.sample(attempts)
-        assert sampler.runner.dispatched == len(attempts) + 1
-    assert [sample.reward for sample in samples] == [1.0] * 4
-    assert sorted(attempt.overloads for attempt in attempts) == [0, 0, 0, 1]
-    assert [attempt.losses for attempt in attempts] == [0] * 4
-
-
-async def test_a_machine_that_stays_late_gets_fewer_rollouts_at_once(tmp_path, monkeypatch):
-    narrowed: list[int] = []
-    narrow = Dispatcher.narrow
-    monkeypatch.setattr(machine, "SUSTAINED_S", 0.1)
-    monkeypatch.setattr(Dispatcher, "narrow", lambda self, to: (narrowed.append(to), narrow(self, to)))
-
-    async def hold_up_the_loop() -> None:
-        while True:  # it serves the agents' model calls
-            time.sleep(0.6)  # noqa: ASYNC251 - to hold it up is the point
-            await asyncio.sleep(0.01)
-
-    async with sampling(tmp_path) as (sampler, notes):
-        holding_up = asyncio.create_task(hold_up_the_loop())
-        samples = await sampler.sample(attempts_of_step(1, rows("What is 2 * 3?"), 16, seed=0))
-        holding_up.cancel()
-    assert [sample.reward for sample in samples] == [0.0] * 16
-    assert narrowed and min(narrowed) < 16
-    assert len([note for note in notes if "this machine is late" in note]) == 1
 
 
 async def test_a_server_that_does_not_come_back_ends_the_sampling(tmp_path):
@@ -224,23 +179,3 @@ def test_held_out_rows_are_a_seeded_share_that_is_never_trained_on(tmp_path):
     assert not held_out & split.training.keys()
     assert split == split_rows(dataset, ValidationPlan(fraction=0.1), seed=1)
     assert split != split_rows(dataset, ValidationPlan(fraction=0.1), seed=2)
-
-
-def test_at_most_so_many_rows_are_held_out(tmp_path):
-    dataset = write_rows(tmp_path / "rows.jsonl", [f"prompt {i}" for i in range(40)])
-    assert len(split_rows(dataset, ValidationPlan(fraction=0.5, max_rows=3), seed=0).held_out) == 3
-
-
-def test_a_file_of_its_own_leaves_all_rows_to_training(tmp_path):
-    dataset = write_rows(tmp_path / "rows.jsonl", ["a", "b", "c"])
-    own = write_rows(tmp_path / "held_out.jsonl", [f"held out {i}" for i in range(9)])
-    split = split_rows(dataset, ValidationPlan(path=own, max_rows=5), seed=0)
-    assert len(split.training) == 3
-    assert len(split.held_out) == 5
-
-
-@pytest.mark.parametrize(("count", "fraction"), [(1, 0.5), (20, 0.0)])
-def test_without_rows_to_spare_or_without_a_share_nothing_is_held_out(tmp_path, count, fraction):
-    dataset = write_rows(tmp_path / "rows.jsonl", ["prompt"] * count)
-    split = split_rows(dataset, ValidationPlan(fraction=fraction), seed=0)
-    assert (len(split.training), split.held_out) == (count, [])

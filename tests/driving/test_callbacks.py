@@ -1,8 +1,11 @@
+"""Callbacks of rollouts: what is acknowledged, committed, refused and remembered."""
+
 from __future__ import annotations
 
 import asyncio
 import errno
 import json
+import logging
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -10,23 +13,39 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from osmosis_ai.driving import callback_registry
 from osmosis_ai.driving.bridge import ModelBridge
-from osmosis_ai.driving.callback_registry import CallbackStore, TerminalCallbackResult
+from osmosis_ai.driving.callback_registry import (
+    CallbackStore,
+    DuplicateRegistrationError,
+    TerminalCallbackResult,
+    UnknownRolloutIdError,
+    duplicate_callback_payload,
+)
 from osmosis_ai.driving.callback_server import CallbackAddress, CallbackListener
 from osmosis_ai.errors import OsmosisError
-from tests.driving.wire import ROLLOUT_ID, completion_body, grader_body
+from tests.driving.wire import ROLLOUT_ID, completion, completion_body, grader, grader_body
 
 TOKEN = "callback-secret"
 BRIDGE_TOKEN = "model-secret"
 
 
 class Journal:
+    """A commit hook that records what it is given, can be held, and can fail."""
+
     def __init__(self) -> None:
         self.committed: list[TerminalCallbackResult] = []
         self.failures: list[Exception] = []
+        self.calls = 0
         self.acknowledgment: Mapping[str, Any] | None = None
+        self.started = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.gate.set()
 
     async def __call__(self, result: TerminalCallbackResult) -> Mapping[str, Any] | None:
+        self.calls += 1
+        self.started.set()
+        await self.gate.wait()
         if self.failures:
             raise self.failures.pop(0)
         self.committed.append(result)
@@ -44,7 +63,7 @@ class EchoBridge:
 
 
 @pytest.fixture
-def journal() -> Journal:
+async def journal() -> Journal:
     return Journal()
 
 
@@ -93,22 +112,6 @@ async def test_both_callbacks_are_taken_and_acknowledged(
     assert result.grader.sample.trajectory_messages is None
 
 
-async def test_the_smallest_bodies_are_enough(
-    listener: CallbackListener, journal: Journal, http: aiohttp.ClientSession
-) -> None:
-    failure = {"status": "failure", "rollout_id": ROLLOUT_ID}
-    assert (await post(http, listener.completion_url(ROLLOUT_ID), failure))[0] == 200
-    assert (await post(http, listener.grader_url(ROLLOUT_ID), failure))[0] == 200
-    assert journal.committed[0].grader is not None and journal.committed[0].grader.sample is None
-
-
-async def test_the_acknowledgement_carries_what_the_hook_returned(
-    listener: CallbackListener, journal: Journal, http: aiohttp.ClientSession
-) -> None:
-    journal.acknowledgment = {"ok": True, "trajectory": {"samples": {"0": {"llm_call_metrics": []}}}}
-    assert await post(http, listener.grader_url(ROLLOUT_ID), grader_body()) == (200, journal.acknowledgment)
-
-
 async def test_a_failed_commit_answers_500_and_the_retry_200(
     listener: CallbackListener, journal: Journal, http: aiohttp.ClientSession
 ) -> None:
@@ -135,26 +138,12 @@ async def test_callbacks_need_the_controllers_key(
     assert not journal.committed
 
 
-async def test_the_bearer_scheme_is_read_in_any_case(
-    listener: CallbackListener, http: aiohttp.ClientSession
-) -> None:
-    url = listener.completion_url(ROLLOUT_ID)
-    assert (await post(http, url, completion_body(), authorization=f"bEARER {TOKEN}"))[0] == 200
-
-
 @pytest.mark.parametrize("status", ["queued", "running", "grading", "unknown", "nonsense", None])
 async def test_a_completion_that_ends_nothing_is_refused(
     listener: CallbackListener, http: aiohttp.ClientSession, status: str | None
 ) -> None:
     reply = await post(http, listener.completion_url(ROLLOUT_ID), completion_body(status=status))
     assert reply[0] == 422
-
-
-async def test_a_cancelled_completion_is_taken(
-    listener: CallbackListener, http: aiohttp.ClientSession
-) -> None:
-    reply = await post(http, listener.completion_url(ROLLOUT_ID), completion_body(status="cancelled"))
-    assert reply == (200, {"ok": True})
 
 
 @pytest.mark.parametrize(
@@ -207,16 +196,6 @@ async def test_text_that_is_no_utf8_does_not_cost_the_result(
     assert len(journal.committed) == 1
 
 
-async def test_an_unknown_rollout_is_not_found(
-    listener: CallbackListener, http: aiohttp.ClientSession
-) -> None:
-    for url, body in (
-        (listener.completion_url("stranger"), completion_body("stranger")),
-        (listener.grader_url("stranger"), grader_body("stranger")),
-    ):
-        assert (await post(http, url, body))[0] == 404
-
-
 @pytest.mark.parametrize("rollout_id", ["a/b", "..", "a\\b", "a\0b"])
 async def test_ids_that_are_no_path_segment_are_refused(
     listener: CallbackListener, http: aiohttp.ClientSession, rollout_id: str
@@ -229,15 +208,6 @@ async def test_ids_that_are_no_path_segment_are_refused(
         url, json=grader_body(rollout_id), headers={"Authorization": f"Bearer {TOKEN}"}
     ) as reply:
         assert reply.status == 422
-
-
-async def test_a_sample_of_many_megabytes_is_taken(
-    listener: CallbackListener, journal: Journal, http: aiohttp.ClientSession
-) -> None:
-    body = grader_body()
-    body["sample"]["messages"][1]["content"] = "x" * (20 * 1024 * 1024)
-    assert (await post(http, listener.grader_url(ROLLOUT_ID), body))[0] == 200
-    assert journal.committed
 
 
 async def test_the_bridge_is_served_and_needs_its_own_key(
@@ -277,41 +247,8 @@ async def test_no_route_takes_the_key_of_another_run(
     assert not journal.committed
 
 
-async def test_it_listens_on_loopback_only(listener: CallbackListener) -> None:
-    assert listener.base_url.startswith("http://127.0.0.1:")
-
-
 async def test_ids_in_urls_are_percent_encoded(listener: CallbackListener) -> None:
     assert listener.grader_url("a b/c").endswith("/v1/rollouts/a%20b%2Fc/grader")
-
-
-async def test_it_can_be_started_again(store: CallbackStore, http: aiohttp.ClientSession) -> None:
-    listener = CallbackListener(store, auth_token=TOKEN)
-    for _ in range(2):
-        await listener.start()
-        with pytest.raises(RuntimeError):
-            await listener.start()
-        assert (await post(http, listener.completion_url(ROLLOUT_ID), completion_body()))[0] == 200
-        await listener.stop()
-        with pytest.raises(RuntimeError):
-            _ = listener.base_url
-    await listener.stop()
-
-
-async def test_it_can_be_started_after_a_failed_start(
-    store: CallbackStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listener = CallbackListener(store, auth_token=TOKEN)
-    with monkeypatch.context() as patched:
-        patched.setattr(web.SockSite, "start", _refuse_to_start)
-        with pytest.raises(OSError, match="no sockets today"):
-            await listener.start()
-    async with listener:
-        assert listener.base_url
-
-
-async def _refuse_to_start(self: web.SockSite) -> None:
-    raise OSError("no sockets today")
 
 
 async def test_a_handler_whose_client_went_away_still_commits(
@@ -331,18 +268,6 @@ async def test_a_handler_whose_client_went_away_still_commits(
     assert len(journal.committed) == 1
 
 
-@pytest.mark.parametrize("token", ["", "  "])
-def test_blank_keys_are_refused(token: str) -> None:
-    async def commit(result: TerminalCallbackResult) -> None:
-        return None
-
-    store = CallbackStore(on_terminal_commit=commit)
-    with pytest.raises(ValueError, match="auth_token"):
-        CallbackListener(store, auth_token=token)
-    with pytest.raises(ValueError, match="bridge_token"):
-        CallbackListener(store, auth_token=TOKEN, bridge=EchoBridge(), bridge_token=token or None)
-
-
 def test_a_machine_without_a_free_port_says_so_and_nothing_of_what_a_plain_run_has_no_use_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -356,3 +281,223 @@ def test_a_machine_without_a_free_port_says_so_and_nothing_of_what_a_plain_run_h
     with pytest.raises(OsmosisError, match="the bridge for served agents") as served:
         CallbackAddress("train.internal", ports=(9100, 9101)).socket()
     assert "OSMOSIS_BRIDGE_PORTS" in str(served.value.hint)
+
+
+async def test_the_grader_callback_commits_what_both_callbacks_said(
+    store: CallbackStore, journal: Journal
+) -> None:
+    waiter = asyncio.create_task(store.wait_terminal(ROLLOUT_ID))
+    await store.handle_completion(ROLLOUT_ID, completion())
+    assert await store.handle_grader(ROLLOUT_ID, grader()) == {"ok": True}
+    result = await waiter
+    assert journal.committed == [result]
+    assert result.source == "grader"
+    assert result.completion == completion()
+    assert result.grader == grader()
+
+
+async def test_the_acknowledgement_waits_for_the_commit(store: CallbackStore, journal: Journal) -> None:
+    journal.gate.clear()
+    handler = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
+    waiter = asyncio.create_task(store.wait_terminal(ROLLOUT_ID))
+    await journal.started.wait()
+    assert not handler.done() and not waiter.done()
+    journal.gate.set()
+    assert await handler == {"ok": True}
+    assert (await waiter).source == "grader"
+
+
+async def test_a_repeated_callback_gets_the_first_answer_without_a_second_commit(
+    store: CallbackStore,
+    journal: Journal,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    journal.gate.clear()
+    first = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
+    await journal.started.wait()
+    second = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
+    journal.gate.set()
+    assert await first == await second == await store.handle_grader(ROLLOUT_ID, grader())
+    assert journal.calls == 1
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("when", ["committing", "accepted", "discarded"])
+async def test_a_contradicting_grader_callback_is_logged_and_the_first_stands(
+    store: CallbackStore,
+    journal: Journal,
+    caplog: pytest.LogCaptureFixture,
+    when: str,
+) -> None:
+    if when == "committing":
+        journal.gate.clear()
+    first = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
+    await journal.started.wait()
+    if when != "committing":
+        await first
+    if when == "discarded":
+        await store.discard(ROLLOUT_ID)
+    second = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader(reward=0.0)))
+    journal.gate.set()
+    assert await second == await first == {"ok": True}
+    assert [result.grader for result in journal.committed] == [grader()]
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert "conflicting duplicate" in caplog.text
+
+
+async def test_a_failed_commit_is_not_durable_and_the_retried_callback_commits_again(
+    store: CallbackStore, journal: Journal
+) -> None:
+    journal.failures = [OSError("disk full")]
+    waiter = asyncio.create_task(store.wait_terminal(ROLLOUT_ID))
+    journal.gate.clear()
+    observers = [asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader())) for _ in range(3)]
+    await journal.started.wait()
+    journal.gate.set()
+    outcomes = await asyncio.gather(*observers, return_exceptions=True)
+    assert [str(outcome) for outcome in outcomes] == ["disk full"] * 3
+    assert not waiter.done()
+    assert await store.handle_grader(ROLLOUT_ID, grader()) == {"ok": True}
+    assert (await waiter).source == "grader"
+    assert journal.calls == 2
+
+
+async def test_cancelling_every_handler_neither_cancels_nor_repeats_the_commit(
+    store: CallbackStore, journal: Journal
+) -> None:
+    journal.gate.clear()
+    handlers = [asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader())) for _ in range(3)]
+    await journal.started.wait()
+    for handler in handlers:
+        handler.cancel()
+    await asyncio.gather(*handlers, return_exceptions=True)
+    journal.gate.set()
+    assert (await store.wait_terminal(ROLLOUT_ID)).source == "grader"
+    assert journal.calls == 1
+
+
+async def test_a_timeout_is_committed_and_late_callbacks_get_its_acknowledgement(
+    store: CallbackStore,
+    journal: Journal,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    acknowledgment = {"ok": True, "error_type": "callback_timeout"}
+    result = await store.finalize_timeout(ROLLOUT_ID, acknowledgment=acknowledgment)
+    assert result.source == "timeout"
+    assert journal.committed == [result]
+    assert await store.handle_grader(ROLLOUT_ID, grader()) == acknowledgment
+    await store.discard(ROLLOUT_ID)
+    assert await store.handle_completion(ROLLOUT_ID, completion()) == acknowledgment
+    assert await store.handle_grader(ROLLOUT_ID, grader()) == acknowledgment
+    assert journal.calls == 1
+    assert not caplog.records
+
+
+async def test_a_timeout_loses_to_a_commit_under_way(store: CallbackStore, journal: Journal) -> None:
+    journal.gate.clear()
+    handler = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
+    await journal.started.wait()
+    timeout = asyncio.create_task(store.finalize_timeout(ROLLOUT_ID))
+    journal.gate.set()
+    assert (await timeout).source == "grader"
+    assert await handler == {"ok": True}
+
+
+async def test_a_cancellation_loses_to_a_commit_under_way(store: CallbackStore, journal: Journal) -> None:
+    journal.gate.clear()
+    handler = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
+    await journal.started.wait()
+    cancellation = asyncio.create_task(store.acknowledge_without_commit(ROLLOUT_ID))
+    await asyncio.sleep(0)
+    assert not cancellation.done()
+    journal.gate.set()
+    assert (await cancellation).source == "grader"
+    assert await handler == {"ok": True}
+
+
+def test_finished_rollouts_are_remembered_within_both_bounds() -> None:
+    memory = callback_registry.FinishedRollouts(max_rollouts=3, max_bytes=100)
+    for index in range(5):
+        acknowledgment = {"ok": True, "trajectory": str(index) * 40} if index != 3 else {"ok": True}
+        memory.add(
+            str(index),
+            callback_registry.FinishedRollout.of(acknowledgment, "grader", completion=None, grader=grader()),
+        )
+    assert len(memory) == 3
+    assert "1" not in memory
+    assert memory.acknowledgment_bytes <= 100
+    answers = {key: rollout.acknowledgment() for key in "234" if (rollout := memory.get(key))}
+    assert answers == {"2": {"ok": True}, "3": {"ok": True}, "4": {"ok": True, "trajectory": "4" * 40}}
+
+
+async def test_discarding_cancels_the_waiter_and_not_the_commit(
+    store: CallbackStore, journal: Journal
+) -> None:
+    journal.gate.clear()
+    waiter = asyncio.create_task(store.wait_terminal(ROLLOUT_ID))
+    handler = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
+    await journal.started.wait()
+    await store.discard(ROLLOUT_ID)
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    repeated = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
+    late = asyncio.create_task(store.wait_terminal(ROLLOUT_ID))
+    await asyncio.sleep(0)
+    journal.gate.set()
+    assert await handler == await repeated == {"ok": True}
+    assert journal.calls == 1
+    assert (await late).grader == grader()
+    assert (await store.wait_terminal(ROLLOUT_ID)).source == "grader"
+    assert await store.handle_grader(ROLLOUT_ID, grader()) == {"ok": True}
+
+
+async def test_an_id_is_good_for_one_rollout(store: CallbackStore) -> None:
+    with pytest.raises(DuplicateRegistrationError):
+        await store.register(ROLLOUT_ID)
+    await store.handle_grader(ROLLOUT_ID, grader())
+    await store.discard(ROLLOUT_ID)
+    with pytest.raises(DuplicateRegistrationError):
+        await store.register(ROLLOUT_ID)
+
+
+async def test_unknown_ids_are_refused_everywhere_but_by_discard(store: CallbackStore) -> None:
+    with pytest.raises(UnknownRolloutIdError):
+        await store.handle_completion("stranger", completion("stranger"))
+    with pytest.raises(UnknownRolloutIdError):
+        await store.handle_grader("stranger", grader("stranger"))
+    with pytest.raises(UnknownRolloutIdError):
+        await store.finalize_timeout("stranger")
+    with pytest.raises(UnknownRolloutIdError):
+        await store.acknowledge_without_commit("stranger")
+    with pytest.raises(UnknownRolloutIdError):
+        await store.wait_terminal("stranger")
+    await store.discard("stranger")
+
+
+def test_payloads_are_compared_by_content() -> None:
+    assert duplicate_callback_payload(grader(), grader())
+    assert not duplicate_callback_payload(grader(), grader(reward=0.5))
+    torn = grader(err_message="a lone surrogate \ud800")
+    assert duplicate_callback_payload(torn, torn)
+
+
+async def test_an_unknown_rollout_is_not_found(
+    listener: CallbackListener, http: aiohttp.ClientSession
+) -> None:
+    for url, body in (
+        (listener.completion_url("stranger"), completion_body("stranger")),
+        (listener.grader_url("stranger"), grader_body("stranger")),
+    ):
+        assert (await post(http, url, body))[0] == 404
+
+
+@pytest.mark.parametrize("token", ["", "  "])
+def test_blank_keys_are_refused(token: str) -> None:
+    async def commit(result: TerminalCallbackResult) -> None:
+        return None
+
+    store = CallbackStore(on_terminal_commit=commit)
+    with pytest.raises(ValueError, match="auth_token"):
+        CallbackListener(store, auth_token=token)
+    with pytest.raises(ValueError, match="bridge_token"):
+        CallbackListener(store, auth_token=TOKEN, bridge=EchoBridge(), bridge_token=token or None)

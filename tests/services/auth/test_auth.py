@@ -1,8 +1,7 @@
-"""Logging in: what is saved, what is revoked, in which order, and what a person hears of it."""
+"""Logging in and out, and who one is: what is saved, what is revoked, in which order, and what a user sees."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,20 +12,18 @@ import pytest
 import respx
 
 from osmosis_ai.api.credentials import CredentialStore
-from osmosis_ai.api.wire.auth import DeviceAuthorization
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.services.auth import login_with_device, login_with_token, minutes_to_confirm, saved_login
+from osmosis_ai.services.auth import login_with_device, login_with_token, logout, plan_logout, whoami
 from tests.api.keyrings import MemoryKeyring
 from tests.logins import (
-    BARELY_VERIFIED,
     FERN,
     LATER,
     MARA,
     NEW_TOKEN,
-    NULLS_VERIFIED,
     REFUSALS,
     TOKEN,
     VERIFIED,
+    make_checkout,
     save_login,
 )
 from tests.services.auth.conftest import Warnings, saved
@@ -80,38 +77,6 @@ def test_a_token_is_verified_saved_and_never_in_plain_sight(
     assert list(working.kept.values()) == [TOKEN]
     assert TOKEN not in (home / ".config/osmosis/credentials.json").read_text()
     assert TOKEN not in repr(login)
-    assert warn == []
-
-
-@pytest.mark.parametrize("reply", [BARELY_VERIFIED, NULLS_VERIFIED])
-def test_a_platform_that_says_little_gives_a_login_for_ninety_days(
-    platform: respx.MockRouter, reply: dict[str, Any]
-) -> None:
-    platform.get("/api/cli/verify").respond(json=reply)
-    login = login_with_token(TOKEN)
-    assert login.credentials.expires_at is not None
-    assert (login.credentials.expires_at - datetime.now(timezone.utc)).days in (89, 90)
-    assert (login.user.name, login.credentials.token_id) == (None, None)
-
-
-def test_without_a_keyring_the_file_is_mentioned_the_first_time(
-    platform: respx.MockRouter, home: Path, warn: Warnings
-) -> None:
-    platform.get("/api/cli/verify").respond(json=VERIFIED)
-    path = home / ".config/osmosis/credentials.json"
-    assert login_with_token(TOKEN, warn=warn).credentials.source == "file"
-    assert [(str(path) in text, code) for text, code in warn] == [(True, "KEYRING_UNAVAILABLE")]
-    assert path.stat().st_mode & 0o777 == 0o600
-    login_with_token(TOKEN, warn=warn)
-    assert len(warn) == 1
-
-
-def test_a_file_that_was_asked_for_is_not_mentioned(
-    platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch, warn: Warnings
-) -> None:
-    monkeypatch.setenv("OSMOSIS_TOKEN_STORE", "file")
-    platform.get("/api/cli/verify").respond(json=VERIFIED)
-    login_with_token(TOKEN, warn=warn)
     assert warn == []
 
 
@@ -189,39 +154,6 @@ def test_the_token_it_replaces_is_revoked_after_the_new_one_is_safe(
     assert warn == []
 
 
-def test_a_former_token_without_an_id_is_asked_for_its_id(platform: respx.MockRouter) -> None:
-    save_login(token_id=None)
-
-    def verify(request: httpx.Request) -> httpx.Response:
-        is_new = request.headers["authorization"] == f"Bearer {NEW_TOKEN}"
-        return httpx.Response(200, json={**VERIFIED, "token_id": "ct_NEW" if is_new else "ct_OLD"})
-
-    platform.get("/api/cli/verify").mock(side_effect=verify)
-    revoke = platform.delete("/api/cli/tokens/ct_OLD").respond(204)
-    login_with_token(NEW_TOKEN)
-    assert revoke.call_count == 1
-
-
-@pytest.mark.parametrize(
-    "reply, codes",
-    [
-        (httpx.Response(401, json={"code": "TOKEN_REVOKED"}), []),
-        (httpx.Response(500), ["TOKEN_REVOKE_FAILED"]),
-        (httpx.ConnectError("down"), ["TOKEN_REVOKE_FAILED"]),
-    ],
-)
-def test_a_revocation_that_fails_is_a_warning(
-    platform: respx.MockRouter, warn: Warnings, reply: Any, codes: list[str]
-) -> None:
-    save_login(token_id="ct_OLD")
-    platform.get("/api/cli/verify").respond(json={**VERIFIED, "token_id": "ct_NEW"})
-    platform.delete("/api/cli/tokens/ct_OLD").mock(side_effect=[reply])
-    login_with_token(NEW_TOKEN, warn=warn)
-    assert warn.codes == codes
-    assert TOKEN not in repr(warn) and NEW_TOKEN not in repr(warn)
-    assert saved() == NEW_TOKEN
-
-
 @pytest.mark.parametrize(
     "former",
     [
@@ -237,16 +169,6 @@ def test_the_same_token_and_an_expired_one_are_not_revoked(
     platform.get("/api/cli/verify").respond(json={**VERIFIED, "token_id": "ct_NEW"})
     login_with_token(NEW_TOKEN)
     assert saved() == NEW_TOKEN
-
-
-def test_a_former_token_that_cannot_be_read_is_told_of(
-    platform: respx.MockRouter, working: MemoryKeyring, warn: Warnings
-) -> None:
-    save_login()
-    working.kept.clear()
-    platform.get("/api/cli/verify").respond(json=VERIFIED)
-    login_with_token(NEW_TOKEN, warn=warn)
-    assert warn.codes == ["TOKEN_NOT_FOUND"]
 
 
 def test_damaged_logins_are_moved_aside(platform: respx.MockRouter, home: Path, warn: Warnings) -> None:
@@ -280,26 +202,6 @@ def _polls(platform: respx.MockRouter, *replies: Any, **authorized: Any) -> resp
     return platform.post("/api/cli/device/token").mock(side_effect=list(replies))
 
 
-def test_a_code_is_shown_and_asked_about_until_it_is_confirmed(
-    platform: respx.MockRouter, warn: Warnings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OSMOSIS_TOKEN_STORE", "file")
-    monkeypatch.setattr("socket.gethostname", lambda: "fern-laptop")
-    polls = _polls(platform, PENDING, SLOW_DOWN, PENDING, httpx.Response(200, json=ISSUED))
-    shown: list[DeviceAuthorization] = []
-    time = FakeTime()
-    login = login_with_device(shown.append, warn=warn, clock=time)
-    authorize = next(call.request for call in platform.calls)
-    assert json.loads(authorize.content) == {"deviceName": "fern-laptop"}
-    assert "authorization" not in authorize.headers
-    assert {call.request.content for call in polls.calls} == {b'{"device_code": "dc_canary"}'}
-    assert [code.user_code for code in shown] == ["WXYZ-1234"]
-    assert minutes_to_confirm(shown[0]) == 10
-    assert time.slept == [5, 10, 10]
-    assert (login.source, login.resource()["token_store"], saved()) == ("device", "file", NEW_TOKEN)
-    assert "canary" not in f"{login!r} {shown!r} {warn!r}"
-
-
 def test_asking_slows_down_to_half_a_minute_and_ends_when_the_code_does(platform: respx.MockRouter) -> None:
     _polls(platform, *[SLOW_DOWN] * 100, expires_in=5000, interval=0)
     time = FakeTime()
@@ -308,21 +210,6 @@ def test_asking_slows_down_to_half_a_minute_and_ends_when_the_code_does(platform
     assert (caught.value.code, "not confirmed in time" in caught.value.message) == ("AUTH_REQUIRED", True)
     assert time.slept[:7] == [6, 11, 16, 21, 26, 30, 30]
     assert sum(time.slept) == 900
-
-
-@pytest.mark.parametrize(
-    "said, message",
-    [
-        ("expired_token", "The login was not confirmed in time."),
-        ("access_denied", "The login was declined in the browser."),
-    ],
-)
-def test_the_user_or_the_time_can_end_it(platform: respx.MockRouter, said: str, message: str) -> None:
-    _polls(platform, PENDING, httpx.Response(400, json={"error": said}))
-    with pytest.raises(OsmosisError) as caught:
-        login_with_device(lambda _: None, clock=FakeTime())
-    assert (caught.value.code, caught.value.message) == ("AUTH_REQUIRED", message)
-    assert saved() is None
 
 
 def test_a_moment_without_the_platform_does_not_end_the_login(platform: respx.MockRouter) -> None:
@@ -350,16 +237,6 @@ def test_a_platform_that_goes_on_failing_ends_it(
         login_with_device(lambda _: None, clock=FakeTime())
     assert (caught.value.code, route.call_count) == (code, polls)
     assert "dc_canary" not in f"{caught.value.message} {caught.value.details}"
-
-
-def test_a_token_in_the_environment_stands_in_the_way(
-    platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OSMOSIS_TOKEN", TOKEN)
-    with pytest.raises(OsmosisError) as caught:
-        login_with_device(lambda _: None)
-    assert caught.value.code == "CONFLICT"
-    assert platform.calls.call_count == 0
 
 
 def _refuse_to_save(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -409,33 +286,98 @@ def test_a_token_of_the_users_own_is_not_revoked_when_it_cannot_be_saved(
     assert [call.request.method for call in platform.calls] == ["GET"]
 
 
-def test_an_interruption_while_waiting_leaves_everything_as_it_was(platform: respx.MockRouter) -> None:
-    class Interrupted(FakeTime):
-        def sleep(self, seconds: float, /) -> None:
-            raise KeyboardInterrupt
-
-    save_login()
-    _polls(platform, PENDING)
-    with pytest.raises(KeyboardInterrupt):
-        login_with_device(lambda _: None, clock=Interrupted())
-    assert saved() == TOKEN
-
-
 # The login there is
 
 
-def test_a_saved_login_counts_only_while_the_platform_accepts_it(platform: respx.MockRouter) -> None:
-    assert saved_login() is None
-    save_login(expires_at=datetime(2020, 1, 1, tzinfo=timezone.utc))
-    assert saved_login() is None
-    assert platform.calls.call_count == 0
+@pytest.mark.parametrize("reply", [httpx.Response(500), httpx.Response(404), httpx.ConnectError("down")])
+def test_a_platform_that_does_not_revoke_does_not_keep_anyone_logged_in(
+    platform: respx.MockRouter, warn: Warnings, reply: Any
+) -> None:
     save_login()
+    platform.delete("/api/cli/tokens/ct_01J8").mock(side_effect=[reply])
+    assert logout(plan_logout(), warn=warn) is False
+    assert warn.codes == ["TOKEN_REVOKE_FAILED"]
+    assert saved() is None
+
+
+def test_a_login_that_lost_its_token_is_forgotten_with_a_warning(
+    working: MemoryKeyring, warn: Warnings
+) -> None:
+    save_login()
+    working.kept.clear()
+    logout(plan_logout(), warn=warn)
+    assert warn.codes == ["TOKEN_NOT_FOUND"]
+    assert CredentialStore().all() == ()
+
+
+def test_only_the_active_platform_is_left_unless_all_are(platform: respx.MockRouter) -> None:
+    other = "https://other.example"
+    save_login()
+    save_login(other, token="osm_other", token_id="ct_OTHER")
+    assert plan_logout().platforms == (FERN,)
+    plan = plan_logout(everywhere=True)
+    assert plan.platforms == (FERN, other)
+    platform.delete("/api/cli/tokens/ct_01J8").respond(204)
+    with respx.mock(base_url=other) as elsewhere:
+        elsewhere.delete("/api/cli/tokens/ct_OTHER").respond(204)
+        assert logout(plan) is True
+    assert CredentialStore().all() == ()
+
+
+def test_damaged_logins_can_be_left_behind(home: Path, warn: Warnings) -> None:
+    path = home / ".config/osmosis/credentials.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    plan = plan_logout()
+    assert (plan.platforms, plan.is_empty) == ((), False)
+    logout(plan, warn=warn)
+    assert warn.codes == ["CREDENTIALS_METADATA_BACKED_UP"]
+    assert plan_logout().is_empty
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 500])
+def test_a_repository_that_is_refused_is_left_out(
+    platform: respx.MockRouter, tmp_path: Path, status: int
+) -> None:
+    save_login()
+
+    def verify(request: httpx.Request) -> httpx.Response:
+        if "x-osmosis-git" in request.headers:
+            return httpx.Response(status, json={"error": "no", "code": "GIT_REPOSITORY_ACCESS_DENIED"})
+        return httpx.Response(200, json={**VERIFIED, "workspace": None})
+
+    platform.get("/api/cli/verify").mock(side_effect=verify)
+    platform.get("/api/cli/workspaces").respond(json={"workspaces": []})
+    assert whoami(make_checkout(tmp_path).root).data()["workspace"] is None
+
+
+def test_a_platform_that_is_not_reached_is_not_asked_twice(
+    platform: respx.MockRouter, tmp_path: Path
+) -> None:
+    save_login()
+    verify = platform.get("/api/cli/verify").mock(side_effect=httpx.ReadTimeout("slow"))
+    with pytest.raises(OsmosisError) as caught:
+        whoami(make_checkout(tmp_path).root)
+    assert caught.value.code == "PLATFORM_ERROR"
+    assert verify.call_count == 1
+
+
+def test_a_token_in_the_environment_comes_first_and_says_what_it_shadows(
+    platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSMOSIS_TOKEN", NEW_TOKEN)
+    monkeypatch.setenv("OSMOSIS_TOKEN_PLATFORM_URL", FERN)
     verify = platform.get("/api/cli/verify").respond(json=VERIFIED)
-    found = saved_login()
-    assert found is not None
-    assert (found.source, found.user.email) == ("saved", "mara@fern.example")
-    verify.respond(401, json={"code": "TOKEN_REVOKED"})
-    assert saved_login() is None
-    verify.respond(500)
-    with pytest.raises(OsmosisError):
-        saved_login()
+    platform.get("/api/cli/workspaces").respond(json={"workspaces": []})
+    assert whoami().data()["persistent_login"] is False
+    save_login()
+    data = whoami().data()
+    assert (data["source"], data["persistent_login"]) == ("environment", True)
+    assert verify.calls.last.request.headers["authorization"] == f"Bearer {NEW_TOKEN}"
+
+
+def test_an_expired_login_is_forgotten_without_a_call(platform: respx.MockRouter) -> None:
+    save_login(expires_at=datetime(2020, 1, 1, tzinfo=timezone.utc))
+    assert logout(plan_logout()) is False
+    assert platform.calls.call_count == 0
+    assert CredentialStore().all() == ()

@@ -1,13 +1,132 @@
+"""Config files of a workspace: where they may lie, what they may say, and what is sent of them."""
+
 from __future__ import annotations
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from osmosis_ai.config.issues import Issue
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace.config_files import (
     InvalidConfigError,
+    load_eval_config,
+    load_training_config,
+    rollout_directory,
 )
 from osmosis_ai.workspace.layout import WorkspaceDirectory
-from tests.workspace.builders import MINIMAL_EVAL, issues_of, load_eval
+from osmosis_ai.workspace.secrets_file import read_secrets_file
+from tests.workspace.builders import MINIMAL_EVAL, MINIMAL_TRAINING, issues_of, load_eval, write_config
+
+
+@pytest.mark.parametrize(
+    "text, problem, line, column, excerpt",
+    [
+        ("[experiment]\n\tlimit 5\n", "expected '=' after a key", 2, 8, "  2 | \tlimit 5\n    | \t      ^"),
+        ("[experiment]\r\na = 1\r\nb = x\r\n", "invalid value", 3, 5, "  3 | b = x\n    |     ^"),
+        ("a = 1\na = 2\n", "cannot overwrite a value", 2, 6, "  2 | a = 2\n    |      ^"),
+        ("a = [1,\n", "", 1, 8, "  1 | a = [1,\n    |        ^"),
+    ],
+)
+def test_a_syntax_error_shows_line_column_and_the_place(
+    workspace: WorkspaceDirectory, text: str, problem: str, line: int, column: int, excerpt: str
+) -> None:
+    with pytest.raises(OsmosisError) as caught:
+        load_eval(workspace, text)
+    message = caught.value.message
+    assert message.startswith(f"Invalid TOML in configs/eval/a.toml: {problem}")
+    assert f"(line {line}, column {column})" in message
+    assert message.endswith(excerpt)
+    assert caught.value.details == {"path": "configs/eval/a.toml", "line": line, "column": column}
+
+
+@pytest.mark.parametrize("text", ["a = " + "9" * 5000, "a = " + "[" * 20000])
+def test_extreme_values_are_an_error_like_any_other(workspace: WorkspaceDirectory, text: str) -> None:
+    with pytest.raises(OsmosisError, match=r"configs/eval/a\.toml"):
+        load_eval(workspace, text)
+
+
+def test_a_byte_order_mark_does_not_matter(workspace: WorkspaceDirectory) -> None:
+    assert load_eval(workspace, b"\xef\xbb\xbf" + MINIMAL_EVAL.encode()).secrets == ()
+
+
+def test_a_file_that_is_not_utf8_is_named_with_the_byte(workspace: WorkspaceDirectory) -> None:
+    with pytest.raises(
+        OsmosisError, match=r"Cannot read config file configs/eval/a\.toml: it is not UTF-8 \(byte 6\)"
+    ):
+        load_eval(workspace, b"a = 'x\xff'")
+
+
+def test_a_missing_file_is_named_and_the_likely_one_suggested(workspace: WorkspaceDirectory) -> None:
+    write_config(workspace, MINIMAL_EVAL, name="multiply.toml")
+    with pytest.raises(OsmosisError) as caught:
+        load_eval_config(Path("configs/eval/multipy.toml"), workspace)
+    assert caught.value.message == "Config file not found: configs/eval/multipy.toml"
+    assert caught.value.hint == "did you mean configs/eval/multiply.toml?"
+    with pytest.raises(OsmosisError) as caught:
+        load_eval_config(Path("configs/eval/nope.toml"), workspace)
+    assert caught.value.hint == "configs/eval/ has multiply.toml"
+    write_config(workspace, MINIMAL_EVAL, name="nokey.toml")
+    with pytest.raises(OsmosisError) as caught:
+        load_eval_config(Path("configs/eval/nope.toml"), workspace)
+    assert caught.value.hint == "configs/eval/ has multiply.toml, nokey.toml"
+
+
+def test_a_relative_path_is_of_the_workspace_first_and_of_the_current_directory_then(
+    workspace: WorkspaceDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_config(workspace, MINIMAL_EVAL)
+    monkeypatch.chdir(workspace.data_dir)
+    assert load_eval_config(Path("configs/eval/a.toml"), workspace).path == file
+    assert load_eval_config(Path("../configs/eval/a.toml"), workspace).path == file
+    monkeypatch.chdir(workspace.eval_configs_dir)
+    assert load_eval_config(Path("a.toml"), workspace).path == file
+
+
+def test_a_config_elsewhere_is_refused_with_both_places(
+    workspace: WorkspaceDirectory, tmp_path: Path
+) -> None:
+    training = write_config(workspace, MINIMAL_EVAL, kind="training")
+    outside = tmp_path / "b.toml"
+    outside.write_text(MINIMAL_EVAL)
+    link = workspace.eval_configs_dir / "link.toml"
+    link.symlink_to(outside)
+    for path, found in ((training, training), (outside, outside), (link, outside)):
+        with pytest.raises(OsmosisError) as caught:
+            load_eval_config(path, workspace)
+        assert str(found) in caught.value.message
+        assert str(workspace.eval_configs_dir) in caught.value.message
+        assert caught.value.hint == f"move it there, and name it as configs/eval/{path.name}"
+
+
+def test_a_rollout_that_is_a_link_out_of_the_workspace_is_refused(
+    workspace: WorkspaceDirectory, tmp_path: Path
+) -> None:
+    (tmp_path / "away").mkdir()
+    (tmp_path / "away" / "main.py").write_text("")
+    (workspace.rollouts_dir / "away").symlink_to(tmp_path / "away")
+    with pytest.raises(OsmosisError, match="leads out of rollouts/"):
+        rollout_directory(workspace, "away")
+
+
+def test_an_entrypoint_that_is_a_link_out_of_the_rollout_is_refused(
+    workspace: WorkspaceDirectory, tmp_path: Path
+) -> None:
+    (tmp_path / "main.py").write_text("")
+    (workspace.rollouts_dir / "multiply" / "away.py").symlink_to(tmp_path / "main.py")
+    text = MINIMAL_EVAL.replace("main.py", "away.py")
+    (issue,) = issues_of(workspace, text)
+    assert issue.key == "experiment.entrypoint"
+    assert "leads out of rollouts/multiply/" in issue.message
+
+
+def test_a_missing_rollout_says_how_to_make_one(workspace: WorkspaceDirectory) -> None:
+    with pytest.raises(OsmosisError, match=r"\(did you mean 'multiply'\?\)") as caught:
+        rollout_directory(workspace, "Multiply")
+    assert "osmosis rollout init" in str(caught.value.hint)
+
 
 FULL = """\
 [experiment]
@@ -39,17 +158,6 @@ nested = { deep = [1, 2] }
 
 def with_line(line: str, after: str = "[experiment]") -> str:
     return MINIMAL_EVAL.replace(after, f"{after}\n{line}", 1)
-
-
-def test_the_least_a_config_says_is_enough_and_the_rest_has_defaults(workspace: WorkspaceDirectory) -> None:
-    config = load_eval(workspace, MINIMAL_EVAL)
-    assert config.experiment.rollout == "multiply"
-    assert config.evaluation.n == 1
-    assert config.evaluation.pass_threshold == 1.0
-    assert config.evaluation.limit is None
-    assert config.evaluation.batch_size is None
-    assert config.evaluation.agent_workflow_timeout_s is None
-    assert (config.env, config.secrets, config.advanced) == ({}, (), {})
 
 
 def test_everything_that_can_be_said_is_read(workspace: WorkspaceDirectory) -> None:
@@ -85,11 +193,6 @@ def test_the_payload_is_what_is_written_and_nothing_else(workspace: WorkspaceDir
         "env_config": {"LOG_LEVEL": "INFO", "_PRIVATE": ""},
         "secrets": {"required": ["OPENAI_API_KEY", "SEARCH_KEY"]},
     }
-
-
-def test_empty_sections_are_not_sent(workspace: WorkspaceDirectory) -> None:
-    payload = load_eval(workspace, MINIMAL_EVAL + "\n[evaluation]\n[env]\n[advanced]\n").payload()
-    assert list(payload) == ["experiment_config"]
 
 
 def test_everything_wrong_is_reported_at_once_in_the_order_of_the_file(workspace: WorkspaceDirectory) -> None:
@@ -227,13 +330,6 @@ def test_what_else_stands_in_the_experiment(
     assert issue.line == written.count("\n") + 2
 
 
-def test_a_misspelled_rollout_or_entrypoint_is_suggested(workspace: WorkspaceDirectory) -> None:
-    (issue,) = issues_of(workspace, MINIMAL_EVAL.replace('"multiply"', '"multipy"', 1))
-    assert (issue.key, issue.suggestion) == ("experiment.rollout", "multiply")
-    (issue,) = issues_of(workspace, MINIMAL_EVAL.replace("main.py", "mian.py"))
-    assert (issue.key, issue.suggestion) == ("experiment.entrypoint", "main.py")
-
-
 def test_code_that_a_platform_takes_from_a_commit_need_not_be_here(workspace: WorkspaceDirectory) -> None:
     text = with_line('commit_sha = "ABCDEF0"').replace('"multiply"', '"elsewhere"', 1)
     assert load_eval(workspace, text).experiment.commit_sha == "ABCDEF0"
@@ -315,11 +411,6 @@ def test_rules_of_secrets(workspace: WorkspaceDirectory, section: str, key: str,
     assert fragment in issue.message
 
 
-def test_the_old_list_of_secrets_at_the_top_is_no_table(workspace: WorkspaceDirectory) -> None:
-    (issue,) = issues_of(workspace, 'secrets = ["KEY"]\n' + MINIMAL_EVAL.partition("[secrets]")[0])
-    assert issue == Issue("secrets", "must be a table with the key `required`", line=1)
-
-
 @pytest.mark.parametrize(
     "pasted", ["sk-proj-4bC1dEfGh2iJkLmNoPqRsTuV", "sk_live_51HxYz0123456789abcdefgh", "hunter2"]
 )
@@ -331,3 +422,121 @@ def test_a_key_pasted_among_the_names_is_never_repeated(
     with pytest.raises(InvalidConfigError) as caught:
         load_eval(workspace, text)
     assert pasted not in caught.value.message + str(caught.value.details)
+
+
+def test_secrets_may_be_left_out_and_all_sections_are_read(workspace: WorkspaceDirectory) -> None:
+    text = MINIMAL_TRAINING + (
+        "[training]\nlr = 1e-6\ntotal_epochs = 1\nn_samples_per_prompt = 8\nrollout_batch_size = 32\n"
+        "max_prompt_length = 8192\nmax_response_length = 8192\nagent_workflow_timeout_s = 450\ngrader_timeout_s = 150\n"
+        "[sampling]\nrollout_temperature = 1\nrollout_top_p = 0.95\n"
+        "[checkpoints]\neval_interval = 10\ncheckpoint_save_freq = 20\n"
+    )
+    config = load_training_config(write_config(workspace, text, kind="training"), workspace)
+    settings = config.settings
+    assert (settings.lr, settings.n_samples_per_prompt) == (1e-6, 8)
+    assert (settings.rollout_temperature, settings.rollout_top_p) == (1.0, 0.95)
+    assert settings.eval_interval == 10
+    payload = config.payload()
+    assert list(payload) == ["experiment_config", "training_config", "sampling_config", "checkpoints_config"]
+    assert payload["sampling_config"] == {"rollout_temperature": 1, "rollout_top_p": 0.95}
+
+
+def test_mistakes_in_every_section_are_reported_together(workspace: WorkspaceDirectory) -> None:
+    text = MINIMAL_TRAINING + (
+        "[training]\nlr = 0\ntotal_epoch = 3\nrollout_batch_size = 1.5\n"
+        "[sampling]\nlr = 1e-6\nrollout_temperature = -1\nrollout_top_p = 1.1\n"
+        "[checkpoints]\neval_interval = 0\n"
+        "[evaluation]\nn = 1\n"
+        "[secrets]\n"
+    )
+    with pytest.raises(InvalidConfigError) as caught:
+        load_training_config(write_config(workspace, text, kind="training"), workspace)
+    assert caught.value.message == (
+        "Invalid training config: configs/training/a.toml\n"
+        "  - training.lr: must be greater than 0, got 0 (line 7)\n"
+        "  - training.total_epoch: Unrecognized key (line 8; did you mean 'total_epochs'?)\n"
+        "  - training.rollout_batch_size: must be an integer, got 1.5 (line 9)\n"
+        "  - sampling.lr: Unrecognized key; `lr` belongs in [training] (line 11)\n"
+        "  - sampling.rollout_temperature: must be at least 0, got -1 (line 12)\n"
+        "  - sampling.rollout_top_p: must be at most 1.0, got 1.1 (line 13)\n"
+        "  - checkpoints.eval_interval: must be at least 1, got 0 (line 15)\n"
+        "  - evaluation: Unrecognized section; it belongs to configs in configs/eval/ (line 16)\n"
+        "  - secrets.required: Missing 'required' in [secrets] section (line 18)"
+    )
+
+
+def read(tmp_path: Path, content: str | bytes) -> dict[str, str]:
+    file = tmp_path / "keys.env"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return read_secrets_file(str(file))
+
+
+@pytest.mark.parametrize(
+    "line, value",
+    [
+        ("KEY=value", "value"),
+        ("  KEY = value  ", "value"),
+        ("export KEY=value", "value"),
+        ("KEY='a b'", "a b"),
+        ('KEY="a b"', "a b"),
+        ('KEY="it\'s"', "it's"),
+        ("KEY=''", ""),
+        ("KEY=", ""),
+        ("KEY=a=b==", "a=b=="),
+        ("KEY=a # b", "a # b"),
+        ("KEY=a\"b'", "a\"b'"),
+        ("KEY=é$HOME", "é$HOME"),
+        ("KEY=value\r", "value"),
+    ],
+)
+def test_a_line_is_a_name_and_a_value(tmp_path: Path, line: str, value: str) -> None:
+    assert read(tmp_path, line + "\n") == {"KEY": value}
+
+
+def test_comments_and_blank_lines_are_skipped_and_the_last_value_counts(tmp_path: Path) -> None:
+    content = "\ufeff# keys\n\nA=1\n   # B=2\nA=3\nC=4"
+    assert read(tmp_path, content) == {"A": "3", "C": "4"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "hunter2",
+        "=hunter2",
+        "1KEY=hunter2",
+        "A KEY=hunter2",
+        "KEY='hunter2",
+        "KEY=\"hunter2'",
+        "KEY='",
+        "K\0=hunter2",
+    ],
+)
+def test_a_bad_line_is_told_by_its_number_alone(tmp_path: Path, line: str) -> None:
+    with pytest.raises(OsmosisError) as caught:
+        read(tmp_path, f"# first\nGOOD=1\n{line}\n")
+    assert caught.value.message.startswith("Line 3 of ")
+    assert caught.value.details == {"line": 3}
+    assert "hunter2" not in str(caught.value.message)
+
+
+def test_standard_input_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"KEY=value\nbad line\n")))
+    with pytest.raises(OsmosisError, match="Line 2 of standard input"):
+        read_secrets_file("-")
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"KEY=value\n")))
+    assert read_secrets_file("-") == {"KEY": "value"}
+
+
+def test_a_file_that_cannot_be_read_is_an_error_for_people(tmp_path: Path) -> None:
+    with pytest.raises(OsmosisError, match="Secrets file not found"):
+        read_secrets_file(str(tmp_path / "none.env"))
+    with pytest.raises(OsmosisError, match="Cannot read secrets file"):
+        read_secrets_file(str(tmp_path))
+    with pytest.raises(OsmosisError, match="not UTF-8"):
+        read(tmp_path, b"KEY=\xff")
+
+
+def test_a_config_is_a_toml_file(workspace: WorkspaceDirectory) -> None:
+    path = write_config(workspace, MINIMAL_EVAL, name="a.yaml")
+    with pytest.raises(OsmosisError, match=r"\.toml file in configs/eval/"):
+        load_eval_config(path, workspace)

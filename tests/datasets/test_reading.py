@@ -1,0 +1,626 @@
+"""Rows as they are read from every format: selected, normalised, and known by their digests."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osmosis_ai.datasets import (
+    SUPPORTED_EXTENSIONS,
+    DatasetRow,
+    Selection,
+    content_digest,
+    count_records,
+    iter_records,
+    iter_rows,
+    json_array,
+    row_digest,
+    sample_rows,
+    select_rows,
+)
+from osmosis_ai.datasets import jsonl as jsonl_format
+from osmosis_ai.datasets import record_places as remembered
+from osmosis_ai.datasets.reader import BYTE_ORDER_MARK, MAX_RECORD_BYTES, find_invalid_utf8
+from osmosis_ai.errors import OsmosisError
+from tests.datasets.builders import Row, jsonl, prompt_rows, write, write_rows
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    found = list(iter_records(path))
+    assert [index for index, _ in found] == list(range(len(found)))
+    return [record for _, record in found]
+
+
+def problem_of(path: Path) -> str:
+    with pytest.raises(OsmosisError) as caught:
+        list(iter_records(path))
+    return caught.value.message
+
+
+@pytest.mark.parametrize("extension", SUPPORTED_EXTENSIONS)
+def test_the_same_rows_come_out_of_every_format(tmp_path: Path, extension: str) -> None:
+    rows = [{"user_prompt": f"Ünïcode “{n}”,\nand a line", "ground_truth": f'"{n}"'} for n in range(3000)]
+    path = write_rows(tmp_path, extension, rows)
+    assert records(path) == rows
+    assert count_records(path) == 3000
+
+
+@pytest.mark.parametrize("start", [1, 999, 1000, 2_345, 2_999, 3_000, 9_000])
+@pytest.mark.parametrize("extension", SUPPORTED_EXTENSIONS)
+def test_reading_begins_at_any_row(tmp_path: Path, extension: str, start: int) -> None:
+    rows = [{"user_prompt": f"{n} " + "x" * (n % 90), "ground_truth": str(2**70 + n)} for n in range(3000)]
+    path = write_rows(tmp_path, extension, rows)
+    if extension == "parquet":
+        import pyarrow.parquet as pq
+
+        pq.write_table(pq.read_table(path), path, row_group_size=1000)
+    assert list(iter_records(path, start=start)) == list(enumerate(rows))[start:]
+
+
+def test_an_empty_file_and_an_unknown_extension_are_refused(tmp_path: Path) -> None:
+    assert problem_of(write(tmp_path, "a.jsonl", "")) == f"{tmp_path}/a.jsonl: the file is empty."
+    message = problem_of(write(tmp_path, "a.txt", "x"))
+    assert "unsupported file extension '.txt'; supported: .csv, .jsonl, .json, .parquet" in message
+
+
+class TestJsonLines:
+    def test_blank_lines_are_no_records(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "a.jsonl", '\n{"a": 1}\r\n  \n{"a": 2}\n\n{"a": 3}')
+        assert records(path) == [{"a": 1}, {"a": 2}, {"a": 3}]
+        assert count_records(path) == 3
+
+    def test_a_byte_order_mark_is_skipped(self, tmp_path: Path) -> None:
+        assert records(write(tmp_path, "a.jsonl", b'\xef\xbb\xbf{"a": 1}\n')) == [{"a": 1}]
+
+    def test_every_digit_of_a_long_integer_is_kept(self, tmp_path: Path) -> None:
+        number = 10**40 + 7
+        path = write(tmp_path, "a.jsonl", f'{{"a": {number}, "b": [{{"c": -{number}}}]}}\n' * 2000)
+        assert records(path)[-1] == {"a": number, "b": [{"c": -number}]}
+
+    def test_deep_nesting_is_read_or_refused_but_never_a_crash(self, tmp_path: Path) -> None:
+        deep = "[" * 900 + "]" * 900
+        assert len(records(write(tmp_path, "a.jsonl", f'{{"a": {deep}}}\n' * 3))) == 3
+        deeper = f'{{"a": [{10**30}, {"[" * 1000 + "]" * 1000}]}}\n'
+        path = write(tmp_path, "b.jsonl", deeper)
+        with contextlib.suppress(OsmosisError):  # how deep Python's decoder goes depends on its version
+            assert records(path)[0]["a"][0] == 10**30
+
+    @pytest.mark.parametrize(
+        "line, problem",
+        [
+            ('{"a": 1', "not valid JSON: unexpected end of data (column 8)"),
+            ('{"a": NaN}', "not valid JSON: NaN instead of null (column 7)"),
+            ('{"é": [-Infinity]}', "not valid JSON: -Infinity instead of null (column 9)"),
+            ('{"a": "\\ud800"}', "not valid JSON"),
+            ('{"a": 1} {"a": 2}', "not valid JSON"),
+            ('{"a": 1},{"a": 2}', "not valid JSON"),
+            ("[1]", "expected a JSON object, found an array"),
+            ('["a"]', "expected a JSON object, found an array"),
+            ('"a"', "expected a JSON object, found a string"),
+            ("7", "expected a JSON object, found a number"),
+            ("null", "expected a JSON object, found null"),
+            ("true", "expected a JSON object, found a boolean"),
+            ('{"b": 1}', "columns differ from line 1: missing 'a'; extra 'b'"),
+            ("{}", "columns differ from line 1: missing 'a'"),
+        ],
+    )
+    @pytest.mark.parametrize("place", [2, 4, 9000])
+    def test_a_bad_line_is_named(self, tmp_path: Path, line: str, problem: str, place: int) -> None:
+        lines = ['{"a": 1}'] * 10000
+        lines[place - 1] = line
+        message = problem_of(write(tmp_path, "a.jsonl", "\n".join(lines)))
+        assert message.startswith(f"{tmp_path}/a.jsonl: line {place}: {problem}")
+
+    def test_a_byte_that_is_not_utf8_is_named_with_its_place(self, tmp_path: Path) -> None:
+        good = b'{"a": "x"}\n'
+        path = write(tmp_path, "a.jsonl", good * 7000 + b'{"a": "\xff"}\n' + good)
+        assert problem_of(path) == (
+            f"{path}: line 7001: not UTF-8: byte 0xff at position {7000 * len(good) + 7} of the file; "
+            "save the file as UTF-8."
+        )
+
+    def test_a_file_without_line_ends_is_given_up_at_the_limit_of_a_row(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "a.jsonl", b'{"a": 1}\n\n{"a": "' + b"x" * (MAX_RECORD_BYTES + 1) + b'"}')
+        assert "line 3: longer than 16 MiB, the limit of one row" in problem_of(path)
+
+    @given(
+        st.lists(
+            st.one_of(
+                st.just('{"a": 1}'),
+                st.just('{"a": "\\u00e9"}'),
+                st.text('{}[]",:a1 \r\t', max_size=12),
+            ),
+            max_size=12,
+        )
+    )
+    def test_a_file_is_taken_exactly_when_each_line_is_good(
+        self, tmp_path_factory: pytest.TempPathFactory, lines: list[str]
+    ) -> None:
+        path = write(tmp_path_factory.mktemp("lines"), "a.jsonl", "\n".join(['{"a": 0}', *lines]))
+        try:
+            expected = [json.loads(line) for line in ['{"a": 0}', *lines] if line.strip()]
+        except ValueError:
+            expected = []
+        if expected and all(isinstance(value, dict) and value.keys() == {"a"} for value in expected):
+            assert records(path) == expected
+        else:
+            assert "line " in problem_of(path)
+
+
+class TestJsonArray:
+    @pytest.mark.parametrize("indent", [None, 2])
+    def test_elements_may_cross_the_blocks_that_are_read(self, tmp_path: Path, indent: int | None) -> None:
+        rows = [{"a": "é" * length, "b": {"c": [length]}} for length in (1, 700_000, 3, 1_500_000, 2)]
+        path = write(tmp_path, "a.json", json.dumps(rows, indent=indent, ensure_ascii=False))
+        assert records(path) == rows
+        assert count_records(path) == 5
+
+    def test_an_empty_array_has_no_records(self, tmp_path: Path) -> None:
+        assert records(write(tmp_path, "a.json", " [ ] \n")) == []
+
+    def test_every_digit_of_a_long_integer_is_kept(self, tmp_path: Path) -> None:
+        assert records(write(tmp_path, "a.json", f'[{{"a": {10**30}}}]')) == [{"a": 10**30}]
+
+    @pytest.mark.parametrize(
+        "text, problem",
+        [
+            ('{"a": 1}\n{"a": 2}\n', "line 1, column 1: expected an array of objects, found an object"),
+            ("null", "line 1, column 1: expected an array of objects, found 'n'"),
+            (" \n ", "line 2, column 2: expected an array of objects, found nothing"),
+            ('[{"a": 1},\n {"a": }]', "line 2, column 8: not valid JSON: Expecting value (in row 2)"),
+            ('[{"a": 1}\n', "line 2, column 1: expected ',' or ']' after row 1, found the end of the file"),
+            ('[{"a": 1} {"a": 2}]', "line 1, column 11: expected ',' or ']' after row 1, found '{'"),
+            ('[{"a": 1},]', "line 1, column 11: a comma before the closing ']'"),
+            ('[{"a": 1}] x', "line 1, column 12: text after the closing ']'"),
+            ('[{"a": 1}, 12]', "row 2: expected a JSON object, found a number"),
+            ('[{"a": 1}, {"b": 1}]', "row 2: columns differ from row 1: missing 'a'; extra 'b'"),
+            ('[{"a": NaN}]', "row 1: not valid JSON: NaN instead of null"),
+            ('[{"a": 1e999}]', "line 1, column 2: not valid JSON: the number 1e999 is too large (in row 1)"),
+            ('[{"a": "\\uD800"}]', "line 1, column 2: not valid JSON"),
+            ("[" * 200_000, "line 1, column 2: row 1 is nested too deeply"),
+        ],
+    )
+    def test_the_place_of_a_problem_is_named(self, tmp_path: Path, text: str, problem: str) -> None:
+        message = problem_of(write(tmp_path, "a.json", text))
+        assert message.startswith(f"{tmp_path}/a.json: {problem}")
+
+    def test_a_byte_that_is_not_utf8_is_named_with_its_place(self, tmp_path: Path) -> None:
+        assert "line 2: not UTF-8: byte 0xe9 at position 9" in problem_of(
+            write(tmp_path, "a.json", b'[\n{"a": "\xe9"}]')
+        )
+
+    def test_an_element_beyond_the_limit_is_given_up(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "a.json", '[{"a": "' + "x" * (3 * MAX_RECORD_BYTES) + '"}]')
+        assert "row 1: longer than 16 MiB" in problem_of(path)
+
+
+class TestCsv:
+    def test_fields_may_hold_lines_quotes_and_long_text(self, tmp_path: Path) -> None:
+        rows = [{"a": 'x\n"y", z', "b": "q" * 500_000}, {"a": "", "b": "2"}]
+        assert records(write_rows(tmp_path, "csv", rows)) == rows
+
+    def test_a_byte_order_mark_is_no_part_of_the_first_name(self, tmp_path: Path) -> None:
+        assert records(write(tmp_path, "a.csv", b"\xef\xbb\xbfa,b\r\n1,2\r\n")) == [{"a": "1", "b": "2"}]
+
+    @pytest.mark.parametrize(
+        "content, problem",
+        [
+            (b'a,b\n"x\ny",1\nonly\n', "line 4: expected 2 columns, found 1"),
+            (b"a,b\n1,2,3\n", "line 2: expected 2 columns, found 3"),
+            (b'a,b\n1,2\n"open,3\n4,5\n', "line 3: not valid CSV"),
+            (b"a,b\n1,\xe9\n", "line 2: not UTF-8: byte 0xe9 at position 6"),
+            (b"a,b,a\n1,2,3\n", "line 1: the header names 'a' more than once"),
+            (b"\n\n", "line 1: expected a header with the names of the columns, found nothing"),
+        ],
+    )
+    def test_the_line_of_a_problem_is_named(self, tmp_path: Path, content: bytes, problem: str) -> None:
+        assert problem_of(write(tmp_path, "a.csv", content)).startswith(f"{tmp_path}/a.csv: {problem}")
+
+
+class TestParquet:
+    def test_what_is_no_parquet_file_is_refused(self, tmp_path: Path) -> None:
+        problem = problem_of(write(tmp_path, "a.parquet", b"PAR1 no PAR1 is not enough"))
+        assert "not a Parquet file" in problem and not problem.endswith("..")
+
+    def test_a_truncated_file_is_refused(self, tmp_path: Path) -> None:
+        whole = write_rows(tmp_path, "parquet", prompt_rows(100)).read_bytes()
+        assert "not a Parquet file" in problem_of(write(tmp_path, "a.parquet", whole[:-20]))
+
+    def test_damage_inside_is_named_by_the_row(self, tmp_path: Path) -> None:
+        data = bytearray(write_rows(tmp_path, "parquet", prompt_rows(2000)).read_bytes())
+        data[4:200] = b"\xff" * 196
+        assert "row 1: cannot be read" in problem_of(write(tmp_path, "a.parquet", bytes(data)))
+
+
+@given(st.binary(max_size=40), st.integers(1, 3))
+def test_the_first_invalid_byte_is_where_python_finds_it(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, block: int
+) -> None:
+    path = write(tmp_path_factory.mktemp("utf8"), "a", content)
+    try:
+        content.decode()
+        expected = None
+    except UnicodeDecodeError as error:
+        at = error.start
+        expected = (content.count(b"\n", 0, at) + 1, at, content[at])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("osmosis_ai.datasets.reader.BLOCK_BYTES", block)
+        assert find_invalid_utf8(path) == expected
+
+
+def rows_of(directory: Path, rows: list[dict[str, Any]]) -> list[DatasetRow]:
+    return list(iter_rows(write(directory, "a.jsonl", jsonl(rows))))
+
+
+def problem_of_row(directory: Path, rows: list[dict[str, Any]]) -> str:
+    with pytest.raises(OsmosisError) as caught:
+        rows_of(directory, rows)
+    return caught.value.message
+
+
+@pytest.mark.parametrize("extension", SUPPORTED_EXTENSIONS)
+def test_a_row_becomes_messages_label_and_metadata(tmp_path: Path, extension: str) -> None:
+    record = {
+        "system_prompt": "Be brief.",
+        "user_prompt": "2 + 2?",
+        "ground_truth": "4",
+        "metadata": {"level": 1, "tags": ["easy"]},
+        "source": "made up",
+    }
+    [row] = iter_rows(write_rows(tmp_path, extension, [record]))
+    assert row == DatasetRow(
+        source_row_index=0,
+        messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}],
+        label="4",
+        metadata={"level": 1, "tags": ["easy"]},
+    )
+
+
+@pytest.mark.parametrize(
+    "record, label",
+    [
+        ({"ground_truth": "a", "label": "b"}, "a"),
+        ({"ground_truth": "", "label": "b"}, "b"),
+        ({"ground_truth": None, "label": "b"}, "b"),
+        ({"label": "b"}, "b"),
+        ({"ground_truth": 0}, "0"),
+        ({"ground_truth": 12345678901234567890123}, "12345678901234567890123"),
+        ({"ground_truth": 1.5}, "1.5"),
+        ({"ground_truth": True}, "true"),
+        ({"ground_truth": {"ä": [1]}}, '{"ä": [1]}'),
+    ],
+)
+def test_the_label_is_ground_truth_or_else_label_as_text(
+    tmp_path: Path, record: dict[str, Any], label: str
+) -> None:
+    [row] = rows_of(tmp_path, [{"user_prompt": "q", **record}])
+    assert row.label == label
+
+
+@pytest.mark.parametrize(
+    "metadata, expected",
+    [
+        ({"a": 1}, {"a": 1}),
+        ('{"a": 100000000000000000000}', {"a": 10**20}),
+        ({}, None),
+        ("{}", None),
+        (" ", None),
+        (None, None),
+    ],
+)
+def test_metadata_is_an_object_or_text_that_holds_one(
+    tmp_path: Path, metadata: object, expected: dict[str, Any] | None
+) -> None:
+    [row] = rows_of(tmp_path, [{"user_prompt": "q", "metadata": metadata}])
+    assert row.metadata == expected
+
+
+@pytest.mark.parametrize(
+    "record, problem",
+    [
+        ({"user_prompt": "", "ground_truth": "a"}, "line 2: no value for 'user_prompt'"),
+        ({"user_prompt": "q", "ground_truth": None}, "line 2: no value for 'ground_truth'"),
+    ],
+)
+def test_a_row_without_prompt_or_answer_is_an_error(
+    tmp_path: Path, record: dict[str, Any], problem: str
+) -> None:
+    message = problem_of_row(tmp_path, [{"user_prompt": "q", "ground_truth": "a"}, record])
+    assert message == f"{tmp_path}/a.jsonl: {problem}."
+
+
+@pytest.mark.parametrize(
+    "record, problem",
+    [
+        ({"question": "q"}, "missing 'user_prompt', 'ground_truth' (found 'question')"),
+        ({"user_prompt": "q"}, "missing 'ground_truth' (found 'user_prompt')"),
+        ({"user_prompt": "", "metadata": {}}, "the row has neither a 'user_prompt' nor 'metadata'"),
+        ({"metadata": "[1]"}, "'metadata' must be a JSON object, found an array"),
+        ({"metadata": 3}, "'metadata' must be a JSON object, found a number"),
+        ({"metadata": "{x"}, "'metadata' is not valid JSON"),
+    ],
+)
+def test_a_file_that_is_no_dataset_is_refused(tmp_path: Path, record: dict[str, Any], problem: str) -> None:
+    assert f"line 1: {problem}" in problem_of_row(tmp_path, [record])
+
+
+def test_rows_before_a_bad_one_are_given(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.jsonl", jsonl([{"user_prompt": "q", "ground_truth": "a"}]) + "oops\n")
+    rows = iter_rows(path)
+    assert next(rows).label == "a"
+    with pytest.raises(OsmosisError, match="line 2: not valid JSON"):
+        next(rows)
+
+
+@pytest.mark.parametrize("limit, taken", [(0, 10), (3, 3), (10, 10), (99, 10)])
+def test_a_limit_takes_the_first_rows(limit: int, taken: int) -> None:
+    assert select_rows(10, limit=limit, rows=None).indices == range(taken)
+
+
+def test_rows_override_the_limit_and_come_sorted_and_once() -> None:
+    selection = select_rows(30, limit=1, rows=" 7, 3,10-12,11 - 14 ,7")
+    assert list(selection) == [3, 7, 10, 11, 12, 13, 14]
+    assert selection.describe() == "3,7,10-14"
+    assert selection.total_rows == 30
+
+
+@pytest.mark.parametrize("rows", ["", "a", "1,,2", "1-", "-1", "1-2-3", "1.5", "٣", "9" * 5000])
+def test_rows_that_cannot_be_read_are_refused(rows: str) -> None:
+    with pytest.raises(OsmosisError, match="as in '3,7,10-20'"):
+        select_rows(30, limit=None, rows=rows)
+
+
+@pytest.mark.parametrize(
+    "total, held", [(30, "the file has rows 0-29"), (1, "the file has rows 0-0"), (0, "no rows")]
+)
+def test_a_row_beyond_the_file_is_refused(total: int, held: str) -> None:
+    with pytest.raises(OsmosisError, match=f"row 30 in rows '30' is out of range: .*{held}"):
+        select_rows(total, limit=None, rows="30")
+
+
+def test_a_huge_range_is_refused_before_it_is_built() -> None:
+    with pytest.raises(OsmosisError, match="out of range"):
+        select_rows(30, limit=None, rows="0-999999999999999999")
+
+
+@given(st.sets(st.integers(0, 200), min_size=1))
+def test_a_description_selects_the_same_rows_again(rows: set[int]) -> None:
+    text = Selection(tuple(sorted(rows)), 201).describe()
+    again = select_rows(201, limit=None, rows=text)
+    assert list(again) == sorted(rows)
+    assert again.describe() == text
+
+
+@pytest.mark.parametrize("total, drawn", [(1, 1), (4, 1), (15, 2), (200, 20), (0, 0)])
+def test_a_tenth_of_the_rows_is_at_least_one(total: int, drawn: int) -> None:
+    assert len(sample_rows(total, fraction=0.1, seed=0)) == drawn
+
+
+def test_a_seed_draws_the_same_rows_on_every_machine() -> None:
+    assert sample_rows(200, fraction=0.05, seed=0).indices == (10, 66, 77, 98, 103, 107, 122, 124, 130, 194)
+    assert sample_rows(200, fraction=0.05, seed=1) != sample_rows(200, fraction=0.05, seed=0)
+
+
+@given(st.integers(1, 500), st.floats(0.001, 1), st.integers())
+def test_drawn_rows_are_sorted_distinct_and_in_the_file(total: int, fraction: float, seed: int) -> None:
+    rows = list(sample_rows(total, fraction=fraction, seed=seed))
+    assert rows == sorted(set(rows))
+    assert rows[0] >= 0 and rows[-1] < total
+
+
+@pytest.mark.parametrize("fraction", [0.0, -0.1, 1.1, float("nan"), float("inf")])
+def test_a_fraction_outside_zero_to_one_is_refused(fraction: float) -> None:
+    with pytest.raises(OsmosisError, match="above 0 and at most 1"):
+        sample_rows(10, fraction=fraction, seed=0)
+
+
+FORMATS = ("csv", "json", "jsonl", "parquet")
+ROWS: list[Row] = [
+    {
+        "system_prompt": "Be brief.",
+        "user_prompt": "Wie viel ist 6 × 7? 🙂 \u2028 “quoted”, comma,\nnew line\ttab",
+        "ground_truth": "42",
+        "metadata": {"level": 3, "weight": 0.1, "tags": ["a", "b"], "who": {"name": "Zoë", "id": 2**53 + 1}},
+    },
+    {
+        "system_prompt": "",
+        "user_prompt": "e\u0301 is not é",
+        "ground_truth": "",
+        "metadata": {"level": 4, "weight": 2.0, "tags": [], "who": {"name": "", "id": -1}},
+    },
+]
+
+
+def digests(path: Path) -> list[str]:
+    return [row_digest(row) for row in iter_rows(path)]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ROWS,
+        [{"user_prompt": 2, "ground_truth": 4}, {"user_prompt": 7, "ground_truth": -1}],
+        [{"user_prompt": "half", "ground_truth": 0.5}],
+    ],
+)
+def test_the_same_row_has_the_same_digest_in_every_format(tmp_path: Path, rows: list[Row]) -> None:
+    found = {name: digests(write_rows(tmp_path, name, rows)) for name in FORMATS}
+    assert found["csv"] == found["json"] == found["jsonl"] == found["parquet"]
+    assert len(set(found["csv"])) == len(rows)
+    assert all(len(digest) == 32 and int(digest, 16) >= 0 for digest in found["csv"])
+
+
+def test_what_parquet_makes_of_rows_with_other_keys_changes_no_digest(tmp_path: Path) -> None:
+    # Its column is one struct for all rows: keys that a row lacks become nulls, and 1 beside 0.5 becomes 1.0.
+    rows: list[Row] = [
+        {"user_prompt": "a", "metadata": {"x": 1, "deep": {"p": True}}},
+        {"user_prompt": "b", "metadata": {"x": 0.5, "other": [1, None]}},
+        {"user_prompt": "c", "metadata": {"deep": {"q": "z"}, "other": []}},
+    ]
+    assert digests(write_rows(tmp_path, "parquet", rows)) == digests(write_rows(tmp_path, "jsonl", rows))
+
+
+def test_neither_the_order_of_columns_and_keys_nor_other_columns_nor_the_place_count(tmp_path: Path) -> None:
+    one = write(
+        tmp_path,
+        "one.jsonl",
+        '{"user_prompt":"p","ground_truth":"g","metadata":{"a":1,"b":{"c":2,"d":null}}}\n',
+    )
+    other = write(
+        tmp_path,
+        "other.jsonl",
+        '{"id":"x","metadata":{"b":{"c":2},"a":1.0},"label":"zzz","ground_truth":"g","user_prompt":"q"}\n'
+        '{"id":"y","metadata":{"b":{"c":2},"a":1.0},"label":"zzz","ground_truth":"g","user_prompt":"p"}\n',
+    )
+    assert digests(one)[0] == digests(other)[1]
+    assert digests(one)[0] != digests(other)[0]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"system_prompt": "Be long."},
+        {"user_prompt": "6 x 8"},
+        {"ground_truth": "43"},
+        {"metadata": {"level": "3"}},
+        {"metadata": {"level": True}},
+        {"metadata": {"level": 3, "more": 0}},
+        {"metadata": {"Level": 3}},
+        {"metadata": None},
+    ],
+)
+def test_whatever_an_agent_or_its_grader_gets_counts(tmp_path: Path, changed: dict[str, Any]) -> None:
+    row = {"system_prompt": "s", "user_prompt": "6 x 7", "ground_truth": "42", "metadata": {"level": 3}}
+    path = write(tmp_path, "rows.jsonl", json.dumps(row) + "\n" + json.dumps({**row, **changed}) + "\n")
+    first, second = digests(path)
+    assert first != second
+
+
+def test_the_digest_of_a_row_never_changes(tmp_path: Path) -> None:
+    # Results keep it for good: another value here breaks every comparison with an older run.
+    path = write(
+        tmp_path, "rows.jsonl", '{"user_prompt": "6 × 7", "ground_truth": "42", "metadata": {"b": 2.0}}\n'
+    )
+    # The SHA-256 of {"ground_truth":"42","messages":[{"content":"6 × 7","role":"user"}],"metadata":{"b":2}}
+    assert digests(path) == ["08b85b950c949b9adf54d22d3194b7c6"]
+
+
+@pytest.mark.parametrize("absent", [None, {}, {"a": None}, {"a": {"b": None}}, {"a": float("nan")}])
+def test_what_is_absent_is_null_however_it_is_spelt(absent: object) -> None:
+    assert content_digest(absent) == content_digest(None)
+    assert content_digest([absent]) == content_digest([None])
+    assert content_digest([]) != content_digest(None)
+
+
+Rows = list[dict[str, str]]
+FORMATS_OF_PLACES = ("csv", "json", "jsonl")
+
+
+@pytest.fixture
+def from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin with no place known, of files that are old enough, and have blocks and places in small files."""
+    monkeypatch.setattr(remembered, "_known", OrderedDict())
+    monkeypatch.setattr(remembered, "_SETTLED_NS", -(1 << 62))
+    monkeypatch.setattr(remembered, "_BYTES_APART", 512)
+    monkeypatch.setattr(jsonl_format, "_BLOCK_BYTES", 1024)
+    monkeypatch.setattr(json_array, "BLOCK_BYTES", 4096)
+
+
+def rows_from(count: int, answer: str = "a") -> Rows:
+    """Return rows with everything in them that may mislead whoever counts bytes or lines."""
+    odd = (
+        "plain",
+        "two\nlines",
+        'a "quote"',
+        "\r\nfour\n\nlines\r",
+        "\ufeffmark",
+        "ünï“code” 🜁",
+        "], [{,",
+        "",
+    )
+    return [{"user_prompt": f"{n} {odd[n % 8]}", "ground_truth": f"{answer}{n}"} for n in range(count)]
+
+
+def content_of(extension: str, rows: Rows) -> bytes:
+    """Return rows as a file has them, with blank lines and blanks between them."""
+    if extension == "csv":
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerow(rows[0])
+        for number, row in enumerate(rows):
+            writer.writerow(row.values())
+            text.write("\n" * (number % 5 == 0))
+        return text.getvalue().encode()
+    lines = [json.dumps(row, ensure_ascii=number % 3 == 0) for number, row in enumerate(rows)]
+    if extension == "jsonl":
+        return "".join(line + "\n" * (1 + (n % 5 == 0)) for n, line in enumerate(lines)).encode()
+    return ("[" + " ,\n\n ".join(lines) + "\n]\n").encode()
+
+
+def write_file(
+    directory: Path, extension: str, rows: Rows, *, before: bytes = b"", behind: bytes = b""
+) -> Path:
+    path = directory / f"rows.{extension}"
+    path.write_bytes(before + content_of(extension, rows) + behind)
+    return path
+
+
+@pytest.mark.usefixtures("from_nothing")
+@pytest.mark.parametrize("before", [b"", BYTE_ORDER_MARK], ids=["plain", "marked"])
+@pytest.mark.parametrize("extension", FORMATS_OF_PLACES)
+def test_the_rows_behind_a_known_place_are_the_file_s(tmp_path: Path, extension: str, before: bytes) -> None:
+    rows = rows_from(600)
+    path = write_file(tmp_path, extension, rows, before=before)
+    for start in (0, 599, 1, 300, 600, 599, 7, 300, 900, 450, 451, 452):
+        assert list(iter_records(path, start=start)) == list(enumerate(rows))[start:]
+    assert len(remembered._known) == 1
+
+
+@pytest.mark.usefixtures("from_nothing")
+@pytest.mark.parametrize("extension", FORMATS_OF_PLACES)
+def test_a_file_that_was_replaced_is_another_one(tmp_path: Path, extension: str) -> None:
+    path = write_file(tmp_path, extension, rows_from(600))
+    was = path.stat()
+    assert len(list(iter_records(path))) == 600
+    # As long, as old, and of other rows: those before 300 are longer by a byte, those behind shorter.
+    changed = rows_from(600)
+    for number in range(300):
+        changed[number]["ground_truth"] += "+"
+        changed[number + 300]["ground_truth"] = changed[number + 300]["ground_truth"][1:]
+    (tmp_path / "beside").mkdir()
+    other = write_file(tmp_path / "beside", extension, changed)
+    os.utime(other, ns=(was.st_atime_ns, was.st_mtime_ns))
+    os.replace(other, path)
+    is_now = path.stat()
+    assert (is_now.st_size, is_now.st_mtime_ns) == (was.st_size, was.st_mtime_ns)
+    assert list(iter_records(path, start=400)) == list(enumerate(changed))[400:]
+
+
+@pytest.mark.usefixtures("from_nothing")
+@pytest.mark.parametrize("extension", FORMATS_OF_PLACES)
+def test_a_file_that_was_rewritten_in_place_is_another_one(tmp_path: Path, extension: str) -> None:
+    path = write_file(tmp_path, extension, rows_from(600))
+    was = path.stat()
+    assert len(list(iter_records(path))) == 600
+    changed = rows_from(600)[::-1]
+    path.write_bytes(content_of(extension, changed).ljust(was.st_size)[: was.st_size])
+    # Its time is set back: that of its last change can not be. A clock tick lies between the two.
+    while path.stat().st_ctime_ns == was.st_ctime_ns:
+        os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+    assert next(iter_records(path, start=400)) == (400, changed[400])
+
+
+def test_a_range_that_ends_before_it_starts_is_refused() -> None:
+    with pytest.raises(OsmosisError, match="'9-3' in rows '1,9-3' ends before it starts"):
+        select_rows(30, limit=None, rows="1,9-3")

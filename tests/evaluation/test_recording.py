@@ -1,0 +1,459 @@
+"""What the files of a run hold: records, previews, the log and the index, without secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from osmosis_ai.datasets import DatasetRow
+from osmosis_ai.driving.attempts import Attempt, AttemptResult
+from osmosis_ai.driving.call_record import RolloutUsage
+from osmosis_ai.driving.classify import Verdict, failed
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.index import IndexEntry, read_index
+from osmosis_ai.evaluation.journal import JournalCorruptionError
+from osmosis_ai.evaluation.journal_chain import opened
+from osmosis_ai.evaluation.local_samples import read_local_samples
+from osmosis_ai.evaluation.previews import PREVIEW_CHARS, Previews, previews_of
+from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.evaluation.recording import record_of
+from osmosis_ai.evaluation.run_log import RunLog, redact_file
+from osmosis_ai.redaction import Redactor
+from osmosis_ai.rollout.types import GraderCompleteRequest, GraderStatus, RolloutSample
+from tests.evaluation.comparison.builders import write_journalled_run
+from tests.evaluation.recorded_runs import append_records
+
+
+def recorded(extra_fields: dict[str, Any], verdict: Verdict) -> TerminalRecord:
+    row = DatasetRow(0, [{"role": "user", "content": "hi"}], "ok", None)
+    sample = RolloutSample(extra_fields=extra_fields)
+    result = AttemptResult(
+        Attempt(row, 0, 0, lambda _: 0),
+        "r1",
+        verdict,
+        RolloutUsage(),
+        1.0,
+        GraderCompleteRequest(status=GraderStatus.SUCCESS, sample=sample),
+    )
+    record = record_of(result, Redactor(["the-secret-key"]))
+    assert TerminalRecord.from_line(record.to_line()) == record
+    return record
+
+
+def test_scores_reasons_and_the_end_of_an_agent_loop_are_kept_and_read_again() -> None:
+    said = {
+        "scores": {"rewards:exact": 1.0, "agent": 0.5},
+        "unscored": {"rewards:judge": "RuntimeError: the-secret-key was refused"},
+        "finish_reason": "max_turns",
+    }
+    record = recorded({"agent_loop": said}, Verdict("success", reward=1.0))
+    assert record.scores == {"rewards:exact": 1.0, "agent": 0.5}
+    assert record.unscored is not None
+    assert list(record.unscored) == ["rewards:judge"]
+    assert "the-secret-key" not in record.unscored["rewards:judge"]
+    assert record.finish_reason == "max_turns"
+    long = {"finish_reason": "the-secret-key " * 999, "unscored": {"a": "x" * 9999}}
+    record = recorded({"agent_loop": long}, Verdict("success", reward=1.0))
+    assert len(record.finish_reason or "") == 200 and "the-secret-key" not in (record.finish_reason or "")
+    assert record.unscored is not None and len(record.unscored["a"]) == 2000
+    assert recorded({"agent_loop": said}, failed("agent_error", "grader", "no judge")).scores is None
+
+
+def test_a_record_fits_an_exchange_however_much_a_rollout_says() -> None:
+    many = {f"function-{number}": 1.0 for number in range(200_000)}
+    why = dict.fromkeys(many, "花" * 2000)
+    said = {"scores": many, "unscored": why, "finish_reason": "x" * 10**6}
+    record = recorded({"agent_loop": said}, Verdict("success", reward=1.0))
+    assert len(record.to_line()) < 256 << 10
+    assert record.scores is not None and list(record.scores)[:2] == ["function-0", "function-1"]
+    assert record.unscored is not None and 5 < len(record.unscored) < 50
+    left_out = 400_000 - len(record.scores) - len(record.unscored)
+    told = (
+        f"Of its scores, and of why there are none, {left_out:,} are not kept: those of a sample have 64 KiB."
+    )
+    assert record.notes == told
+    noted = recorded(
+        {"agent_loop": said, "grader_notes": {"notes": "y" * 2000}}, Verdict("success", reward=1.0)
+    )
+    assert noted.notes is not None and len(noted.notes) == 2000
+    assert noted.notes.startswith("yyy") and noted.notes.endswith("y\n" + told)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        "x",
+        {"scores": [1], "unscored": 3},
+        {"scores": {"a": "1", "b": float("inf")}, "unscored": {"c": 1}},
+    ],
+)
+def test_what_a_users_grader_writes_under_the_same_key_is_no_outcome(said: Any) -> None:
+    record = recorded({"agent_loop": said}, Verdict("success", reward=1.0))
+    assert (record.scores, record.unscored, record.finish_reason) == (None, None, None)
+    assert b"scores" not in record.to_line()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'"scores":[1]',
+        b'"scores":{"a":"1"}',
+        b'"unscored":{"a":1}',
+        b'"finish_reason":3',
+        b'"parts":{"a":"1"}',
+        b'"input":[1]',
+    ],
+)
+def test_a_damaged_line_is_refused(line: bytes) -> None:
+    whole = recorded({}, Verdict("success", reward=1.0)).to_line()
+    with pytest.raises(ValueError, match="cannot be"):
+        TerminalRecord.from_line(b"{" + line + b"," + whole[1:])
+
+
+def test_what_judges_said_and_cost_is_kept_without_secrets() -> None:
+    given = [
+        {"model": "openai/j", "score": 0.5, "explanation": "the-secret-key is " + "x" * 9999},
+        {"model": "openai/j", "error": "too slow", "score": float("nan"), "other": 1},
+    ]
+    said = {"calls": 9, "tokens": 100, "cost_usd": 0.25, "judgements": given * 9}
+    record = recorded({"judge_calls": said}, failed("agent_error", "grader", "broke"))
+    assert (record.judge_calls, record.judge_tokens, record.judge_cost_usd) == (9, 100, 0.25)
+    assert record.judgements is not None and len(record.judgements) == 4
+    first, second = record.judgements[:2]
+    assert first["score"] == 0.5 and len(first["explanation"]) == 2000
+    assert "the-secret-key" not in first["explanation"]
+    assert second == {"model": "openai/j", "error": "too slow"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "mine",
+        {"calls": 0, "tokens": 1},
+        {"calls": -1, "tokens": 1},
+        {"calls": 10**30, "tokens": 1},
+        {"calls": True, "tokens": 1},
+        {"calls": 1, "tokens": 10**30},
+        {"calls": 1, "tokens": None},
+    ],
+)
+def test_what_is_no_count_of_judge_calls_is_read_as_none(said: Any) -> None:
+    record = recorded({"judge_calls": said}, Verdict("success", reward=1.0))
+    assert (record.judge_calls, record.judge_tokens, record.judge_cost_usd, record.judgements) == (None,) * 4
+
+
+def test_what_a_grader_noted_is_kept_without_secrets() -> None:
+    said = {"notes": "the-secret-key \ud800 " + "x" * 1900, "parts": {"the-secret-key": 1, "b": 0.5}}
+    record = recorded({"grader_notes": said}, Verdict("success", reward=1.0))
+    assert record.notes is not None and "the-secret-key" not in record.notes
+    assert record.parts is not None and sorted(record.parts.values()) == [0.5, 1.0]
+    assert "the-secret-key" not in record.parts
+    record = recorded({"grader_notes": {"notes": 3, "parts": {"a": 1}}}, Verdict("success", reward=1.0))
+    assert (record.notes, record.parts) == (None, None)
+
+
+NOTHING = Redactor()
+
+
+def said(role: str, content: Any) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def test_the_first_question_and_the_last_answer_in_words_are_shown_in_a_line() -> None:
+    messages = [
+        said("system", "be brief"),
+        said("user", "  two\n\ttimes   two? "),
+        said("assistant", "four"),
+        said("user", "sure?"),
+        said("assistant", [{"type": "output_text", "text": "yes,"}, {"type": "text", "text": "four"}]),
+        said("assistant", None),
+        said("tool", "42"),
+    ]
+    assert previews_of(messages, NOTHING) == Previews("two times two?", "yes, four")
+
+
+def test_of_an_agent_that_left_nothing_its_prompt_is_shown() -> None:
+    assert previews_of([], NOTHING, prompt=[said("user", "hi")]) == Previews("hi", None)
+    assert previews_of([], NOTHING) == Previews()
+
+
+@pytest.mark.parametrize("odd", [None, 3, {"text": "x"}, [3, {"type": "image"}], "", " \n", [{"text": None}]])
+def test_what_is_no_text_is_passed_over(odd: Any) -> None:
+    shown = previews_of([said("user", odd), said("user", "then"), {"role": odd}], NOTHING)
+    assert shown.input == "then"
+
+
+def test_a_preview_is_160_characters_and_utf_8() -> None:
+    shown = previews_of([said("user", "\ud800" + "x" * 5_000_000)], NOTHING).input
+    assert shown is not None and len(shown) == PREVIEW_CHARS and shown.endswith("x…")
+    assert shown.encode()
+    assert previews_of([said("user", "x" * PREVIEW_CHARS)], NOTHING).input == "x" * PREVIEW_CHARS
+
+
+@pytest.mark.parametrize("before", [0, 150, 500, 4090, 4600])
+def test_a_secret_is_in_no_preview_wherever_it_stands(before: int) -> None:
+    secret = "canary-1234567890"
+    text = "x" + " " * before + secret + " and on " * 3000
+    shown = previews_of([said("user", text), said("assistant", text)], Redactor([secret]))
+    for line in (shown.input, shown.output):
+        assert line is None or "canary" not in line
+
+
+def test_a_line_has_time_level_step_message_and_details(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "logs.txt", Redactor())
+    log.write("server", "two\nlines", level="WARNING", port=80, nothing=None)
+    log.close()
+    line = (tmp_path / "logs.txt").read_text()
+    match = re.fullmatch(r"(\S+Z) WARNING \[server\] two lines (\{.*\})\n", line)
+    assert match
+    assert json.loads(match[2]) == {"port": 80}
+    assert (tmp_path / "logs.txt").stat().st_mode & 0o077 == 0
+
+
+def test_secrets_are_hidden_the_longest_first_wherever_they_are(tmp_path: Path) -> None:
+    seen: list[str] = []
+    redact = Redactor(["tokens", "tokens-and-more"])
+    log = RunLog(tmp_path / "logs.txt", redact, echo=lambda event, hide: seen.append(event.to_line(hide)))
+    log.write("run", "tokens-and-more and tokens", key="x-tokens-and-more")
+    redact.add(["learned later"])
+    log.write("run", "learned later")
+    text = (tmp_path / "logs.txt").read_text()
+    assert "[REDACTED] and [REDACTED]" in text
+    assert seen == text.splitlines()
+    for secret in ("token", "more", "learned"):
+        assert secret not in text + "".join(seen)
+
+
+@pytest.mark.parametrize("value", ["true", "null", "1", "123456", '"kind"', "session ends", '{"complete"'])
+def test_no_value_of_a_secret_makes_a_line_unreadable(value: str, tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "logs.txt", Redactor([value]))
+    log.write("run", "session ends", complete=True, kind=None, dispatched=123456, costs=[1, None])
+    log.close()
+    facts = json.loads("{" + (tmp_path / "logs.txt").read_text().partition("{")[2])
+    assert facts == {"complete": True, "dispatched": 123456, "costs": [1, None]}
+
+
+def test_a_secret_of_several_lines_is_hidden_before_they_become_one(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "logs.txt", Redactor(["begin\nmiddle\nend"]))
+    log.write("run", "key=begin\nmiddle\nend, said the agent", where=tmp_path / "begin\nmiddle\nend")
+    log.close()
+    assert "middle" not in (tmp_path / "logs.txt").read_text()
+
+
+def test_the_parts_of_a_secret_of_several_lines_are_hidden_too() -> None:
+    redact = Redactor(["-----BEGIN\nsecretpart\n-----END"])
+    assert redact.text("x secretpart y") == "x [REDACTED] y"
+
+
+def test_nobody_sees_secrets_in_a_redactors_own_representation() -> None:
+    assert "hunter22" not in repr(Redactor(["hunter22"]))
+
+
+def test_a_log_of_another_process_is_cleaned_without_touching_other_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_bytes(b"key=hunter22\n\xff\xfe kept\n")
+    redact_file(path, Redactor(["hunter22"]))
+    assert path.read_bytes() == b"key=[REDACTED]\n\xff\xfe kept\n"
+    redact_file(tmp_path / "missing.log", Redactor(["hunter22"]))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["server.log"]
+
+
+def test_a_line_that_is_late_never_goes_into_a_file_that_was_opened_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A descriptor that was closed is the next file's: whoever is about to write to it is waited for."""
+    log = RunLog(tmp_path / "logs.txt", Redactor())
+    write, writing, go_on = os.write, threading.Event(), threading.Event()
+
+    def write_late(descriptor: int, line: bytes) -> int:
+        if b" late " in line:
+            writing.set()
+            assert go_on.wait(300)
+        return write(descriptor, line)
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(2) as threads:
+        patch.setattr(os, "write", write_late)
+        late = threads.submit(log.write, "run", "late")
+        try:
+            assert writing.wait(300)
+            closing = threads.submit(log.close)
+            # Where closing does not wait, it is over at once.
+            wait([closing], timeout=0.2)
+            other = (tmp_path / "other").open("wb")
+        finally:
+            go_on.set()
+        late.result(300)
+        closing.result(300)
+    other.close()
+    log.write("run", "too late")
+    assert (tmp_path / "other").read_bytes() == b""
+    assert [line for line in (tmp_path / "logs.txt").read_text().splitlines() if " late {}" in line]
+
+
+def entry(row: int, run: int = 0, **changes: Any) -> bytes:
+    known = {
+        "row_index": row,
+        "run_index": run,
+        "rollout_id": f"{row:016x}{run:016x}",
+        "status": "success",
+        "duration_ms": 7,
+    }
+    return json.dumps({**known, **changes}).encode() + b"\n"
+
+
+def test_entries_come_by_row_and_attempt_whatever_their_order_and_nulls_are_absent() -> None:
+    lines = [
+        entry(1, reward=0.5, tokens=3),
+        entry(0, reward=None, error_type="x" * 100, status="failed", resumed=True),
+    ]
+    first, second = read_index(lines, rows=2, n=1)
+    assert first == IndexEntry(
+        row_index=0,
+        run_index=0,
+        rollout_id="0" * 32,
+        status="failed",
+        duration_ms=7,
+        error_type="x" * 64,
+        resumed=True,
+    )
+    assert (second.reward, second.tokens, second.trajectory_filename) == (0.5, 3, None)
+
+
+def test_a_sample_whose_duration_nobody_noted_is_a_sample() -> None:
+    (only,) = read_index([entry(0, duration_ms=None)], rows=1, n=1)
+    assert only.duration_ms is None
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (entry(7), "line 2 is of row 7, attempt 1, and the run has 2 rows and 1 attempts on each"),
+        (entry(1, run_index=1), "line 2 is of row 1, attempt 2"),
+        (entry(0, rollout_id="f" * 32), "row 0, attempt 1 is there twice"),
+        (entry(1, rollout_id="0" * 32), "two samples have the rollout id"),
+        (entry(1, rollout_id="../../../etc"), "`rollout_id` cannot be"),
+        (entry(1, status="perfect"), "`status` cannot be 'perfect'"),
+        (entry(1, reward="1e9"), "`reward` cannot be '1e9'"),
+        (entry(1, reward=True), "`reward` cannot be 'True'"),
+        (entry(1, reward=float("nan")), "line 2 cannot be read"),
+        (entry(1, duration_ms=-1), "`duration_ms` cannot be"),
+        (entry(1, status=None), "it has no `status`"),
+        (entry(1, tokens=2**40), "`tokens` cannot be"),
+        (entry(1, trajectory_filename="../../x.json"), "`trajectory_filename` cannot be"),
+        (entry(1, error_type="a\nb"), "`error_type` cannot be"),
+        (entry(1)[:-9], "line 2 cannot be read"),
+        (b"[]\n", "it is no JSON object"),
+        (b" " * 70_000 + b"\n", "it is longer than 65536 bytes"),
+    ],
+)
+def test_a_line_that_is_none_is_named(line: bytes, said: str) -> None:
+    with pytest.raises(OsmosisError) as refused:
+        read_index([entry(0), line], rows=2, n=1)
+    assert refused.value.message.startswith("index.jsonl is not that of a complete run: ")
+    assert said in refused.value.message
+
+
+def test_samples_that_are_missing_are_counted_and_the_first_is_named() -> None:
+    with pytest.raises(OsmosisError, match="3 of 4 samples are missing, the first is row 0, attempt 2"):
+        read_index([entry(0)], rows=2, n=2)
+
+
+def test_a_run_directory_gives_its_rows_its_attempts_and_what_it_was_computed_from(tmp_path: Path) -> None:
+    run = read_local_samples(
+        write_journalled_run(
+            tmp_path / "fox",
+            [[1.0, 0.0], [None, 1.0]],
+            provenance={"git_head": "c" * 40, "git_dirty": True, "dataset_name": "multiply"},
+            grader_digest="9" * 64,
+        )
+    )
+    assert (run.name, run.place, run.status, run.unfinished) == ("fox", "local", "finished", None)
+    assert run.row_keys == (f"{0:032x}", f"{1:032x}")
+    assert run.keyed_by == "row_digest"
+    assert run.samples["row"].tolist() == [0, 0, 1, 1]
+    assert run.samples["attempt"].tolist() == [0, 1, 0, 1]
+    np.testing.assert_array_equal(run.samples["reward"], [1.0, 0.0, np.nan, 1.0])
+    assert run.scored.tolist() == [True, True, False, True]
+    assert run.passed.tolist() == [True, False, False, True]
+    assert run.inputs.model == "osmosis/tiny"
+    assert (run.inputs.dataset_name, run.inputs.dataset_sha256) == ("multiply", "d" * 64)
+    assert (run.inputs.commit, run.inputs.dirty, run.inputs.grader_digest) == ("c" * 40, True, "9" * 64)
+    assert (run.inputs.n, run.inputs.seed, run.inputs.selected_rows) == (2, 0, "0-1")
+
+
+def test_a_torn_last_line_is_an_attempt_that_is_pending(tmp_path: Path) -> None:
+    directory = write_journalled_run(tmp_path / "fox", [[1.0], [0.0]])
+    journal = directory / "events.jsonl"
+    journal.write_bytes(journal.read_bytes()[:-5])
+    run = read_local_samples(directory)
+    assert run.status == "incomplete"
+    assert run.unfinished is not None and "1 of 2 attempts are pending" in run.unfinished
+    assert run.samples.size == 1
+
+
+def test_a_retried_attempt_counts_once_as_it_ended_last(tmp_path: Path) -> None:
+    directory = write_journalled_run(tmp_path / "fox", [[1.0], [0.0]])
+    journal = directory / "events.jsonl"
+    append_records(journal, [TerminalRecord(1, 0, "again", "success", 1, reward=1.0, row_digest=f"{1:032x}")])
+    run = read_local_samples(directory)
+    assert run.samples["reward"].tolist() == [1.0, 1.0]
+    assert np.isnan(run.samples["cost_usd"][1])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ((b'"reward":0.0', b'"reward":1.0'), "line 2"),
+        ((b'"row_index":1', b'"row_index":7'), "not part of the run"),
+        ((b'"reward":0.0', b'"reward":1e999'), "infinity"),
+        ((b'"reward":0.0', b'"reward":true'), "`reward` cannot be True"),
+    ],
+)
+def test_a_damaged_journal_is_refused_with_the_place(
+    tmp_path: Path, change: tuple[bytes, bytes], said: str
+) -> None:
+    directory = write_journalled_run(tmp_path / "fox", [[1.0], [0.0]])
+    journal = directory / "events.jsonl"
+    before, after = change
+    assert before in journal.read_bytes()
+    journal.write_bytes(journal.read_bytes().replace(before, after))
+    with pytest.raises(JournalCorruptionError, match=said):
+        read_local_samples(directory)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"n": "four"},
+        {"dataset": {}},
+        {"dataset": {"selected_source_rows": "0-x"}},
+        {"dataset": {"selected_source_rows": "0-99999999999"}},
+    ],
+)
+def test_a_manifest_that_makes_no_sense_is_refused(tmp_path: Path, inputs: dict[str, object]) -> None:
+    directory = write_journalled_run(tmp_path / "fox", [[1.0]], inputs=inputs)
+    with pytest.raises(OsmosisError, match="does not tell which rows"):
+        read_local_samples(directory)
+
+
+def test_a_journal_without_digests_is_refused(tmp_path: Path) -> None:
+    directory = write_journalled_run(tmp_path / "fox", [[1.0]])
+    journal = directory / "events.jsonl"
+    journal.write_bytes(opened(journal.read_bytes())[0])
+    with pytest.raises(JournalCorruptionError, match="damaged at line 1: it has no digest"):
+        read_local_samples(directory)
+
+
+def test_a_result_without_a_row_digest_is_refused(tmp_path: Path) -> None:
+    directory = write_journalled_run(tmp_path / "fox", [[1.0]], digests=[None])
+    with pytest.raises(JournalCorruptionError, match="damaged at line 1: no `row_digest`"):
+        read_local_samples(directory)

@@ -15,7 +15,7 @@ from osmosis_ai.config.decisions import Decisions, decide_file, parse_decisions
 from osmosis_ai.config.execution import ExecutionSection, execution_issues, read_execution
 from osmosis_ai.config.issues import InvalidConfigError
 from osmosis_ai.config.lines import KeyPath, key_lines
-from osmosis_ai.config.release_checks import read_settings, release_issues
+from osmosis_ai.config.settings_checks import read_settings, settings_issues
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.runs.submit.run_request import check_body
@@ -394,7 +394,7 @@ def test_a_platform_refuses_what_a_command_doubts(
     kind: ConfigKind, key: str, value: str, suggestion: str | None
 ) -> None:
     advanced = {"execution": {key: value}}
-    (doubt,) = release_issues({"advanced": advanced}, kind)
+    (doubt,) = settings_issues({"advanced": advanced}, kind)
     _, issues = check_body({"advanced_config": advanced}, kind)
     assert doubt in issues
     assert (doubt.key, doubt.suggestion) == (f"advanced.execution.{key}", suggestion)

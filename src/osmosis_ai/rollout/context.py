@@ -88,7 +88,7 @@ class GraderContext:
 
         Args:
             reward: a finite number.
-            notes: what whoever looks at the sample should know; 2,000 characters of it are kept.
+            notes: shown with the sample; cut to 2,000 characters.
             parts: up to 32 finite numbers that the reward is made of, by names of up to 64 characters.
 
         Raises:

@@ -1,7 +1,7 @@
 """What judges said and cost while a sample was graded, as it travels in the sample's ``extra_fields``.
 
-Whoever asks a judge notes the call here; outside of a grading that does nothing. The key is ours: what a user's
-grader wrote under it stays, and is read as nothing. Importing this costs nothing.
+Every call to a judge is recorded here; outside of grading this does nothing. The key is reserved: a value that a
+user's grader wrote under it is kept and ignored. Importing this costs nothing.
 """
 
 from __future__ import annotations

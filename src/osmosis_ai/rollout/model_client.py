@@ -129,7 +129,7 @@ async def post_shared(
 
 
 async def close_shared_connections() -> None:
-    """Close what the clients of the running event loop send over; a later call opens it anew."""
+    """Close the connections of the running event loop; a later call opens new ones."""
     for transport in _shared.pop(asyncio.get_running_loop(), {}).values():
         await transport.aclose()
 

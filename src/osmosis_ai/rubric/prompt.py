@@ -1,4 +1,4 @@
-"""What a judge reads: a rubric, a range, and quoted data that can not break out of its block.
+"""What a judge reads: a rubric, a range, and quoted data that cannot break out of its block.
 
 The delimiters of a block carry a code drawn for this one call, after the data was written, and drawn again
 if the data should hold it. So no candidate can close its own block or open another, and the data needs no

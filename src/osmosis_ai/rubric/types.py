@@ -48,7 +48,7 @@ class ProviderRequestError(OsmosisError, RuntimeError):
         model: which of its models.
         detail: what went wrong, in the provider's words where it has some; never a key.
         code: the machine-readable class of the error.
-        hint: one extra line that says how to mend it.
+        hint: one extra line that says how to fix it.
 
     Attributes:
         category: the kind of failure, as :mod:`osmosis_ai.llm.errors` names it ("rate_limit", "auth" ...); None

@@ -214,7 +214,7 @@ class AgentTestHooks(Protocol):
         """Rows are being run from now on; ``interrupt`` stops that."""
 
     def row_ended(self, number: int, total: int, result: LocalRunResult) -> None:
-        """Row ``number`` of ``total`` ended; rows are told of in their order."""
+        """Row ``number`` of ``total`` ended; rows are reported in order."""
 
     def ended(self) -> None:
         """Nothing runs any more."""
@@ -285,7 +285,7 @@ def prepare_agent_test(request: AgentTestRequest) -> PreparedAgentTest:
     """Check the options, load the agent, find the rows.
 
     Raises:
-        OsmosisError: naming what is wrong and how to mend it.
+        OsmosisError: says what is wrong and how to fix it.
     """
     from osmosis_ai.evaluation.agent_loop.dataset import DatasetReader
 

@@ -203,7 +203,7 @@ def await_token(
 
     Raises:
         OsmosisError: ``AUTH_REQUIRED`` when the user declined or did not confirm in time.
-        PlatformError: the platform failed, and went on failing.
+        PlatformError: the platform kept failing.
     """
     deadline = clock.monotonic() + _wait_s(authorization)
     interval = min(max(authorization.interval, _SHORTEST_INTERVAL_S), _LONGEST_INTERVAL_S)
@@ -477,7 +477,7 @@ class LogoutPlan:
         platforms: those whose saved login ends.
         directories: those that no longer use the platform.
         damaged: whether the saved logins cannot be read and will be moved aside.
-        env_token_set: whether ``OSMOSIS_TOKEN`` goes on after that.
+        env_token_set: whether ``OSMOSIS_TOKEN`` still signs you in after that.
     """
 
     platform_url: str

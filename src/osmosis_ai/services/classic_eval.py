@@ -102,7 +102,7 @@ class ClassicEvalRequest:
 
     @property
     def completion_params(self) -> dict[str, Any]:
-        """What the agent is told for its calls."""
+        """The sampling parameters of the agent's calls."""
         from osmosis_ai.evaluation.agent_loop.inputs import build_completion_params
 
         return build_completion_params(self.temperature, self.max_tokens)
@@ -163,7 +163,7 @@ def prepare_classic_eval(request: ClassicEvalRequest) -> PreparedClassicEval:
     """Find and check everything that a run needs; starts nothing.
 
     Raises:
-        OsmosisError: naming what is wrong and how to mend it.
+        OsmosisError: says what is wrong and how to fix it.
     """
     from osmosis_ai.config.sections import EvaluationSettings, Experiment
     from osmosis_ai.evaluation.agent_loop.imported_agent import ImportedAgent, imported_files

@@ -24,7 +24,7 @@ from osmosis_ai.workspace.git import read_origin
 from osmosis_ai.workspace.layout import WorkspaceDirectory, find_workspace
 
 Warn = Callable[[str, "str | None"], None]
-"""Takes what the user should hear of although the command goes on: a sentence, and its code."""
+"""Takes a warning that does not stop the command: a sentence and its code."""
 
 NOT_CONNECTED_CODES = ("GIT_REPOSITORY_NOT_CONNECTED", "GIT_SCOPE_HEADER_ACCESS_DENIED")
 _logger = logging.getLogger("osmosis_ai")

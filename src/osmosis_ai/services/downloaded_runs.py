@@ -166,7 +166,7 @@ def numbers_alone(directory: Path) -> Iterator[Path]:
     """Yield a directory that is gone behind the block and has the numbers of a run that came without its samples.
 
     Raises:
-        OsmosisError: not all of them are told, as the hosted service does not, or they are damaged.
+        OsmosisError: some are missing, as in runs of the hosted service, or damaged.
     """
     written = RunDirectory(directory).read_metrics() or {}
     if _counted(written) is None:
@@ -294,7 +294,7 @@ def _told(client: PlatformClient, run_id: str) -> Iterator[EvalSample]:
 
 
 def _filled(lines: Iterable[bytes], told: Iterator[EvalSample], *, text: bool) -> Iterator[bytes]:
-    """Yield the lines of a list of samples with what is told beside; those that are no sample as they are."""
+    """Yield the lines of a list of samples with the platform's details added; other lines unchanged."""
     sample = next(told, None)
     for line in lines:
         listed = _object_in(line)
@@ -318,7 +318,7 @@ def _object_in(line: bytes) -> dict[str, Any]:
 
 
 def _beside(sample: EvalSample, *, text: bool) -> dict[str, Any]:
-    """Return what is told of a run's own sample; what can be no value of its field is left out where the list is read."""
+    """Return the platform's details of a sample; invalid values are left out when the list is read."""
     known = {name: getattr(sample, name) for name in (*_TOLD, *(_TOLD_IN_WORDS if text else ()))}
     took = sample.duration_ms
     known["duration_ms"] = round(took) if took is not None and math.isfinite(took) else None
@@ -344,7 +344,7 @@ class _ListedSamples:
 
 
 def _counted(written: Mapping[str, Any]) -> int | None:
-    """Return how many samples the numbers of a run are of; None where not all of its numbers are told."""
+    """Return how many samples a run's numbers cover; None if some numbers are missing."""
     estimates = Estimates.read(written.get("estimates"))
     if estimates is None or not isinstance(written.get("summary"), dict):
         return None
@@ -432,7 +432,7 @@ def _digest(run_id: str) -> str:
 
 
 def _linked(source: str | Path, target: str | Path) -> None:
-    """Give a file a second name, or copy it where that can not be."""
+    """Hard-link a file, or copy it if that is not possible."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:

@@ -172,7 +172,7 @@ def _untrusted(status: os.stat_result) -> str | None:
 
 
 def _tracked(path: Path) -> str | None:
-    """Return why a file counts as written by whoever writes to the repository: it, or what it links to, is tracked."""
+    """Return why a file counts as part of the repository: it, or the file it links to, is tracked."""
     from osmosis_ai.workspace.git import checkout_root, is_tracked
 
     for place in dict.fromkeys([path.parent.resolve() / path.name, path.resolve()]):

@@ -1,7 +1,7 @@
 """The first steps: logged in, in a workspace, with its repository here, and a task for a coding agent.
 
-Each step looks whether it is done before it does anything, so the same command goes on where it was left. Whoever
-guides the user is asked for what only the user knows; that the user has changed their mind ends it where it is.
+Each step first checks whether it is already done, so running the command again continues where it stopped. The
+caller's ``guide`` is asked for what only the user knows; if the user declines, the quickstart ends there.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class _FirstSteps:
         """Return how far the workspace is once it has a repository.
 
         Raises:
-            PlatformError: the platform refuses, or is away from the beginning or for a minute.
+            PlatformError: the platform refuses, cannot be reached at the start, or is unreachable for a minute.
             OsmosisError: it still has none after :data:`PATIENCE_S`.
         """
         deadline, told, failed = self._clock() + PATIENCE_S, False, 0
@@ -260,7 +260,7 @@ class _FirstSteps:
 
 
 def agent_prompt(intent: Intent, task: str, *, workspace: str, platform_url: str, directory: Path) -> str:
-    """Return what a coding agent is told, to go on from here."""
+    """Return instructions for a coding agent that continues from here."""
     wanted = task or "Ask me what the agent should do before you begin."
     return "\n".join(
         [

@@ -37,7 +37,7 @@ class ReportFile:
 
         Raises:
             ConflictError: it exists, and is not to be overwritten.
-            OsmosisError: it can not be written, or is no name of a file.
+            OsmosisError: it cannot be written, or is not a file name.
         """
         if self.path.name == "-":
             raise OsmosisError(

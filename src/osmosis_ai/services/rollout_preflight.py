@@ -49,7 +49,7 @@ class ImportOutcome:
         file: the rollout's own file that failed, relative to the workspace directory, where that is known.
         line: the line in it.
         details: what a program may want to know.
-        hint: what mends the problem.
+        hint: what fixes the problem.
     """
 
     kind: Literal["imported", "unknown", "late", "failed"]

@@ -474,7 +474,7 @@ def describe_training(directory: Path) -> LocalTraining:
     """Return a training directory with its curves.
 
     Raises:
-        OsmosisError: its manifest can not be read.
+        OsmosisError: its manifest cannot be read.
     """
     from osmosis_ai.viewer.local.training_runs import read_training, training_detail
 
@@ -606,7 +606,7 @@ def show_validation(
 
     Raises:
         NotFoundError: no validation, or no sample, of that kind is kept.
-        OsmosisError: the record of it can not be read.
+        OsmosisError: its record cannot be read.
         PlatformError: the platform has no such run, or does not offer this; or as every call.
     """
     directory = training_directory(reference)
@@ -695,7 +695,7 @@ def report_training(run: LocalTraining | DescribedTraining, report: ReportFile) 
 
     Raises:
         ConflictError: the file exists, and is not to be overwritten.
-        OsmosisError: it can not be written; nothing is left of it then.
+        OsmosisError: it cannot be written; no partial file is left.
     """
     from osmosis_ai.viewer.one_file import write_training_report
 

@@ -144,8 +144,8 @@ def report_run(
 
     Raises:
         ConflictError: the file exists, and is not to be overwritten.
-        OsmosisError: it is no one run that is meant, a limit is set that it can not keep, or the file can not be
-            written; nothing is left of it then.
+        OsmosisError: the reference does not name exactly one run, a limit cannot be kept, or the file cannot be
+            written; no partial file is left.
     """
     from osmosis_ai.services.downloaded_runs import is_downloaded_run
     from osmosis_ai.services.eval_runs.resolver import named_on_platform

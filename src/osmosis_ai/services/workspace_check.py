@@ -41,7 +41,7 @@ _PLACES = "configs are .toml files in configs/eval/, configs/training/ and confi
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing to mend, or to know.
+    """One finding: something to fix, or to know.
 
     Attributes:
         check: ``config``, ``import`` or ``dataset``.

@@ -22,8 +22,8 @@ from osmosis_ai.config.decisions import (
 )
 from osmosis_ai.config.issues import InvalidConfigError, Issue, closest, without_repeats
 from osmosis_ai.config.lines import parse_toml
-from osmosis_ai.config.release_checks import read_settings, release_issues
 from osmosis_ai.config.sections import EvaluationSettings, Experiment, served_agent
+from osmosis_ai.config.settings_checks import read_settings, settings_issues
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import expanded
@@ -175,7 +175,7 @@ def _read(
         issue.key in ("experiment", "experiment.rollout", "experiment.entrypoint") for issue in issues
     ):
         issues += _code_issues(document["experiment"], workspace)
-    doubts = without_repeats(issues, release_issues(document, kind))
+    doubts = without_repeats(issues, settings_issues(document, kind))
     if issues:
         raise InvalidConfigError(kind.name, shown, in_file_order([*issues, *doubts], text))
     return document, {

@@ -68,7 +68,7 @@ class AgentLoopBackend(InProcessBackend):
 
 
 def serve_reference(reference: str) -> None:
-    """Serve the agent that ``module:attribute`` names until the process is told to end.
+    """Serve the agent named by ``module:attribute`` until the process is asked to stop.
 
     Raises:
         OsmosisError: the agent, an eval function or the settings are not what they should be.

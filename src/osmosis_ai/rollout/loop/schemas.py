@@ -134,7 +134,7 @@ class OpenAIFunctionParametersSchema(BaseModel):
 
 
 class OpenAIFunctionSchema(BaseModel):
-    """What a model is told of a function."""
+    """A function as it is described to a model."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -222,7 +222,7 @@ class RolloutRequest(BaseModel):
 
     Attributes:
         rollout_id: 1 to 256 characters.
-        server_url: the controller, which serves the model and is told of the end.
+        server_url: the controller, which serves the model and receives the result.
         messages: the conversation to begin with.
         completion_params: sampling parameters for the agent to pass on.
         metadata: the dataset row's own fields; JSON, up to :func:`get_max_metadata_size_bytes`.

@@ -66,7 +66,7 @@ class RolloutServerSettings(_FromEnvironment):
 
     Attributes:
         max_concurrent_rollouts: rollouts that run at once.
-        max_queued_rollouts: rollouts that wait for a place; who asks for more is told to come again.
+        max_queued_rollouts: rollouts that may wait; further requests are answered with 429 and `Retry-After`.
         record_ttl_seconds: how long a finished rollout is remembered, so that its request can be repeated.
         cleanup_interval_seconds: how often what is older is forgotten.
         request_timeout_seconds: how long a request to the server may take to arrive.

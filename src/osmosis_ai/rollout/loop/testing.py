@@ -64,7 +64,7 @@ def create_mock_trainer_app(
     """Return a controller that calls ``add`` when a user wants to calculate, and says OK otherwise.
 
     Args:
-        tracker: told of every rollout that ends.
+        tracker: called with every rollout that ends.
         tool_call_generator: decides on the tool calls for the last message instead.
 
     Raises:

@@ -48,7 +48,7 @@ class ValidationResult:
 
     Attributes:
         valid: whether there is no error.
-        errors: what has to be mended.
+        errors: what has to be fixed.
         warnings: what is suspicious.
         agent_name: the agent's name, where it has one.
         tool_count: how many tools it offers.

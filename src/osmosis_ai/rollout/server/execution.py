@@ -1,9 +1,9 @@
 """One admitted rollout, from its start to its archive: exactly one terminal report per channel.
 
-Reports go out in order, the workflow's before the grader's, and always as they happened. A
-controller that is away delays them; it never turns a reward into a failure. The conversation lies on
-the disk before the report that ends the rollout goes out: once that is acknowledged, nothing is lost
-whatever happens to this process.
+Reports go out in order, the workflow's before the grader's, and always as they happened. An
+unreachable controller delays them; it never turns a reward into a failure. The conversation is on
+disk before the final report is sent: once that is acknowledged, nothing is lost even if this process
+dies.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """``trajectory.json`` and ``diagnostics.json``: written once, whole, and never at a rollout's expense.
 
 A reader that polls for the file sees all of it or none: it is written under another name in the
-rollout's own directory and renamed. It lies there under that name before the result is reported, so
-that a server killed once its report is acknowledged has lost nothing: whoever reads after its end
-finds the whole conversation. It is not flushed to the disk; the controller's journal is what makes a
-result durable.
+rollout's own directory and renamed. It is there before the result is reported, so a server that is
+killed after its report was acknowledged has lost nothing: the whole conversation can be read. It is
+not flushed to disk; the controller's journal makes a result durable.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class RolloutArchive:
 
         Args:
             result: the rollout's best result so far.
-            report: what the controller has told of the model calls so far.
+            report: the model calls reported by the controller so far.
         """
         if result is None or (self._kept and self._kept[0] is result and self._kept[1] == report):
             return

@@ -36,7 +36,7 @@ def compare(
         report: the file that the comparison is also written into.
 
     Raises:
-        OsmosisError: a run is nowhere or may not be compared, as :func:`compare_runs`, or the report can not be written.
+        OsmosisError: a run is not found or cannot be compared (see :func:`compare_runs`), or the report cannot be written.
     """
     first, *others = find_runs([baseline, *candidates], client=client, start=start)
     if options.reward_range is None:

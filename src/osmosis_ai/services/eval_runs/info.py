@@ -576,10 +576,10 @@ class SeenEvaluation:
 
 
 class WorkPace:
-    """How long somebody has worked on a run since that was first seen, and what they have finished meanwhile.
+    """How long workers have worked on a run since it was first seen, and what they finished in that time.
 
-    Invariant: no time counts in which the run waits. That a worker is gone is told some time after it is: what
-    passed since something was last finished is then taken back.
+    Waiting time does not count. A lost worker is noticed late, so the time since the last finished sample is then
+    subtracted.
 
     Args:
         clock: monotonic seconds.

@@ -30,7 +30,7 @@ class LocalRuns:
     Attributes:
         total: how many there are.
         unreadable: the names of directories that this user may not read.
-        archived: the names of those that `--fresh` has put aside, which are not among them, the newest first.
+        archived: names of the runs that `--fresh` has archived, newest first; they are not in the list.
     """
 
     items: Sequence[RunEntry]

@@ -184,7 +184,7 @@ def prepare_eval_run(
         fetching: opens a display when a dataset of the platform has to be downloaded.
 
     Raises:
-        OsmosisError: naming what is wrong and how to mend it.
+        OsmosisError: says what is wrong and how to fix it.
     """
     from osmosis_ai.datasets import count_records, file_digest, select_rows
     from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec, keeps_previews
@@ -288,7 +288,7 @@ def _rollout(workspace: WorkspaceDirectory, config: EvalConfig, request: EvalRun
     """Return the agent that a config names: a directory here, or one that is served elsewhere.
 
     Raises:
-        OsmosisError: there is no such directory, no agent can be served there, or it can not be held back.
+        OsmosisError: there is no such directory, no agent can be served there, or it cannot be isolated.
     """
     from osmosis_ai.config.sections import served_agent
     from osmosis_ai.evaluation.rollout_source import ProjectSource

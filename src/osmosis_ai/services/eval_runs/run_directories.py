@@ -1,4 +1,4 @@
-"""The directories of this machine's runs: those of a workspace, the newest first, and those that `--fresh` has put aside."""
+"""The run directories of a workspace on this machine, and those that `--fresh` has archived."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def workspace_of_runs(start: Path | None) -> WorkspaceDirectory:
 
 
 def newest_runs(root: Path) -> list[Path]:
-    """Return the run directories of the workspace, the newest first; none that were put aside."""
+    """Return the run directories of the workspace, newest first, without archived ones."""
     return [directory for directory in _dated(root) if not is_archive(directory.name)]
 
 
 def archived_names(root: Path) -> list[str]:
-    """Return the names of the runs that `--fresh` has put aside, the newest first; each is a run's name like any other."""
+    """Return the names of the runs that `--fresh` has archived, newest first."""
     return [directory.name for directory in _dated(root) if is_archive(directory.name)]
 
 

@@ -261,7 +261,7 @@ class PlatformConversations:
             yield told_entry(each, self._threshold)
 
     def _note_extent(self) -> None:
-        """Note of a retry that what is read is of it alone: the run that it is of goes on having all."""
+        """Say of a retry that only its own samples are shown; the original run has all of them."""
         original = self._retry_of
         if original is None:
             return
@@ -519,7 +519,7 @@ def show(
 
     Raises:
         NotFoundError: there is no such run, or no sample of the row and attempt that were named.
-        OsmosisError: a run can not be read.
+        OsmosisError: a run cannot be read.
     """
     with ExitStack() as held:
         run = _opened(reference, client, start, held)

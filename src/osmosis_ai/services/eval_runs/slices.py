@@ -54,8 +54,8 @@ def platform_slices(client: PlatformClient, name: str, columns: Sequence[str]) -
 
     Raises:
         PlatformError: no such run, or as every call.
-        OsmosisError: the platform does not tell single attempts, the dataset can not be had as the run used it, or a
-            column can not be sliced by.
+        OsmosisError: the platform does not list single attempts, the dataset is no longer the one the run used, or
+            the run cannot be sliced by a column.
     """
     from osmosis_ai.evaluation.comparison.run_samples import run_slices
     from osmosis_ai.services.eval_runs.resolver import find_run_samples

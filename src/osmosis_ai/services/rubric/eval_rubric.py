@@ -301,7 +301,7 @@ def prepare_rubric(
         reading: told how many records were read.
 
     Raises:
-        OsmosisError: naming what is wrong and how to mend it.
+        OsmosisError: says what is wrong and how to fix it.
     """
     from osmosis_ai.rubric.baseline import read_baseline
     from osmosis_ai.rubric.records import RecordIndex, RecordRules, require_file

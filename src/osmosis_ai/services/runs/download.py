@@ -2,7 +2,7 @@
 
 The platform's list of files is a wish: a path that leads anywhere else, through a link or by its name, is
 counted as a failure and never written. What is there with the right size is left alone, so the same command
-goes on where an earlier one ended.
+continues where an earlier one ended.
 """
 
 from __future__ import annotations

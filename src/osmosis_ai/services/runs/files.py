@@ -29,7 +29,7 @@ class FileLayout:
     Attributes:
         key: what results call a run of the kind.
         noun: what people call it.
-        follow: the command that shows such a run while it goes on.
+        follow: the command that follows such a run.
         patterns: what the files of each type are called.
         reserved: names that a platform keeps for itself.
         by_name: the types that `all` leaves out, as not every platform has them.

@@ -178,7 +178,7 @@ def watch_run(
     tell: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[SeenT]:
-    """Yield how a run stands until it has ended; a platform that is away for a while is waited for.
+    """Yield the state of a run until it has ended; keep trying while the platform is briefly unreachable.
 
     Args:
         look: asks how the run stands.

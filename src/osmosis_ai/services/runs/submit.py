@@ -257,7 +257,7 @@ def prepare_submission(
         tell: takes what takes a moment.
 
     Raises:
-        OsmosisError: naming what is wrong and how to mend it.
+        OsmosisError: says what is wrong and how to fix it.
     """
     from osmosis_ai.redaction import exposure_warnings
     from osmosis_ai.services.runs.secrets import (

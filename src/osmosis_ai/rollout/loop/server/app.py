@@ -60,7 +60,7 @@ def create_app(
         on_startup: called before the first request.
         on_shutdown: called when no rollout runs any more.
         public_host: how the platform reaches this server; asked of the network when it binds to every address.
-        say: takes what is told of the registration.
+        say: called with messages about the registration.
 
     Raises:
         ImportError: when the `server` extra is not installed.

@@ -39,7 +39,7 @@ SHUTDOWN_CONNECT_TIMEOUT_S = 1.5
 """How long such a server tries to connect, in seconds: long enough for one lost packet to be sent again."""
 
 LONGEST_ERROR_MESSAGE = 4000
-"""How many characters of an error the controller is told."""
+"""How many characters of an error are sent to the controller."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _ASKED_TO_WAIT = frozenset({408, 425, 429})
@@ -47,7 +47,7 @@ _ASKED_TO_WAIT = frozenset({408, 425, 429})
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a rollout ended, as the controller is told."""
+    """How a rollout ended, as sent to the controller."""
 
     status: str
     final_messages: list[dict[str, Any]]

@@ -34,7 +34,7 @@ _WITHDRAWAL_CONNECT_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True)
 class Registration:
-    """What a platform is told.
+    """What is sent to a platform.
 
     Attributes:
         credentials: the login.

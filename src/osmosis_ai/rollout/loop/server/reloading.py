@@ -1,4 +1,4 @@
-"""The application in the process that is started again whenever a file changes: the agent is imported anew."""
+"""The application in the process that restarts when a file changes: it imports the agent again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ReloadedApp(BaseModel):
 
     Attributes:
         module: ``module:attribute`` of the agent.
-        registers: whether the platform is told, with the login that is found there.
+        registers: whether to register with the platform, with the login found there.
     """
 
     module: str

@@ -30,7 +30,7 @@ def add_routes(app: FastAPI, state: AppState, admission: RolloutAdmission, api_k
 
     Args:
         app: gets them.
-        state: is told of by the health endpoints.
+        state: reported by the health endpoints.
         admission: takes the requests for rollouts.
         api_key: what callers must send, None when they need not.
     """

@@ -93,7 +93,7 @@ class AgentServer:
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return what whoever starts it should know, the key among it when it was made here."""
+        """Return what to print at start, including the key if it was generated here."""
         key = "(provided)" if self.api_key and not self.generated_key else self.api_key
         facts = [
             ("Agent", self.agent.name),
@@ -112,7 +112,7 @@ class AgentServer:
         """Serve until a signal asks to end; rollouts that still run are then reported as failed.
 
         Args:
-            say: is told how the registration went.
+            say: called with the outcome of the registration.
         """
         import uvicorn
 

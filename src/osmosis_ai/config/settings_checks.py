@@ -1,7 +1,7 @@
-"""What this release has against a config beyond the rules of every platform, and what its trainer reads in one.
+"""What this release's trainer reads in a training config, and what it has against one.
 
-Light: whoever reads a config or a submit checks it with this, and no model is loaded. A key of ``[advanced]`` that
-looks like a misspelling of one of ours is a mistake; any other unknown one is for another trainer and has no effect.
+Importing this loads no model. A key of ``[advanced]`` that looks like a misspelling of one of ours is an error; any
+other unknown key is for another trainer and has no effect.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def read_settings(
     return settings
 
 
-def release_issues(document: Mapping[str, Any], kind: ConfigKind) -> list[Issue]:
+def settings_issues(document: Mapping[str, Any], kind: ConfigKind) -> list[Issue]:
     """Return everything this release would refuse in a config beyond the rules of every platform, by its text."""
     model_path = model_path_of(document)
     unknown = unknown_built_in(model_path) if model_path is not None else None

@@ -28,12 +28,14 @@ def test_nothing_stays_of_a_session_that_was_killed(tmp_path: Path, monkeypatch:
     python = warm_python()
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with subprocess.Popen([python, "-c", STARTED], cwd=ROOT, stdout=subprocess.PIPE, text=True) as session:
-        assert session.stdout is not None
-        directory = Path(session.stdout.readline().strip())
-        assert directory.parent == tmp_path and (directory / "owner").read_text().split()[0].isdigit()
-        remove_left(tmp_path)
-        assert (directory / "python").exists(), "whoever started it is there"
-        session.kill()
+        try:
+            assert session.stdout is not None
+            directory = Path(session.stdout.readline().strip())
+            assert directory.parent == tmp_path and (directory / "owner").read_text().split()[0].isdigit()
+            remove_left(tmp_path)
+            assert (directory / "python").exists(), "the session that started it is still there"
+        finally:
+            session.kill()
     by = time.monotonic() + 60
     while directory.exists() and time.monotonic() < by:
         time.sleep(0.01)

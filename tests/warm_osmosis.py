@@ -297,6 +297,8 @@ def become(wish: dict[str, Any], files: list[int]) -> NoReturn:
     _take_limits(wish["pid"])
     os.environ.clear()
     os.environ.update({os.fsdecode(name): os.fsdecode(value) for name, value in wish["env"].items()})
+    if "tempfile" in sys.modules:
+        sys.modules["tempfile"].tempdir = None  # chosen by TMPDIR, as in a new process
     os.chdir(wish["cwd"])
     os.umask(wish["umask"])
     time.tzset()

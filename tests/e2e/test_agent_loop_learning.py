@@ -18,7 +18,7 @@ from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.evaluation.conversation import read_conversation
 from osmosis_ai.evaluation.spec import DatasetInput
-from osmosis_ai.training.runs.metrics import VALIDATION_REWARD, StepRecord, series
+from osmosis_ai.training.runs.metrics import VALIDATION_REWARD, StepRecord
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import Trainer
 from osmosis_ai.training.runs.validation import ValidationPlan
@@ -100,17 +100,3 @@ def assert_validation_can_be_looked_at(run_dir: Path, last: StepRecord) -> None:
             run_dir.name, record.row_index, record.run_index, max_bytes=1 << 20
         )
         assert stored.content is not None and read_conversation(stored.content).reward == record.reward
-
-
-@pytest.mark.nightly
-async def test_a_loop_learns_to_multiply_as_well_as_its_workflow_twin(
-    tmp_path: Path, rollout_dir: Path
-) -> None:
-    learned = []
-    for entrypoint in TWINS:
-        records = await train(
-            tmp_path / "run" / entrypoint, rollout_dir, entrypoint, rows=100, max_steps=12, eval_interval=12
-        )
-        learned.append(dict(series(records, VALIDATION_REWARD))[12])
-    assert min(learned) >= 0.8
-    assert abs(learned[0] - learned[1]) <= 0.1

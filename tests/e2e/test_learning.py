@@ -5,9 +5,9 @@ with every token recorded, the learner. The rollout is the sample one, which als
 wrong answers (`quoting_agent.py`), as conversations with several agents do: without that, a learner that
 ignores the mask would learn all the same, only slower.
 
-The broken learners are put in through the trainer's own seam (``make_learner``) and run under the same
-settings, seed and margin. What the comparison of learner and server would refuse at the very first step
-is let through for that; the last tests leave the comparison on.
+The broken learners are put in through the trainer's own seam (``make_learner``); the comparison of learner and
+server finds them before they do harm. What they would do without it, tests/training/learner/test_learning_is_real.py
+tries on the learner alone.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ DATASET = WORKSPACE / "data" / "multiply_train.jsonl"
 SEED = 0
 HELD_OUT_ROWS = 100
 # By how much the mean reward on held-out rows must rise. Measured after 12 steps with the seeds 0, 1 and 2: 0.63,
-# 0.50, 0.60. Of the broken learners the mildest two reach 0.37, 0.10, 0.25 (LogShifted) and 0.24, 0.32, 0.14
-# (EverythingSampled); the others make it worse. The standard error of a difference is about 0.06.
+# 0.50, 0.60. The standard error of a difference is about 0.06.
 STEPS, MARGIN = 12, 0.44
 # 8 prompts x 8 attempts a step, and a learning rate that shows something within a few of them.
 SETTINGS: dict[str, Any] = {
@@ -63,17 +62,6 @@ SETTINGS: dict[str, Any] = {
     "max_steps": STEPS,
     "seed": SEED,
 }
-UNGUARDED = {"logprob_gap_limit": 1e9}
-
-
-class SignFlipped(Learner):
-    """Makes likely what did worse than its group."""
-
-    def step(
-        self, sequences: Sequence[Any], advantages: Sequence[float], *, policy_version: int | None = None
-    ) -> StepMetrics:
-        flipped = [-advantage for advantage in advantages]
-        return super().step(sequences, flipped, policy_version=policy_version)
 
 
 def without_mask(sequences: Sequence[TokenSequence], version: int) -> list[TokenSequence]:
@@ -84,25 +72,8 @@ def without_mask(sequences: Sequence[TokenSequence], version: int) -> list[Token
     ]
 
 
-class MaskDropped(Learner):
-    """Takes everything for sampled: questions, tool replies, the template.
-
-    It belongs to a server with the same fault, which records what the policy gives those tokens too.
-    """
-
-    def step(
-        self, sequences: Sequence[Any], advantages: Sequence[float], *, policy_version: int | None = None
-    ) -> StepMetrics:
-        unmasked = without_mask(sequences, self.updates)
-        filled = [
-            replace(sequence, logprobs=logprobs)
-            for sequence, logprobs in zip(unmasked, self.logprobs(unmasked), strict=True)
-        ]
-        return super().step(filled, advantages, policy_version=policy_version)
-
-
 class EverythingSampled(Learner):
-    """As :class:`MaskDropped`, with a server that is right: it knows no probability of those tokens."""
+    """Takes everything for sampled: questions, tool replies, the template; the server knows no probability of those."""
 
     def step(
         self, sequences: Sequence[Any], advantages: Sequence[float], *, policy_version: int | None = None
@@ -259,15 +230,6 @@ async def test_on_policy_a_run_is_the_same_to_the_bit_for_the_same_seed(tmp_path
         adapters.append(weights.read_bytes())
     assert curves[0] == curves[1] != curves[2]
     assert adapters[0] == adapters[1] != adapters[2]
-
-
-# The comparison of learner and server, below, finds the last three before they do harm; the first is tried on
-# the learner alone, in tests/training/learner/test_learning_is_real.py, every time.
-@pytest.mark.nightly
-@pytest.mark.parametrize("broken", [MaskDropped, SignFlipped, EverythingSampled, LogprobsShifted, LogShifted])
-async def test_a_broken_learner_does_not_reach_the_margin(broken, tmp_path, rollout_dir):
-    summary = await trainer(tmp_path / "run", rollout_dir, broken, **UNGUARDED).run()
-    assert gain(summary.records) < MARGIN
 
 
 @pytest.mark.parametrize(

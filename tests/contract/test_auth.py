@@ -159,8 +159,3 @@ def test_workspaces(client: PlatformClient, wire: Wire) -> None:
     assert first.connected_repo is not None and first.connected_repo.repo_full_name == "fern/maze"
     assert (first.role, second.connected_repo, third.role) == ("owner", None, None)
     assert "x-osmosis-git" not in wire.headers
-
-
-def test_no_workspaces(client: PlatformClient, wire: Wire) -> None:
-    wire.answers("GET", "/api/cli/workspaces", '{"workspaces": []}')
-    assert client.workspaces.list().workspaces == []

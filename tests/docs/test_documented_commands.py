@@ -27,10 +27,10 @@ from pathlib import Path
 
 import pytest
 from tests.docs.test_guides import PAGES as GUIDES
+from tests.e2e.agent_workspace import copy_sample_workspace
 from tests.warm_osmosis import warm_osmosis
 
 from osmosis_ai.cli.main import main
-from osmosis_ai.workspace.samples import copy_sample_workspace
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]

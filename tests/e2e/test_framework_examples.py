@@ -16,9 +16,7 @@ from tests.standin_model import Reply, StandInModel
 
 pytestmark = pytest.mark.e2e
 
-REPOSITORY = Path(__file__).parents[2]
-EXAMPLES = REPOSITORY / "examples"
-TRAINING_ROWS = REPOSITORY / "data" / "multiply_train.jsonl"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 AGENTS = ("openai-agents", "strands", "command")
 ROWS = [("Compute 6 * 7.", "42"), ("What is 8 times 9?", "72"), ("Compute 5 * 5.", "26")]
 
@@ -94,33 +92,19 @@ def test_an_agent_calls_its_tool_is_graded_and_its_conversation_is_archived_with
 @pytest.mark.slow
 async def test_a_plain_script_is_trained_on_the_tokens_of_its_calls(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from osmosis_ai.config.training import TrainingSettings
-    from osmosis_ai.datasets import file_digest
-    from osmosis_ai.evaluation.spec import DatasetInput
-    from osmosis_ai.training.runs.spec import TrainingSpec
-    from osmosis_ai.training.runs.trainer import Trainer
-    from osmosis_ai.training.runs.validation import ValidationPlan
+    from tests.e2e.training import trainer
 
     rollout = shutil.copytree(EXAMPLES / "command", tmp_path / "command")
-    settings = TrainingSettings(
-        rollout_batch_size=2,
-        n_samples_per_prompt=2,
-        max_steps=1,
-        max_prompt_length=512,
-        max_response_length=512,
-        agent_workflow_timeout_s=120.0,
-        grader_timeout_s=120.0,
-    )
-    dataset = DatasetInput(TRAINING_ROWS, "multiply_train", file_digest(TRAINING_ROWS), "workspace")
-    spec = TrainingSpec(
-        settings=settings,
-        model_path="osmosis/tiny",
-        dataset=dataset,
-        rollout_dir=rollout,
-        entrypoint="main.py",
-        validation=ValidationPlan(max_rows=1),
-        device="cpu",
-    )
-    *_, step = (await Trainer(spec, tmp_path / "run").run()).records
+    settings = {
+        "rollout_batch_size": 2,
+        "n_samples_per_prompt": 2,
+        "max_steps": 1,
+        "max_prompt_length": 512,
+        "max_response_length": 512,
+        "agent_workflow_timeout_s": 120.0,
+        "grader_timeout_s": 120.0,
+    }
+    run = trainer(tmp_path / "run", settings, validated=1, rollout_dir=rollout, entrypoint="main.py")
+    *_, step = (await run.run()).records
     assert (step.metrics["rollout/samples"], step.metrics["rollout/unscored"]) == (4, 0)
     assert step.metrics["train/tokens"] > 0 and step.metrics["train/logprob_gap_max"] < 1e-3

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.workspace.samples import copy_sample_workspace
+from tests.e2e.agent_workspace import copy_sample_workspace
 from tests.e2e.kill_plan import after, plan_of_kills, seed_of_kills, sizes
 from tests.e2e.platform_process import ROLLOUT_SERVER, Kill, processes
 from tests.e2e.test_demo_platform import numbers

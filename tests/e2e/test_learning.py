@@ -24,25 +24,19 @@ import pytest
 pytest.importorskip("torch")
 
 import osmosis_ai.training.learner.forward_backward as passes_module
-from osmosis_ai.config.training import TrainingSettings
-from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.training.learner.learner import Learner
 from osmosis_ai.training.learner.step_metrics import StepMetrics
 from osmosis_ai.training.objective.batches import MicroBatch, TrainingRow, collate
 from osmosis_ai.training.objective.sequences import TokenSequence
 from osmosis_ai.training.runs.hooks import SamplingProgress, TrainingHooks
 from osmosis_ai.training.runs.metrics import VALIDATION_REWARD, StepRecord, read_history, series
-from osmosis_ai.training.runs.spec import TrainingSpec
-from osmosis_ai.training.runs.trainer import Trainer
-from osmosis_ai.training.runs.validation import ValidationPlan
+from tests.e2e.training import WORKSPACE
+from tests.e2e.training import trainer as make_trainer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.usefixtures("warm_children")]
 
-WORKSPACE = Path(__file__).parents[2]
 QUOTING_AGENT = Path(__file__).with_name("quoting_agent.py")
-DATASET = WORKSPACE / "data" / "multiply_train.jsonl"
 
 SEED = 0
 HELD_OUT_ROWS = 100
@@ -164,18 +158,15 @@ def trainer(
     held_out: int = HELD_OUT_ROWS,
     hooks: TrainingHooks | None = None,
     **changes: Any,
-) -> Trainer:
-    spec = TrainingSpec(
-        settings=TrainingSettings(**{**SETTINGS, **changes}),
-        model_path="osmosis/tiny",
-        dataset=DatasetInput(DATASET, "multiply_train", file_digest(DATASET), "workspace"),
+) -> Any:
+    return make_trainer(
+        run_dir,
+        {**SETTINGS, **changes},
+        hooks,
+        validated=held_out,
         rollout_dir=rollout_dir,
         entrypoint=QUOTING_AGENT.name,
-        validation=ValidationPlan(max_rows=held_out),
-        device="cpu",
-    )
-    return Trainer(
-        spec, run_dir, hooks, make_learner=lambda spec: learner(spec.model_path, spec.settings, spec.device)
+        make_learner=lambda spec: learner(spec.model_path, spec.settings, spec.device),
     )
 
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from osmosis_ai.services.demo import prepare_scratch
 from tests.e2e.gate import Gate
+from tests.e2e.platform_checkout import prepare_scratch
 from tests.e2e.platform_process import Kill, Platform, Run
 from tests.e2e.test_demo_platform import numbers, samples
 from tests.e2e.test_platform_kill import published

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.services.demo import prepare_scratch
-from tests.e2e.platform_checkout import Outcome, World, run, running, said
+from tests.e2e.platform_checkout import Outcome, World, prepare_scratch, run, running, said
 from tests.full_disk import NO_CACHED_CODE, limit_files
 
 pytestmark = pytest.mark.e2e

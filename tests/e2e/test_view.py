@@ -14,7 +14,7 @@ import httpx
 import pytest
 from httpx_sse import EventSource
 
-from osmosis_ai.workspace.samples import copy_sample_workspace
+from tests.e2e.agent_workspace import copy_sample_workspace
 from tests.e2e.turnstile import Turnstile
 from tests.warm_osmosis import warm_osmosis
 

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import pytest
 
 from osmosis_ai.cli.application import NARRATE_ENV
-from osmosis_ai.services.demo import Scratch, prepare_scratch
 from tests.e2e.gate import Gate
+from tests.e2e.platform_checkout import Scratch, prepare_scratch
 from tests.e2e.platform_process import (
     PATIENT_WORKER,
     ROLLOUT_SERVER,

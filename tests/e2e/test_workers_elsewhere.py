@@ -213,6 +213,21 @@ def test_sigterm_puts_a_run_aside_with_all_it_has_and_another_machine_goes_on(
     assert samples(run.results) == samples(calm.results)
 
 
+def test_a_run_that_is_stopped_while_a_machine_works_on_it_keeps_what_was_finished(
+    platform: Platform, gate: Gate
+) -> None:
+    run = platform.submit(CONFIG)
+    gate.close(after=ASKS)
+    machine = Machine(platform, "stopped", "--once", **SEES_GATE)
+    under_way(platform, machine, run, 10)
+    assert platform.command("eval", "stop", run.name, "--yes")["status"] == "success"
+    status, _, err = machine.end()
+    assert status == 0, err
+    assert platform.command("eval", "info", run.name)["data"]["eval_run"]["status"] == "stopped"
+    platform.command("eval", "download", run.name)
+    assert 10 <= len(samples(run.results)) < ROWS * ATTEMPTS
+
+
 def await_pending(process: int, number: signal.Signals) -> None:
     """Wait until a stopped process has been sent a signal."""
     deadline = time.monotonic() + 300

@@ -116,18 +116,9 @@ def test_a_name_that_only_type_checkers_see_hides_no_other() -> None:
     ("signature", "problem"),
     [
         ("()", "it has 0 parameter(s), and at least 3 are needed"),
-        ("(solution_str: str, ground_truth: str)", "it has 2 parameter(s)"),
-        (
-            "(solution: str, ground_truth: str, extra_info: dict = None)",
-            "parameter 1 is called `solution`, not `solution_str`",
-        ),
         (
             "(self, solution_str: str, ground_truth: str, extra_info: dict = None)",
             "parameter 1 is called `self`",
-        ),
-        (
-            "(solution_str: str, truth: str, extra_info: dict = None)",
-            "parameter 2 is called `truth`, not `ground_truth`",
         ),
         (
             "(solution_str: str, ground_truth: str, info: dict = None)",
@@ -142,30 +133,17 @@ def test_a_name_that_only_type_checkers_see_hides_no_other() -> None:
             "`solution_str` is annotated as `bytes`, not `str`",
         ),
         (
-            "(solution_str: str, ground_truth: int, extra_info: dict = None)",
-            "`ground_truth` is annotated as `int`, not `str`",
-        ),
-        (
             "(solution_str: str, ground_truth: Optional[str], extra_info: dict = None)",
             "`ground_truth` is annotated as `Optional[str]`",
-        ),
-        (
-            "(solution_str: str, ground_truth: str, extra_info: list = None)",
-            "`extra_info` is annotated as `list`, not `dict`",
         ),
         (
             "(solution_str: str, ground_truth: str, extra_info: dict | str = None)",
             "`extra_info` is annotated as",
         ),
-        ("(solution_str: str, ground_truth: str, extra_info: None = None)", "`extra_info` is annotated as"),
         ("(solution_str: str, ground_truth: str, extra_info: dict)", "`extra_info` needs a default"),
         (
             "(solution_str: str, /, ground_truth: str, extra_info: dict = None)",
             "`solution_str` cannot be passed by its name",
-        ),
-        (
-            "(solution_str: 'Nowhere', ground_truth: str, extra_info: dict = None)",
-            "`solution_str` is annotated as `Nowhere`",
         ),
     ],
 )
@@ -291,14 +269,12 @@ def test_overrides_are_merged_into_the_judges_configuration() -> None:
             {"model": 5},
             "`extra_info['model']` must be a non-empty string: the provider's model, for instance 'gpt-5-mini'; it is of type int",
         ),
-        ({"rubric": ""}, "`extra_info['rubric']` must be a non-empty string"),
         (
             {"api_key_env": None},
             'needs `api_key` or `api_key_env`, for instance "api_key_env": "OPENAI_API_KEY"',
         ),
         ({"api_key": 12345}, "`extra_info['api_key']` must be a string; it is of type int"),
         ({"system_prompt": ["x"]}, "`extra_info['system_prompt']` must be a string"),
-        ({"score_min": "0"}, "`extra_info['score_min']` must be a number"),
         ({"score_max": True}, "`extra_info['score_max']` must be a number; it is of type bool"),
         ({"score_min": 2}, "`score_max` (1.0) must be greater than `score_min` (2)"),
         ({"score_max": math.inf}, "both finite"),
@@ -387,10 +363,8 @@ def test_extra_info_that_names_no_judge_reaches_the_function_as_it_is(extra_info
     ("extra_info", "words"),
     [
         ({"rubric": " "}, "`extra_info['rubric']` must be a non-empty string"),
-        ({"score_max": "5"}, "`extra_info['score_max']` must be a number"),
         ({"score_min": 2}, "must be greater than"),
         ({"provider": "openai"}, "`extra_info['model']` must be a non-empty string"),
-        ({"api_key_env": "MINE"}, "`extra_info['provider']` must be a non-empty string"),
         ({"model_info_overrides": {"model": "m"}}, "`extra_info['provider']` must be a non-empty string"),
     ],
 )
@@ -427,7 +401,6 @@ def test_a_rubric_function_may_be_written_in_every_usual_way(
 @pytest.mark.parametrize(
     ("signature", "problem"),
     [
-        ("(solution_str: str, ground_truth: str)", "it has 2 parameter(s)"),
         ("(solution_str: str, ground_truth: str, info: dict)", "parameter 3 is called `info`"),
         ("(solution_str: str | None, ground_truth: str, extra_info: dict)", "`solution_str` is annotated as"),
         ("(solution_str: str, ground_truth: int | None, extra_info: dict)", "`ground_truth` is annotated as"),
@@ -438,10 +411,6 @@ def test_a_rubric_function_may_be_written_in_every_usual_way(
         (
             "(solution_str: str = '', ground_truth: str = '', extra_info: dict = None)",
             "`solution_str` must have no default",
-        ),
-        (
-            "(solution_str: str, ground_truth: str = None, extra_info: dict = None)",
-            "`ground_truth` must have no default",
         ),
     ],
 )

@@ -4,9 +4,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from osmosis_ai.api.client import PlatformClient
-from osmosis_ai.api.http_errors import PlatformError
-from tests.contract.conftest import BASE, Wire
+from tests.contract.conftest import BASE, PlatformClient, PlatformError, Wire
 
 VERIFY = """{"valid": true, "user": {"id": "usr_5", "email": "mara@fern.example", "name": "Mara"},
  "expires_at": "2027-02-01T10:00:00+01:00", "token_id": "ct_01J8",
@@ -159,8 +157,3 @@ def test_workspaces(client: PlatformClient, wire: Wire) -> None:
     assert first.connected_repo is not None and first.connected_repo.repo_full_name == "fern/maze"
     assert (first.role, second.connected_repo, third.role) == ("owner", None, None)
     assert "x-osmosis-git" not in wire.headers
-
-
-def test_no_workspaces(client: PlatformClient, wire: Wire) -> None:
-    wire.answers("GET", "/api/cli/workspaces", '{"workspaces": []}')
-    assert client.workspaces.list().workspaces == []

@@ -4,10 +4,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from osmosis_ai.api.client import PlatformClient
-from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.wire.datasets import CompletedPart
-from tests.contract.conftest import Wire, nulled
+from tests.contract.conftest import CompletedPart, PlatformClient, PlatformError, Wire, nulled
 
 DATASET = """{"id": "ds_31", "file_name": "maze-walks", "file_size": 2048, "status": "uploaded",
  "file_format": "parquet", "original_file_format": "csv", "row_count": 120, "original_file_size": 4096,

@@ -89,7 +89,3 @@ def test_every_dependency_is_imported_or_it_is_said_who_imports_it() -> None:
 def test_everything_that_is_imported_is_declared() -> None:
     missing = {name for name in imported_modules() if not distributions_of(name) & runtime_dependencies()}
     assert not missing
-
-
-def test_the_reasons_are_sentences_and_not_empty() -> None:
-    assert all(len(reason) > 5 for reason in USED_WITHOUT_AN_IMPORT.values())

@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from osmosis_ai.api.client import PlatformClient
-from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.wire.eval_runs import DownloadItem
-from osmosis_ai.api.wire.runs import EvalRunSubmit, RunSecrets
-from osmosis_ai.config.sections import Experiment
-from tests.contract.conftest import Wire, nulled
+from tests.contract.conftest import (
+    DownloadItem,
+    EvalRunSubmit,
+    Experiment,
+    PlatformClient,
+    PlatformError,
+    RunSecrets,
+    Wire,
+    nulled,
+)
 
 RESULTS = """{"score": 0.5, "pass_rate": 0.25, "pass_threshold": 1.0, "graded": 8, "passed": 2, "failed": 1,
  "skipped": 0, "total_runs": 8, "sampled_rows": 4, "total_tokens": 900, "total_dataset_rows": 40,

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.api.client import PlatformClient
-from osmosis_ai.api.http_errors import PlatformError
-from tests.contract.conftest import Wire
+from tests.contract.conftest import PlatformClient, PlatformError, Wire
 
 LISTS: dict[str, tuple[str, Callable[[PlatformClient], Any]]] = {
     "datasets": ("/api/cli/datasets?limit=50&offset=0", lambda c: c.datasets.list()),

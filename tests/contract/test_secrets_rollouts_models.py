@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from osmosis_ai.api.client import PlatformClient
-from osmosis_ai.api.http_errors import PlatformError
-from tests.contract.conftest import Wire, nulled
+from tests.contract.conftest import PlatformClient, PlatformError, Wire, nulled
 
 SECRET = """{"id": "sec_1", "name": "OPENAI_API_KEY", "scope": "user", "created_at": "2026-11-03T08:12:44Z",
  "updated_at": "2026-11-04T08:12:44Z", "creator_name": "Mara", "updater_name": "Ned",

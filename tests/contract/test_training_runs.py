@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from osmosis_ai.api.client import PlatformClient
-from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.wire.runs import RunSecrets, TrainingRunSubmit
-from osmosis_ai.config.sections import Experiment
-from tests.contract.conftest import Wire, nulled
+from tests.contract.conftest import (
+    Experiment,
+    PlatformClient,
+    PlatformError,
+    RunSecrets,
+    TrainingRunSubmit,
+    Wire,
+    nulled,
+)
 
 OWN = """"id": "tr_8", "name": "copper-finch", "status": "running", "created_at": "2026-10-02T07:00:00Z",
  "started_at": "2026-10-02T07:03:10Z", "completed_at": "2026-10-02T09:03:10Z", "creator_name": "Mara",

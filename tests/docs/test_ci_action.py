@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.e2e.agent_workspace import copy_sample_workspace
 from tests.evaluation.comparison.builders import write_journalled_run
 
 from osmosis_ai.cli.main import main
-from osmosis_ai.workspace.samples import copy_sample_workspace
 
 pytestmark = pytest.mark.integration
 

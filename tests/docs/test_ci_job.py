@@ -7,10 +7,10 @@ import shlex
 from pathlib import Path
 
 import pytest
+from tests.e2e.agent_workspace import copy_sample_workspace
 from tests.evaluation.recorded_runs import Outcome, passing, write_run
 
 from osmosis_ai.cli.main import main
-from osmosis_ai.workspace.samples import copy_sample_workspace
 
 PAGE = Path(__file__).parents[2] / "docs" / "ci.md"
 

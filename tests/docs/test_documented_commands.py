@@ -26,10 +26,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.docs.test_guides import PAGES as GUIDES
+from tests.e2e.agent_workspace import copy_sample_workspace
 from tests.warm_osmosis import warm_osmosis
 
 from osmosis_ai.cli.main import main
-from osmosis_ai.workspace.samples import copy_sample_workspace
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -201,7 +202,7 @@ def free_port() -> str:
         return str(found.getsockname()[1])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted({*PAGES, *GUIDES}), ids=lambda page: page.name)
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"

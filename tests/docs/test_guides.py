@@ -23,7 +23,6 @@ PAGES = [
 ] + sorted((REPOSITORY / "docs" / "design").glob("*.md"))
 # A path has a slash and ends in a file's kind or in a slash; a placeholder such as `<name>` makes it none of ours.
 PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*(?:/|\.(?:py|md|toml|yml|sh))")
-LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 # Of a workspace or of a run, not of this repository.
 ELSEWHERE = re.compile(
     r"(?:blobs|git|keys|runs|sources|trajectories|artifacts|rollout_trials|served_adapters|checkpoints)/"
@@ -44,17 +43,6 @@ def is_there(name: str) -> bool:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
     assert [name for name in names(page) if not is_there(name)] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
-    links = LINK.findall(page.read_text(encoding="utf-8"))
-    assert [link for link in links if not (page.parent / link).exists()] == []
-
-
-def test_the_walks_name_files_and_not_only_folders() -> None:
-    walked = [name for name in names(REPOSITORY / "ARCHITECTURE.md") if name.endswith(".py")]
-    assert len(set(walked)) > 60
 
 
 def test_the_layers_are_those_that_import_linter_holds() -> None:

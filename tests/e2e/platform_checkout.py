@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.services.demo import Scratch, prepare_scratch
+from osmosis_ai.services.demo import Scratch as Scratch
+from osmosis_ai.services.demo import prepare_scratch as prepare_scratch
 from tests.e2e.platform_process import PROGRAM, Platform
 from tests.warm_osmosis import warm_osmosis
 

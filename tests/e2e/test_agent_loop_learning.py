@@ -8,39 +8,32 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
-from osmosis_ai.config.training import TrainingSettings
-from osmosis_ai.datasets import file_digest
 from osmosis_ai.evaluation.conversation import read_conversation
-from osmosis_ai.evaluation.spec import DatasetInput
-from osmosis_ai.training.runs.metrics import VALIDATION_REWARD, StepRecord, series
-from osmosis_ai.training.runs.spec import TrainingSpec
-from osmosis_ai.training.runs.trainer import Trainer
-from osmosis_ai.training.runs.validation import ValidationPlan
+from osmosis_ai.training.runs.metrics import VALIDATION_REWARD, StepRecord
 from osmosis_ai.viewer.local.source import LocalSource
+from tests.e2e.training import WORKSPACE, one_step, trainer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-WORKSPACE = Path(__file__).parents[2]
 LOOP = Path(__file__).with_name("multiply_loop.py")
-DATASET = WORKSPACE / "data" / "multiply_train.jsonl"
 TWINS = ("main.py", LOOP.name)
-SETTINGS: dict[str, Any] = {
+SETTINGS = {
     "lr": 2e-3,
-    "rollout_batch_size": 8,
-    "n_samples_per_prompt": 8,
+    "rollout_batch_size": 2,
+    "n_samples_per_prompt": 4,
     "max_prompt_length": 512,
     "max_response_length": 512,
     "agent_workflow_timeout_s": 120.0,
     "grader_timeout_s": 120.0,
     "seed": 0,
+    "max_steps": 1,
+    "eval_interval": 1,
 }
-MEASURED = ("time/", "speed/")
 
 
 @pytest.fixture
@@ -52,40 +45,17 @@ def rollout_dir(tmp_path: Path) -> Path:
     return directory
 
 
-async def train(
-    run_dir: Path, rollout_dir: Path, entrypoint: str, *, rows: int, **changes: Any
-) -> list[StepRecord]:
-    spec = TrainingSpec(
-        settings=TrainingSettings(**{**SETTINGS, **changes}),
-        model_path="osmosis/tiny",
-        dataset=DatasetInput(DATASET, "multiply_train", file_digest(DATASET), "workspace"),
-        rollout_dir=rollout_dir,
-        entrypoint=entrypoint,
-        validation=ValidationPlan(max_rows=rows),
-        device="cpu",
-    )
-    return (await Trainer(spec, run_dir).run()).records
-
-
 async def test_a_loop_is_trained_on_the_same_tokens_and_rewards_as_its_workflow_twin(
     tmp_path: Path, rollout_dir: Path
 ) -> None:
-    curves, adapters = [], []
+    found = []
     for entrypoint in TWINS:
         run_dir = tmp_path / "run" / entrypoint
-        changes = {"rollout_batch_size": 2, "n_samples_per_prompt": 4, "max_steps": 1, "eval_interval": 1}
-        records = await train(run_dir, rollout_dir, entrypoint, rows=4, **changes)
-        curves.append(
-            [
-                {key: value for key, value in record.metrics.items() if not key.startswith(MEASURED)}
-                for record in records
-            ]
-        )
-        weights = run_dir / "checkpoints" / "step-00000001" / "adapter" / "adapter_model.safetensors"
-        adapters.append(weights.read_bytes())
+        agent = {"rollout_dir": rollout_dir, "entrypoint": entrypoint}
+        records = (await trainer(run_dir, SETTINGS, validated=4, **agent).run()).records
+        found.append(one_step(run_dir, records))
         assert_validation_can_be_looked_at(run_dir, records[-1])
-    assert curves[0] == curves[1]
-    assert adapters[0] == adapters[1]
+    assert found[0] == found[1]
 
 
 def assert_validation_can_be_looked_at(run_dir: Path, last: StepRecord) -> None:
@@ -100,17 +70,3 @@ def assert_validation_can_be_looked_at(run_dir: Path, last: StepRecord) -> None:
             run_dir.name, record.row_index, record.run_index, max_bytes=1 << 20
         )
         assert stored.content is not None and read_conversation(stored.content).reward == record.reward
-
-
-@pytest.mark.nightly
-async def test_a_loop_learns_to_multiply_as_well_as_its_workflow_twin(
-    tmp_path: Path, rollout_dir: Path
-) -> None:
-    learned = []
-    for entrypoint in TWINS:
-        records = await train(
-            tmp_path / "run" / entrypoint, rollout_dir, entrypoint, rows=100, max_steps=12, eval_interval=12
-        )
-        learned.append(dict(series(records, VALIDATION_REWARD))[12])
-    assert min(learned) >= 0.8
-    assert abs(learned[0] - learned[1]) <= 0.1

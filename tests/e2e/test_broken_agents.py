@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.services.demo import prepare_scratch
 from tests.e2e import platform_checkout
 from tests.e2e.agent_workspace import KEY, World
+from tests.e2e.platform_checkout import prepare_scratch
 from tests.evaluation.rollouts import AGENT
 from tests.standin_model import Reply, StandInModel
 

@@ -115,25 +115,6 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield World(tmp_path, judge)
 
 
-async def test_several_hundred_calls_run_at_once(world: World) -> None:
-    world.judge.latency_s = 0.0
-    world.records(2500)
-    many = asyncio.Event()
-
-    def gather() -> asyncio.Event | None:
-        if world.judge.in_flight >= 200:  # without this one
-            many.set()
-        return (
-            many if world.judge.calls > 1000 else None
-        )  # answers come first: they let more be asked at once
-
-    world.hold(gather)
-    outcome = await world.run("--json", "--concurrency", "300")
-    assert (outcome.status, outcome.err) == (0, "")
-    assert world.judge.calls == 2500 and 200 < world.judge.most_in_flight <= 300
-    assert len(world.document()["records"]) == 2500
-
-
 async def test_a_judge_that_allows_few_calls_is_not_overrun(world: World) -> None:
     world.judge.limit = 10
     world.records(150)
@@ -250,20 +231,6 @@ async def test_two_processes_do_not_write_the_same_result(world: World) -> None:
     assert second.status == 1 and "another process is writing" in second.err
     first.send_signal(signal.SIGINT)
     assert (await finish(first)).status == 1
-
-
-async def test_no_key_is_seen_in_the_process_list_or_on_the_disk(world: World) -> None:
-    world.records(60, "[echo key] {}")
-    over = asyncio.Event()
-    world.hold(lambda: None if world.judge.calls <= 10 else over)
-    process = await world.start("--concurrency", "2", "--report", "report.html")
-    await world.wait_for_calls(1)
-    assert KEY.encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
-    over.set()
-    outcome = await finish(process)
-    assert KEY not in outcome.out + outcome.err
-    files = [path for path in world.root.rglob("*") if path.is_file()]
-    assert world.output in files and not [path for path in files if KEY.encode() in path.read_bytes()]
 
 
 # The highest memory of a process, in kB, told by itself: what its parent counts begins before its own program.

@@ -1,4 +1,4 @@
-"""The examples of agent frameworks, as a user runs them: the command, the server, the engine, a model's server."""
+"""The examples of agents, as a user runs them: the command, the server, the engine, a model's server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.standin_model import Reply, StandInModel
 pytestmark = pytest.mark.e2e
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-FRAMEWORKS = ("openai-agents", "strands")
+AGENTS = ("openai-agents", "strands", "command")
 ROWS = [("Compute 6 * 7.", "42"), ("What is 8 times 9?", "72"), ("Compute 5 * 5.", "26")]
 
 
@@ -32,58 +32,45 @@ def multiplies(body: dict[str, Any]) -> Reply:
     return Reply(content=None, tool_calls=[("multiply", dict(zip("ab", numbers, strict=True)))])
 
 
-def steps(trajectory: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(step["source"], step["message"]) for step in trajectory["steps"]]
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[World, Outcome]]:
-    """Evaluate both at once: each takes seconds to import its framework."""
+    """Evaluate all at once: a framework takes seconds to import."""
 
-    async def evaluate(framework: str) -> tuple[World, Outcome]:
+    async def evaluate(agent: str) -> tuple[World, Outcome]:
         async with StandInModel(multiplies) as model:
-            world = World(tmp_path_factory.mktemp(framework), model)
-            shutil.copytree(EXAMPLES / framework, world.root / "rollouts" / framework)
+            world = World(tmp_path_factory.mktemp(agent), model)
+            shutil.copytree(EXAMPLES / agent, world.root / "rollouts" / agent)
             lines = [json.dumps({"user_prompt": asked, "ground_truth": truth}) for asked, truth in ROWS]
             (world.root / "data" / "rows.jsonl").write_text("\n".join(lines) + "\n")
-            world.config(rollout=framework, timeout_s=600)
+            world.config(rollout=agent, timeout_s=600)
             started = await world.start("eval", "run", CONFIG, "--yes", "--json")
             out, err = await asyncio.wait_for(started.communicate(), 900)
             assert started.returncode is not None
             return world, Outcome(started.returncode, out.decode(), err.decode())
 
     async def evaluate_all() -> list[tuple[World, Outcome]]:
-        return await asyncio.gather(*map(evaluate, FRAMEWORKS))
+        return await asyncio.gather(*map(evaluate, AGENTS))
 
-    return dict(zip(FRAMEWORKS, asyncio.run(evaluate_all()), strict=True))
+    return dict(zip(AGENTS, asyncio.run(evaluate_all()), strict=True))
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_an_agent_of_a_framework_calls_its_tool_and_is_graded(
-    runs: dict[str, tuple[World, Outcome]], framework: str
+@pytest.mark.parametrize("agent", AGENTS)
+def test_an_agent_calls_its_tool_is_graded_and_its_conversation_is_archived_with_its_tokens(
+    runs: dict[str, tuple[World, Outcome]], agent: str
 ) -> None:
-    world, outcome = runs[framework]
-
+    world, outcome = runs[agent]
     assert outcome.status == 0, outcome.err
     assert json.loads(outcome.out)["status"] == "success"
     by_row = {record["row_index"]: record for record in world.records()}
     assert [by_row[row]["reward"] for row in range(3)] == [1.0, 1.0, 0.0]
+    assert by_row[0]["model_calls"] == 2 and by_row[0]["tokens"] > 0
     _, *asked = (sent.body for sent in world.model.requests)
     assert [body["model"] for body in asked] == ["stand-in"] * 6
     assert {body["tools"][0]["function"]["name"] for body in asked} == {"multiply"}
 
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_its_conversation_is_archived_with_the_tool_call_and_its_tokens(
-    runs: dict[str, tuple[World, Outcome]], framework: str
-) -> None:
-    world, _ = runs[framework]
-    (record,) = (record for record in world.records() if record["row_index"] == 0)
-    trajectory = json.loads(
-        (world.runs[0] / "rollout_trials" / record["rollout_id"] / "trajectory.json").read_text()
-    )
-
-    assert steps(trajectory) == [
+    file = world.runs[0] / "rollout_trials" / by_row[0]["rollout_id"] / "trajectory.json"
+    trajectory = json.loads(file.read_text())
+    assert [(step["source"], step["message"]) for step in trajectory["steps"]] == [
         ("system", "Answer with #### and the number."),
         ("user", "Compute 6 * 7."),
         ("agent", ""),
@@ -95,4 +82,29 @@ def test_its_conversation_is_archived_with_the_tool_call_and_its_tokens(
     ]
     assert called["observation"]["results"] == [{"source_call_id": "call_0", "content": "42"}]
     assert all(step["metrics"]["completion_tokens"] for step in trajectory["steps"][2:])
-    assert trajectory["extra"]["osmosis"]["reward"] == 1.0
+    about = trajectory["extra"]["osmosis"]
+    assert about["reward"] == 1.0
+    if agent == "command":
+        kept = about["sample_extra_fields"]["command"]
+        assert kept == {"exit_status": 0, "stdout": "#### 42\n", "stderr": ""}
+
+
+@pytest.mark.slow
+async def test_a_plain_script_is_trained_on_the_tokens_of_its_calls(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from tests.e2e.training import trainer
+
+    rollout = shutil.copytree(EXAMPLES / "command", tmp_path / "command")
+    settings = {
+        "rollout_batch_size": 2,
+        "n_samples_per_prompt": 2,
+        "max_steps": 1,
+        "max_prompt_length": 512,
+        "max_response_length": 512,
+        "agent_workflow_timeout_s": 120.0,
+        "grader_timeout_s": 120.0,
+    }
+    run = trainer(tmp_path / "run", settings, validated=1, rollout_dir=rollout, entrypoint="main.py")
+    *_, step = (await run.run()).records
+    assert (step.metrics["rollout/samples"], step.metrics["rollout/unscored"]) == (4, 0)
+    assert step.metrics["train/tokens"] > 0 and step.metrics["train/logprob_gap_max"] < 1e-3

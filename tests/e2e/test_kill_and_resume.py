@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.workspace.samples import copy_sample_workspace
+from tests.e2e.agent_workspace import copy_sample_workspace
 from tests.e2e.kill_plan import after, plan_of_kills, seed_of_kills, sizes
-from tests.e2e.platform_process import Kill
+from tests.e2e.platform_process import ROLLOUT_SERVER, Kill, processes
 from tests.e2e.test_demo_platform import numbers
 from tests.e2e.turnstile import Turnstile, held
 
@@ -70,21 +70,8 @@ def committed_lines(workspace: Path, name: str) -> list[bytes]:
     return journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
 
 
-def processes() -> list[tuple[int, int, str]]:
-    """Return (pid, parent pid, command line) of every process."""
-    listing = subprocess.run(
-        ["ps", "-axwwo", "pid=,ppid=,command="], capture_output=True, text=True, check=True
-    )
-    rows = (line.split(None, 2) for line in listing.stdout.splitlines())
-    return [
-        (int(pid), int(parent), command) for pid, parent, command in (row for row in rows if len(row) == 3)
-    ]
-
-
 def rollout_server_of(parent_pid: int) -> int | None:
-    return next(
-        (pid for pid, parent, command in processes() if parent == parent_pid and "main.py" in command), None
-    )
+    return next((p.pid for p in processes() if p.parent == parent_pid and ROLLOUT_SERVER in p.command), None)
 
 
 def kill_when(process: subprocess.Popen[bytes], workspace: Path, name: str, kill: Kill) -> bool:
@@ -117,7 +104,7 @@ def rewards(workspace: Path, name: str) -> dict[tuple[int, int], tuple[str, floa
 
 
 def leftovers(workspace: Path) -> list[str]:
-    return [command for _, _, command in processes() if str(workspace) in command]
+    return [p.command for p in processes() if str(workspace) in p.command]
 
 
 def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
-from osmosis_ai.services.demo import prepare_scratch
 from tests.e2e.gate import Gate
+from tests.e2e.platform_checkout import prepare_scratch
 from tests.e2e.platform_process import Kill, Platform, Run
 from tests.e2e.test_demo_platform import numbers, samples
 from tests.e2e.test_platform_kill import published
@@ -207,74 +205,3 @@ def test_a_run_outlives_its_database(world: World) -> None:
     world.require_equal(run)
     log = (world.platform.home.parent / "platform.log").read_text()
     assert "Traceback" not in log
-
-
-@pytest.mark.nightly
-def test_a_database_without_a_connection_left_is_said_and_used_again(world: World) -> None:
-    import psycopg
-
-    run = world.under_way()
-    with ExitStack() as connections:
-
-        def connect_until_refused() -> None:
-            while True:
-                connections.enter_context(psycopg.connect(world.postgres.url))
-
-        with pytest.raises(psycopg.OperationalError, match="too many clients"):
-            connect_until_refused()
-        world.gate.open()
-        answers = [world.get("/health") for _ in range(20)]
-        # What the platform has open it may go on using.
-        assert {reply.status_code for reply in answers} <= {200, 503}
-        assert all(reply.json()["code"] == "DATABASE_BUSY" for reply in answers if reply.status_code == 503)
-    world.require_equal(run)
-    assert "Traceback" not in (world.platform.home.parent / "platform.log").read_text()
-
-
-@pytest.mark.nightly
-def test_a_start_says_what_is_wrong_with_its_bucket(tmp_path: Path) -> None:
-    scratch, store = prepare_scratch(tmp_path / "demo"), S3Server("--read-only")
-    store.start()
-
-    def starting(bucket: str) -> subprocess.Popen[str]:
-        settings = {**CREDENTIALS, "OSMOSIS_BLOBS_URL": store.bucket_named(bucket)}
-        return subprocess.Popen(
-            [*warm_osmosis(), "--json", "platform", "start", "--port", "0"],
-            env={**scratch.environment(os.environ), **settings},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    refused = starting("no-such-bucket")
-    out, err = refused.communicate(timeout=300)
-    assert (refused.returncode, out) == (1, "")
-    error = json.loads(err.splitlines()[-1])["error"]
-    assert re.fullmatch(
-        r"the bucket 'no-such-bucket' at http://127.0.0.1:\d+ does not exist\.", error["message"]
-    )
-    assert "OSMOSIS_BLOBS_URL" in error["hint"]
-
-    # What is there already can be read, so it starts.
-    readable = starting("osmosis-tests")
-    assert readable.stdout is not None
-    with readable.stdout as out_lines:
-        env = {**scratch.environment(os.environ), "OSMOSIS_PLATFORM_URL": ""}
-        assert json.loads(out_lines.readline())["resource"]["url"]
-    told = json.loads(
-        subprocess.run(
-            [*warm_osmosis(), "--json", "platform", "status"],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        ).stdout
-    )["data"]
-    readable.terminate()
-    assert readable.stderr is not None
-    said = readable.stderr.read()
-    readable.wait(timeout=300)
-    store.close()
-    assert "stored nothing: it fails, is full, or takes no files, and its own log says which" in said
-    assert (told["status"], told["problems"]) == ("not ready", {"blobs": "they can not be kept"})

@@ -13,8 +13,7 @@ from osmosis_ai.platform.blobs.copies import BlobCopies
 from osmosis_ai.platform.blobs.s3 import S3BlobStore
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.s3_address import parse_s3_address
-from osmosis_ai.services.demo import prepare_scratch
-from tests.e2e.platform_checkout import Outcome, run, running
+from tests.e2e.platform_checkout import Outcome, prepare_scratch, run, running
 from tests.platform.s3_server import CREDENTIALS, new_bucket
 
 pytestmark = pytest.mark.e2e

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.services.demo import Scratch, prepare_scratch
 from tests.e2e.gate import commit
 from tests.e2e.kill_plan import KILLS, after, plan_of_kills, seed_of_kills, sizes
+from tests.e2e.platform_checkout import Scratch, prepare_scratch
 from tests.e2e.platform_process import (
     PROGRAM,
     Kill,

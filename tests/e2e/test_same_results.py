@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from osmosis_ai.services.demo import prepare_scratch
 from tests.conftest import NIGHTLY
+from tests.e2e.platform_checkout import prepare_scratch
 from tests.e2e.platform_process import Platform, Run
 from tests.e2e.test_demo_platform import samples, timeless
 from tests.e2e.test_platform_kill import published

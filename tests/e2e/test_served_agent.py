@@ -180,17 +180,3 @@ async def test_a_file_that_changes_is_served_anew_with_the_same_key(directory: P
             assert (await client.get(f"{url}/platform/health", timeout=300)).status_code == 200
         process.send_signal(signal.SIGINT)
     assert process.returncode == 0
-
-
-async def test_a_module_serves_its_own_app_by_itself_and_under_uvicorn(
-    directory: Path, unused_tcp_port_factory: Any
-) -> None:
-    by_itself, by_uvicorn = unused_tcp_port_factory(), unused_tcp_port_factory()
-    module = [sys.executable, "-m", "server"]
-    uvicorn = [sys.executable, "-m", "uvicorn", "server:app", "--port", str(by_uvicorn)]
-    async with (
-        running(directory, *module, ROLLOUT_SERVER_PORT=str(by_itself)) as first,
-        running(directory, *uvicorn) as second,
-    ):
-        await until("calculator", f"http://127.0.0.1:{by_itself}", first)
-        await until("calculator", f"http://127.0.0.1:{by_uvicorn}", second)

@@ -13,22 +13,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from osmosis_ai.config.training import TrainingSettings
-from osmosis_ai.datasets import file_digest
 from osmosis_ai.driving.agent_address import AgentAddress
 from osmosis_ai.driving.served_agent import AgentLocation
 from osmosis_ai.evaluation.served_source import ServedSource
-from osmosis_ai.evaluation.spec import DatasetInput
-from osmosis_ai.training.runs.spec import TrainingSpec
-from osmosis_ai.training.runs.trainer import Trainer
-from osmosis_ai.training.runs.validation import ValidationPlan
+from tests.e2e.training import WORKSPACE, one_step, trainer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-WORKSPACE = Path(__file__).parents[2]
-DATASET = WORKSPACE / "data" / "multiply_train.jsonl"
 KEY = "osm_rollout_canary-4711"
-MEASURED = ("time/", "speed/")
 # The loop of the rollout directory, its reward given by itself: nothing else grades what is served elsewhere.
 SERVED = """
 import socket
@@ -54,32 +46,20 @@ uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[listening])
 """
 
 
+SETTINGS = {
+    "lr": 2e-3,
+    "rollout_batch_size": 2,
+    "n_samples_per_prompt": 4,
+    "max_prompt_length": 512,
+    "max_response_length": 512,
+    "max_steps": 1,
+    "eval_interval": 1,
+}
+
+
 async def train(run_dir: Path, **agent: Any) -> tuple[list[dict[str, Any]], bytes]:
     """Train one step; return its numbers and the adapter."""
-    spec = TrainingSpec(
-        settings=TrainingSettings(
-            lr=2e-3,
-            rollout_batch_size=2,
-            n_samples_per_prompt=4,
-            max_prompt_length=512,
-            max_response_length=512,
-            max_steps=1,
-            eval_interval=1,
-        ),
-        model_path="osmosis/tiny",
-        dataset=DatasetInput(DATASET, "multiply_train", file_digest(DATASET), "workspace"),
-        rollout_dir=WORKSPACE / "rollouts" / "multiply",
-        validation=ValidationPlan(max_rows=4),
-        device="cpu",
-        **agent,
-    )
-    records = (await Trainer(spec, run_dir).run()).records
-    curve = [
-        {key: value for key, value in record.metrics.items() if not key.startswith(MEASURED)}
-        for record in records
-    ]
-    weights = run_dir / "checkpoints" / "step-00000001" / "adapter" / "adapter_model.safetensors"
-    return curve, weights.read_bytes()
+    return one_step(run_dir, (await trainer(run_dir, SETTINGS, validated=4, **agent).run()).records)
 
 
 async def test_a_served_agent_is_trained_on_the_same_tokens_and_rewards_as_the_rollout(

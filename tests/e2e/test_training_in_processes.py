@@ -11,21 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.config.training import TrainingSettings
-from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.spec import DatasetInput
-from osmosis_ai.training.runs.hooks import SavedCheckpoint, TrainingHooks
-from osmosis_ai.training.runs.metrics import series
-from osmosis_ai.training.runs.spec import TrainingSpec
-from osmosis_ai.training.runs.trainer import Trainer, TrainingSummary
-from osmosis_ai.training.runs.validation import ValidationPlan
 from tests.conftest import home_of_a_module
+from tests.e2e.training import SavedCheckpoint, Trainer, TrainingHooks, TrainingSummary, series
+from tests.e2e.training import trainer as make_trainer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_children")]
 
-WORKSPACE = Path(__file__).parents[2]
-DATASET = WORKSPACE / "data" / "multiply_train.jsonl"
 STEPS = 3
 COMPARED = ("train/loss", "train/grad_norm", "train/entropy_loss", "train/kl_base", "rollout/raw_reward")
 
@@ -44,16 +36,11 @@ def follower() -> int | None:
 
 
 class Watching(TrainingHooks):
-    """Sees who follows after each step, and kills it after one, or before a stage, when told to."""
+    """Sees who follows after each step, and kills it after one when told to."""
 
-    def __init__(self, kill_after: int | None = None, kill_before: str | None = None) -> None:
+    def __init__(self, kill_after: int | None = None) -> None:
         self._kill_after = kill_after
-        self._kill_before = kill_before
         self.seen: list[int | None] = []
-
-    def stage(self, what: str) -> None:
-        if self._kill_before is not None and what.startswith(self._kill_before):
-            os.kill(int(follower() or 0), signal.SIGKILL)
 
     def checkpoint(self, saved: SavedCheckpoint) -> None:
         self.seen.append(follower())
@@ -61,27 +48,21 @@ class Watching(TrainingHooks):
             os.kill(int(self.seen[-1] or 0), signal.SIGKILL)
 
 
+SETTINGS = {
+    "lr": 1e-3,
+    "rollout_batch_size": 3,
+    "n_samples_per_prompt": 4,
+    "max_prompt_length": 384,
+    "max_response_length": 128,
+    "micro_batch_tokens": 400,
+    "max_steps": STEPS,
+}
+
+
 def trainer(
     run_dir: Path, hooks: TrainingHooks, environ: Mapping[str, str] = os.environ, **changes: object
 ) -> Trainer:
-    spec = TrainingSpec(
-        settings=TrainingSettings(
-            lr=1e-3,
-            rollout_batch_size=3,
-            n_samples_per_prompt=4,
-            max_prompt_length=384,
-            max_response_length=128,
-            micro_batch_tokens=400,
-            max_steps=STEPS,
-            **changes,
-        ),
-        model_path="osmosis/tiny",
-        dataset=DatasetInput(DATASET, "multiply_train", file_digest(DATASET), "workspace"),
-        rollout_dir=WORKSPACE / "rollouts" / "multiply",
-        validation=ValidationPlan(fraction=0.0),
-        device="cpu",
-    )
-    return Trainer(spec, run_dir, hooks, environ={**environ, "OMP_NUM_THREADS": "1"})
+    return make_trainer(run_dir, {**SETTINGS, **changes}, hooks, environ={**environ, "OMP_NUM_THREADS": "1"})
 
 
 @pytest.fixture(scope="module")
@@ -115,18 +96,6 @@ async def test_a_process_that_is_killed_ends_the_session_and_the_next_goes_on(tm
     summary = await trainer(tmp_path / "run", TrainingHooks(), learner_processes=2).run()
     assert (summary.ending.because, summary.steps_done) == ("finished", STEPS)
     assert [record.step for record in summary.records] == list(range(1, STEPS + 1))
-
-
-@pytest.mark.nightly
-async def test_a_process_that_is_killed_before_a_split_model_is_served_is_said_in_one_sentence(tmp_path):
-    await trainer(tmp_path / "run", TrainingHooks()).run()  # leaves an adapter to serve first
-    hooks = Watching(kill_before="opening the policy's engine")
-    with pytest.raises(
-        OsmosisError,
-        match=r"process 1 of the learner ended \(signal 9, as when the machine has no memory left\)",
-    ) as caught:
-        await trainer(tmp_path / "run", hooks, learner_processes=2, shard_model=True).run()
-    assert "goes on from the last checkpoint" in str(caught.value.hint)
 
 
 async def test_a_process_that_does_not_start_is_said_at_once_with_its_last_words(tmp_path):

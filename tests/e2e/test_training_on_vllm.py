@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.config.training import TrainingSettings
-from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.spec import DatasetInput
-from osmosis_ai.training.runs.hooks import SavedCheckpoint, TrainingHooks
-from osmosis_ai.training.runs.metrics import series
-from osmosis_ai.training.runs.spec import TrainingSpec
-from osmosis_ai.training.runs.trainer import Trainer
-from osmosis_ai.training.runs.validation import ValidationPlan
+from tests.e2e.training import (
+    DATASET,
+    WORKSPACE,
+    SavedCheckpoint,
+    Trainer,
+    TrainingHooks,
+    file_digest,
+    series,
+)
+from tests.e2e.training import trainer as make_trainer
 from tests.training.standin_vllm import __name__ as STANDIN
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_children")]
 
-WORKSPACE = Path(__file__).parents[2]
-DATASET = WORKSPACE / "data" / "multiply_train.jsonl"
 STEPS = 3
 
 
@@ -61,27 +61,21 @@ def server_of(parent: int) -> int | None:
 
 
 def trainer(run_dir: Path, hooks: TrainingHooks, command: list[str]) -> Trainer:
-    spec = TrainingSpec(
-        settings=TrainingSettings(
-            lr=2e-3,
-            rollout_batch_size=3,
-            n_samples_per_prompt=4,
-            max_prompt_length=384,
-            max_response_length=128,
-            eval_interval=STEPS,
-            max_steps=STEPS,
-            policy_engine="vllm",
-            vllm_command=command,
-            vllm_args=["--seed", "1"],
-        ),
-        model_path="osmosis/tiny",
-        dataset=DatasetInput(DATASET, "multiply_train", file_digest(DATASET), "workspace"),
-        rollout_dir=WORKSPACE / "rollouts" / "multiply",
-        validation=ValidationPlan(max_rows=4),
-        device="cpu",
-    )
+    settings = {
+        "lr": 2e-3,
+        "rollout_batch_size": 3,
+        "n_samples_per_prompt": 4,
+        "max_prompt_length": 384,
+        "max_response_length": 128,
+        "eval_interval": STEPS,
+        "max_steps": STEPS,
+        "policy_engine": "vllm",
+        "vllm_command": command,
+        "vllm_args": ["--seed", "1"],
+    }
     environ = {**os.environ, "PYTHONPATH": str(WORKSPACE), "VLLM_API_KEY": "of another server"}
-    return Trainer(spec, run_dir, hooks, environ=environ, provenance={"commit_sha": "4be1" * 10})
+    made_by = {"commit_sha": "4be1" * 10}
+    return make_trainer(run_dir, settings, hooks, validated=4, environ=environ, provenance=made_by)
 
 
 def standin() -> list[str]:

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from osmosis_ai.services.demo import Scratch, prepare_scratch
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from tests.e2e.gate import commit
 from tests.e2e.kill_plan import KILLS, seed_of_kills
+from tests.e2e.platform_checkout import Scratch, prepare_scratch
 from tests.e2e.platform_process import PROGRAM, Platform
 from tests.e2e.turnstile import Turnstile
 from tests.warm_osmosis import warm_osmosis

@@ -14,22 +14,14 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.config.training import TrainingSettings
-from osmosis_ai.datasets import file_digest
-from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.inference.catalog import built_in_model
-from osmosis_ai.training.runs.metrics import series
-from osmosis_ai.training.runs.spec import TrainingSpec
-from osmosis_ai.training.runs.trainer import Trainer
-from osmosis_ai.training.runs.validation import ValidationPlan
+from tests.e2e.training import WORKSPACE, series, trainer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.e2e
 
-WORKSPACE = Path(__file__).parents[2]
-DATASET = WORKSPACE / "data" / "multiply_train.jsonl"
 STEPS = 3
 SIZES: dict[str, Any] = {
     "vocab_size": 512,
@@ -80,26 +72,19 @@ async def test_any_causal_model_in_a_folder_is_trained_and_its_adapter_loads_wit
     name, tmp_path, rollout_dir
 ):
     model = random_model(name, tmp_path / "model")
-    spec = TrainingSpec(
-        settings=TrainingSettings(
-            lr=1e-3,
-            rollout_batch_size=3,
-            n_samples_per_prompt=4,
-            max_prompt_length=384,
-            max_response_length=24,
-            micro_batch_tokens=600,
-            eval_interval=STEPS,
-            max_steps=STEPS,
-        ),
-        model_path=str(model),
-        dataset=DatasetInput(DATASET, "multiply_train", file_digest(DATASET), "workspace"),
-        rollout_dir=rollout_dir,
-        entrypoint="brief.py",
-        validation=ValidationPlan(fraction=0.0),
-        device="cpu",
-    )
+    settings = {
+        "lr": 1e-3,
+        "rollout_batch_size": 3,
+        "n_samples_per_prompt": 4,
+        "max_prompt_length": 384,
+        "max_response_length": 24,
+        "micro_batch_tokens": 600,
+        "eval_interval": STEPS,
+        "max_steps": STEPS,
+    }
     environ = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    summary = await Trainer(spec, tmp_path / "run", environ=environ).run()
+    agent = {"model_path": str(model), "rollout_dir": rollout_dir, "entrypoint": "brief.py"}
+    summary = await trainer(tmp_path / "run", settings, environ=environ, **agent).run()
     assert summary.steps_done == STEPS
     gaps = [value for _, value in series(summary.records, "train/logprob_gap_max")]
     assert gaps

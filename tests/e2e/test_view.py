@@ -1,4 +1,4 @@
-"""The viewer of this machine as a process: opened, found again, and ended."""
+"""The viewer of this machine as a process: opened, found again, looked at while a run goes on, and ended."""
 
 from __future__ import annotations
 
@@ -8,45 +8,92 @@ import re
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from httpx_sse import EventSource
 
+from tests.e2e.agent_workspace import copy_sample_workspace
+from tests.e2e.turnstile import Turnstile
 from tests.warm_osmosis import warm_osmosis
-from tests.workspace.builders import make_workspace
 
 pytestmark = pytest.mark.e2e
 
+VIEW = ("view", "--no-open", "--json")
+RUN = ("eval", "run", "configs/eval/multiply.toml", "--yes", "--json", "--name", "watched")
 
-def test_a_viewer_opens_once_for_each_key_is_found_again_and_ends_with_ctrl_c(tmp_path: Path) -> None:
-    place = make_workspace(tmp_path).root
-    environment = {**os.environ, "OSMOSIS_CACHE_DIR": str(tmp_path / "cache")}
-    words = [*warm_osmosis(), "--json", "view", "--no-open"]
-    with subprocess.Popen(
-        words, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as first:
+
+def test_a_viewer_opens_once_for_each_key_is_found_again_shows_a_run_as_it_goes_and_ends_with_ctrl_c(
+    tmp_path: Path,
+) -> None:
+    place = copy_sample_workspace(tmp_path / "workspace").root
+    turnstile = Turnstile(place)
+    turnstile.hold()
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*warm_osmosis(), *words],
+            cwd=place,
+            env={**os.environ, "OSMOSIS_CACHE_DIR": str(tmp_path / "cache")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    with start(*VIEW) as viewer, start(*RUN) as run:
         try:
-            assert first.stdout is not None
-            address = json.loads(first.stdout.readline())["resource"]["url"]
-            with httpx.Client(trust_env=False, timeout=300) as browser:
+            first = _opened(viewer)
+            base_url = first["url"].partition("/open")[0]
+            with httpx.Client(trust_env=False, timeout=300, base_url=base_url) as browser:
                 # The port is taken before the address is said, so there is nothing to wait for.
-                here = _by_number(address)
-                assert browser.get(f"{here.partition('/open')[0]}/").status_code == 403
-                assert browser.get(here).status_code == 200
-                assert "osmosis eval run" in browser.get(f"{here.partition('/open')[0]}/evals").text
-
-            again = subprocess.run(
-                words, cwd=place, env=environment, capture_output=True, text=True, timeout=300, check=True
-            )
-            found = json.loads(again.stdout)["resource"]
-            assert found["already_open"] and found["url"] != address
-            assert httpx.get(_by_number(found["url"]), trust_env=False, timeout=300).status_code == 200
+                assert browser.get("/").status_code == 403
+                assert browser.get(first["url"]).status_code == 200
+                with start(*VIEW) as again:
+                    found = _opened(again)
+                assert found["already_open"] and found["url"] != first["url"]
+                assert httpx.get(found["url"], trust_env=False, timeout=300).status_code == 200
+                journal = place / ".osmosis/evals/watched/events.jsonl"
+                told = _watched(browser, viewer, run, turnstile, journal)
+            assert told, "no sample was told of before the run ended"
+            status = viewer.wait(300)
         finally:
-            first.send_signal(signal.SIGINT)
-            status = first.wait(300)
+            turnstile.close()
+            viewer.kill()
+            run.terminate()
     assert status == 0
     assert list((tmp_path / "cache" / "viewers").iterdir()) == []
 
 
-def _by_number(address: str) -> str:
-    return re.sub(r"//[^:/]+", "//127.0.0.1", address)
+def _opened(viewer: subprocess.Popen[str]) -> dict[str, Any]:
+    """Return what a viewer says of itself, with its address by number."""
+    assert viewer.stdout is not None
+    resource: dict[str, Any] = json.loads(viewer.stdout.readline())["resource"]
+    return {**resource, "url": re.sub(r"//[^:/]+", "//127.0.0.1", resource["url"])}
+
+
+def _watched(
+    browser: httpx.Client,
+    viewer: subprocess.Popen[str],
+    run: subprocess.Popen[str],
+    turnstile: Turnstile,
+    journal: Path,
+) -> list[list[int]]:
+    """Watch a run until samples are told of and seen, end the viewer, and read the stream to its end."""
+    while browser.get("/evals/watched/changes").status_code == 404:
+        assert run.poll() is None
+    told: list[list[int]] = []
+    with browser.stream("GET", "/evals/watched/changes", headers={"Accept": "text/event-stream"}) as stream:
+        # The run records its first results now, and then waits.
+        turnstile.hold_after(1, lambda: journal.read_bytes().count(b"\n") if journal.exists() else 0)
+        # A reply that is cut off raises here: the server ends its streams, and does not drop them.
+        for event in EventSource(stream).iter_sse():
+            changes = json.loads(event.data)
+            if told or not changes.get("samples"):
+                continue
+            told = changes["samples"]
+            page = browser.get("/evals/watched", headers={"X-Live-Part": "standing,numbers"}).text
+            scored = re.search(r"; (\d+) of \d+ planned scored", page)
+            assert scored is not None and int(scored[1]) >= changes["headline"]["scored"] > 0
+            viewer.send_signal(signal.SIGINT)
+    return told

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,9 +17,8 @@ from typing import Any, ClassVar
 import pytest
 
 from osmosis_ai.cli.application import NARRATE_ENV
-from osmosis_ai.services.demo import Scratch, prepare_scratch
 from tests.e2e.gate import Gate
-from tests.e2e.kill_plan import seed_of_kills
+from tests.e2e.platform_checkout import Scratch, prepare_scratch
 from tests.e2e.platform_process import (
     PATIENT_WORKER,
     ROLLOUT_SERVER,
@@ -34,7 +31,7 @@ from tests.e2e.platform_process import (
 from tests.e2e.relay import Relay
 from tests.e2e.test_demo_platform import numbers, samples
 from tests.e2e.test_platform_kill import published
-from tests.e2e.turnstile import Turnstile, held
+from tests.e2e.turnstile import held
 from tests.processes import stop_process
 from tests.warm_osmosis import process_of, warm_osmosis, warm_python
 
@@ -47,10 +44,6 @@ LEASE_S = 5.0
 SEES_GATE = {"OSMOSIS_ISOLATION": "off"}
 ASKS = 40
 """So often has a model been asked when a run waits in its middle: over ten attempts are through by then."""
-CUTS = 10
-"""Of either length, in a series of them."""
-LONG_CONFIG, LONG_ROWS, LONG_ATTEMPTS = "configs/eval/long.toml", 200, 4
-RECORDS_PER_CUT = 10
 AWAY = "the platform was away for"
 
 
@@ -110,15 +103,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Scratch:
 
 
 @pytest.fixture(scope="module")
-def turnstile(scratch: Scratch) -> Iterator[Turnstile]:
-    """Let all attempts pass unless a test says otherwise; :class:`Gate` commits the changed rollout."""
-    turnstile = Turnstile(scratch.workspace)
-    yield turnstile
-    turnstile.close()
-
-
-@pytest.fixture(scope="module")
-def gate(scratch: Scratch, turnstile: Turnstile) -> Gate:
+def gate(scratch: Scratch) -> Gate:
     return Gate(scratch)
 
 
@@ -126,11 +111,10 @@ def gate(scratch: Scratch, turnstile: Turnstile) -> Gate:
 def platform(scratch: Scratch, gate: Gate) -> Iterator[Platform]:
     sample = (scratch.workspace / "configs/eval/multiply.toml").read_text()
     sample = f'{sample}\n[advanced.execution]\npool = "gpu"\n'
-    for name, rows, attempts in ((CONFIG, ROWS, ATTEMPTS), (LONG_CONFIG, LONG_ROWS, LONG_ATTEMPTS)):
-        text = sample.replace("limit = 100", f"limit = {rows}")
-        for key, value in held(attempts).items():
-            text = re.sub(rf"(?m)^{key} = \d+", f"{key} = {value}", text)
-        (scratch.workspace / name).write_text(text)
+    sample = sample.replace("limit = 100", f"limit = {ROWS}")
+    for key, value in held(ATTEMPTS).items():
+        sample = re.sub(rf"(?m)^{key} = \d+", f"{key} = {value}", sample)
+    (scratch.workspace / CONFIG).write_text(sample)
     scratch.push()
     platform = Platform(scratch, settings={"OSMOSIS_LEASE_SECONDS": f"{LEASE_S:.0f}"})
     try:
@@ -165,11 +149,10 @@ def require_same_results(one: Run, other: Run) -> None:
 
 
 @pytest.fixture(autouse=True)
-def end_of_machines(gate: Gate, turnstile: Turnstile) -> Iterator[None]:
+def end_of_machines(gate: Gate) -> Iterator[None]:
     """Let no machine of a test that failed take the runs of the next one."""
     yield
     gate.open()
-    turnstile.open()
     while Machine.running:
         machine = Machine.running.pop()
         if machine.process.poll() is None:
@@ -228,6 +211,21 @@ def test_sigterm_puts_a_run_aside_with_all_it_has_and_another_machine_goes_on(
     assert run.finish()["status"] == "finished"
     require_same_results(run, calm)
     assert samples(run.results) == samples(calm.results)
+
+
+def test_a_run_that_is_stopped_while_a_machine_works_on_it_keeps_what_was_finished(
+    platform: Platform, gate: Gate
+) -> None:
+    run = platform.submit(CONFIG)
+    gate.close(after=ASKS)
+    machine = Machine(platform, "stopped", "--once", **SEES_GATE)
+    under_way(platform, machine, run, 10)
+    assert platform.command("eval", "stop", run.name, "--yes")["status"] == "success"
+    status, _, err = machine.end()
+    assert status == 0, err
+    assert platform.command("eval", "info", run.name)["data"]["eval_run"]["status"] == "stopped"
+    platform.command("eval", "download", run.name)
+    assert 10 <= len(samples(run.results)) < ROWS * ATTEMPTS
 
 
 def await_pending(process: int, number: signal.Signals) -> None:
@@ -315,22 +313,6 @@ def cut_for_two_leases(relay: Relay, machine: Machine, there: Run, gate: Gate, *
     relay.heal(forgets=forgets)
 
 
-def cut_for_half_a_lease(
-    relay: Relay, there: Run, gate: Gate, turnstile: Turnstile, *, forgets: bool
-) -> None:
-    """Cut a machine off while it records a few results. A slow one may record none before its lease has run out."""
-    few = len(there.journal()) + 3
-    turnstile.may_pass = lambda: len(there.journal()) < few
-    relay.cut()
-    began = time.monotonic()
-    while len(there.journal()) < few and time.monotonic() < began + LEASE_S / 2:
-        time.sleep(0.01)
-    gate.close()
-    wait_since(began, LEASE_S / 2)
-    relay.heal(forgets=forgets)
-    gate.open()
-
-
 def times_away(run: Run) -> int:
     """Return how often a run's log says that the platform was away."""
     return json.dumps(
@@ -406,28 +388,6 @@ def test_a_cut_of_half_a_lease_is_harmless_whatever_is_being_said(
 
 
 @pytest.mark.nightly
-def test_a_cut_of_half_a_lease_keeps_no_run_from_being_put_aside(
-    platform: Platform, calm: Run, relay: Relay, gate: Gate
-) -> None:
-    run = platform.submit(CONFIG)
-    gate.close(after=ASKS)
-    machine = beyond(relay, platform, "aside")
-    under_way(platform, machine, run, 10)
-    relay.cut_at(b"/release ", refuses=True)
-    machine.process.terminate()
-    assert relay.was_cut.wait(300)
-    wait_since(time.monotonic(), LEASE_S / 2)
-    relay.heal(forgets=True)
-    status, told, err = machine.end()
-    assert (status, told["resource"]["runs"][0]["ending"]) == (0, "left"), err
-    gate.open()
-    status, told, err = Machine(platform, "after", "--once").end()
-    assert (status, told["resource"]["runs"][0]["attempt"]) == (0, 2), err
-    assert run.finish()["status"] == "finished"
-    require_same_results(run, calm)
-
-
-@pytest.mark.nightly
 def test_a_machine_that_was_cut_off_leaves_a_run_that_another_one_took(
     platform: Platform, calm: Run, relay: Relay, gate: Gate
 ) -> None:
@@ -448,46 +408,3 @@ def test_a_machine_that_was_cut_off_leaves_a_run_that_another_one_took(
     assert kept == {"events.jsonl.diverged", "taken", "lost", "worker.lock"}
     assert run.finish()["status"] == "finished"
     require_same_results(run, calm)
-
-
-def is_before(journal: Callable[[], list[bytes]], records: int) -> bool:
-    return len(journal()) < records
-
-
-@pytest.mark.nightly
-def test_cuts_in_a_series_lose_nothing_and_repeat_nothing(
-    platform: Platform, relay: Relay, gate: Gate, turnstile: Turnstile
-) -> None:
-    draw = random.Random(seed_of_kills())
-    calm = platform.submit(LONG_CONFIG)
-    assert Machine(platform, "long", "--once").end()[0] == 0
-    assert calm.finish()["status"] == "finished"
-    turnstile.hold()
-    run = platform.submit(LONG_CONFIG)
-    machine = beyond(relay, platform, "stormy")
-    journal = Run(platform, run.id, run.name, machine.home).journal
-    leases = [0.5] * CUTS + [2.0] * CUTS
-    draw.shuffle(leases)
-    before: list[bytes] = []
-    for length in leases:
-        moment = len(before) + 1 + draw.randrange(RECORDS_PER_CUT)
-        # At most 16 further results are recorded, so the run cannot end.
-        turnstile.may_pass = partial(is_before, journal, moment)
-        there = under_way(platform, machine, run, moment)
-        forgets = draw.random() < 0.5
-        if length > 1:
-            cut_for_two_leases(relay, machine, there, gate, forgets=forgets)
-        else:
-            cut_for_half_a_lease(relay, there, gate, turnstile, forgets=forgets)
-        assert there.journal()[: len(before)] == before, "a committed result was changed or lost"
-        before = there.journal()
-        print(f"cut off for {length} leases at {len(before)} results")
-    assert len(before) < LONG_ROWS * LONG_ATTEMPTS, "all of them fell in mid-run"
-    turnstile.open()
-    status, told, err = machine.end()
-    assert (status, told["resource"]["runs"][0]["attempt"]) == (0, 1), err
-    assert run.finish()["status"] == "finished"
-    print(f"{times_away(run)} times away in {CUTS} long cuts")
-    assert times_away(run) >= CUTS
-    require_same_results(run, calm)
-    assert samples(run.results) == samples(calm.results)

@@ -54,16 +54,12 @@ class S3Server:
 
     The test is skipped where there is no such program.
 
-    Args:
-        options: further ones of ``rclone serve s3``.
-
     Attributes:
         before: words that come before its command.
     """
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self) -> None:
         self._program = _program()
-        self._options = options
         self.before: Sequence[str] = ()
         self.data = Path(mkdtemp(prefix="osmosis-s3-"))
         (self.data / "buckets" / _BUCKET).mkdir(parents=True)
@@ -76,17 +72,14 @@ class S3Server:
     @property
     def bucket(self) -> str:
         """What a platform is told of it."""
-        return self.bucket_named(_BUCKET)
-
-    def bucket_named(self, name: str) -> str:
-        return f"s3://{name}?endpoint={self.url}"
+        return f"s3://{_BUCKET}?endpoint={self.url}"
 
     def start(self) -> None:
         """Start the server, and wait until it listens."""
         log = self.data / "log"
         log.unlink(missing_ok=True)
         serving = ["serve", "s3", "--auth-key", f"{KEY},{SECRET}", "--addr", self.address]
-        serving += ["--log-file", str(log), *self._options, str(self.data / "buckets")]
+        serving += ["--log-file", str(log), str(self.data / "buckets")]
         home = {"HOME": str(self.data), "RCLONE_CONFIG": "/dev/null", "DATA": str(self.data)}
         self._server = subprocess.Popen(
             ["sh", "-c", _UNTIL_INPUT_ENDS, "sh", *self.before, self._program, *serving],

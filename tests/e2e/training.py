@@ -1,0 +1,69 @@
+"""Training runs of the sample rollout in this process: what all of them have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.datasets import file_digest
+from osmosis_ai.evaluation.spec import DatasetInput
+from osmosis_ai.training.runs.hooks import SavedCheckpoint as SavedCheckpoint
+from osmosis_ai.training.runs.hooks import TrainingHooks
+from osmosis_ai.training.runs.metrics import StepRecord
+from osmosis_ai.training.runs.metrics import series as series
+from osmosis_ai.training.runs.spec import TrainingSpec
+from osmosis_ai.training.runs.trainer import Trainer
+from osmosis_ai.training.runs.trainer import TrainingSummary as TrainingSummary
+from osmosis_ai.training.runs.validation import ValidationPlan
+
+WORKSPACE = Path(__file__).parents[2]
+DATASET = WORKSPACE / "data" / "multiply_train.jsonl"
+
+
+def trainer(
+    run_dir: Path,
+    settings: Mapping[str, Any],
+    hooks: TrainingHooks | None = None,
+    *,
+    validated: int = 0,
+    environ: Mapping[str, str] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    make_learner: Callable[[TrainingSpec], Any] | None = None,
+    **spec: Any,
+) -> Trainer:
+    """Return what trains the built-in model on the sample rollout, unless ``spec`` says otherwise.
+
+    Args:
+        validated: how many rows are held out.
+    """
+    given = {"environ": environ, "provenance": provenance, "make_learner": make_learner}
+    return Trainer(
+        TrainingSpec(
+            **{
+                "settings": TrainingSettings(**settings),
+                "model_path": "osmosis/tiny",
+                "dataset": DatasetInput(DATASET, "multiply_train", file_digest(DATASET), "workspace"),
+                "rollout_dir": WORKSPACE / "rollouts" / "multiply",
+                "validation": ValidationPlan(max_rows=validated)
+                if validated
+                else ValidationPlan(fraction=0.0),
+                "device": "cpu",
+                **spec,
+            }
+        ),
+        run_dir,
+        hooks,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def one_step(run_dir: Path, records: list[StepRecord]) -> tuple[list[dict[str, Any]], bytes]:
+    """Return what was computed in the only step of a run, and its adapter."""
+    curve = [
+        {key: value for key, value in record.metrics.items() if not key.startswith(("time/", "speed/"))}
+        for record in records
+    ]
+    weights = run_dir / "checkpoints" / "step-00000001" / "adapter" / "adapter_model.safetensors"
+    return curve, weights.read_bytes()

@@ -113,10 +113,8 @@ def test_a_gate_against_the_same_baseline_has_the_same_numbers(maze: Maze) -> No
             ["--metric", "pass_rat"],
             "there is no metric 'pass_rat' to compare runs by; did you mean 'pass_rate'?",
         ),
-        (["--metric", f"pass@{'9' * 5000}"], "there is no metric 'pass@9"),
         (["--confidence", "0.9999999999999999"], "must be between 0.5 and 1, at most 0.999999"),
         (["--reward-range", "-1e308,1e308"], "'-1e308,1e308' is no range"),
-        (["--reward-range", "1,0"], "'1,0' is no range"),
         (["--reward-range", "nan,1"], "'nan,1' is no range"),
     ],
 )
@@ -126,9 +124,9 @@ def test_a_wrong_word_is_a_wrong_command_line(maze: Maze, words: list[str], said
 
 
 def test_what_cannot_be_compared_is_refused_in_a_line(maze: Maze, tmp_path: Path) -> None:
+    assert compare(maze, "fern", "mos").status == 0, "the beginning of a name is one"
     for words, said, hint in (
         (("fern", "fern"), "the run fern is compared with itself", "name another run"),
-        (("fern", "mos"), "", ""),  # the beginning of a name is one
         (("local:fern", "local:mosss"), "there is no run `mosss`", "did you mean moss?"),
         (
             ("fern", "moss", "--reward-range", "0,0.5"),
@@ -137,20 +135,9 @@ def test_what_cannot_be_compared_is_refused_in_a_line(maze: Maze, tmp_path: Path
         ),
     ):
         outcome = compare(maze, *words)
-        if not said:
-            assert outcome.status == 0
-            continue
         assert (outcome.status, outcome.out) == (1, "")
         assert said in outcome.err and hint in outcome.err and "Traceback" not in outcome.err
         assert outcome.err.startswith("Error: ") and outcome.err.count("\n") == 2
-
-
-def test_rewards_on_a_scale_that_dwarfs_them_are_compared(maze: Maze) -> None:
-    record(maze, "odd", [[0.25, 0.5], [0.75, 0.5], [0.5, 0.25]] * 5)
-    record(maze, "other", [[0.5, 0.5], [0.5, None], [0.5, 0.5]] * 5)
-    for most in ("1", "1e6", "1e100"):
-        outcome = compare(maze, "odd", "other", "--reward-range", f"0,{most}")
-        assert (outcome.status, outcome.err) == (0, "")
 
 
 def test_a_name_with_a_line_break_begins_no_line(maze: Maze, tmp_path: Path) -> None:
@@ -196,15 +183,6 @@ def test_runs_that_say_little_are_not_told_apart(
         assert outcome.status == 0 and "can not be told apart" in " ".join(outcome.out.split()), outcome
 
 
-def test_several_candidates_are_each_compared_with_the_baseline(maze: Maze) -> None:
-    record(maze, "reed", passes(HARD[::-1]))
-    found = resource(maze, "fern", "moss", "reed")
-    assert [each["run"]["name"] for each in found["candidates"]] == ["moss", "reed"]
-    rates = [each["metrics"][1]["difference"] for each in found["candidates"]]
-    assert all(rate["p_adjusted"] >= rate["p"] for rate in rates)
-    assert "among 2 candidates" in compare(maze, "fern", "moss", "reed").out
-
-
 def test_runs_that_were_graded_differently_are_labelled_wherever_a_number_stands(maze: Maze) -> None:
     for name, grader in (("old", "1" * 64), ("new", "2" * 64)):
         write_journalled_run(
@@ -225,7 +203,7 @@ def test_runs_of_the_same_seed_model_and_code_are_refused(maze: Maze) -> None:
     assert compare(maze, "fern", "twin", "--allow-same").status == 0
 
 
-@pytest.mark.parametrize(("changed", "same"), [(0, 120), (1, 119), (4, 116), (30, None)])
+@pytest.mark.parametrize(("changed", "same"), [(1, 119), (30, None)])
 def test_runs_that_share_a_seed_get_a_note_without_tokens_and_if_an_attempt_differs(
     maze: Maze, changed: int, same: int | None
 ) -> None:
@@ -317,10 +295,7 @@ def test_a_hosted_run_of_which_only_counts_are_known_is_compared_by_them(maze: M
     assert refused.status == 0 and "can not be told apart" in refused.out
 
 
-Cells = dict[str, list[str]]
-
-
-def cells_of(page: str) -> Cells:
+def cells_of(page: str) -> dict[str, list[str]]:
     """Return the rows of a page's table of numbers by their first cell, without how an interval was made."""
     table = page[page.index('aria-label="Numbers"') :].partition("</table>")[0]
     rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in table.split("<tr>")[2:]]
@@ -338,20 +313,6 @@ def test_report_terminal_json_and_comparison_have_the_same_numbers(maze: Maze, t
     page = html.unescape(report.read_text("utf-8"))
     shown = cells_of(page)
     assert {name: cells for name, cells in table_of(terminal, "Results").items() if name in shown} == shown
-    latency = data["metrics"]["estimates"]["latency"]
-    of_json = {
-        "Latency of a rollout": latency["rollout_ms"],
-        "  of it, in the model": latency["model_ms"],
-        "  elsewhere (agent, tools, grader, queue)": latency["elsewhere_ms"],
-    }
-    assert latency["elsewhere_ms"]["n"] == latency["model_ms"]["n"] == 120
-    for name, told in of_json.items():
-        value, _, over = shown[name]
-        assert {told[each] for each in ("p50", "p90", "p99")} == {
-            1000.0 if name.startswith("Latency") else 500.0
-        }
-        assert value == ("p50 1.0s" if name.startswith("Latency") else "p50 500 ms")
-        assert f"over {told['n']} attempts that " in over
     headline = data["headline"]
     rate = next(cells for name, cells in shown.items() if name.startswith("Pass rate"))
     interval = f"{100 * headline['low']:.1f} – {100 * headline['high']:.1f} %"

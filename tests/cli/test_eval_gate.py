@@ -48,14 +48,6 @@ def test_a_run_passes_fails_or_is_too_small_to_tell(
 
 def test_every_rule_tells_what_it_was_decided_by(maze: Maze) -> None:
     resource = gate(maze, "good", "--min", "pass_rate=0.6", "--max", "infrastructure=0.05").json["resource"]
-    assert resource["run"] == {
-        "name": "good",
-        "source": "local",
-        "status": "finished",
-        "path": str(maze.workspace.evals_dir / "good"),
-        "scored": 40,
-        "tried": 40,
-    }
     rate, infrastructure = resource["rules"]
     assert set(rate) == {
         *("metric", "bound", "limit", "slice", "value", "at_least", "at_most"),
@@ -68,8 +60,6 @@ def test_every_rule_tells_what_it_was_decided_by(maze: Maze) -> None:
         pytest.approx(0.2589, abs=1e-4),
         "unclear",
     )
-    rich = maze.osmosis("eval", "gate", "good", "--min", "pass_rate=0.6").out
-    assert "At least" in rich and "pass_rate >= 0.6" in rich
 
 
 @pytest.mark.parametrize(
@@ -94,11 +84,6 @@ def test_rows_cannot_be_left_out_of_a_run_by_its_manifest(maze: Maze) -> None:
     assert "a result of row 60, attempt 1, which is not part of the run" in outcome.err
 
 
-def test_a_run_is_found_by_its_directory_too(maze: Maze, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "elsewhere" / "x", passing(10, 4, 36))
-    assert gate(maze, str(run), "--min", "pass_rate=0.5").status == 0
-
-
 def test_an_unfinished_run_never_passes_and_never_fails(maze: Maze) -> None:
     outcomes = passing(10, 4, 40)
     outcomes[9][3] = ""
@@ -116,15 +101,6 @@ def test_a_run_without_scores_proves_nothing(maze: Maze) -> None:
     assert outcome.json["resource"]["rules"][0]["reason"] == "no sample of the run has a score."
     assert gate(maze, "broken", "--max", "infrastructure=0.5").status == 1
     assert gate(maze, "broken", "--min", "pass@3=0.1").status == 3
-
-
-def test_attempts_without_a_score_are_told_where_no_rule_asks_about_them(maze: Maze) -> None:
-    outcomes: list[list[Any]] = [[1.0, 1.0, 1.0, "agent"] for _ in range(20)]
-    write_run(maze.workspace.evals_dir / "gaps", outcomes)
-    outcome = gate(maze, "gaps", "--min", "pass_rate=0.5")
-    assert outcome.status == 0
-    assert "20 of 80 attempts have no score" in outcome.json["resource"]["warnings"][0]
-    assert gate(maze, "gaps", "--min", "pass_rate=0.5", "--max", "unscored=0.05").status == 1
 
 
 # A run of a platform
@@ -146,6 +122,8 @@ def test_a_run_that_was_executed_elsewhere_is_gated_where_it_is_asked_for_alone(
     assert (refused.status, refused.error["code"]) == (1, "CONFLICT")
     assert "was imported (executed elsewhere, with 0.3.13 at 1a2b3c4 and uncommitted changes)" in refused.err
     assert "--allow-imported" in refused.err
+    against = ("--against", "platform:amber-otter-42", "--margin", "pass_rate=0.5")
+    assert "was imported" in gate(maze, "good", *against).error["message"]
     allowed = gate(maze, "amber-otter-42", "--min", "pass_rate=0.1", "--allow-imported")
     assert allowed.json["resource"]["verdict"] in ("pass", "fail", "unclear")
 
@@ -185,43 +163,18 @@ def test_of_a_platform_that_only_counts_each_row_counts_once(maze: Maze) -> None
     assert (reward.status, [rule["value"] for rule in reward.json["resource"]["rules"]]) == (3, [None, None])
 
 
-def test_the_attempts_that_a_platform_tells_say_what_would_settle_a_rule(maze: Maze) -> None:
-    rate = {"value": 0.5, "low": 0.2, "high": 0.8, "n": 20, "clusters": 10}
-    finished(maze, {**METRICS, "estimates": {"pass_rate": rate, "counts": {"planned": 20, "scored": 20}}})
-    offering = {"headers": {"X-Osmosis-Capabilities": "eval-samples"}}
-    run = {**DETAIL, "eval_run": {**OWN, "status": "finished"}, "results": {**RESULTS, "sampled_rows": 10}}
-    maze.get("/eval-runs/amber-otter-42").respond(json=run, **offering)
-    samples = [
-        {"row": row, "attempt": attempt, "status": "success", "reward": (row + attempt) % 2, "cost_usd": 0.5}
-        | {"source_row_index": row, "row_digest": f"{row:032x}"}
-        for row in range(10)
-        for attempt in range(2)
-    ]
-    maze.get("/eval-runs/er_8/samples").respond(json={"samples": samples}, **offering)
-    outcome = gate(maze, "amber-otter-42", "--min", "pass_rate=0.4")
-    assert outcome.status == 3
-    (rule,) = outcome.json["resource"]["rules"]
-    assert rule["settles"] is not None and "n = " in rule["settles"] and "$" in rule["settles"]
-    assert outcome.json["message"].endswith(f"To settle it: {rule['settles']}.")
-
-
-@pytest.mark.parametrize("status", ["running", "failed", "stopped", "pending"])
+@pytest.mark.parametrize("status", ["running", "failed"])
 def test_a_run_of_a_platform_that_did_not_finish_proves_nothing(maze: Maze, status: str) -> None:
-    run = {**OWN, "status": status, "error": "The model was rejected."}
+    run = {**OWN, "status": status, "error": "It said:\n::error::forged"}
     maze.get("/eval-runs/amber-otter-42").respond(json={**DETAIL, "eval_run": run})
     maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
     outcome = gate(maze, "amber-otter-42", "--min", "pass_rate=0.1")
     assert outcome.status == 3
     assert f"the run is {status}, not finished" in outcome.json["resource"]["rules"][0]["reason"]
-
-
-def test_an_agents_error_is_no_command_to_the_job_that_gates_it(maze: Maze) -> None:
-    run = {**OWN, "status": "failed", "error": "It said:\n::error::forged"}
-    maze.get("/eval-runs/amber-otter-42").respond(json={**DETAIL, "eval_run": run})
-    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
-    outcome = gate(maze, "amber-otter-42", "--min", "pass_rate=0.1", mode="--plain")
-    assert outcome.status == 3 and "forged" in outcome.out
-    assert not [line for line in (outcome.out + outcome.err).splitlines() if line.startswith("::")]
+    # An error of an agent is no command to the job that gates it.
+    plain = gate(maze, "amber-otter-42", "--min", "pass_rate=0.1", mode="--plain")
+    assert (plain.status, "forged" in plain.out) == (3, True)
+    assert not [line for line in (plain.out + plain.err).splitlines() if line.startswith("::")]
 
 
 # A judge's result file
@@ -245,11 +198,6 @@ def test_the_scores_of_a_judge_are_gated_and_of_a_panel_the_weakest(maze: Maze, 
     one = results_file(tmp_path, judge("a", 0.8, 0.95))
     assert gate(maze, one, "--min", "score=0.7", "--min", "alpha=0.8", "--max", "unscored=0").status == 0
     assert gate(maze, one, "--min", "score=0.75").status == 3
-    told = (
-        gate(maze, one, "--min", "score=0.75", mode="--plain").out
-        + maze.osmosis("eval", "gate", one, "--min", "score=0.75").out
-    )
-    assert "the ends of its 95 % interval" in " ".join(told.split()) and "bounds are one-sided" not in told
     assert gate(maze, one, "--min", "alpha=1.1").status == 1
     two = results_file(tmp_path, judge("a", 0.8, 0.95), judge("b", 0.5, 0.9))
     outcome = gate(maze, two, "--min", "score=0.7")
@@ -277,6 +225,10 @@ def test_the_scores_of_a_judge_are_gated_and_of_a_panel_the_weakest(maze: Maze, 
         ((), "at least one rule"),
         (("--min", "pas_rate=0.5"), "did you mean 'pass_rate'?"),
         (("--max", "unscored"), "--max METRIC=NUMBER"),
+        (("--min", "reward=nan"), "'nan' is no number"),
+        (("--min", "pass@4=80"), "is a share, from 0 to 1: write 80 % as 0.8"),
+        (("--max", "cost_per_row=-1"), "is never below 0, got -1"),
+        (("--min", "pass_rate=0.9", "--max", "pass_rate=0.1"), "no run meets both `pass_rate >= 0.9`"),
         (("--min", "alpha=0.5"), "a run has no metric 'alpha'"),
         (("--min", "pass@3=0.1"), "the run has no pass@3; it has pass@1, pass@2, pass@4"),
     ],

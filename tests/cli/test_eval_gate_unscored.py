@@ -85,14 +85,6 @@ def test_an_agent_that_crashes_on_hard_rows_passes_no_more_than_one_that_fails_t
     assert any("44 of 468 attempts have no score" in each for each in crashes.json["resource"]["warnings"])
 
 
-def test_a_verdict_that_holds_at_the_worst_and_at_the_best_score_stands(maze: Maze) -> None:
-    write(maze, "crashes", CRASHES)
-    passed = gate(maze, "crashes", "--min", "pass_rate=0.8")
-    assert (passed.status, rules_of(passed)[0]["verdict"]) == (0, "pass")
-    failed = gate(maze, "crashes", "--max", "pass_rate=0.8")
-    assert (failed.status, rules_of(failed)[0]["verdict"]) == (1, "fail")
-
-
 def test_a_rule_fails_only_if_it_fails_with_every_unscored_attempt_at_its_best(maze: Maze) -> None:
     write(maze, "poor", [*([[0.0] * 4] * 60), *([[None] * 4] * 40)])
     assert gate(maze, "poor", "--min", "pass_rate=0.3").status == 3
@@ -171,17 +163,16 @@ def test_a_range_that_is_given_counts_though_all_scores_are_0_or_1(maze: Maze) -
 
 def test_a_verdict_says_what_it_is_with_the_unscored_attempts(maze: Maze) -> None:
     write(maze, "crashes", CRASHES)
-    (passed,) = rules_of(gate(maze, "crashes", "--min", "pass_rate=0.8"))
+    outcome = gate(maze, "crashes", "--min", "pass_rate=0.8")
+    (passed,) = rules_of(outcome)
+    assert (outcome.status, passed["verdict"]) == (0, "pass")
     assert passed["reason"].endswith("at least 0.8492 with the 44 unscored attempts at the lowest score.")
-    (failed,) = rules_of(gate(maze, "crashes", "--max", "pass_rate=0.8"))
-    assert failed["reason"].endswith("at least 0.8492 with the 44 unscored attempts at the lowest score.")
-    (unclear,) = rules_of(gate(maze, "crashes", "--min", "pass_rate=0.99"))
-    assert unclear["reason"].endswith("between 0.8492 and 1 with the 44 unscored attempts at any score.")
+    outcome = gate(maze, "crashes", "--max", "pass_rate=0.8")
+    assert (outcome.status, rules_of(outcome)[0]["verdict"]) == (1, "fail")
     write(maze, "base", WRONG)
     rule = ("--margin", "pass_rate=0.2", "--against", "base")
     (held,) = rules_of(gate(maze, "crashes", *rule))
     assert held["verdict"] == "pass"
-    assert "at worst -2.5 points with 95 % confidence" in held["reason"]
     assert "with the 44 unscored attempts counted against it" in held["reason"]
 
 
@@ -307,12 +298,6 @@ def test_a_hosted_run_whose_unscored_attempts_are_unknown_passes_nothing(maze: M
     assert (known["verdict"], known["unscored"]) == ("unclear", 39)  # one was skipped
 
 
-def test_a_hosted_run_that_reports_nothing_yet_is_unclear(maze: Maze) -> None:
-    finished(maze, {"status": "finished"}, graded=None, passed=60, sampled_rows=100, total_runs=100)
-    for metric in ("pass_rate", "reward", "pass@2"):
-        assert gate(maze, "amber-otter-42", "--min", f"{metric}=0.5").status == 3
-
-
 def test_a_comparison_with_unknown_unscored_attempts_has_no_verdict(maze: Maze) -> None:
     finished(maze, {"status": "finished"}, graded=60, passed=59, sampled_rows=100, total_runs=None)
     write(maze, "base", [[0.0] * 4] * 100)
@@ -352,11 +337,8 @@ def test_the_attempts_of_a_platforms_run_include_its_unscored_ones(maze: Maze) -
         for row in range(ROWS)
         for attempt in range(ATTEMPTS)
     ]
-    detail = {
-        **DETAIL,
-        "eval_run": {**OWN, "status": "finished"},
-        "results": {**RESULTS, "sampled_rows": 117},
-    }
+    run = {"eval_run": {**OWN, "status": "finished"}, "results": {**RESULTS, "sampled_rows": 117}}
+    detail = {**DETAIL, **run}
     detail["config"] = {**DETAIL["config"], "n": ATTEMPTS}
     offering = {"headers": {"X-Osmosis-Capabilities": "eval-samples"}}
     maze.get("/eval-runs/amber-otter-42").respond(json=detail, **offering)
@@ -410,16 +392,6 @@ def test_a_comparison_uses_the_interval_of_the_worst_case_and_not_its_value(maze
     several = maze.osmosis("eval", "compare", "base", "crashes", "fails", "--json").json["resource"]
     assert [each["verdict"] for each in several["candidates"]] == ["unclear", "unclear"]
     assert verdict(maze, "crashes", "base")["verdict"] == "unclear"
-
-
-def test_a_comparison_says_how_many_attempts_have_no_score(maze: Maze) -> None:
-    write(maze, "wrong", WRONG)
-    write(maze, "crashes", CRASHES)
-    assert "without 44 unscored attempts" in verdict(maze, "wrong", "crashes")["reason"]
-    write(maze, "poor", [[0.0] * ATTEMPTS] * ROWS)
-    better = verdict(maze, "poor", "crashes")
-    assert better["verdict"] == "better"
-    assert better["sentence"].endswith("also with 44 unscored attempts counted against crashes.")
 
 
 def test_a_comparison_of_rewards_needs_their_range_if_an_attempt_has_no_score(maze: Maze) -> None:

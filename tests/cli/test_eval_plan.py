@@ -53,40 +53,15 @@ def test_a_pilot_tells_what_the_config_sees_and_what_a_goal_costs(maze: Maze) ->
     assert (outcome.status, outcome.err) == (0, "")
     envelope = outcome.json
     found = envelope["resource"]
-    assert (envelope["operation"], found["rows"], found["n"], found["dataset_rows"]) == (
-        "eval.plan",
-        120,
-        4,
-        120,
-    )
+    assert (envelope["operation"], found["rows"], found["n"]) == ("eval.plan", 120, 4)
     assert found["spread"]["basis"] == "one run" and found["spread"]["samples"] == 120
     assert found["attempt"] == {"cost_usd": 0.01, "duration_s": 1.0, "at_once": 8}
     own, cheapest = found["config_design"], found["cheapest"]
     assert (own["cost_usd"], own["duration_s"]) == (pytest.approx(4.8), 60.0)
-    assert set(own["sees"]) == {
-        *("value", "low", "high", "rows", "samples", "method", "p", "p_adjusted", "reason"),
-    }
     assert cheapest["sees"]["value"] <= 0.2 and cheapest["cost_usd"] < own["cost_usd"]
     points = f"{100 * own['sees']['value']:.1f} points"
     assert f"runs 120 rows x 4: this design sees {points} or more" in envelope["message"]
     assert "a 20-point change will hardly ever look like noise" in envelope["message"]
-
-
-def test_people_scripts_and_pull_requests_read_the_same_numbers(maze: Maze) -> None:
-    words = ("--pilot", "pilot", "--detect", "0.05", "--max-cost", "20")
-    found = plan(maze, *words, "--json").json["resource"]
-    rich = plan(maze, *words, "--markdown", "plan.md").out
-    plain = plan(maze, *words, "--plain").out
-    page = (maze.workspace.root / "plan.md").read_text()
-    assert page.startswith("<!-- osmosis:eval.plan:configs/eval/walks.toml -->")
-    for design in found["designs"]:
-        cells = [f"{design['rows']:,}", str(design["n"]), f"{design['attempts']:,}"]
-        sees = f"{100 * design['sees']['value']:.1f}"
-        for line in ("\t".join(cells), "| " + " | ".join(cells)):
-            assert any(shown.startswith(line) and sees in shown for shown in (plain + page).splitlines()), (
-                line
-            )
-        assert f" {sees} " in rich
 
 
 def test_two_runs_tell_the_spread_of_their_difference(maze: Maze) -> None:
@@ -150,11 +125,8 @@ def test_rewards_are_planned_on_their_own_scale(maze: Maze) -> None:
     ("words", "said"),
     [
         (("--detect", "3"), "can change by 1 at most: write 3 points as 0.03"),
-        (("--detect", "0"), "--detect must be a difference above 0"),
-        (("--power", "1"), "--power must lie between 0.5 and 1"),
         (("--confidence", "95"), "--confidence must lie between 0.5 and 1"),
         (("--pass-rate", "60"), "write 60 % as 0.6"),
-        (("--icc", "1.5"), "--icc is a share"),
         (("--rows-at-most", "1"), "one row says nothing about others"),
         (("--max-cost", "1e308"), "--max-cost must be an amount of US dollars, from 0 to 1e+12"),
         (("--metric", "reward"), "--metric reward needs a --pilot"),
@@ -174,7 +146,6 @@ def test_a_senseless_question_is_a_wrong_command_line(maze: Maze, words: tuple[s
         ([[1.0, 0.0]], "one row with a score"),
         ([[None, None]] * 12, "no attempt with a score"),
         ([[1.0, 1.0]] * 12, "--pass-rate 0.95 --icc 0.3"),
-        ([[0.0, 0.0]] * 12, "--pass-rate 0.05 --icc 0.3"),
     ],
 )
 def test_a_pilot_that_tells_no_spread_is_refused_with_what_to_do(

@@ -47,20 +47,8 @@ def test_other_answers_to_the_same_questions_are_compared_question_by_question(c
     assert (found["paired_by"], found["records"]) == ("question", {"common": 6, "baseline": 6, "current": 6})
     difference = found["difference"]
     assert difference["value"] == pytest.approx(0.275) and 0.15 < difference["low"] < difference["high"] < 0.4
-    assert set(difference) == {
-        *("value", "low", "high", "rows", "samples", "method", "p", "p_adjusted", "reason"),
-    }
     shown = json.loads(score(cli, "--baseline", "before.json", "--json").out)["resource"]
     assert shown["baseline_comparison"] == found
-
-
-@pytest.mark.usefixtures("before")
-def test_least_greatest_and_counts_are_in_the_file_and_not_in_the_headline(cli: Cli) -> None:
-    answers(AFTER)
-    outcome, found = compared(cli)
-    assert {"average", "min", "max"} <= found["delta_statistics"].keys() & found["baseline_statistics"].keys()
-    assert "average baseline=0.3500 current=0.6250 delta=+0.2750" in outcome.out
-    assert "min baseline" not in outcome.out and "max baseline" not in outcome.out
 
 
 @pytest.mark.usefixtures("before")
@@ -145,14 +133,10 @@ def test_the_classic_command_pairs_records_and_brings_their_scales_together(
 ) -> None:
     configure()
     for name, scores in (("before", BEFORE), ("after", AFTER)):
+        own = {"rubric_id": "clarity", "score_max": 1}
         write(
             *(
-                {
-                    "rubric_id": "clarity",
-                    "original_input": f"q {n}",
-                    "score_max": 1,
-                    "solution_str": f"[score {x}]",
-                }
+                {**own, "original_input": f"q {n}", "solution_str": f"[score {x}]"}
                 for n, x in enumerate(scores)
             )
         )
@@ -166,16 +150,7 @@ def test_the_classic_command_pairs_records_and_brings_their_scales_together(
 
 def test_a_conversation_is_its_turns_before_the_answer(cli: Cli, judge: JudgeServer) -> None:
     for name, scores in (("before", BEFORE), ("after", AFTER)):
-        write(
-            *(
-                {
-                    "messages": [
-                        {"role": "user", "content": f"q {n}"},
-                        {"role": "assistant", "content": f"[score {x}]"},
-                    ]
-                }
-                for n, x in enumerate(scores)
-            )
-        )
+        turns = [(("user", f"q {n}"), ("assistant", f"[score {x}]")) for n, x in enumerate(scores)]
+        write(*({"messages": [{"role": role, "content": said} for role, said in each]} for each in turns))
         score(cli, "-o", f"{name}.json", *(["--baseline", "before.json"] if name == "after" else []))
     assert result_of("after.json")["baseline_comparison"]["records"]["common"] == 6

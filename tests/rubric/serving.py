@@ -20,7 +20,11 @@ def serving(model: StandInModel) -> Iterator[StandInModel]:
         async with model:
             started.set()
             await stopped.wait()
-        await end_other_tasks()
+        # What serves connections that clients still hold would be told of on stderr, in any later test.
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
@@ -31,11 +35,3 @@ def serving(model: StandInModel) -> Iterator[StandInModel]:
         loop.call_soon_threadsafe(stopped.set)
         thread.join()
         loop.close()
-
-
-async def end_other_tasks() -> None:
-    """End what serves connections that clients still hold: it would be told of on stderr, in any later test."""
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import inspect
 import json
 import subprocess
@@ -20,7 +19,6 @@ from osmosis_ai import (
     MissingAPIKeyError,
     ModelNotFoundError,
     ProviderRequestError,
-    UnscoredError,
     aevaluate_rubric,
     evaluate_rubric,
 )
@@ -55,28 +53,6 @@ def model(no_keys: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInMod
 @pytest.fixture
 def info(model: StandInModel) -> dict[str, Any]:
     return {"provider": "openai", "model": "gpt-4o", "api_key": "k-1234", "api_base": model.base_url}
-
-
-def test_a_plain_call_returns_the_score(info: dict[str, Any]) -> None:
-    assert evaluate_rubric("Be kind.", "hello", info) == 0.5
-    assert evaluate_rubric(rubric="Be kind.", solution_str="hello", model_info=info, ground_truth="hi") == 0.5
-
-
-def test_details_hold_the_reply_the_tokens_and_the_cost(model: StandInModel, info: dict[str, Any]) -> None:
-    used = {"prompt_tokens": 90, "completion_tokens": 10, "cost": 0.002}
-    model.script(Reply('{"score": 1.5, "explanation": "great"}', usage=used))
-    details = evaluate_rubric("Be kind.", "hello", info, return_details=True)
-    assert details.pop("duration_s") > 0
-    assert details.pop("raw")["choices"]
-    assert details == {
-        "score": 1.0,
-        "stated_score": 1.5,
-        "explanation": "great",
-        "input_tokens": 90,
-        "output_tokens": 10,
-        "cost_usd": 0.002,
-        "retries": 0,
-    }
 
 
 def test_arguments_win_over_model_info(model: StandInModel, info: dict[str, Any]) -> None:
@@ -142,17 +118,6 @@ def test_arguments_are_checked_in_the_documented_order_before_any_call(
     assert isinstance(caught.value, osmosis_ai.OsmosisError), "the command line can say it in one line"
 
 
-def test_errors_are_the_documented_classes(model: StandInModel, info: dict[str, Any]) -> None:
-    model.script(error_reply(404, "no such model"), error_reply(400, "bad"), Reply("no"), Reply("no"))
-    with pytest.raises(ModelNotFoundError, match="no such model") as missing:
-        evaluate_rubric("Be kind.", "hello", info)
-    assert (missing.value.provider, missing.value.model) == ("openai", "gpt-4o")
-    with pytest.raises(ProviderRequestError, match="bad"):
-        evaluate_rubric("Be kind.", "hello", info)
-    with pytest.raises(UnscoredError, match="not valid JSON"):
-        evaluate_rubric("Be kind.", "hello", info)
-
-
 def test_a_judge_that_does_not_answer_in_time_is_a_provider_error(
     model: StandInModel, info: dict[str, Any]
 ) -> None:
@@ -161,16 +126,13 @@ def test_a_judge_that_does_not_answer_in_time_is_a_provider_error(
         evaluate_rubric("Be kind.", "hello", info, timeout=0.01)
 
 
-async def test_it_can_be_called_inside_a_running_event_loop(info: dict[str, Any]) -> None:
-    assert evaluate_rubric("Be kind.", "hello", info) == 0.5
-
-
 async def test_the_async_twin_leaves_the_event_loop_free(model: StandInModel, info: dict[str, Any]) -> None:
     loop = asyncio.get_running_loop()
     hold = asyncio.Event()
     model.respond = lambda _: Reply(GOOD.content, wait_for=hold)
     call = asyncio.create_task(aevaluate_rubric("Be kind.", "hello", info, return_details=True))
-    await asyncio.to_thread(_until, lambda: model.in_flight == 1)
+    while not model.in_flight:  # noqa: ASYNC110 (the stand-in counts, it does not signal)
+        await asyncio.sleep(0)
     assert not call.done()
     model.respond = lambda _: GOOD
     assert await aevaluate_rubric("Be kind.", "hello", info) == 0.5, "others are served meanwhile"
@@ -196,14 +158,6 @@ def test_threads_share_one_loop_its_connections_and_its_limits(
     assert scores == [0.5] * 32
     assert 1 < model.most_in_flight <= 16
     assert sum(thread.name == "osmosis-judging" for thread in threading.enumerate()) == 1
-
-
-def test_many_different_judges_are_not_kept_for_ever(info: dict[str, Any]) -> None:
-    from osmosis_ai.rubric import judge as judges
-
-    for number in range(40):
-        assert evaluate_rubric("Be kind.", "hello", {**info, "model": f"m-{number}"}) == 0.5
-    assert len(judges._thread()._judges) <= 17
 
 
 @pytest.mark.e2e
@@ -239,84 +193,29 @@ def test_a_key_can_be_checked_without_a_call(monkeypatch: pytest.MonkeyPatch) ->
     ensure_api_key_available({"provider": "anthropic"})
 
 
-def test_the_names_of_02_are_where_its_users_know_them() -> None:
-    from osmosis_ai import rubric_eval, rubric_types
-
-    assert {
-        "evaluate_rubric",
-        "ensure_api_key_available",
-        "ModelInfo",
-        "RewardRubricRunResult",
-        "MissingAPIKeyError",
-        "DEFAULT_REQUEST_TIMEOUT_SECONDS",
-    } <= set(rubric_eval.__all__)
-    assert rubric_eval.DEFAULT_REQUEST_TIMEOUT_SECONDS == 30.0
-    assert {"ModelInfo", "RewardRubricRunResult", "ModelNotFoundError"} <= set(rubric_types.__all__)
-    for module in (osmosis_ai, rubric_eval, rubric_types):
-        assert all(getattr(module, name) is not None for name in module.__all__)
-
-
-def _until(condition: Any) -> None:
-    waiting = threading.Event()
-    for _ in range(60_000):
-        if condition():
-            return
-        waiting.wait(0.005)
-    raise AssertionError("it never happened")
-
-
 # --- awaited --------------------------------------------------------------------------------
-
-
-async def test_the_result_is_a_plain_dataclass_of_score_and_explanation(model: StandInModel) -> None:
-    result = await awaited(**ASKED, model="openai/gpt-5.4", api_key="k-1")
-    assert dataclasses.asdict(result) == {"score": 0.5, "explanation": "fine"}
-    assert RubricResult(1.0, "x") == RubricResult(score=1.0, explanation="x")
-    assert model.requests[0].headers["Authorization"] == "Bearer k-1"
-    assert model.requests[0].body["model"] == "gpt-5.4"
 
 
 async def test_everything_that_the_judge_may_be_shown_reaches_it(model: StandInModel) -> None:
     model.respond = lambda _: Reply('<think>hm</think>```json\n{"score": 99, "explanation": "great"}\n```')
-    result = await awaited(
-        **ASKED,
-        model="gpt-5.4",
-        ground_truth="truth",
-        original_input="question",
-        metadata={"k": "v"},
-        score_min=1.0,
-        score_max=5.0,
-        api_key="k",
-        timeout=9,
-        system_prompt="Be strict.",
-    )
-    assert result.score == 5.0
+    texts = {"ground_truth": "truth", "original_input": "question", "metadata": {"k": "v"}}
+    limits = {"score_min": 1.0, "score_max": 5.0, "timeout": 9, "system_prompt": "Be strict."}
+    result = await awaited(**ASKED, model="gpt-5.4", api_key="k", **texts, **limits)
+    assert vars(result) == {"score": 5.0, "explanation": "great"}
     system, user = (message["content"] for message in model.requests[0].body["messages"])
     assert system.startswith("Be strict.")
     for shown in ("Be kind.", "hello", "truth", "question", '"k": "v"', "1.0 to 5.0"):
         assert shown in user
 
 
-@pytest.mark.parametrize(
-    ("model_name", "provider", "timeout_s"),
-    [
-        ("gpt-5.4", "openai", 30.0),
-        ("openai/gpt-5.4", "openai", 30.0),
-        ("o1-mini", "openai", 30.0),
-        ("o3-mini", "openai", 30.0),
-        ("o4-mini", "openai", 30.0),
-        ("claude-opus", "anthropic", 30.0),
-        ("gemini-3", "gemini", 45.0),
-        ("grok-3", "xai", 45.0),
-        ("grok-4-1", "xai", 60.0),
-        ("cerebras/m", "cerebras", 60.0),
-        ("openrouter/a/m", "openrouter", 60.0),
-    ],
-)
-def test_provider_and_timeout_follow_from_the_name(model_name: str, provider: str, timeout_s: float) -> None:
-    judge = judge_by_name(model_name, "k", None)
-    assert (judge.provider, judge.timeout_s) == (provider, timeout_s)
-    assert judge_by_name(model_name, "k", 7.0).timeout_s == 7.0
+def test_provider_and_timeout_follow_from_the_name() -> None:
+    names = ["gpt-5.4", "o4-mini", "claude-opus", "gemini-3", "grok-3", "grok-4-1", "openrouter/a/m"]
+    judges = [judge_by_name(name, "k", None) for name in names]
+    assert [(judge.provider, judge.timeout_s) for judge in judges] == [
+        *(("openai", 30.0), ("openai", 30.0), ("anthropic", 30.0), ("gemini", 45.0)),
+        *(("xai", 45.0), ("xai", 60.0), ("openrouter", 60.0)),
+    ]
+    assert judge_by_name("grok-4-1", "k", 7.0).timeout_s == 7.0
 
 
 @pytest.mark.parametrize(
@@ -328,10 +227,7 @@ def test_provider_and_timeout_follow_from_the_name(model_name: str, provider: st
         ({"score_max": -1.0}, ValueError, "`score_max`"),
         ({"score_min": 1.0}, ValueError, "`score_max`"),
         ({}, MissingAPIKeyError, "OPENAI_API_KEY"),
-        ({"api_key": " "}, MissingAPIKeyError, "OPENAI_API_KEY"),
         ({"model": "claude-opus"}, MissingAPIKeyError, "ANTHROPIC_API_KEY"),
-        ({"model": "bedrock/m"}, MissingAPIKeyError, "AWS_ACCESS_KEY_ID"),
-        ({"model": "groq/m"}, MissingAPIKeyError, "GROQ_API_KEY"),
         ({"model": "foo/m"}, MissingAPIKeyError, "FOO_API_KEY"),
         ({"model": "my-own"}, MissingAPIKeyError, "provider is not known"),
         ({"model": "my-own", "api_key": "k"}, ProviderRequestError, "names no known provider"),
@@ -367,22 +263,14 @@ async def test_a_key_of_two_lines_is_refused_without_showing_it(model: StandInMo
     assert not model.requests
 
 
-async def test_choices_that_are_no_list_are_no_score(model: StandInModel) -> None:
-    model.respond = lambda _: Reply(body={"choices": 5})
-    with pytest.raises(ProviderRequestError, match="not a chat completion"):
-        await awaited(**ASKED, model="openai/gpt-5.4", api_key="k")
-
-
-async def test_an_unreadable_reply_is_asked_for_once_more(model: StandInModel) -> None:
-    model.script(Reply("well"), GOOD)
-    assert (await awaited(**ASKED, model="gpt-5.4", api_key="k")).score == 0.5
-
-
 async def test_both_forms_go_by_one_name(model: StandInModel) -> None:
     info = {"provider": "openai", "model": "gpt-4o", "api_key": "k", "api_base": model.base_url}
     assert evaluate_rubric("Be kind.", "hello", info) == 0.5
     assert evaluate_rubric(rubric="Be kind.", solution_str="hello", model_info=info) == 0.5
-    assert evaluate_rubric("Be kind.", "hello", info, return_details=True)["explanation"] == "fine"
+    details = evaluate_rubric("Be kind.", "hello", info, return_details=True)
+    assert details.pop("duration_s") > 0 and details.pop("raw")["choices"]
+    keys = {"score", "stated_score", "explanation", "input_tokens", "output_tokens", "cost_usd", "retries"}
+    assert details.keys() == keys and details["explanation"] == "fine"
     assert await evaluate_rubric(**ASKED, model="gpt-4o", api_key="k") == RubricResult(0.5, "fine")
     both: Any = evaluate_rubric
     assert await both(**ASKED, model="gpt-4o", model_info=None, api_key="k") == RubricResult(0.5, "fine")
@@ -396,11 +284,17 @@ async def test_both_forms_go_by_one_name(model: StandInModel) -> None:
         await both(**ASKED, model="gpt-4o", return_details=True)
 
 
-def test_the_names_of_03_are_where_its_users_know_them() -> None:
+def test_the_names_of_02_and_03_are_where_its_users_know_them() -> None:
     names = ["RubricResult", "MissingAPIKeyError", "ProviderRequestError", "ModelNotFoundError"]
     for module in (osmosis_ai, line_03, types):
-        for name in names:
-            assert getattr(module, name) is getattr(types, name)
+        assert all(getattr(module, name) is getattr(types, name) for name in names)
+    from osmosis_ai import rubric_eval, rubric_types
+
+    old = {"evaluate_rubric", "ensure_api_key_available", "ModelInfo", "RewardRubricRunResult"}
+    assert {*old, "MissingAPIKeyError", "DEFAULT_REQUEST_TIMEOUT_SECONDS"} <= set(rubric_eval.__all__)
+    assert {"ModelInfo", "RewardRubricRunResult", "ModelNotFoundError"} <= set(rubric_types.__all__)
+    for module in (osmosis_ai, rubric_eval, rubric_types):
+        assert all(getattr(module, name) is not None for name in module.__all__)
     assert line_03.evaluate_rubric is engine.evaluate_rubric
     assert inspect.iscoroutinefunction(line_03.evaluate_rubric), "mock.patch makes an AsyncMock of it"
     assert engine.DEFAULT_REQUEST_TIMEOUT_SECONDS == 30.0

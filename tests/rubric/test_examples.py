@@ -68,18 +68,6 @@ def test_the_reward_functions_run_without_a_model() -> None:
     }
 
 
-def test_the_reward_functions_reward_what_they_say() -> None:
-    rewards = example("reward_functions")
-    assert rewards.case_insensitive_match("Pariss", "Paris") == 0.0
-    assert rewards.numeric_tolerance("about three", "3") == 0.0
-    assert [rewards.final_number(text, "1200") for text in ("so 1,200", "so 12", "no idea")] == [
-        1.0,
-        0.1,
-        0.0,
-    ]
-    assert [rewards.within_length("x" * length, "") for length in (0, 300, 900)] == [1.0, 0.5, 0.0]
-
-
 @pytest.mark.e2e
 def test_the_rubric_function_asks_every_documented_provider(judge: JudgeServer) -> None:
     keys = dict.fromkeys(KEYS.values(), CANARY)
@@ -93,27 +81,10 @@ def test_the_rubric_function_asks_every_documented_provider(judge: JudgeServer) 
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("provider", KEYS)
-def test_one_provider_can_be_chosen(judge: JudgeServer, provider: str) -> None:
-    options = ["--provider", provider, "--model", "my-judge", "--api-base", judge.base_url]
-    result = run("examples/rubric_functions.py", *options, **{KEYS[provider]: CANARY})
-    assert result.stdout.startswith(f"{provider}/my-judge\n")
-    assert (result.returncode, judge.requests[0].body["model"]) == (0, "my-judge")
-
-
-@pytest.mark.e2e
-def test_without_any_key_the_example_says_what_to_set() -> None:
-    result = run("examples/rubric_functions.py")
-    assert (result.returncode, result.stdout) == (1, "")
-    assert all(variable in result.stderr for variable in KEYS.values())
-
-
-@pytest.mark.e2e
 def test_a_missing_key_is_one_line_with_the_export() -> None:
     result = run("examples/rubric_functions.py", "--provider", "openai")
-    assert result.returncode == 1
+    assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
     assert 'export OPENAI_API_KEY="..."' in result.stderr
-    assert len(result.stderr.splitlines()) == 1
 
 
 async def test_the_async_rubric_function_gives_the_same_score(judge: JudgeServer) -> None:

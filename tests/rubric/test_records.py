@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.rubric.records import (
-    MAX_LINE_BYTES,
     RecordIndex,
     RecordRules,
     RubricRecord,
@@ -50,11 +49,6 @@ def test_the_last_assistant_turn_with_text_is_judged(data: Path) -> None:
     assert record.solution_str == "one\ntwo"
 
 
-def test_an_empty_list_of_messages_leaves_the_solution(data: Path) -> None:
-    (record,) = read(write(data, {"messages": [], "solution_str": "this"}))
-    assert record.solution_str == "this"
-
-
 def test_a_record_is_known_by_id_then_conversation_then_position(data: Path) -> None:
     lines = [{"id": 7, "conversation_id": "c"}, {"conversation_id": "c"}, {}]
     write(data, *[{**line, "solution_str": "s"} for line in lines])
@@ -63,26 +57,19 @@ def test_a_record_is_known_by_id_then_conversation_then_position(data: Path) -> 
 
 
 def test_fields_of_another_type_count_as_absent(data: Path) -> None:
-    odd = {
-        "solution_str": "s",
-        "ground_truth": 5,
-        "original_input": ["x"],
-        "metadata": "m",
-        "human_score": None,
-    }
+    odd = {"solution_str": "s", "ground_truth": 5, "original_input": ["x"], "metadata": "m"}
     (record,) = read(write(data, odd))
-    assert (record.ground_truth, record.original_input, record.metadata, record.human_score) == (None,) * 4
-
-
-def test_the_original_input_may_come_from_extra_info(data: Path) -> None:
-    (record,) = read(write(data, {"solution_str": "s", "extra_info": {"original_input": "asked"}}))
-    assert record.original_input == "asked"
+    assert (record.ground_truth, record.original_input, record.metadata) == (None,) * 3
 
 
 def test_the_classic_command_wraps_metadata_and_leaves_that_of_extra_info(data: Path) -> None:
-    line = {"solution_str": "s", "metadata": {"a": 1}, "extra_info": {"metadata": {"b": 2}, "other": 3}}
+    line = {
+        "solution_str": "s",
+        "metadata": {"a": 1},
+        "extra_info": {"metadata": {"b": 2}, "original_input": "q"},
+    }
     write(data, line)
-    assert read(data)[0].metadata == {"a": 1}
+    assert (read(data)[0].metadata, read(data)[0].original_input) == ({"a": 1}, "q")
     assert read(data, RecordRules(wrap_metadata=True))[0].metadata == {"b": 2, "dataset_metadata": {"a": 1}}
 
 
@@ -97,69 +84,17 @@ def test_records_of_other_rubrics_are_skipped_whatever_the_case(data: Path) -> N
     )
 
 
-def test_blank_lines_are_no_records_but_count_as_lines(data: Path) -> None:
-    write(data, "", {"solution_str": "a"}, "  ", {"solution_str": "b"})
-    assert [(record.index, record.line) for record in read(data)] == [(1, 2), (2, 4)]
-
-
-def test_a_byte_order_mark_is_passed_over(data: Path) -> None:
-    data.write_bytes(b'\xef\xbb\xbf{"solution_str": "s"}\n')
-    assert read(data)[0].solution_str == "s"
-
-
-def test_long_integers_keep_their_digits(data: Path) -> None:
-    (record,) = read(write(data, '{"solution_str": "s", "metadata": {"n": 123456789012345678901234567890}}'))
-    assert record.metadata == {"n": 123456789012345678901234567890}
-
-
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ('{"solution_str": ', "Invalid JSON on line 2 of"),
-        ('{"solution_str": NaN}', "Invalid JSON on line 2 of"),
-        ("[1]", "Expected JSON object on line 2 of"),
-        ('{"id": "x"}', "must include 'messages' (list) or 'solution_str' (string)."),
-        ('{"solution_str": "  "}', "Line 2 of"),
-        ('{"rubric_id": "r", "id": "x"}', "Record 'x' must include a non-empty 'solution_str' string."),
-        ('{"messages": [{"role": "user", "content": "q"}]}', "no assistant message with text"),
-        ('{"solution_str": "s", "score_min": "low"}', "Line 2 of"),
-        ('{"solution_str": "s", "score_max": true}', "'score_max' must be a number, not a boolean"),
-        ('{"solution_str": "s", "human_score": "good"}', "'human_score' must be a number, true or false"),
-    ],
-)
-def test_a_bad_line_is_named(data: Path, line: str, problem: str) -> None:
-    write(data, {"solution_str": "fine"}, line)
-    message = refusal(data)
-    assert problem in message and "\n" not in message
-    assert "ine 2 of" in message
-
-
-def test_an_empty_file_holds_no_records(data: Path) -> None:
-    data.write_text("\n \n")
-    assert refusal(data) == f"No JSON records found in '{data}'."
-
-
-def test_binary_files_are_told_from_text(data: Path) -> None:
-    data.write_bytes(b"\x1f\x8b\x08" + bytes(range(256)) * 100)
-    assert "Line 1 of" in refusal(data) and "not UTF-8 text (byte 0x8b at position 1" in refusal(data)
-    data.write_bytes(b"\xff" * (MAX_LINE_BYTES + 10))
-    assert "not UTF-8 text" in refusal(data)
-
-
-def test_a_record_of_ten_megabytes_is_refused_before_it_is_sent_anywhere(data: Path) -> None:
-    write(data, {"solution_str": "fine"}, {"solution_str": "x" * 10_000_000})
-    assert refusal(data) == f"Line 2 of '{data}' is longer than 8 MiB, more than any judge reads."
+def test_a_byte_order_mark_is_passed_over_and_long_integers_keep_their_digits(data: Path) -> None:
+    data.write_bytes(
+        b'\xef\xbb\xbf\n{"solution_str": "s", "metadata": {"n": 123456789012345678901234567890}}\n'
+    )
+    (record,) = read(data)
+    assert (record.line, record.metadata) == (2, {"n": 123456789012345678901234567890})
 
 
 def test_a_long_line_cut_within_a_character_is_still_text(data: Path) -> None:
     data.write_text('{"solution_str": "' + "€" * 3_000_000 + '"}\n', encoding="utf-8")
     assert "longer than 8 MiB" in refusal(data)
-
-
-def test_a_missing_file_and_a_directory_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="does not exist"):
-        read(tmp_path / "absent.jsonl")
-    assert "is a directory" in refusal(tmp_path)
 
 
 # -- the index -----------------------------------------------------------------------------
@@ -201,23 +136,6 @@ def test_records_that_a_judge_cannot_tell_apart_are_copies(data: Path) -> None:
 def test_a_label_outside_the_scale_is_a_class_and_no_score(data: Path) -> None:
     index = scan(write(data, {"solution_str": "s", "label": 7}))
     assert index.ignored_labels == 1 and index.human[0] != index.human[0]
-
-
-def test_a_human_score_outside_the_scale_is_a_mistake(data: Path) -> None:
-    write(data, {"solution_str": "s"}, {"solution_str": "s", "human_score": 7})
-    with pytest.raises(
-        OsmosisError, match=r"Line 2 of .* 'human_score' 7 is outside the scale of 0 to 1"
-    ) as caught:
-        scan(data)
-    assert caught.value.hint is not None and "--score-max" in caught.value.hint
-
-
-def test_bounds_that_a_record_swaps_are_found_with_its_line(data: Path) -> None:
-    write(data, {"solution_str": "s"}, {"solution_str": "s", "score_min": 2})
-    with pytest.raises(
-        OsmosisError, match=r"Line 2 of .* 'score_max' \(1\) must be greater than 'score_min' \(2\)"
-    ):
-        scan(data)
 
 
 def test_a_file_that_changes_while_it_is_judged_is_noticed(data: Path) -> None:

@@ -1,3 +1,5 @@
+"""Whether two runs can be compared, which of their rows match, and the numbers of a slice."""
+
 from __future__ import annotations
 
 import json
@@ -11,20 +13,14 @@ from osmosis_ai.errors import ConflictError
 from osmosis_ai.evaluation.comparison.comparability import (
     Allowances,
     require_comparable,
-    require_vouched_for,
 )
-from osmosis_ai.evaluation.comparison.run_samples import CountsOnly
+from osmosis_ai.evaluation.comparison.run_pairs import match_rows
+from osmosis_ai.evaluation.comparison.run_samples import RunSamples, run_slices
 from tests.evaluation.comparison.builders import INPUTS, run_of
 
 
 def other_model(**fields: Any) -> Any:
     return replace(INPUTS, **{"model": "another", **fields})
-
-
-def test_runs_that_were_graded_alike_on_the_same_rows_are_compared_without_a_word() -> None:
-    found = require_comparable(run_of([[1.0], [0.0]], name="a"), run_of([[1.0], [1.0]], name="b"))
-    assert found.matched is not None and found.matched.common == 2
-    assert (found.notes, found.label, found.undecided) == ((), None, None)
 
 
 def test_without_a_common_row_both_datasets_are_named_with_three_digests_each() -> None:
@@ -73,17 +69,6 @@ def test_a_row_with_another_answer_is_another_row_and_listed_as_changed(tmp_path
     assert "1 row with the same prompt" in " ".join(found.notes)
 
 
-def test_where_datasets_cannot_be_read_the_same_place_of_the_same_name_is_said_as_such() -> None:
-    a = run_of([[1.0]] * 2, name="a", keys=["x", "old"])
-    b = run_of([[1.0]] * 2, name="b", keys=["x", "new"], inputs=other_model(dataset_sha256="e" * 64))
-    found = require_comparable(a, b)
-    assert found.matched is not None and len(found.matched.changed) == 1
-    assert "same place of multiply" in " ".join(found.notes)
-    elsewhere = replace(b, inputs=replace(b.inputs, dataset_name="divide"))
-    unsaid = require_comparable(a, elsewhere)
-    assert unsaid.matched is not None and unsaid.matched.changed == ()
-
-
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -117,22 +102,14 @@ def test_a_run_without_a_grader_digest_is_compared_with_a_note() -> None:
     assert not any(said in note for note in require_comparable(a, same).notes)
 
 
-def test_a_run_is_not_compared_with_itself() -> None:
-    a = run_of([[1.0]], name="a")
-    with pytest.raises(ConflictError, match="the run a is compared with itself"):
-        require_comparable(a, a, Allowances(same=True))
-    with pytest.raises(ConflictError, match=r"a and a\.archive are the same run"):
-        require_comparable(a, replace(a, name="a.archive"))
-
-
-def test_runs_of_the_same_seed_model_and_code_have_the_same_samples() -> None:
+def test_runs_of_the_same_seed_model_and_code_are_the_same_samples() -> None:
     a, b = run_of([[1.0]], name="a", inputs=INPUTS), run_of([[1.0]], name="b", inputs=INPUTS)
-    with pytest.raises(ConflictError, match="have the same samples: seed 0, model osmosis/tiny") as caught:
+    with pytest.raises(ConflictError, match=r"a and a\.archive are the same run"):
+        require_comparable(a, replace(a, name="a.archive"), Allowances(same=True))
+    with pytest.raises(ConflictError, match="have the same samples: seed 0, model osmosis/tiny"):
         require_comparable(a, b)
-    assert caught.value.hint is not None and "--allow-same" in caught.value.hint
-    assert require_comparable(a, b, Allowances(same=True)).matched is not None
     for change in ({"seed": 1}, {"source_digest": "6" * 64}, {"env": {"STYLE": "terse"}}):
-        require_comparable(a, replace(b, inputs=replace(INPUTS, **change)))
+        assert require_comparable(a, replace(b, inputs=replace(INPUTS, **change))).notes == ()
 
 
 def test_an_unfinished_run_needs_partial_and_decides_no_gate() -> None:
@@ -144,32 +121,6 @@ def test_an_unfinished_run_needs_partial_and_decides_no_gate() -> None:
     assert caught.value.hint is not None and "--partial" in caught.value.hint
     found = require_comparable(a, b, Allowances(partial=True))
     assert found.undecided == f"b: {sentence}"
-
-
-def test_one_attempt_against_four_is_allowed_and_said() -> None:
-    found = require_comparable(run_of([[1.0]], name="a"), run_of([[1.0, 0.0, 1.0, 1.0]], name="b"))
-    assert "one attempt a row in a, 4 attempts in b: the means of rows are compared." in found.notes
-
-
-def test_a_run_without_a_score_is_said() -> None:
-    found = require_comparable(run_of([[1.0]], name="a"), run_of([[None]], name="b"))
-    assert "no attempt of b has a score." in found.notes
-
-
-def test_of_a_run_with_counts_only_that_it_is_unpaired_is_said() -> None:
-    b = run_of([], name="b", summary=CountsOnly(rows=10, scored=10, passed=7))
-    found = require_comparable(run_of([[1.0]], name="a"), b)
-    assert found.matched is None
-    assert "of b only counts are known" in found.notes[0] and "unpaired" in found.notes[0]
-
-
-def test_an_imported_run_is_said_and_refused_by_a_gate() -> None:
-    b = run_of([[1.0]], name="b", imported="executed elsewhere, with 0.3.11")
-    assert "b was imported" in " ".join(require_comparable(run_of([[1.0]], name="a"), b).notes)
-    with pytest.raises(ConflictError, match="was imported") as caught:
-        require_vouched_for(b, allow_imported=False)
-    assert caught.value.hint is not None and "--allow-imported" in caught.value.hint
-    require_vouched_for(b, allow_imported=True)
 
 
 def test_runs_without_digests_match_by_dataset_and_place_and_say_so() -> None:
@@ -211,3 +162,38 @@ def test_runs_of_one_seed_with_nearly_the_same_attempts_say_little_about_other_s
     # Another seed that comes out alike is news.
     other = replace(b, inputs=replace(b.inputs, seed=1))
     assert not any("share seed" in each for each in require_comparable(a, other).notes)
+
+
+def sliced(tmp_path: Path, rewards: list[list[float | None]], values: list[str | None]) -> RunSamples:
+    """Return a run on a dataset whose rows have these values of `topic`, and their number in their metadata."""
+    dataset = tmp_path / "data.jsonl"
+    rows = [{"user_prompt": f"{n}", "topic": value, "metadata": {"n": n}} for n, value in enumerate(values)]
+    dataset.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run_of(rewards, open_dataset=lambda: dataset)
+
+
+def test_every_value_has_its_rows_and_their_scored_attempts(tmp_path: Path) -> None:
+    rewards: list[list[float | None]] = [[1.0, 1.0], [0.0, 1.0], [0.0, None], [1.0, 0.0], [None, None]]
+    run = sliced(tmp_path, rewards, ["b", "a", "b", None, "c"])
+    assert [(each.column, each.value) for each in run_slices(run, ["n", "topic"])][4:6] == [
+        ("n", "4"),
+        ("topic", "a"),
+    ]
+    found = run_slices(run, ["topic", "topic"])
+    assert [(each.value, each.rows) for each in found] == [("a", 1), ("b", 2), ("c", 1), (None, 1)]
+    rates = [each.pass_rate.value if each.pass_rate else None for each in found]
+    assert rates == [0.5, 0.5, None, 0.5]
+    b = found[1].pass_rate
+    assert b is not None and (b.n, b.clusters) == (3, 2)
+    assert found[2].data()["reward"]["reason"] == "nothing to compare"
+
+
+def test_rows_match_by_what_they_are_and_not_by_where_they_stand() -> None:
+    matched = match_rows(
+        run_of([[1.0]] * 3, keys=["a", "b", "c"]), run_of([[0.0]] * 4, keys=["c", "x", "a", "y"])
+    )
+    assert matched.index_a.tolist() == [0, 2]
+    assert matched.index_b.tolist() == [2, 0]
+    assert (matched.only_a.tolist(), matched.only_b.tolist()) == ([1], [1, 3])
+    assert matched.words == "2 rows are in both runs, of 3 and 4"
+    assert matched.share == 2 / 3

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from scripts.interval_coverage import VERDICT_CELLS, VerdictCell, verdict_share
 
 from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference, unpaired_difference
 from osmosis_ai.evaluation.comparison.numbers import benjamini_hochberg, holm
@@ -118,3 +119,13 @@ def test_of_ten_slices_of_which_none_differs_one_is_called_different_in_one_of_t
         ]
         called += min(benjamini_hochberg(found)) < 0.05
     assert called <= tolerated(0.05)
+
+
+@pytest.mark.parametrize(
+    "cell", [each for each in VERDICT_CELLS if each.rows * each.attempts < 3500], ids=str
+)
+def test_a_verdict_is_wrong_in_one_of_twenty_at_most_and_found_as_often_as_expected(
+    cell: VerdictCell,
+) -> None:
+    share = verdict_share(cell, 150)
+    assert cell.as_expected(share, 150), f"{share:.3f}"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import Cli
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_preview_shows_the_example_rubrics_as_yaml(cli: Cli) -> None:
@@ -32,7 +32,6 @@ def test_preview_shows_the_example_records_as_json(cli: Cli) -> None:
     ("name", "content", "problem"),
     [
         ("absent.yaml", None, "Path 'absent.yaml' does not exist."),
-        (".", None, "Expected a file path but got directory '.'."),
         ("a.txt", "x", "Unsupported file extension '.txt'."),
         ("a.jsonl", "[1]\n", "Expected JSON object on line 1 of 'a.jsonl'"),
         ("a.yaml", "default_extra_info: {}", "must not include 'default_extra_info'"),

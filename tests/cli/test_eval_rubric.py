@@ -1,0 +1,541 @@
+"""`osmosis eval rubric`: what it prints and keeps, whose judges and bounds count, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.cli.rubric_judging import GOOD, KEY, configure, refused, result_of, score, texts, write
+from tests.cli.test_lazy_loading import modules_after
+from tests.rubric.judge_server import JudgeServer
+from tests.standin_model import Reply
+
+# -- the documented output -----------------------------------------------------------------
+
+
+def test_json_prints_the_documented_operation_with_the_records(cli: Cli, judge: JudgeServer) -> None:
+    texts("one [score 0.2]", "two [score 0.8]")
+    outcome = score(cli, "--json")
+    assert (outcome.status, outcome.err) == (0, "")
+    document = json.loads(outcome.out)
+    assert (document["status"], document["operation"]) == ("success", "eval.rubric")
+    resource = document["resource"]
+    assert (resource["record_count"], resource["error_count"], resource["unscored_count"]) == (2, 0, 0)
+    assert resource["statistics"] == pytest.approx(
+        {"average": 0.5, "variance": 0.09, "stdev": 0.3, "min": 0.2, "max": 0.8}
+    )
+    first = resource["records"][0]
+    own = {
+        "index": 1,
+        "label": "r1",
+        "scores": [0.2],
+        "explanations": ["It follows the rubric."],
+        "errors": [],
+    }
+    assert own.items() <= first.items()
+    assert first["statistics"] == {"average": 0.2, "variance": 0.0, "stdev": 0.0, "min": 0.2, "max": 0.2}
+
+
+def test_a_result_file_takes_the_place_of_the_records(cli: Cli, judge: JudgeServer) -> None:
+    texts("one")
+    resource = json.loads(score(cli, "--json", "-o", "deep/er/out.json").out)["resource"]
+    assert "records" not in resource and resource["output_path"].endswith("deep/er/out.json")
+    document = result_of("deep/er/out.json")
+    keys = list(document)
+    assert keys[:6] == ["generated_at", "model", "rubric", "data_path", "number", "overall_statistics"]
+    assert keys.index("overall_statistics") < keys.index("records")
+    assert (document["rubric"], document["records"][0]["scores"]) == ("Be good and clear.", [0.5])
+    assert score(cli, "-o", "deep").status == score(cli, "-o", "new/").status == 0
+    assert Path("deep/rubric_eval_result.json").is_file() and Path("new/rubric_eval_result.json").is_file()
+
+
+def test_without_a_place_results_go_to_the_cache_under_the_rubric(cli: Cli, judge: JudgeServer) -> None:
+    texts("one")
+    Path("My Rubric.md").write_text("Be kind.")
+    path = json.loads(
+        cli("eval", "rubric", "-d", "data.jsonl", "-r", "@My Rubric.md", "--model", "openai/j", "--json").out
+    )
+    written = Path(path["resource"]["output_path"])
+    assert written.parent == Path("cache/eval_result/my_rubric").absolute()
+    assert written.name.startswith("rubric_eval_result_") and result_of(str(written))["rubric"] == "Be kind."
+
+
+# -- scores outside the scale ---------------------------------------------------------------
+
+
+def test_scores_outside_the_scale_are_clamped_and_counted_next_to_the_mean(
+    cli: Cli, judge: JudgeServer
+) -> None:
+    texts("[score 4]", "[score -2]", "[score 1]", "[once status 400] [score 9]")
+    assert score(cli, "-o", "out.json").status == 1
+    outcome = score(cli, "-o", "out.json", "--resume", "--report", "report.html")
+    assert outcome.status == 0
+    assert "0.7500 (3 of 4 scores outside the scale, clamped)" in outcome.out
+    document = result_of()
+    assert (document["overall_statistics"]["average"], document["counts"]["outside_scale"]) == (0.75, 3)
+    stated = [record["judgements"][0].get("stated_score") for record in document["records"]]
+    assert stated == [4.0, -2.0, None, 9.0]
+    assert "3 of 4 scores outside the scale, clamped" in Path("report.html").read_text()
+
+
+# -- what has no score ---------------------------------------------------------------------
+
+
+def test_what_cannot_be_scored_is_counted_apart_with_its_reason_and_is_never_a_zero(
+    cli: Cli, judge: JudgeServer
+) -> None:
+    texts(
+        "fine [score 0.9]", "[garbage]", "[list]", "[nan]", "[refuse]", "[words]", "[empty]", "[status 400]"
+    )
+    outcome = score(cli, "--json", "-o", "out.json")
+    assert (outcome.status, outcome.out) == (1, "")
+    error = json.loads(outcome.err)["error"]
+    details = error["details"]
+    json.loads(Path("out.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} in a document"))
+    assert (details["error_count"], details["unscored_count"]) == (1, 6)
+    by_reason = {"unparsable": 1, "no_score": 2, "not_finite": 1, "refused": 1, "empty": 1}
+    assert details["counts"]["unscored_by_reason"] == by_reason
+    assert details["statistics"]["average"] == details["statistics"]["min"] == 0.9
+    document = result_of()
+    assert document["complete"] is False
+    statuses = [record["judgements"][0]["status"] for record in document["records"]]
+    assert statuses == ["scored", *["unscored"] * 6, "failed"]
+    assert all(record["scores"] == [] for record in document["records"][1:])
+    assert "list" in document["records"][2]["unscored"][0]["detail"]
+    assert "HTTP 400" in document["records"][7]["errors"][0]
+    assert document["trust"]["counts"]["scored_records"] == 1
+
+
+def test_a_reply_with_prose_or_fixed_when_asked_again_is_a_score(cli: Cli, judge: JudgeServer) -> None:
+    texts("[prose]", "[once garbage] [score 0.3]", "[once status 429] [score 0.4]")
+    assert score(cli, "-o", "out.json").status == 0
+    assert [record["scores"] for record in result_of()["records"]] == [[0.25], [0.3], [0.4]]
+
+
+def test_names_of_records_drive_no_terminal(cli: Cli, judge: JudgeServer) -> None:
+    write(
+        {"id": "\x1b[31mred\x07[bold]", "solution_str": "[score 0]", "human_score": 1},
+        {"id": "b", "solution_str": "[score 0.5]", "human_score": 0.5},
+    )
+    outcome = score(cli, "-o", "out.json")
+    assert (outcome.status, "\x1b[31mred" in outcome.out) == (0, False)
+    assert outcome.out.count("[bold]") == 2, "among the records and the largest disagreements"
+
+
+def test_a_judge_that_answers_nobody_is_not_asked_forever(cli: Cli, judge: JudgeServer) -> None:
+    judge.broken = 401
+    texts(*(f"text {number}" for number in range(400)))
+    outcome = score(cli, "--json", "-o", "out.json")
+    assert outcome.status == 1 and judge.calls < 100
+    counts = result_of()["counts"]
+    assert counts["failed"] >= 10 and counts["pending"] == 400 - counts["failed"]
+    assert "10 calls in a row failed" in json.loads(outcome.err)["error"]["message"]
+
+
+def test_a_resumed_session_asks_only_for_what_has_no_score(cli: Cli, judge: JudgeServer) -> None:
+    texts("fine [score 0.9]", "[once status 400] [score 0.1]", "[score 0.5]")
+    assert score(cli, "-o", "out.json").status == 1
+    assert Path("out.json.partial.jsonl").is_file()
+    calls = judge.calls
+    assert score(cli, "-o", "out.json", "--resume").status == 0
+    assert judge.calls == calls + 1
+    assert [record["scores"] for record in result_of()["records"]] == [[0.9], [0.1], [0.5]]
+    assert not Path("out.json.partial.jsonl").exists()
+    outcome = score(cli, "-o", "out.json", "--resume")
+    assert outcome.status == 1 and "there is no unfinished session to resume" in outcome.err
+
+
+def test_the_command_that_is_shown_goes_on_with_a_session_of_any_options(
+    cli: Cli, judge: JudgeServer
+) -> None:
+    configure(score_max=1)
+    write(
+        {"id": "it's", "rubric_id": "clarity", "solution_str": "[once status 400]", "ground_truth": "g"},
+        {"rubric_id": "clarity", "solution_str": "fine", "ground_truth": "g"},
+    )
+    options = ["-c", "rubric_configs.yaml", "-n", "2", "--swap", "--seed", "7", "--timeout", "20"]
+    options += ["--model", "openai/judge-a", "--model", "openai/judge-b", "--api-base", judge.base_url]
+    options += ["--score-min", "-1", "--score-max", "2", "-o", "a place/", "--report", "a page.html"]
+    stopped = cli("eval", "rubric", "-d", "data.jsonl", "-r", "clarity", *options)
+    assert stopped.status == 1
+    command = re.search(r"osmosis (eval rubric .* --resume)$", stopped.err, re.M)
+    assert command is not None, stopped.err
+    calls = judge.calls
+    resumed = cli(*shlex.split(command[1]))
+    assert resumed.status == 0, resumed.err
+    assert judge.calls == calls + 1
+
+
+def test_resuming_refuses_other_inputs_and_names_them(cli: Cli, judge: JudgeServer) -> None:
+    texts("[status 400]")
+    score(cli, "-o", "out.json")
+    texts("[status 400] changed")
+    outcome = score(cli, "-o", "out.json", "--resume", "-n", "3", "--score-max", "5", model="openai/other")
+    assert outcome.status == 1
+    for change in (
+        "data: the file's content is another",
+        "models: was openai/judge, now openai/other",
+        "calls per record (`-n`): was 1, now 3",
+        "score bounds: was 0, 1, now 0, 5",
+    ):
+        assert f"  - {change}" in outcome.err
+    assert "rubric" not in outcome.err.split("started.")[1].split("hint")[0]
+
+
+def test_starting_over_keeps_the_unfinished_session_aside(cli: Cli, judge: JudgeServer) -> None:
+    texts("[status 400]")
+    score(cli, "-o", "out.json")
+    outcome = score(cli, "-o", "out.json")
+    assert "is kept as" in outcome.err and Path("out.json.previous.partial.jsonl").is_file()
+
+
+# -- budgets -------------------------------------------------------------------------------
+
+
+def test_a_spent_budget_leaves_the_rest_pending_and_a_higher_one_goes_on(
+    cli: Cli, judge: JudgeServer
+) -> None:
+    texts(*(f"text {number}" for number in range(200)))
+    outcome = score(cli, "--json", "--max-tokens", "5000", "-o", "out.json")
+    assert outcome.status == 1
+    document = json.loads(outcome.out)
+    assert document["status"] == "partial" and document["resource"]["stopped"]["kind"] == "budget"
+    counts, used = document["resource"]["counts"], document["resource"]["usage"]
+    assert counts["pending"] > 0 and counts["scored"] == 200 - counts["pending"]
+    assert document["resource"]["trust"]["counts"]["pending_calls"] == counts["pending"]
+    per_call = (used["input_tokens"] + used["output_tokens"]) / counts["scored"]
+    assert 5000 - per_call <= used["input_tokens"] + used["output_tokens"] <= 5000 + 9 * per_call
+    assert document["next_steps_structured"][0]["command"].endswith("--resume")
+    calls = judge.calls
+    assert score(cli, "--max-tokens", "1000000", "-o", "out.json", "--resume").status == 0
+    assert judge.calls == calls + counts["pending"]
+
+
+def test_a_limit_on_cost_needs_a_price(cli: Cli, judge: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    texts("one")
+    outcome = score(cli, "--max-cost", "1", model="openai/nobody-knows-this")
+    assert outcome.status == 1 and "needs the price of `openai/nobody-knows-this`" in outcome.err
+
+
+def test_the_id_of_a_rubric_brings_its_judge_and_bounds(cli: Cli, judge: JudgeServer) -> None:
+    configure(system_prompt="Be strict.")
+    write(
+        {"solution_str": "mine [score 7]", "rubric_id": "Clarity"},
+        {"solution_str": "another's", "rubric_id": "other"},
+        {"solution_str": "nobody's"},
+    )
+    outcome = cli("eval", "rubric", "-d", "data.jsonl", "-r", "clarity", "-o", "out.json")
+    assert outcome.status == 0
+    document = result_of()
+    shown = (document["model"], document["score_max"], document["rubric"])
+    assert shown == ("from-yaml", 10.0, "Judge the clarity.")
+    assert [record["scores"] for record in document["records"]] == [[7.0], [0.5]]
+    system, user = judge.requests[0].body["messages"]
+    assert system["content"].startswith("Be strict.\n\n") and "Judge the clarity." in user["content"]
+    assert judge.requests[0].body["model"] == "from-yaml"
+
+
+def test_an_option_wins_over_the_rubrics_own_judge_and_bounds(cli: Cli, judge: JudgeServer) -> None:
+    configure()
+    texts("[score 30]")
+    arguments = ["-d", "data.jsonl", "-r", "clarity", "--model", "openai/chosen", "--score-max", "20"]
+    assert cli("eval", "rubric", *arguments, "-o", "out.json").status == 0
+    judgement = result_of()["records"][0]["judgements"][0]
+    found = (judgement["model"], judgement["score"], judgement["stated_score"])
+    assert found == ("openai/chosen", 20.0, 30.0)
+
+
+def test_one_word_that_no_file_defines_is_taken_as_text_with_a_warning(cli: Cli, judge: JudgeServer) -> None:
+    texts("one")
+    outcome = cli(
+        "eval", "rubric", "-d", "data.jsonl", "-r", "clarity", "--model", "openai/j", "-o", "out.json"
+    )
+    assert outcome.status == 0 and "`clarity` is taken as the text of the rubric" in outcome.err
+    configure(id="other")
+    assert "Available ids: other" in cli("eval", "rubric", "-d", "data.jsonl", "-r", "clarity").err
+
+
+def test_bounds_of_a_record_win_and_scores_are_compared_on_one_scale(cli: Cli, judge: JudgeServer) -> None:
+    write(
+        {"solution_str": "a [score 4]", "score_min": 1, "score_max": 5, "human_score": 4},
+        {"solution_str": "b [score 0.75]", "human_score": 0.75},
+    )
+    assert score(cli, "-o", "out.json").status == 0
+    document = result_of()
+    assert [record["scores"] for record in document["records"]] == [[4.0], [0.75]]
+    assert document["trust"]["judges"][0]["calibration"]["mean_absolute_error"]["value"] == pytest.approx(0.0)
+
+
+def test_several_judges_make_a_panel(cli: Cli, judge: JudgeServer) -> None:
+    texts(*(f"{number} [score 0.{number}] [bias 0.2 judge-b]" for number in range(1, 7)))
+    outcome = score(cli, "--model", "openai/judge-b", "-n", "2", "-o", "out.json", model="openai/judge-a")
+    assert outcome.status == 0 and judge.calls == 24
+    document = result_of()
+    assert document["models"] == ["openai/judge-a", "openai/judge-b"]
+    judgements = document["records"][0]["judgements"]
+    by_model = [(found["model"][-1], found["run"], found["score"]) for found in judgements]
+    assert by_model == [("a", 1, 0.1), ("a", 2, 0.1), ("b", 1, 0.3), ("b", 2, 0.3)]
+    assert document["records"][0]["consensus"] == pytest.approx(0.2)
+    assert "  Consensus: 0.2000" in outcome.out
+    assert document["trust"]["panel"] is not None
+    assert [entry["calls"] for entry in document["usage"]["judges"]] == [12, 12]
+
+
+def test_a_judge_that_favours_what_it_reads_first_is_found_out(cli: Cli, judge: JudgeServer) -> None:
+    write(
+        *(
+            {"solution_str": f"{number} [score 0.{number}] [noise 0.01] [first 0.2]", "ground_truth": "ten"}
+            for number in range(1, 8)
+        )
+    )
+    outcome = score(cli, "-n", "4", "--swap", "-o", "out.json")
+    assert outcome.status == 0, outcome.err
+    position = result_of()["trust"]["judges"][0]["position"]
+    assert position["value"] == pytest.approx(0.2, abs=0.02) and position["low"] > 0.15
+    assert position["records"] == 7
+    assert score(cli, "-n", "4", "-o", "plain.json").status == 0
+    unmeasured = result_of("plain.json")["trust"]["judges"][0]["position"]
+    assert unmeasured["value"] is None and "--swap" in unmeasured["reason"]
+
+
+@pytest.mark.parametrize(("drift", "found"), [(0.009, False), (0.02, True)])
+def test_a_bias_of_one_of_three_judges_is_a_finding_only_among_all_of_them(
+    cli: Cli, judge: JudgeServer, drift: float, found: bool
+) -> None:
+    rng = random.Random(5)
+    write(
+        *(
+            {
+                "solution_str": f"{place:02} [score 0.30]"
+                + "".join(f" [bias {rng.uniform(0, 0.2):.2f} judge-{name}]" for name in "ab")
+                + f" [bias {rng.uniform(0, 0.2) + drift * place:.2f} judge-c]",
+                "human_score": 0.3,
+            }
+            for place in range(20)
+        )
+    )
+    models = ("--model", "openai/judge-b", "--model", "openai/judge-c")
+    assert score(cli, *models, "-o", "out.json", model="openai/judge-a").status == 0
+    trust = result_of()["trust"]
+    orders = [judge["order_in_file"] for judge in trust["judges"]]
+    # Alone the third judge's drift is significant in both cases: its interval excludes zero.
+    assert [order["low"] > 0 for order in orders] == [False, False, True]
+    assert orders[2]["p"] < 0.05
+    assert orders[2]["p_adjusted"] == pytest.approx(3 * orders[2]["p"])
+    assert (orders[2]["p_adjusted"] <= 0.05) is found
+
+
+def test_an_endpoint_of_ones_own_needs_no_variable(
+    cli: Cli, judge: JudgeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    monkeypatch.delenv("OPENAI_API_KEY")
+    texts("one")
+    assert score(cli, "--api-base", judge.base_url, model="my-judge").status == 0
+    assert judge.requests[0].body["model"] == "my-judge"
+
+
+def test_a_key_on_the_command_line_works_with_a_warning_and_is_never_repeated(
+    cli: Cli, judge: JudgeServer
+) -> None:
+    texts("[status 400]")
+    outcome = score(cli, "--json", "--api-key", "sk-given-on-the-line-123", "-o", "out.json")
+    warning, error = map(json.loads, outcome.err.splitlines())
+    assert warning["warning"]["code"] == "DEPRECATION"
+    assert judge.key_seen == "sk-given-on-the-line-123"
+    assert "sk-given" not in outcome.err + outcome.out + json.dumps(error)
+
+
+def test_a_report_is_written_beside_the_results(cli: Cli, judge: JudgeServer) -> None:
+    texts("one [noise 0.2]", "two [score 0.8]", "[garbage]")
+    outcome = score(cli, "-n", "2", "-o", str(Path("out.json").absolute()), "--report", "deep/report.html")
+    assert outcome.status == 1
+    page = Path("deep/report.html").read_text()
+    assert "Be good and clear." in page and KEY not in page
+    assert "data.jsonl" in page and str(Path.cwd()) not in page
+    assert "one [noise 0.2]" in page and "It follows the rubric." in page and "Largest disagreements" in page
+    assert "What goes into the report: scores" in outcome.err
+    again = ["-n", "2", "-o", "out.json", "--report", "deep/report.html", "--no-text"]
+    kept = score(cli, *again)
+    assert "deep/report.html exists" in kept.err and "--force" in kept.err
+    assert Path("deep/report.html").read_text() == page
+    score(cli, *again, "--force")
+    bare = Path("deep/report.html").read_text()
+    assert not re.search("Be good and clear|noise 0.2|garbage", bare) and "Largest disagreements" in bare
+
+
+def test_a_report_of_many_records_contains_those_on_which_scores_differ_most(
+    cli: Cli, judge: JudgeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("osmosis_ai.viewer.one_file.MOST_RECORDS", 1)
+    texts("calm [score 0.5]", "disputed [score 0.5] [bias 0.3 judge-b]", "calm [score 0.6]")
+    report = ["--model", "openai/judge-b", "-o", "out.json", "--report", "report.html"]
+    assert score(cli, *report, model="openai/judge-a").status == 0
+    page = Path("report.html").read_text()
+    assert "2 on which scores differ least are only in out.json" in page and "over 3 records" in page
+    assert 'id="record-2"' in page and "disputed [score" in page and "calm [score" not in page
+
+
+def test_a_key_is_in_no_file_and_no_line(cli: Cli, judge: JudgeServer, tmp_path: Path) -> None:
+    texts("[echo key]", "fine", "[garbage]")
+    report = ["--report", "report.html", "--force"]
+    shown = [score(cli, *mode, "-o", "out.json", *report) for mode in ([], ["--json"], ["--plain"])]
+    configure(model_info={"provider": "openai", "model": "m", "api_key": KEY})
+    shown.append(cli("preview", "-p", "data.jsonl"))
+    write({"rubric_id": "clarity", "solution_str": "[echo key]"})
+    shown.append(cli("eval-rubric", "-r", "clarity", "-d", "data.jsonl"))
+    Path("rubric_configs.yaml").unlink()
+    assert all(KEY not in outcome.out + outcome.err for outcome in shown)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 4 and not [path for path in files if KEY.encode() in path.read_bytes()]
+
+
+def test_a_gate_on_scores_is_not_passed_by_calls_without_one(cli: Cli, judge: JudgeServer) -> None:
+    good = [f"answer {place} [score {0.85 + 0.01 * (place % 10)}]" for place in range(40)]
+    texts(*good, *(f"bad {place} [garbage]" for place in range(5)))
+    assert score(cli, "-o", "gaps.json").status == 1
+    texts(*good, *(f"bad {place} [score 0]" for place in range(5)))
+    assert score(cli, "-o", "zeros.json").status == 0
+    gaps, zeros = (
+        json.loads(cli("eval", "gate", name, "--min", "score=0.85", "--json").out)["resource"]["rules"][0]
+        for name in ("gaps.json", "zeros.json")
+    )
+    assert (gaps["verdict"], gaps["unscored"], zeros["verdict"]) == ("unclear", 5, "unclear")
+    assert gaps["at_least"] > 0.85
+    assert gaps["unscored_at_worst"]["value"] == pytest.approx(zeros["value"])
+    # The worst case has the interval of the calls that scored 0.
+    for limit, status in ((zeros["at_least"] + 0.001, 3), (zeros["at_least"] - 0.001, 0)):
+        for name in ("gaps.json", "zeros.json"):
+            assert cli("eval", "gate", name, "--min", f"score={limit}").status == status
+
+
+def test_tokens_that_a_judge_does_not_report_are_unknown(cli: Cli, judge: JudgeServer) -> None:
+    usages = iter([True, False, False, False])
+    judge.respond = lambda _: Reply('{"score": 0.5, "explanation": "fine"}', usage=next(usages))
+    texts("one", "two")
+    outcome = score(cli, "-o", "out.json", "--plain")
+    (line,) = [line for line in outcome.out.splitlines() if line.startswith("tokens")]
+    assert line.endswith("(1 of 2 calls)")
+    assert result_of()["usage"]["judges"][0]["calls_without_tokens"] == 1
+    again = score(cli, "-o", "again.json", "--plain")
+    assert "\ntokens\tunknown" in again.out
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        ([GOOD, '{"solution_str": '], "Invalid JSON on line 2 of 'data.jsonl': "),
+        ([GOOD, '"text"'], "Expected JSON object on line 2 of 'data.jsonl', found a string."),
+        (
+            [GOOD, {"id": "x"}],
+            "Line 2 of 'data.jsonl' must include 'messages' (list) or 'solution_str' (string).",
+        ),
+        ([GOOD, '{"solution_str": NaN}'], "Invalid JSON on line 2 of 'data.jsonl'"),
+        ([{"messages": [{"role": "user", "content": "q"}]}], "Line 1 of 'data.jsonl' "),
+        (
+            [{**GOOD, "score_max": True}],
+            "Line 1 of 'data.jsonl': 'score_max' must be a number, not a boolean",
+        ),
+        ([{**GOOD, "human_score": "good"}], "Line 1 of 'data.jsonl': 'human_score' must be a number, true"),
+        ([], "No JSON records found in 'data.jsonl'."),
+        ([GOOD, {"solution_str": "x" * 10_000_000}], "Line 2 of 'data.jsonl' is longer than 8 MiB"),
+        ([{**GOOD, "score_min": 3}], "Line 1 of 'data.jsonl': 'score_max' (1) must be greater"),
+        ([{**GOOD, "human_score": 3}], "Line 1 of 'data.jsonl': 'human_score' 3 is outside the scale"),
+    ],
+)
+def test_bad_data_is_one_line_before_any_call(
+    cli: Cli, judge: JudgeServer, lines: list[Any], problem: str
+) -> None:
+    write(*lines)
+    assert refused(cli, judge).startswith(problem)
+
+
+def test_binary_data_is_one_line(cli: Cli, judge: JudgeServer) -> None:
+    Path("data.jsonl").write_bytes(b"\x89PNG\r\n\x1a\n" + b"\x00\xff" * 5000)
+    assert "Line 1 of 'data.jsonl' is not UTF-8 text" in refused(cli, judge)
+
+
+def test_data_that_is_missing_or_a_directory_is_one_line(cli: Cli, judge: JudgeServer) -> None:
+    assert refused(cli, judge) == "Data path 'data.jsonl' does not exist."
+    Path("data.jsonl").mkdir()
+    assert "is a directory" in refused(cli, judge)
+    Path("data.jsonl").rmdir()
+    Path("data.jsonl").symlink_to("/dev/null")
+    assert "is no regular file" in refused(cli, judge)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["-n", "0"], "--number must be at least 1."),
+        (["-r", " "], "Rubric text must not be empty."),
+        (["-r", "@absent.txt"], "Rubric file 'absent.txt' does not exist."),
+        (["--score-max", "nan"], "`score_min` and `score_max` must be finite"),
+        (["--timeout", "0"], "--timeout must be greater than 0 seconds."),
+        (["--max-tokens", "0"], "`--max-tokens` must be a positive number"),
+        (["--baseline", "absent.json"], "Baseline path 'absent.json' does not exist."),
+        (["-o", "data.jsonl/out.json"], "cannot create the directory"),
+        (["--config", "absent.yaml"], "Rubric config 'absent.yaml' does not exist."),
+        (
+            ["--baseline", "data.jsonl"],
+            "Baseline JSON 'data.jsonl' must include an 'overall_statistics' object",
+        ),
+        (["--model", "openai/judge"], "`openai/judge` is named twice."),
+        (["--swap"], "--swap compares calls with each other."),
+        (["--swap", "-n", "2"], "Line 1 of 'data.jsonl' has nothing but the text that is judged"),
+    ],
+)
+def test_bad_arguments_are_one_line_before_any_call(
+    cli: Cli, judge: JudgeServer, arguments: list[str], problem: str
+) -> None:
+    write(GOOD)
+    assert refused(cli, judge, *arguments).startswith(problem)
+
+
+@pytest.mark.parametrize(
+    "places",
+    [["-o", "data.jsonl"], ["--report", "data.jsonl", "--force"], ["-o", "same", "--report", "same"]],
+)
+def test_nothing_that_is_read_is_overwritten(cli: Cli, judge: JudgeServer, places: list[str]) -> None:
+    write(GOOD)
+    before = Path("data.jsonl").read_bytes()
+    assert "would be overwritten" in refused(cli, judge, *places)
+    assert Path("data.jsonl").read_bytes() == before
+
+
+def test_an_unknown_provider_and_a_missing_key_are_told(cli: Cli, judge: JudgeServer) -> None:
+    write(GOOD)
+    assert 'export ANTHROPIC_API_KEY="..."' in refused(cli, judge, model="anthropic/claude-sonnet-4-5")
+    assert "'--model'" in refused(cli, judge, model="", status=2)
+    assert (
+        refused(cli, judge, model="opnai/gpt-5")
+        == "`opnai/gpt-5` names no known model; did you mean `openai/gpt-5`?"
+    )
+    assert "names no known provider" in refused(cli, judge, model="qzx/model")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["eval", "rubric", "-d", "bad.jsonl", "-r", "x", "--model", "openai/j"], 1),
+        (["eval", "rubric", "-d", "good.jsonl", "-r", "x", "--model", "anthropic/j"], 1),
+        (["eval-rubric", "-d", "good.jsonl", "-r", "x", "-n", "0"], 1),
+    ],
+)
+def test_bad_input_is_answered_without_loading_what_asks_judges(arguments: list[str], status: int) -> None:
+    write("{", name="bad.jsonl")
+    write(GOOD, name="good.jsonl")
+    found, modules = modules_after(*arguments)
+    assert found == status
+    assert (
+        not {"litellm", "numpy", "scipy", "aiohttp", "httpx", "pyarrow", "rich", "yaml", "jinja2"} & modules
+    )

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import Cli
 from tests.cli.rubric_judging import GOOD, configure, refused, write
-from tests.cli.test_lazy_loading import modules_after
+from tests.cli.test_root import modules_after
 from tests.rubric.judge_server import JudgeServer
 
 

@@ -12,7 +12,7 @@ from tests.cli import benchmark_replies, eval_replies, test_dev_server, train_re
 from tests.cli.eval_submits import commit, store_secrets
 from tests.cli.golden_cases import ENDED, TRAINING_ID, TRAINING_RUN, Case, answers, file, together
 from tests.cli.maze import Maze, replies
-from tests.cli.test_dataset_transfer import dataset
+from tests.cli.test_dataset import dataset
 from tests.cli.test_eval_upload import Importer
 from tests.cli.test_model import offer as offer_adapter
 from tests.cli.test_run_changes import CHECK, VERDICT

@@ -82,19 +82,6 @@ def _error(outcome: Outcome) -> dict[str, Any]:
 # login --token
 
 
-@pytest.mark.parametrize("command", [("login",), ("auth", "login")])
-def test_both_spellings_log_in_and_say_the_same(cli: Cli, home: Path, command: tuple[str, ...]) -> None:
-    outcome = cli(*command, "--token", TOKEN, "--json")
-    assert outcome.err == ""
-    resource = json.loads(outcome.out)["resource"]
-    assert (resource["email"], resource["saved"], resource["token_store"]) == (
-        "mara@fern.example",
-        True,
-        "file",
-    )
-    _hides_tokens(outcome, home=home)
-
-
 def test_a_token_on_stdin_stays_out_of_the_process_list(
     cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,11 +165,7 @@ def test_the_code_is_shown_and_the_browser_opened_for_a_person(
 
 @pytest.mark.parametrize("case", ["no terminal", "--no-browser", "no display", "not a web page"])
 def test_the_browser_is_left_alone_where_it_is_not_wanted(
-    cli: Cli,
-    platform: respx.MockRouter,
-    opened: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    case: str,
+    cli: Cli, platform: respx.MockRouter, opened: list[str], monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     _confirmed(platform)
     monkeypatch.setattr(sys, "stdin", io.StringIO() if case == "no terminal" else Terminal())
@@ -307,34 +290,6 @@ def test_logging_out_revokes_the_token(
 
 
 # whoami
-
-
-@pytest.mark.parametrize(
-    "code, in_environment, message",
-    [
-        ("TOKEN_EXPIRED", False, f"Your session on {FERN} has expired."),
-        ("TOKEN_REVOKED", False, f"Your session on {FERN} has been revoked."),
-        ("TOKEN_EXPIRED", True, "OSMOSIS_TOKEN has expired."),
-        ("TOKEN_REVOKED", True, "OSMOSIS_TOKEN has been revoked."),
-        ("TOKEN_INVALID", True, f"OSMOSIS_TOKEN is not valid on {FERN}."),
-    ],
-)
-def test_each_end_of_a_token_has_its_own_words(
-    cli: Cli,
-    platform: respx.MockRouter,
-    monkeypatch: pytest.MonkeyPatch,
-    code: str,
-    in_environment: bool,
-    message: str,
-) -> None:
-    if in_environment:
-        monkeypatch.setenv("OSMOSIS_TOKEN", TOKEN)
-        monkeypatch.setenv("OSMOSIS_TOKEN_PLATFORM_URL", FERN)
-    else:
-        save_login()
-    platform.get("/api/cli/verify").respond(401, json={"error": "no", "code": code})
-    error = _error(cli("whoami", "--json"))
-    assert (error["code"], error["message"]) == ("AUTH_REQUIRED", message)
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,7 @@ import pytest
 import tomli_w
 
 from tests.api.blob_server import BlobServer, serve
-from tests.cli.benchmark_replies import (
-    AGENT,
-    CONFIG_TEXT,
-    MINIMAL,
-    RUN,
-    RUN_DETAIL,
-    SUBMITTED,
-)
+from tests.cli.benchmark_replies import CONFIG_TEXT, RUN, RUN_DETAIL, SUBMITTED
 from tests.cli.eval_submits import store_secrets
 from tests.cli.maze import Maze, sent
 
@@ -28,48 +21,6 @@ try:
     import tomllib
 except ModuleNotFoundError:
     import tomli as tomllib
-
-
-HOSTILE = [
-    {
-        "rank": [],
-        "model": {"a": 1},
-        "pass_at_1": "half",
-        "pass_at_k": [{"k": None}, 3],
-        "cost_per_task": 1e999,
-    },
-    {"pass_at_1": {"value": True}, "pass_at_k": {}, "tokens_per_task": 10**400, "model": "\x1b[31mred"},
-    {"pass_at_1": {"value": 10**400}},
-    "no object",
-]
-
-
-@pytest.mark.parametrize("leaderboard", [None, [], HOSTILE])
-def test_a_minimal_benchmark_and_a_leaderboard_of_nonsense_are_shown_as_far_as_they_go(
-    maze: Maze, leaderboard: Any
-) -> None:
-    body = json.dumps({"benchmark": MINIMAL, "leaderboard": leaderboard})
-    maze.get("/benchmarks/toy").respond(content=body, headers={"Content-Type": "application/json"})
-    maze.get("/benchmark-runs").respond(json={"benchmark_runs": []})
-    for mode in ("--json", "--plain", None):
-        outcome = maze.osmosis("benchmark", "info", "toy", *([mode] if mode else []))
-        assert (outcome.status, outcome.err.count("Error")) == (0, 0)
-        assert "\x1b[31m" not in outcome.out
-
-
-@pytest.mark.parametrize(
-    "detail",
-    [
-        {"benchmark_run": {"id": "br_8"}},
-        {**dict.fromkeys(RUN_DETAIL), "benchmark_run": {**dict.fromkeys(RUN), "id": "br_8"}},
-        {"benchmark_run": {"id": "br_8"}, "agents": [dict.fromkeys(AGENT), {"id": [1], "aggregates": 3}, 7]},
-    ],
-)
-def test_a_run_of_which_little_is_known_is_shown(maze: Maze, detail: dict[str, Any]) -> None:
-    maze.get("/benchmark-runs/br_8").respond(json=detail)
-    for mode in ("--json", "--plain", None):
-        outcome = maze.osmosis("benchmark", "runs", "info", "br_8", *([mode] if mode else []))
-        assert (outcome.status, outcome.err.count("Error")) == (0, 0), outcome.err
 
 
 def test_what_is_stopped_is_the_run_that_the_name_stands_for(maze: Maze) -> None:
@@ -143,12 +94,6 @@ def test_what_is_no_file_of_a_benchmark_run_is_not_written(maze: Maze, store: Bl
     assert (outcome.status, outcome.json["status"]) == (1, "partial")
     assert {failed["path"] for failed in outcome.json["resource"]["files_failed"]} == set(bad)
     assert outcome.json["resource"]["files_downloaded"] == len(FILES)
-
-
-@pytest.mark.parametrize("types", ["metrics", "summary,all", ""])
-def test_types_of_other_runs_are_refused_before_any_call(maze: Maze, types: str) -> None:
-    error = download(maze, "--type", types, "--json").error
-    assert error["code"] == "VALIDATION" and not maze.router.calls
 
 
 # Submits
@@ -261,21 +206,15 @@ def problems(maze: Maze, **changes: Any) -> dict[str, str]:
     [
         ({"agents": None}, "agents", "Missing [[agents]]"),
         ({"agents": [{"model": PROVIDER}] * 9}, "agents", "at most 8 items"),
-        ({"agents": {"model": PROVIDER}}, "agents", "must be a valid list"),
-        ({"experiment": None}, "experiment", "Missing [experiment] section"),
         ({"experiment": {}}, "experiment.benchmark", "is missing"),
-        ({"experiment": {"benchmark": " "}}, "experiment.benchmark", "must not be blank"),
         ({"tasks": {"task_set": "full"}}, "tasks.task_set", "must be 'parity'"),
         ({"tasks": {"categories": ["a", " "]}}, "tasks.categories[1]", "must not be blank"),
-        ({"tasks": {"task_names": [3]}}, "tasks.task_names[0]", "must be a valid string"),
         ({"tasks": {"task_name": ["a"]}}, "tasks.task_name", "Unrecognized key"),
         ({"execution": {"max_retries": -1}}, "execution.max_retries", "greater than or equal to 0"),
         ({"execution": {"attempts_per_task": True}}, "execution.attempts_per_task", "valid integer"),
-        ({"advanced": {"a": 1}}, "advanced", "Unrecognized key"),
         ({"env": {"OPENAI_API_KEY": "x"}}, "agents", "agents[0] has a variable and a secret named OPENAI"),
         ({"env": {"A_KEY": "x"}, "secrets": {"required": ["A_KEY"]}}, "agents", "A_KEY is in both [env]"),
         ({"secrets": {"required": MANY}}, "secrets.required", "at most 16 items"),
-        ({"verifier": {"required": MANY}}, "verifier.required", "at most 16 items"),
     ],
 )
 def test_a_mistake_in_a_section_is_reported_with_its_key(
@@ -290,11 +229,8 @@ def test_a_mistake_in_a_section_is_reported_with_its_key(
     [
         ({}, ".model", "is missing"),
         ({"model": {"model": "x"}}, ".model.type", "must be one of provider, endpoint, hosted"),
-        ({"model": {"type": "remote"}}, ".model.type", "must be one of provider, endpoint, hosted"),
         ({"model": {"type": "hosted", "base_model": "b"}}, ".model.lora_model_name", "is missing"),
         ({"model": {**PROVIDER, "modell": "x"}}, ".model.modell", "Unrecognized key"),
-        ({"model": {**PROVIDER, "model": 3}}, ".model.model", "must be a valid string"),
-        ({"model": PROVIDER, "harnes": "x"}, ".harnes", "Unrecognized key"),
         (
             {"model": {**ENDPOINT, "extra_headers": {"authorization": "Bearer sk-canary"}}},
             ".model.extra_headers",
@@ -306,20 +242,9 @@ def test_a_mistake_in_a_section_is_reported_with_its_key(
             "must not be DAYTONA_API_KEY",
         ),
         ({"model": PROVIDER, "harness": "cursor-cli"}, ".harness_api_key_secret", 'must be "CURSOR_API_KEY"'),
-        (
-            {"model": PROVIDER, "harness_api_key_secret": "CURSOR_API_KEY"},
-            ".harness_api_key_secret",
-            "unset",
-        ),
         ({"model": PROVIDER, "env": {"OPENAI_API_KEY": "x"}}, "", "a secret named OPENAI_API_KEY"),
-        (
-            {"model": PROVIDER, "harness": "mini-swe-agent", "env": {"MSWEA_API_KEY": "x"}},
-            "",
-            "a secret named MSWEA_API_KEY",
-        ),
         ({"model": PROVIDER, "env": {"lower": "x"}}, ".env", "must match"),
         ({"model": PROVIDER, "env": {"_OSMOSIS_X": "x"}}, ".env", "are reserved"),
-        ({"model": PROVIDER, "env": {"A": 1}}, ".env.A", "must be a valid string"),
         ({"model": {**PROVIDER, "api_key_secret": CANARY}}, ".model.api_key_secret", "name of a secret"),
     ],
 )

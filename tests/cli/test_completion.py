@@ -35,45 +35,10 @@ def words_of(outcome: object) -> list[str]:
     return out.splitlines()
 
 
-def test_commands_come_from_the_registry_without_hidden_ones(complete: Cli) -> None:
-    assert words_of(complete("complete_bash", "fle")) == ["fleet"]
-    assert "demo" in words_of(complete("complete_bash", ""))
-    assert words_of(complete("complete_bash")) == words_of(complete("complete_bash", ""))
-
-
-def test_options_are_completed_with_the_modes_that_go_anywhere(complete: Cli) -> None:
-    assert words_of(complete("complete_bash", "fleet", "list", "--")) == [
-        "--limit",
-        "--help",
-        "--json",
-        "--plain",
-    ]
-    assert words_of(complete("complete_bash", "fleet", "list", "--l")) == ["--limit"]
-    assert words_of(complete("complete_bash", "--json", "fleet", "list", "--")) == [
-        "--limit",
-        "--help",
-        "--plain",
-    ]
-    assert words_of(complete("complete_bash", "--p")) == ["--platform", "--plain"]
-
-
 def test_where_a_value_is_due_nothing_is_answered_and_the_shell_offers_files(complete: Cli) -> None:
     assert words_of(complete("complete_bash", "fleet", "info", "")) == []
     assert words_of(complete("complete_bash", "--env-file", "")) == []
     assert words_of(complete("complete_bash", "fleet", "say", "--", "--j")) == []
-
-
-def test_each_shell_gets_the_form_it_reads(complete: Cli) -> None:
-    assert words_of(complete("complete_bash", "fleet", "inf")) == ["info"]
-    assert words_of(complete("complete_zsh", "fleet", "inf")) == ["info:Show one ship."]
-    assert words_of(complete("complete_fish", "fleet", "inf")) == ["info\tShow one ship."]
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_has_a_script_for_every_name_of_the_program(complete: Cli, shell: str) -> None:
-    script = "\n".join(words_of(complete(f"source_{shell}")))
-    assert "osmosis osmosis-ai osmosis_ai" in script
-    assert f"_OSMOSIS_COMPLETE=complete_{shell}" in script
 
 
 @pytest.mark.e2e

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from osmosis_ai.evaluation.conversation import SpokenTurn
-from osmosis_ai.services import demo as service
-from osmosis_ai.services.demo import DemoEvaluation, DemoOutcome, DemoSample, Scratch
 from tests.cli.conftest import Cli
 from tests.e2e.turnstile import Turnstile
 
@@ -45,59 +40,6 @@ sys.argv = ["osmosis", *words]
 sys.exit(main())
 """
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def outcome(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Replace the evaluation by one that leaves ``scored`` of four samples."""
-
-    def leave(scored: int) -> None:
-        def run(
-            scratch: Scratch, *, tell: Callable[[str], None], keep: bool = False, **_: Any
-        ) -> DemoOutcome:
-            tell("$ osmosis eval submit configs/eval/multiply.toml")
-            results = scratch.workspace / ".osmosis" / "evals" / "calm-fern-1"
-            turns = [
-                SpokenTurn("user", "Compute 2 * 3."),
-                SpokenTurn("assistant", "multiply(a=2, b=3)", "calls a tool"),
-                SpokenTurn("tool", "6", "multiply"),
-                SpokenTurn("assistant", "#### 6"),
-            ]
-            sample = DemoSample(3, 0, 1.0, "6", turns, results / "trajectories" / "row_3_run_0.json")
-            evaluation = DemoEvaluation(
-                name="calm-fern-1",
-                results=results,
-                metrics={"summary": {}, "estimates": {"counts": {"planned": 4, "scored": scored}}},
-                complete=scored == 4,
-                sample=sample,
-                run={"run_name": "demo", "metrics": {}},
-            )
-            return DemoOutcome(evaluation, platform_url="http://127.0.0.1:8733" if keep else None)
-
-        monkeypatch.setattr(service, "run_demo", run)
-
-    return leave
-
-
-def test_the_demo_falls_short_when_a_sample_is_not_scored(cli: Cli, outcome: Any, tmp_path: Path) -> None:
-    outcome(3)
-    result = cli("demo", "--keep-dir", str(tmp_path / "d"), "--clean", "--json")
-    document = json.loads(result.out)
-    assert (result.status, document["status"], document["message"]) == (
-        1,
-        "partial",
-        "The demo scored 3 of 4 samples.",
-    )
-    assert Path(document["resource"]["workspace_directory"]).is_dir()  # kept, to see what went wrong
-
-
-def test_a_clean_demo_leaves_nothing(cli: Cli, outcome: Any, tmp_path: Path) -> None:
-    outcome(4)
-    result = cli("demo", "--keep-dir", str(tmp_path / "d"), "--clean", "--json")
-    assert result.status == 0
-    assert list(tmp_path.iterdir()) == []
-    resource = json.loads(result.out)["resource"]
-    assert resource["directory"] is None
 
 
 @pytest.fixture
@@ -215,23 +157,6 @@ def processes_with(text: str) -> list[int]:
         if text.encode() in seen:
             found.append(int(directory.name))
     return found
-
-
-def evaluated(scratch: Scratch, name: str, model: str, pass_rate: float, scored: int) -> DemoEvaluation:
-    estimate = {"value": pass_rate, "low": pass_rate - 0.05, "high": pass_rate + 0.05}
-    counts = {"planned": 400, "scored": scored}
-    return DemoEvaluation(
-        name=name,
-        results=scratch.workspace / ".osmosis" / "evals" / name,
-        metrics={
-            "eval_run": {"name": name, "model_name": model},
-            "summary": {},
-            "estimates": {"counts": counts, "pass_rate": estimate, "reward": estimate},
-        },
-        complete=scored == 400,
-        sample=None,
-        run=None,
-    )
 
 
 @pytest.mark.parametrize(

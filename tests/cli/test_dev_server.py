@@ -79,13 +79,6 @@ def test_only_the_directory_of_a_rollout_can_be_served(
     assert rollout.osmosis("dev", "server", "up", "--json").error["code"] == "VALIDATION"
 
 
-@pytest.mark.parametrize("reply", [{}, {"url": None}, {"url": 3}])
-def test_a_reply_without_an_address_is_no_server(rollout: Maze, reply: dict[str, Any]) -> None:
-    rollout.post("/dev-rollout-server").respond(json=reply)
-    error = rollout.osmosis("dev", "server", "up", "--json").error
-    assert error["code"] == "PLATFORM_ERROR" and "`url`" in error["message"]
-
-
 # Logs
 
 
@@ -134,8 +127,6 @@ def test_a_log_that_is_cut_off_ends_with_an_error(maze: Maze, error: type[httpx.
     [
         (httpx.Response(404, json={"error": "No such server."}), "NOT_FOUND", "No such server."),
         (httpx.Response(200, html="<html>Sign in</html>"), "PLATFORM_ERROR", "no stream of events"),
-        (httpx.Response(302, headers={"Location": "https://e.example/"}), "PLATFORM_ERROR", "redirects to"),
-        (httpx.ConnectError("refused"), "PLATFORM_ERROR", "Connection error"),
         (
             httpx.Response(200, headers=SSE, text="data: " + "x" * (1 << 20) + "\n\n"),
             "PLATFORM_ERROR",

@@ -192,21 +192,6 @@ def test_urls_are_signed_in_batches(run: Run, monkeypatch: pytest.MonkeyPatch) -
     assert run.found() == many
 
 
-def test_eight_files_come_at_once_and_no_more(run: Run) -> None:
-    many = {f"trajectories/row_{row}_run_0.json": b"%d" % row for row in range(24)}
-    run.holds(many)
-    gate, arrived = threading.Barrier(8, timeout=60), []
-
-    def wait_for_eight(handler: Any) -> None:
-        arrived.append(handler)
-        gate.wait()
-        handler.send_blob()
-
-    run.store.answers[:] = [wait_for_eight] * 24
-    assert run.download("--json").json["resource"]["files_downloaded"] == 24
-    assert len(arrived) == 24
-
-
 def test_a_large_download_is_asked_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.lists([{"path": "metrics.json", "size": (100 << 20) + 1}])
     error = run.download("--json").error
@@ -374,21 +359,6 @@ def told(stored: DownloadableRun, command: str, directory: Path) -> dict[str, An
     assert outcome.status == 0, outcome.err
     found: dict[str, Any] = outcome.json
     return found.get("data", found)
-
-
-def test_numbers_alone_are_shown_as_they_were_written(
-    stored: DownloadableRun, metrics: dict[str, Any]
-) -> None:
-    fetch(stored, "metrics", {"metrics.json": json.dumps(metrics).encode()})
-    outcome = stored.maze.osmosis("eval", "info", str(stored.directory))
-    assert outcome.status == 0, outcome.err
-    samples = f"osmosis eval download {NAME} --type trajectories -o "
-    assert samples in " ".join((outcome.out + outcome.err).split())
-    run = told(stored, "info", stored.directory)
-    assert run["problems"] == []
-    assert run["local_run"]["status"] == "finished" and run["local_run"]["model"] == "osmosis/tiny"
-    assert {**metrics["summary"], "estimates": metrics["estimates"]} == run["metrics"]
-    assert stored.found() == {"metrics.json": json.dumps(metrics).encode()}
 
 
 def test_samples_are_shown_without_the_numbers_and_what_passes_is_said(stored: DownloadableRun) -> None:

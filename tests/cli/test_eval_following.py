@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -11,7 +10,6 @@ import pytest
 
 from tests.cli.eval_replies import ESTIMATES, METRICS, RESULTS, run
 from tests.cli.maze import Maze, Outcome, replies, sent
-from tests.logins import REFUSALS
 
 # Logs
 
@@ -48,26 +46,6 @@ def test_following_gives_every_line_once_and_ends_with_the_run(maze: Maze) -> No
     assert logs.calls[-1].request.url.params["cursor"] == "c7"
 
 
-@pytest.mark.parametrize("mode", ["--plain", "", "--json"])
-def test_a_log_that_is_followed_says_once_why_its_run_waits(maze: Maze, mode: str) -> None:
-    maze.get("/eval-runs/amber").side_effect = replies(run("pending"))
-    whys = [
-        "isolation: required, and not possible.",
-        "isolation: required, and not possible.",
-        "it waits for 8 GPUs, the cluster has 1.",
-        None,
-        "its worker has let it go: it waits for another one of the platform.",
-    ]
-    looks = [{**run("running" if why is None else "pending"), "waits": why} for why in whys]
-    maze.get("/eval-runs/er_8").side_effect = replies(*looks, run("finished"))
-    maze.get("/eval-runs/er_8/logs").respond(json={"logs": [line(1)]})
-    outcome = maze.osmosis("eval", "logs", "amber", "--follow", *([mode] if mode else []))
-    told = [each for each in " ".join(outcome.err.split()).split("The run waits: ") if each]
-    shown = [whys[0], whys[2], whys[4]] if mode != "--json" else []
-    assert [each.strip() for each in told] == shown
-    assert "waits" not in outcome.out and len(outcome.out.splitlines()) == 1
-
-
 # Stop
 
 
@@ -78,15 +56,6 @@ def test_stopping_asks_first(maze: Maze) -> None:
     assert not route.called
     envelope = maze.osmosis("eval", "stop", "amber/otter", "--yes", "--json").json
     assert envelope["status"] == "success" and sent(route) == {}
-
-
-def test_stopping_a_run_that_has_ended_changes_nothing(maze: Maze) -> None:
-    maze.post("/eval-runs/x/stop").respond(json={"id": "er_8", "status": "finished"})
-    outcome = maze.osmosis("eval", "stop", "x", "--yes", "--json")
-    assert (outcome.status, outcome.json["status"]) == (0, "noop")
-    assert outcome.json["message"] == 'Evaluation run "x" had ended before: finished.'
-    maze.post("/eval-runs/x/stop").respond(409, json={"error": "the run has finished"})
-    assert maze.osmosis("eval", "stop", "x", "--yes", "--json").error["code"] == "CONFLICT"
 
 
 # Watch
@@ -137,33 +106,6 @@ def test_watching_says_once_why_a_run_waits_before_it_has_begun_and_after(maze: 
     outcome = watched(maze, looks)
     assert outcome.err.count(f"Waiting for the run to start: {before}\n") == 1
     assert outcome.err.count(f"The run waits: {after}\n") == 1
-
-
-def test_the_rate_of_a_watched_run_is_over_the_time_in_which_somebody_works(
-    maze: Maze, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = SimpleNamespace(now=0.0)
-    watch_time = SimpleNamespace(monotonic=lambda: clock.now)
-    monkeypatch.setattr("osmosis_ai.services.eval_runs.info.time", watch_time)
-
-    def pass_time() -> None:
-        clock.now += 15.0
-
-    monkeypatch.setattr("osmosis_ai.cli.runs.view.pause", pass_time)
-    silent = progress(5, waits="its worker is silent.")
-    # A minute before it begins, ten samples in 30 s, and a minute for which its worker was gone.
-    looks = [
-        *[{**run("pending"), "results": {**RESULTS, "total_runs": 0}}] * 4,
-        progress(0),
-        progress(5),
-        *[progress(5)] * 2,
-        *[silent] * 2,
-        progress(5),
-        progress(10),
-    ]
-    outcome = watched(maze, looks)
-    told = [line.rsplit(" · ", 1)[-1] for line in outcome.err.splitlines() if "10/10 samples" in line]
-    assert told == ["20.0/min"]
 
 
 @pytest.mark.parametrize("status", ["failed", "stopped"])
@@ -254,16 +196,6 @@ def test_ctrl_c_stops_watching_and_says_that_the_run_goes_on(maze: Maze) -> None
     outcome = maze.osmosis("eval", "watch", "amber", "--plain")
     assert outcome.status == 130
     assert "The run goes on; follow it again with: osmosis eval watch amber" in outcome.err
-
-
-@pytest.mark.parametrize("arguments", [("info", "x"), ("logs", "x", "-f"), ("download", "x")])
-@pytest.mark.parametrize("reply, code", REFUSALS)
-def test_a_platform_that_is_not_well_is_told_by_its_code(
-    maze: Maze, arguments: tuple[str, ...], reply: dict[str, Any], code: str
-) -> None:
-    maze.router.get(url__regex=".*/api/cli/.*").respond(**reply)
-    outcome = maze.osmosis("eval", *arguments, "--json")
-    assert (outcome.status, outcome.error["code"]) == (1, code)
 
 
 def test_a_page_is_waited_for_only_from_a_platform_that_has_answered_before(maze: Maze) -> None:

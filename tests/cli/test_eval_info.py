@@ -14,15 +14,7 @@ import pytest
 
 from osmosis_ai.services.datasets import CachedDataset
 from tests.api.blob_server import BlobServer, serve
-from tests.cli.eval_replies import (
-    DETAIL,
-    ESTIMATES,
-    METRICS,
-    METRICS_FILE,
-    OWN,
-    ROW,
-    run,
-)
+from tests.cli.eval_replies import DETAIL, ESTIMATES, METRICS, METRICS_FILE, OWN, ROW, run
 from tests.cli.maze import Maze
 from tests.evaluation.recorded_runs import write_run
 from tests.workspace.builders import git
@@ -118,13 +110,6 @@ def test_a_run_is_shown_by_the_values_of_a_column(
     assert "By size:\n\tRows\tSamples\tPass rate" in shown and "\n1\t2\t2\t50.0 %" in shown
 
 
-def test_a_hosted_run_can_not_be_sliced(maze: Maze) -> None:
-    maze.get("/eval-runs/amber-otter-42").respond(json=run("finished"))
-    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
-    refused = maze.osmosis("eval", "info", "amber-otter-42", "--slice", "size", "--json")
-    assert refused.status == 1 and "does not tell the attempts" in refused.error["message"]
-
-
 def test_numbers_of_a_newer_release_are_shown_as_far_as_they_are_known_here(maze: Maze) -> None:
     newer = json.loads(json.dumps(ESTIMATES))
     newer["spread"] = newer["counts"]["paused"] = newer["pass_rate"]["posterior"] = 1
@@ -184,13 +169,6 @@ def test_a_run_of_the_platform_whose_name_no_file_can_have_is_asked_of_it(
     assert ("neither on this machine nor on the platform" in outcome.err) is (place == "")
 
 
-def test_a_log_of_a_platform_without_a_line_of_the_level_says_so(maze: Maze) -> None:
-    lines = [{"level": "info", "message": f"line {place}"} for place in range(3)]
-    maze.get("/eval-runs/b/logs").respond(json={"logs": lines, "next_cursor": None})
-    told = maze.osmosis("eval", "logs", "b", "--level", "warning").out.strip()
-    assert told == "No line of level warning or above: 3 lines looked through."
-
-
 @pytest.mark.parametrize("missing", ["login", "origin"])
 def test_without_an_origin_or_a_login_the_runs_of_this_machine_are_listed(
     maze: Maze, monkeypatch: pytest.MonkeyPatch, missing: str
@@ -227,16 +205,6 @@ def test_where_the_platform_can_not_be_read_what_is_here_is_listed_and_the_error
     error = maze.osmosis("eval", "list", "--json").error
     (run,) = error["details"]["local_runs"]
     assert (run["name"], error["details"]["local_total_count"]) == ("good", 1)
-
-
-def test_runs_of_this_machine_stand_beside_those_of_the_platform(maze: Maze) -> None:
-    write_run(maze.workspace.evals_dir / "good", [[1.0]])
-    maze.get("/eval-runs").respond(json={"eval_runs": [ROW], "total_count": 1})
-    listed = maze.osmosis("eval", "list", "--json").json
-    assert [item["name"] for item in listed["items"]] == [ROW["name"]]
-    assert [item["name"] for item in listed["local_runs"]] == ["good"]
-    # Whoever cuts columns out of it gets what they always got.
-    assert "good" not in maze.osmosis("eval", "list", "--plain").out
 
 
 def test_a_run_is_asked_of_the_platform_when_this_machine_has_none_or_it_is_named_so(maze: Maze) -> None:
@@ -314,22 +282,6 @@ def test_conversations_of_a_damaged_run_are_shown_with_what_is_wrong_with_it(maz
     assert shown.status == 0 and "is damaged at line" in shown.out and "row 1, attempt 0:" in shown.out
     assert "is damaged at line" in maze.osmosis("eval", "show", "good", "--row", "7").err
     assert "is damaged at line" in maze.osmosis("eval", "show", "good", "--json").json["data"]["problems"][0]
-
-
-def test_a_run_whose_journal_may_not_be_read_is_refused_and_written_into_no_report(
-    maze: Maze, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    write_run(maze.workspace.evals_dir / "good", [[1.0], [0.0]])
-    monkeypatch.setattr("osmosis_ai.viewer.local.run_index.parsed_lines", refused)
-    report = maze.workspace.root / "a.html"
-    for words in (["eval", "show", "good"], ["view", "good", "--report", str(report)]):
-        outcome = maze.osmosis(*words)
-        assert (outcome.status, outcome.out) == (1, "")
-        assert "can not be read (Permission denied)" in " ".join(outcome.err.split())
-    assert not report.exists()
 
 
 def test_rollouts_that_may_be_out_of_date_are_listed_with_the_reason(maze: Maze) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.conftest import Cli
 from tests.cli.rubric_judging import GOOD, KEY, configure, refused, result_of, score, texts, write
-from tests.cli.test_lazy_loading import modules_after
+from tests.cli.test_root import modules_after
 from tests.rubric.judge_server import JudgeServer
 from tests.standin_model import Reply
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import json
 import os
 import shutil
@@ -11,7 +10,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from tests.cli.eval_world import CONFIG, Outcome, World
 from tests.cli.maze import Maze
 from tests.conftest import NIGHTLY
 from tests.evaluation.comparison.builders import write_journalled_run
-from tests.evaluation.rollouts import AGENT, write_rollout, write_rows
+from tests.evaluation.rollouts import write_rollout, write_rows
 from tests.full_disk import limit_files
 from tests.standin_model import Reply, StandInModel, error_reply
 from tests.warm_osmosis import interrupt_twice
@@ -92,24 +90,11 @@ async def test_any_byte_string_is_a_file_name(world: World) -> None:
 
 
 @pytest.mark.e2e
-async def test_json_prints_one_document_with_the_keys_scripts_rely_on(world: World) -> None:
+async def test_a_failed_sample_has_no_score_and_the_config_is_kept_but_no_input(world: World) -> None:
     world.rows(["one", "raise", "three"])
     outcome = await world.run()
     assert (outcome.status, outcome.err) == (0, "")
     document = json.loads(outcome.out)
-    assert (document["schema_version"], document["operation"], document["status"]) == (
-        1,
-        "eval.run",
-        "success",
-    )
-    assert set(document["resource"]) >= {
-        *("run_name", "local_run_id", "output_path", "dataset_source", "total_work_items", "dispatched"),
-        *("succeeded", "failed", "skipped", "resumed", "cancelled", "duration_ms", "metrics", "failed_rows"),
-        *("git", "workspace_directory"),
-    }
-    assert set(document["resource"]["failed_rows"][0]) >= {
-        *("row_index", "source_row_index", "run_index", "rollout_id", "error_type", "rollout_dir")
-    }
     assert document["resource"]["metrics"]["pass_rate"] == pytest.approx(2 / 3)
     assert document["resource"]["metrics"]["estimates"]["pass_rate"]["value"] == 1.0
     headline = document["resource"]["headline"]
@@ -311,28 +296,10 @@ def test_nan_is_no_answer(cli: Cli, workspace: Path) -> None:
     assert "row 2: no value for 'ground_truth'" in said
 
 
-@pytest.mark.parametrize(
-    ("value", "found"),
-    [
-        (Decimal("1.50"), "a Decimal"),
-        (datetime.date(2026, 1, 2), "a date"),
-        (b"x", "binary data"),
-        (float("nan"), "nan"),
-    ],
-)
-def test_metadata_that_json_cannot_hold_is_named_with_row_and_column(
-    cli: Cli, workspace: Path, value: object, found: str
-) -> None:
-    metadata = [{"item": {"tags": [None]}}, {"item": {"tags": [value]}}]
-    prompts = ["a", "b"]
-    said = refusal(cli, workspace, user_prompt=prompts, ground_truth=prompts, metadata=metadata)
-    assert f"row 2: 'metadata.item.tags[]' is {found}, which JSON cannot hold" in said
-
-
-@pytest.mark.parametrize("text", ["0", "-5", "10 parsecs", "1h30m", "nan"])
-def test_what_is_no_duration_is_refused(cli: Cli, workspace: Path, text: str) -> None:
-    outcome = cli("eval", "run", CONFIG, "--yes", f"--max-time={text}")
-    assert outcome.status == 2 and "is no duration; write 90, 90s, 10m or 2h" in outcome.err
+def test_metadata_that_json_cannot_hold_is_named_with_row_and_column(cli: Cli, workspace: Path) -> None:
+    metadata = [{"item": {"tags": [None]}}, {"item": {"tags": [float("nan")]}}]
+    said = refusal(cli, workspace, user_prompt=["a", "b"], ground_truth=["a", "b"], metadata=metadata)
+    assert "row 2: 'metadata.item.tags[]' is nan, which JSON cannot hold" in said
 
 
 ELSEWHERE = "https://elsewhere.example/v1"
@@ -496,15 +463,6 @@ async def test_an_agent_that_is_served_elsewhere_is_evaluated_from_here(
 
 
 REFUSED = {"role": "assistant", "content": None, "refusal": "I cannot help with that."}
-STREAMING = (
-    AGENT.replace('"messages": ctx.prompt}', '"messages": ctx.prompt, "stream": "stream" in said}')
-    .replace(
-        "body = await reply.json()",
-        'text = await reply.text()\n            body = json.loads(text) if text[0] == "{" else {"choices": [{"message": '
-        '{"role": "assistant", "content": "a stream"}}]}',
-    )
-    .replace("import asyncio\n", "import asyncio\nimport json\n", 1)
-)
 
 
 def end_early(body: dict[str, Any]) -> Reply:
@@ -528,30 +486,12 @@ def end_early(body: dict[str, Any]) -> Reply:
     return Reply(content="ok", finish_reason="MAX_TOKENS" if "old" in said else None)
 
 
-@pytest.fixture
-async def streaming_world(tmp_path: Path) -> AsyncIterator[World]:
-    async with StandInModel(end_early) as model:
-        world = World(tmp_path, model)
-        write_rollout(world.workspace.rollouts_dir / "multiply", STREAMING)
-        yield world
-
-
 @pytest.mark.e2e
-async def test_a_run_counts_truncated_filtered_and_refused_replies(streaming_world: World) -> None:
-    world = streaming_world
-    world.rows(
-        [
-            "fine",
-            "cut",
-            "filter",
-            "refuse",
-            "old",
-            "stream fine",
-            "stream cut",
-            "stream filter",
-            "stream refuse",
-        ]
-    )
+async def test_a_run_counts_truncated_filtered_and_refused_replies(openai_world: World) -> None:
+    world = openai_world
+    world.model.respond = end_early
+    streamed = ("stream fine", "stream cut", "stream filter", "stream refuse")
+    world.rows(["fine", "cut", "filter", "refuse", "old", *streamed])
     outcome = await world.run("--name", "seen")
     assert (outcome.status, outcome.resource["succeeded"]) == (0, 9), outcome.err
     counted = {
@@ -703,7 +643,7 @@ class Agent(AgentWorkflow):
             assert all(json.loads(call["arguments"]) == {} for call in calls)
             assert len({call["id"] for call in calls if call["id"]}) == len(calls)
             text = "kept"
-        return [*ctx.prompt, {"role": "assistant", "content": text}]
+        return [*ctx.prompt, {"role": "assistant", "content": text or ""}]
 
 
 class Graded(Grader):

@@ -42,22 +42,6 @@ def shown(maze: Maze, *arguments: str) -> list[tuple[int, int]]:
     return [(each["row"], each["attempt"]) for each in outcome.json["data"]["samples"]]
 
 
-def test_conversations_are_printed_without_what_a_terminal_obeys(maze: Maze) -> None:
-    outcome = maze.osmosis("eval", "show", "fern", "--row", "0", "--attempt", "0", "--plain")
-    assert outcome.status == 0
-    assert outcome.out.splitlines() == [
-        "row 0, attempt 0:",
-        "user: 2 * 3?",
-        "assistant: I multiply.",
-        "assistant: multiply(a=2, b=3)",
-        "tool: six (1 terminal sequence removed)",
-        "assistant: #### 6",
-        "grader: Nearly.",
-        "grader: format: 1.000",
-        "reward 1, the right answer being 6 (100 tokens · $0.0100 · 1.0s)",
-    ]
-
-
 @pytest.mark.parametrize(
     ("arguments", "samples"),
     [
@@ -92,26 +76,6 @@ def test_the_same_row_in_another_run_stands_beside_it_though_it_has_another_plac
     assert "fern, row 0, attempt 1:" in plain.out and "moss, row 1, attempt 0:" in plain.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["fern", "--row", "9"], "the run `fern` has no sample of row 9."),
-        (["nosuch"], "no run `nosuch`"),
-        (["local:nosuch"], "no run `nosuch`"),
-    ],
-)
-def test_what_is_not_there_is_said_in_a_line(maze: Maze, arguments: list[str], sentence: str) -> None:
-    maze.router.get(url__regex=r".*/api/cli/eval-runs.*").respond(404, json={"error": "no run `nosuch`"})
-    outcome = maze.osmosis("eval", "show", *arguments)
-    assert outcome.status == 1 and sentence in outcome.err and "Traceback" not in outcome.err
-
-
-@pytest.mark.parametrize("second", ["--passed", "--unscored"])
-def test_two_outcomes_at_once_are_a_wrong_command_line(maze: Maze, second: str) -> None:
-    outcome = maze.osmosis("eval", "show", "fern", "--failed", second)
-    assert (outcome.status, outcome.out) == (2, "") and "mutually exclusive" in outcome.err
-
-
 def test_a_broken_conversation_is_shown_as_far_as_it_can_be_read(maze: Maze) -> None:
     said(maze, "fern", 1, 1, trajectory("kept")[:-60])
     outcome = maze.osmosis("eval", "show", "fern", "--row", "1", "--plain")
@@ -142,18 +106,9 @@ def stored(maze: Maze) -> Iterator[DownloadableRun]:
     """A run of a platform with two conversations, and the contract's list of samples."""
     with serve() as store:
         run = DownloadableRun(maze, store)
-        listed = [
-            {
-                "row_index": 0,
-                "run_index": 0,
-                "status": "success",
-                "reward": 1.0,
-                "tokens": 5,
-                "duration_ms": 9,
-            },
-            {"row_index": 0, "run_index": 1, "status": "failed", "duration_ms": 9, "error_type": "Timeout"},
-            {"row_index": 1, "run_index": 0, "status": "success", "reward": 0.0, "duration_ms": 9},
-        ]
+        passed = {"row_index": 0, "run_index": 0, "status": "success", "reward": 1.0, "tokens": 5}
+        failed = {"row_index": 0, "run_index": 1, "status": "failed", "error_type": "Timeout"}
+        listed = [passed, failed, {"row_index": 1, "run_index": 0, "status": "success", "reward": 0.0}]
         lines = b"".join(json.dumps(each).encode() + b"\n" for each in listed) + b"not JSON\n[]\n"
         run.holds(
             {

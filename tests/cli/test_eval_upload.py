@@ -15,7 +15,9 @@ import pytest
 from osmosis_ai.evaluation.run_lock import RunLock
 from tests.api.blob_server import BlobServer, serve
 from tests.cli.maze import Maze, sent
+from tests.evaluation.rollouts import write_rollout, write_rows
 from tests.platform.local_runs import LocalRun, rollout_id, trajectory
+from tests.workspace.builders import MINIMAL_EVAL
 
 SESSION = "imp 1/2"
 IMPORTS = "/eval-runs/imports"
@@ -272,3 +274,26 @@ def test_a_file_that_changes_meanwhile_is_not_sent(importer: Importer) -> None:
     importer.uploads.mock(side_effect=changing)
     outcome = importer.osmosis()
     assert outcome.status == 1 and "changed while the run was being uploaded" in outcome.error["message"]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_run_is_kept_whatever_becomes_of_its_upload(maze: Maze, importer: Importer, fails: bool) -> None:
+    maze.patch.chdir(importer.directory.parents[2])
+    config = MINIMAL_EVAL.replace("openai/gpt-5-mini", "osmosis/tiny")
+    (maze.workspace.root / "configs/eval/multiply.toml").write_text(config)
+    write_rollout(maze.workspace.rollouts_dir / "multiply")
+    write_rows(maze.workspace.data_dir / "multiply.jsonl", ["one"])
+    if fails:
+        importer.start.mock(return_value=httpx.Response(403, json={"error": "you may not upload here"}))
+    words = ("eval", "run", "configs/eval/multiply.toml", "--name", "walk", "--yes", "--upload")
+    outcome = maze.osmosis(*words, "--json")
+    resource = outcome.json["resource"]
+    assert (resource["succeeded"], resource["metrics"]["estimates"]["counts"]["scored"]) == (1, 1)
+    assert (maze.workspace.evals_dir / "walk" / "metrics.json").exists()
+    if fails:
+        assert (outcome.status, outcome.json["status"]) == (1, "partial")
+        assert "you may not upload here" in resource["upload"]["error"]["message"]
+        assert "osmosis eval upload .osmosis/evals/walk" in maze.osmosis(*words).out
+    else:
+        assert (outcome.status, resource["upload"]["eval_run_id"]) == (0, "er_9")

@@ -10,72 +10,15 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.cli.golden_cases import MODEL
 from tests.cli.maze import Maze
-
-BASE: dict[str, Any] = {
-    "id": "bm_1",
-    "model_name": "fern/base-32b",
-    "base_model": "fern/base-32b",
-    "creator_name": "Osmosis",
-    "created_at": "2026-10-01T07:00:00Z",
-    "updated_at": "2026-10-01T08:00:00Z",
-}
-LORA: dict[str, Any] = {
-    "id": "lo_1",
-    "model_name": "maze-lora",
-    "base_model": "fern/base-32b",
-    "training_run_name": "copper-finch",
-    "checkpoint_step": 40,
-    "reward": 0.75,
-    "validation_reward": 0.5,
-    "created_at": "2026-10-02T07:00:00Z",
-}
-DEPLOYED = {
-    **LORA,
-    "deployment_status": "active",
-    "deployed_at": "2026-10-02T08:00:00Z",
-    "deployed_by": "Mara",
-}
-DETAIL: dict[str, Any] = {
-    **DEPLOYED,
-    "hf_upload_status": "in_progress",
-    "hf_url": "https://hf.example/maze",
-    "uploaded_by": "Ivo",
-    "inference_model": "fern/base-32b:maze-lora",
-    "platform_url": "https://osmosis.fern.example/fern-lab/models/lo_1",
-}
-
-
-@pytest.fixture
-def maze(maze: Maze) -> Maze:
-    maze.get("/models/base").respond(json={"models": [BASE, {"id": "bm_2"}], "total_count": 2})
-    maze.get("/models/lora").respond(
-        json={
-            "models": [DEPLOYED, {"id": "lo_2", "deployment_status": None}],
-            "total_count": 2,
-            "active_deployments": 1,
-            "max_active_deployments": 3,
-        }
-    )
-    return maze
-
-
-def test_where_inference_is_not_offered_nothing_is_said_of_it(maze: Maze) -> None:
-    maze.get("/models/lora").respond(json={"models": [LORA]})
-    envelope = maze.osmosis("model", "list", "--json").json
-    assert "active_deployments" not in envelope
-    assert "deployment_status" not in envelope["lora_models"]["items"][0]
-    assert "eploy" not in maze.osmosis("model", "list").out
-    maze.get("/models/maze-lora").respond(json=LORA)
-    assert "eploy" not in maze.osmosis("model", "info", "maze-lora").out
-
 
 AS_SERVED = "fern%2Fbase-32b%3Amaze-lora"
 
 
 def test_a_model_can_be_called_as_its_endpoint_calls_it(maze: Maze) -> None:
     maze.get(f"/models/{AS_SERVED}").respond(404, json={"error": "no such model"})
-    maze.get("/models/maze-lora").respond(json=DETAIL)
+    maze.get("/models/maze-lora").respond(json=MODEL)
     data = maze.osmosis("model", "info", "fern/base-32b:maze-lora", "--json").json["data"]
     assert data["lora_model"]["model_name"] == "maze-lora"
     for verb, status in (("deploy", "active"), ("undeploy", "inactive")):
@@ -86,7 +29,7 @@ def test_a_model_can_be_called_as_its_endpoint_calls_it(maze: Maze) -> None:
 
 
 def test_a_name_with_a_colon_goes_to_the_platform_as_it_is(maze: Maze) -> None:
-    maze.get("/models/sweep%3Amaze-lora").respond(json={**DETAIL, "model_name": "sweep:maze-lora"})
+    maze.get("/models/sweep%3Amaze-lora").respond(json={**MODEL, "model_name": "sweep:maze-lora"})
     data = maze.osmosis("model", "info", "sweep:maze-lora", "--json").json["data"]
     assert data["lora_model"]["model_name"] == "sweep:maze-lora"
     assert not maze.get("/models/maze-lora").called
@@ -96,17 +39,11 @@ def test_an_adapter_of_another_base_model_is_not_meant(maze: Maze) -> None:
     maze.post("/models/oak%2Fbase-7b%3Amaze-lora/deploy").respond(
         404, json={"error": "no 'oak/base-7b:maze-lora'"}
     )
-    maze.get("/models/maze-lora").respond(json=DETAIL)
+    maze.get("/models/maze-lora").respond(json=MODEL)
     deploy = maze.post("/models/maze-lora/deploy").respond(json={"id": "lo_1"})
     error = maze.osmosis("model", "deploy", "oak/base-7b:maze-lora", "--json").error
     assert (error["code"], error["message"]) == ("NOT_FOUND", "no 'oak/base-7b:maze-lora'")
     assert not deploy.called
-
-
-def test_a_model_of_which_little_is_known_can_be_shown(maze: Maze) -> None:
-    maze.get("/models/x").respond(json={**dict.fromkeys(DETAIL), "id": "lo_1"})
-    for mode in (["--json"], ["--plain"], []):
-        assert maze.osmosis("model", "info", "x", *mode).status == 0
 
 
 def test_a_person_is_asked_before_a_model_is_taken_back(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,16 +108,6 @@ def test_an_adapter_arrives_whole_and_a_second_time_changes_nothing(maze: Maze) 
     again = maze.osmosis("model", "download", "maze-lora", "--json")
     assert (again.status, again.json["status"]) == (0, "noop")
     assert maze.router.get(f"{STORE}/adapter_model.safetensors").call_count == 1
-
-
-def test_the_folder_may_be_named_and_what_to_do_with_it_is_said(maze: Maze, tmp_path: Path) -> None:
-    offer(maze)
-    place = tmp_path / "mine"
-    place.mkdir()
-    outcome = maze.osmosis("model", "download", "maze-lora", "-o", str(place), "--plain")
-    assert outcome.status == 0, outcome.err
-    assert files_in(place) == CONTENT
-    assert f'peft.PeftModel.from_pretrained(base, "{place}")' in outcome.out
 
 
 def test_other_bytes_than_the_platform_named_are_no_adapter_and_what_was_right_is_kept(

@@ -1,16 +1,17 @@
-"""Output in three modes, confirmations, and the files of `--markdown` and `--junit`."""
+"""Output in three modes, errors, confirmations, and the files of `--markdown` and `--junit`."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
@@ -18,7 +19,6 @@ from markdown_it import MarkdownIt
 from osmosis_ai import __version__
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.progress import LineProgress
-from osmosis_ai.cli.output.prompts import ask_yes_no
 from osmosis_ai.cli.output.reports import (
     MOST_CHARACTERS,
     STEP_SUMMARY,
@@ -32,25 +32,15 @@ from osmosis_ai.cli.output.reports import (
 from osmosis_ai.cli.output.results import Column, Styled, Table, Text
 from osmosis_ai.errors import OsmosisError
 from tests.cli.conftest import Cli
+from tests.cli.maze import Maze
 from tests.cli.terminal import terminal
 
 
-def test_a_list_is_one_line_with_its_pagination_and_extras_that_cannot_replace_it(cli: Cli) -> None:
-    outcome = cli("fleet", "list", "--json")
-    assert outcome == (
-        0,
-        '{"schema_version":1,"items":[{"name":"Argo [red]","status":"running","tons":12.5},'
-        '{"name":"Tab\\there","status":"failed","tons":null}],"total_count":7,"has_more":true,"next_offset":2,'
-        '"git":{"identity":"a/b"}}\n',
-        "",
-    )
-
-
-def test_a_partial_operation_is_printed_and_exits_with_one(cli: Cli) -> None:
-    outcome = cli("fleet", "launch", "--status", "partial", "--json")
-    assert outcome.status == 1
-    assert json.loads(outcome.out)["status"] == "partial"
-    assert outcome.err == ""
+def test_extra_keys_cannot_replace_those_of_the_envelope(cli: Cli) -> None:
+    listed = json.loads(cli("fleet", "list", "--json").out)
+    assert (len(listed["items"]), listed["git"]) == (2, {"identity": "a/b"})
+    launched = json.loads(cli("fleet", "launch", "--json").out)
+    assert (launched["status"], launched["wind"]) == ("success", "fair")
 
 
 def test_text_that_is_no_utf8_survives_escaped(cli: Cli) -> None:
@@ -93,10 +83,6 @@ def test_a_list_is_one_row_a_line_joined_by_tabs_without_header_or_footer(cli: C
     assert outcome == (0, "Argo [red]\t[running]\t12.5\nTab here\t[failed]\t–\n", "")
 
 
-def test_control_characters_in_plain_output_are_spelled_out(cli: Cli) -> None:
-    assert cli("fleet", "say", "a\x1b[31mb", "--plain").out == "a\\x1b[31mb\n"
-
-
 def test_control_characters_in_data_are_spelled_out(cli: Cli) -> None:
     assert cli("fleet", "say", "a\x1b[31mb[bold]c").out == "a\\x1b[31mb[bold]c\n"
 
@@ -108,36 +94,6 @@ def test_no_color_wins(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b" not in cli("fleet", "missing").err
 
 
-@pytest.mark.parametrize(
-    "seconds, shown",
-    [
-        (None, "–"),
-        (0.34, "340 ms"),
-        (0.9996, "1.0s"),
-        (59.94, "59.9s"),
-        (59.96, "1m 0s"),
-        (754, "12m 34s"),
-        (3599.6, "1h 0m"),
-        (90000, "1d 1h"),
-    ],
-)
-def test_durations(seconds: float | None, shown: str) -> None:
-    assert formats.duration(seconds) == shown
-
-
-def test_numbers() -> None:
-    assert formats.count(1234567) == "1,234,567"
-    assert formats.percent(0.41349) == "41.3 %"
-    assert [formats.money(usd) for usd in (0, 0.000042, 0.0123, 0.5, 1234.5)] == [
-        "$0.00",
-        "$0.000042",
-        "$0.0123",
-        "$0.50",
-        "$1,234.50",
-    ]
-    assert {formats.count(None), formats.percent(None), formats.money(None)} == {"–"}
-
-
 def test_a_job_of_github_obeys_no_line_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     hostile = "::error::a\nb\n  ::add-mask::c\n##[group]d\ne::f"
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
@@ -147,26 +103,6 @@ def test_a_job_of_github_obeys_no_line_of_a_text(monkeypatch: pytest.MonkeyPatch
     assert not any(line.lstrip().startswith("::") or "##[" in line for line in shown)
     assert [line.replace("\u200b", "") for line in shown] == hostile.splitlines()
     assert shown[1] == "b" and shown[4] == "e::f"
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_a_line_comes_with_each_tenth_and_when_it_was_quiet_for_half_a_minute() -> None:
-    clock, said = Clock(), list[str]()
-    progress = LineProgress(said.append, "Evaluating", total=400, unit="samples", clock=clock)
-    for done in (1, 39, 40, 41, 79, 160):
-        progress.update(done)
-    assert said == ["Evaluating: 40/400 samples (10%)", "Evaluating: 160/400 samples (40%)"]
-    clock.now = 29.0
-    progress.update(161)
-    clock.now = 31.0
-    progress.update(162, note="reward 0.4")
-    assert said[2:] == ["Evaluating: 162/400 samples (40%) reward 0.4"]
 
 
 def test_a_line_is_one_whatever_it_names() -> None:
@@ -193,38 +129,6 @@ def test_json_tells_what_would_have_been_asked(cli: Cli) -> None:
 def test_rich_without_a_terminal_does_not_ask(cli: Cli) -> None:
     said = "Confirmation required: Sink the Argo?\nError: Use --yes to confirm in non-interactive mode.\n"
     assert cli("fleet", "sink") == (1, "", said)
-
-
-@pytest.mark.parametrize(
-    "keys, default, answer",
-    [
-        ("y", False, True),
-        ("Y", False, True),
-        ("n", True, False),
-        ("\r", True, True),
-        ("\n", False, False),
-        ("\x1b", True, False),
-        ("\x04", True, False),
-        (["x", "\x1b[A", "y"], False, True),
-        (["y\r"], False, True),
-        (["n\n"], True, False),
-        (["\r\n"], True, True),
-    ],
-)
-def test_one_key_answers_and_escape_means_no(
-    monkeypatch: pytest.MonkeyPatch, keys: str | list[str], default: bool, answer: bool
-) -> None:
-    typed = iter(keys)
-    monkeypatch.setattr(typer, "getchar", lambda: next(typed))
-    assert ask_yes_no(sys.stderr, "Sure?", default=default) is answer
-
-
-def test_ctrl_c_at_the_question_means_no(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt() -> str:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(typer, "getchar", interrupt)
-    assert ask_yes_no(sys.stderr, "Sure?", default=True) is False
 
 
 DOCUMENT = DecisionDocument(title="osmosis eval gate", marker="eval.gate:tiny", verdict="pass: it is good.")
@@ -396,7 +300,13 @@ def test_what_does_not_fit_into_a_comment_is_left_out_and_counted() -> None:
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     "key, said",
-    [(b"\x1b", "Cancelled."), (b"\x03", "Cancelled."), (b"\x04", "Cancelled."), (b"y", "Sunk.")],
+    [
+        (b"\x1b", "Cancelled."),
+        (b"\x03", "Cancelled."),
+        (b"\x04", "Cancelled."),
+        (b"\r", "Cancelled."),
+        (b"y", "Sunk."),
+    ],
 )
 def test_the_question_is_asked_and_answered_by_one_key(key: bytes, said: str) -> None:
     with terminal("fleet", "sink") as screen:
@@ -405,11 +315,129 @@ def test_the_question_is_asked_and_answered_by_one_key(key: bytes, said: str) ->
         assert screen.end() == 0
 
 
+@pytest.mark.parametrize("mode", [(), ("--plain",)])
+def test_an_error_for_people_keeps_its_lines_and_ends_with_what_mends_it(
+    cli: Cli, mode: tuple[str, ...]
+) -> None:
+    assert cli("fleet", "missing", *mode) == (
+        1,
+        "",
+        "Error: No ship named 'Argo'.\nLook in the harbour.\nhint: list them with `osmosis fleet list`\n",
+    )
+
+
+def test_no_value_of_a_secret_makes_an_error_for_scripts_unreadable(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, value in enumerate(['"code":"NOT_FOUND"', '"schema_version":1,"c', "list them"]):
+        monkeypatch.setenv(f"CANARY_{number}_TOKEN", value)
+    error = json.loads(cli("fleet", "missing", "--json").err)["error"]
+    assert (error["code"], error["hint"]) == ("NOT_FOUND", "[REDACTED] with `osmosis fleet list`")
+
+
+def test_a_bug_is_one_sentence(cli: Cli) -> None:
+    assert cli("fleet", "crash") == (
+        1,
+        "",
+        "Error: KeyError: 'boom'\n"
+        "hint: this is a bug in Osmosis; set OSMOSIS_DEBUG=1 and run it again to see where\n",
+    )
+    assert json.loads(cli("fleet", "crash", "--json").err)["error"] == {
+        "code": "INTERNAL",
+        "message": "An unexpected internal error occurred.",
+        "details": {"exception_type": "KeyError"},
+    }
+
+
+def test_a_traceback_is_shown_for_bugs_alone_and_only_when_debugging(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSMOSIS_DEBUG", "1")
+    assert "Traceback (most recent call last)" in cli("fleet", "crash").err
+    first, *rest = cli("fleet", "crash", "--json").err.splitlines()
+    assert json.loads(first)["error"]["code"] == "INTERNAL"
+    assert rest[0] == "Traceback (most recent call last):"
+    assert "Traceback" not in cli("fleet", "missing").err
+
+
+def test_secret_values_are_taken_out_of_errors_and_tracebacks(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1234567890")
+    monkeypatch.setenv("LONGER_TOKEN", 'sk-1234567890-"quoted"')
+    monkeypatch.setenv("OSMOSIS_DEBUG", "1")
+    err = cli("fleet", "crash", "--text", 'a sk-1234567890-"quoted" b sk-1234567890 c').err
+    assert "sk-1234567890" not in err
+    assert "a [REDACTED] b [REDACTED] c" in err
+
+
+def test_ctrl_c_exits_with_130_and_without_a_traceback(cli: Cli) -> None:
+    assert cli("fleet", "interrupt") == (130, "", "Interrupted.\n")
+    assert cli("fleet", "interrupt", "--json") == (130, "", "")
+
+
 @pytest.mark.e2e
-def test_progress_is_a_bar_with_warnings_above_and_the_result_below() -> None:
-    with terminal("fleet", "sail") as screen:
-        screen.wait_for("Arrived.")
-        assert screen.end() == 0
-    assert "Raising the anchor" in screen.shown
-    assert "20/20 miles" in screen.shown
-    assert screen.shown.index("Fog ahead.") < screen.shown.index("20/20 miles")
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["dataset", "--help"]])
+def test_a_reader_that_leaves_gets_no_traceback(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as stdout:
+        done = subprocess.run(
+            [sys.executable, "-m", "osmosis_ai", *arguments],
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            timeout=300,
+        )
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.e2e
+def test_a_full_disk_behind_stdout_is_said_in_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "osmosis_ai", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=300,
+        )
+    assert (done.returncode, done.stderr) == (1, b"Error: cannot write the result: No space left on device\n")
+
+
+@pytest.mark.e2e
+def test_the_version_can_be_asked_with_stdout_closed() -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m osmosis_ai --version >&-"], stderr=subprocess.PIPE, timeout=300
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("eval", "info", "~nobody-here/run"),
+        ("view", "~nobody-here/run"),
+        ("test", "-m", "m:a", "-d", "~nobody-here/data.jsonl"),
+    ],
+)
+def test_the_home_of_a_user_whom_this_machine_does_not_have_is_no_bug_of_ours(
+    cli: Cli, command: tuple[str, ...]
+) -> None:
+    outcome = cli(*command)
+    assert (outcome.status, outcome.out) == (1, "")
+    assert "~nobody-here" in outcome.err and "bug in Osmosis" not in outcome.err
+
+
+COMMANDS = {
+    "rollout server list": ("get", "/rollout-servers", "served agents"),
+    "train resume copper": ("post", "/training-runs/copper/resume", "resuming training runs"),
+    "model download keen-owl-2-step-40": ("get", "/models/keen-owl-2-step-40/download", "downloading models"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_missing_route_is_reported_as_unsupported(maze: Maze, command: str) -> None:
+    method, path, what = COMMANDS[command]
+    getattr(maze, method)(path).respond(status_code=404, html="<html>This page does not exist.</html>")
+    error = maze.osmosis(*command.split(), "--json").error
+    assert error["message"].startswith(f"This platform does not support {what}: https://")
+    assert "osmosis platform start" in error["hint"]

@@ -5,192 +5,54 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
-import respx
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.services import workspaces
-from osmosis_ai.services.quickstart import Quickstart, run_quickstart
 from osmosis_ai.services.workspaces import checked_clone_url, clone_into, github_urls
 from tests.cli.maze import Maze, replies, sent
 from tests.cli.terminal import terminal
-from tests.logins import FERN, MARA, save_login, use_platform
+from tests.logins import MARA, save_login
 from tests.warm_osmosis import warm_osmosis
 from tests.workspace.builders import git, make_repository
 
 LAB = {"id": "ws_1", "name": "fern-lab", "role": "admin", "connected_repo": {"repo_full_name": "fern/maze"}}
 BARE = {"id": "ws_2", "name": "Birch"}
+LOGIN = SimpleNamespace(user=SimpleNamespace(email="mara@fern.example"))
 READY = {"repo": {"connected": True, "full_name": "fern/maze"}, "billing_ready": True, "completed": True}
-NOT_YET = {"repo": {"connected": False, "full_name": None}, "billing_ready": False, "completed": False}
 
 
-class Answers:
-    """A guide whose user gives these answers, in order."""
-
-    def __init__(self, *answers: str) -> None:
-        self.answers = list(answers)
-        self.told: list[str] = []
-        self.asked: list[tuple[str, tuple[str, ...]]] = []
-        self.logins = 0
-
-    def log_in(self) -> None:
-        self.logins += 1
-        save_login()
-
-    def choose(self, question: str, options: Sequence[str]) -> int:
-        self.asked.append((question, tuple(options)))
-        return list(options).index(self._next())
-
-    def ask(self, question: str) -> str:
-        self.asked.append((question, ()))
-        return self._next()
-
-    def tell(self, sentence: str) -> None:
-        self.told.append(sentence)
-
-    def warn(self, message: str, code: str | None = None) -> None:
-        self.told.append(message)
-
-    def _next(self) -> str:
-        if not self.answers:
-            raise KeyboardInterrupt
-        return self.answers.pop(0)
-
-
-class Clock:
-    """Time that passes when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-class Anywhere:
-    """A directory that is no checkout, and a platform."""
-
-    def __init__(self, router: respx.MockRouter, directory: Path) -> None:
-        self.router = router
-        self.directory = directory
-        self.clock = Clock()
-        self.workspaces = router.get(f"{FERN}/api/cli/workspaces").respond(json={"workspaces": [LAB]})
-        self.status = router.get(f"{FERN}/api/cli/quickstart").respond(json=READY)
-        self.choice = router.post(f"{FERN}/api/cli/quickstart").respond(204)
-
-    def go(self, guide: Answers, workspace: str | None = None) -> Quickstart:
-        return run_quickstart(
-            guide,
-            workspace=workspace,
-            start=self.directory,
-            sleep=self.clock.sleep,
-            clock=self.clock,
-        )
-
-
-@pytest.fixture
-def anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Anywhere]:
-    directory = tmp_path / "projects"
-    directory.mkdir()
-    monkeypatch.chdir(directory)
-    use_platform(monkeypatch)
-    save_login()
-    with respx.mock(assert_all_called=False) as router:
-        yield Anywhere(router, directory)
-
-
-@pytest.fixture
-def cloned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
-    """What was cloned where; each clone is an empty repository."""
-    made: list[tuple[str, Path]] = []
-
-    def clone(url: str, target: Path) -> Path:
-        made.append((url, target))
-        return make_repository(target)
-
-    monkeypatch.setattr("osmosis_ai.services.quickstart.clone_into", clone)
-    return made
-
-
-def test_the_first_time_the_repository_is_cloned_and_the_second_time_it_is_known(
-    anywhere: Anywhere, cloned: list[tuple[str, Path]]
-) -> None:
-    done = anywhere.go(Answers("SSH", "Evaluate an agent", "multiply numbers"))
-    target = anywhere.directory / "maze"
-    assert cloned == [("git@github.com:fern/maze.git", target)]
-    assert sent(anywhere.choice) == {"organizationId": "ws_1", "intent": "eval"}
-    assert anywhere.status.calls.last.request.url.params["organizationId"] == "ws_1"
-    assert done.resource() == {
-        "workspace": {"id": "ws_1", "name": "fern-lab", "role": "admin"},
-        "repo": {"connected": True, "full_name": "fern/maze"},
-        "workspace_directory": str(target),
-        "billing_ready": True,
-        "previously_completed": True,
-        "intent": "eval",
-        "task": "multiply numbers",
-        "agent_prompt": done.agent_prompt,
-        "completion_recorded": True,
-    }
-    assert str(target) in done.agent_prompt and "What I want: multiply numbers" in done.agent_prompt
-    again = anywhere.go(Answers("Look around", ""))
-    assert (len(cloned), again.directory, again.task) == (1, target, "")
-    assert "Ask me what the agent should do" in again.agent_prompt
-
-
-def test_a_repository_is_waited_for_and_a_platform_that_is_away_with_it(
-    anywhere: Anywhere, cloned: list[tuple[str, Path]]
-) -> None:
-    away = [httpx.Response(503)] * 20
-    anywhere.status.mock(side_effect=[*replies(NOT_YET, {}, {"repo": None}), *away, *replies(READY)])
-    guide = Answers("SSH", "Look around", "")
-    with respx_tries_once():
-        done = anywhere.go(guide)
-    assert done.repo.connected and len(cloned) == 1
-    assert guide.told[0].startswith("Connect a repository to the workspace fern-lab")
-    assert sum("Connect a repository" in told for told in guide.told) == 1
-
-
-@contextmanager
-def respx_tries_once() -> Iterator[None]:
-    """Let stamina's waits take no time."""
-    import stamina
-
-    with stamina.set_testing(True, attempts=100, cap=True):
-        yield
-
-
-def test_the_wait_for_a_repository_ends(anywhere: Anywhere) -> None:
-    anywhere.status.respond(json=NOT_YET)
-    with pytest.raises(OsmosisError, match="still has no repository"):
-        anywhere.go(Answers())
-    assert anywhere.clock.now == 900 and anywhere.status.call_count == 181
-
-
-def test_who_is_not_logged_in_or_no_longer_logs_in_on_the_way(
-    anywhere: Anywhere, cloned: list[tuple[str, Path]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repository_is_waited_for_while_a_platform_is_away_or_forgets_who_asks(maze: Maze) -> None:
+    answers = iter(("SSH", "Look around", ""))
+    logins: list[str] = []
+    for name, replaced in {
+        "osmosis_ai.cli.output.formats.is_terminal": lambda _: True,
+        "osmosis_ai.cli.typed_line.ask_shown": lambda *_: next(answers),
+        "osmosis_ai.cli.auth.log_in_with_device": lambda *_, **__: logins.append(save_login() or "") or LOGIN,
+        "osmosis_ai.services.quickstart.POLL_S": 0.0,
+        "osmosis_ai.services.quickstart.clone_into": lambda _, target: make_repository(target),
+        "osmosis_ai.cli.quickstart._copy": lambda _: False,
+    }.items():
+        maze.patch.setattr(name, replaced)
+    maze.scratch.mkdir()
+    maze.patch.chdir(maze.scratch)
     expired = httpx.Response(401, json={"error": "no", "code": "TOKEN_EXPIRED"})
-    anywhere.workspaces.mock(side_effect=[expired, *replies({"workspaces": [LAB]})])
-    anywhere.status.mock(side_effect=[expired, *replies(READY)])
-    guide = Answers("SSH", "Look around", "")
-    anywhere.go(guide)
-    assert guide.logins == 2
-    monkeypatch.setenv("OSMOSIS_TOKEN", "osm_u_other")
-    monkeypatch.setenv("OSMOSIS_TOKEN_PLATFORM_URL", FERN)
-    anywhere.workspaces.mock(return_value=expired)
-    guide = Answers()
-    with pytest.raises(OsmosisError) as refused:
-        anywhere.go(guide)
-    assert (refused.value.code, guide.logins) == ("AUTH_REQUIRED", 0)
+    maze.get("/workspaces").mock(side_effect=[expired, *replies({"workspaces": [LAB]}) * 2])
+    unconnected = {**READY, "repo": {"connected": False, "full_name": None}}
+    away = [httpx.Response(503)] * 3
+    looks = [expired, *replies(unconnected, {}, {"repo": None}), *away, *replies(READY)]
+    maze.get("/quickstart").mock(side_effect=looks)
+    chosen = maze.post("/quickstart").respond(204)
+    done = maze.osmosis("quickstart")
+    assert done.status == 0, done.err
+    assert (done.err.count("Connect a repository"), len(logins)) == (1, 2)
+    assert sent(chosen) == {"organizationId": "ws_1", "intent": "explore"}
 
 
 @pytest.mark.parametrize("mode", ["--json", "--plain", None])

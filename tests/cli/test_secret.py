@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import respx
 
 from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.cli.typed_line import ask_hidden
 from tests.cli.conftest import Cli, Outcome
+from tests.cli.golden_cases import SECRET
 from tests.logins import (
     FERN,
     IDENTITY,
@@ -32,15 +32,6 @@ from tests.logins import (
 
 PATH = "/api/cli/environment-secrets"
 VALUE = "sk-canary-value"
-SECRET = {
-    "id": "sec_1",
-    "name": "API_KEY",
-    "scope": "user",
-    "created_at": "2026-05-01T09:00:00Z",
-    "updated_at": "2026-05-02T09:00:00Z",
-    "creator_name": "Mara",
-    "updater_name": None,
-}
 
 
 class Person(io.StringIO):
@@ -194,23 +185,8 @@ def test_deleting_asks_and_names_the_scope(
 def test_what_is_not_there_is_said_before_anybody_is_asked(
     cli: Cli, scope: dict[str, Any], platform: respx.MockRouter
 ) -> None:
-    error = _error(cli("secret", "delete", "OTHER_KEY", "--json"))
-    assert (error["code"], error["message"]) == (
-        "NOT_FOUND",
-        'Secret "OTHER_KEY" was not found in personal scope.',
-    )
-    in_workspace = {"environment_secrets": [{**SECRET, "scope": "workspace"}]}
-    platform.get(PATH).mock(
-        side_effect=lambda request: httpx.Response(
-            200,
-            json=in_workspace if request.url.params["scope"] == "workspace" else {"environment_secrets": []},
-        )
-    )
-    error = _error(cli("secret", "delete", "API_KEY", "--json"))
-    assert "osmosis secret delete API_KEY --scope workspace" in error["message"]
-
-
-# all of them
+    assert _error(cli("secret", "delete", "OTHER_KEY", "--json"))["code"] == "NOT_FOUND"
+    assert {call.request.method for call in platform.calls} == {"GET"}
 
 
 # the prompt
@@ -220,10 +196,8 @@ def test_what_is_not_there_is_said_before_anybody_is_asked(
     "typed, got",
     [
         (b"sk-canary\r", "sk-canary"),
-        (b" spaces kept \n", " spaces kept "),
-        ("ünï\r".encode(), "ünï"),
+        ("ünï kept \n".encode(), "ünï kept "),
         (b"wrong\x7f\x7f\x7f\x7f\x7fright\r", "right"),
-        (b"wrong\x15right\r", "right"),
         (b"ri\x1b[D\x1bOAght\r", "right"),
         (b"\x1b[200~pasted\x1b[201~\r", "pasted"),
         (b"half\x04\r", "half"),

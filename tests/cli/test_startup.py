@@ -317,13 +317,6 @@ def test_an_env_file_that_others_may_have_made_is_ignored(
     assert "OPENAI_API_KEY" not in os.environ
 
 
-def test_json_stays_clean_and_the_warning_has_a_code(cli: Cli) -> None:
-    Path(".env").write_text("LD_PRELOAD=/evil.so\n")
-    outcome = cli("fleet", "bare", "--json")
-    assert json.loads(outcome.out)["operation"] == "fleet.noop"
-    assert json.loads(outcome.err)["warning"]["code"] == "ENV_FILE_NAMES_IGNORED"
-
-
 def test_platform_beats_the_environment(cli: Cli) -> None:
     os.environ["OSMOSIS_PLATFORM_URL"] = "https://shell.example"
     assert cli("--platform", "Platform.Example/", "fleet", "bare").status == 0

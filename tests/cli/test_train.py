@@ -1,24 +1,21 @@
-"""`osmosis train …` against replies written by hand: what is sent, what scripts get, what people see, what is kept."""
+"""`osmosis train …`: runs of a platform against replies written by hand, and training directories of this machine."""
 
 from __future__ import annotations
 
 import json
+import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from osmosis_ai.training.runs.run_directory import TrainingDirectory
+from tests.cli import train_replies
 from tests.cli.maze import Maze, replies, sent
-from tests.cli.train_replies import (
-    CHECKPOINTS,
-    CONFIG,
-    DETAIL,
-    METRICS,
-    OWN,
-    TEXT,
-    offer,
-)
+from tests.cli.train_replies import CHECKPOINTS, CONFIG, DETAIL, OWN, TEXT, offer
+from tests.cli.trained_runs import trained_here, trajectory, validated_here
 
 FILE = "copper_finch_9_tr_8f0c1.json"
 
@@ -76,9 +73,6 @@ def test_settings_that_the_trainer_would_refuse_are_warned_of_and_left_to_the_pl
         "advanced.allow_download: must be true or false, got 1",
     ):
         assert f"{said}; the platform is likely to refuse it." in warned
-    (maze.workspace.root / CONFIG).write_text(TEXT.replace("lora_rank = 32", "queue = 'large'"))
-    warned = maze.osmosis("train", "submit", CONFIG, "--json").error["details"]["warnings"]
-    assert "[advanced] `queue`: not a setting of this trainer, ignored." in warned
 
 
 @pytest.mark.integration
@@ -95,55 +89,12 @@ def test_a_platform_that_would_take_a_run_is_believed_rather_than_this_release(m
     assert not maze.post("/training-runs").called
 
 
-def test_an_eval_config_is_no_training_config(maze: Maze) -> None:
-    (maze.workspace.root / CONFIG).write_text(TEXT + "\n[evaluation]\nn = 1\n")
-    error = maze.osmosis("train", "submit", CONFIG, "--yes", "--json").error
-    assert (error["code"], "configs in configs/eval/" in error["message"]) == ("VALIDATION", True)
-    assert not maze.router.calls
-
-
 # Info
-
-
-def test_a_run_of_the_platform_is_written_into_one_file(maze: Maze, tmp_path: Path) -> None:
-    offer(maze)
-    report = tmp_path / "copper.html"
-    data = maze.osmosis("train", "info", "copper", "--report", str(report), "--json").json["data"]
-    page = report.read_text()
-    assert data["report_path"] == str(report)
-    assert "<h3>Training reward</h3>" in page and "fern/base-32b" in page and "<script" not in page
-    assert maze.osmosis("train", "info", "copper", "--report", str(report)).status == 1
-
-
-def test_the_newest_validation_says_what_it_leaves_out(maze: Maze) -> None:
-    offer(maze)
-    newest = {"reward": 0.5, "reward_low": 0.25, "reward_high": 0.75, "scored": 17, "samples": 20}
-    curves = [
-        {
-            "metric_key": f"eval/validation/{name}",
-            "title": name,
-            "data_points": [{"step": 10, "value": value, "timestamp": 0}],
-        }
-        for name, value in newest.items()
-    ]
-    maze.get(f"/training-runs/{OWN['id']}/metrics").respond(json={**METRICS, "metrics": curves})
-    lines = maze.osmosis("train", "info", "copper", "--plain").out.splitlines()
-    assert "Validation reward: 0.500 (0.250 – 0.750) after step 10" in lines
-    assert "Validation scored: 17 of 20 planned" in lines
-    warning = "only 17 of 20 finished attempts have a score (85.0 %); the numbers leave out the rest"
-    assert f"Warning: validation: {warning}" in lines
-    validation = maze.osmosis("train", "info", "copper", "--json").json["data"]["validation"]
-    assert (validation["reward"], validation["low"], validation["scored"]) == (0.5, 0.25, 17)
-    assert validation["warnings"] == [warning]
 
 
 @pytest.mark.parametrize(
     ("output", "place"),
-    [
-        ("kept/", f"kept/{FILE}"),
-        ("numbers", "numbers.json"),
-        ("deep/numbers.txt", "deep/numbers.json"),
-    ],
+    [("kept/", f"kept/{FILE}"), ("numbers", "numbers.json"), ("deep/numbers.txt", "deep/numbers.json")],
 )
 def test_the_file_goes_where_it_is_asked_to(maze: Maze, tmp_path: Path, output: str, place: str) -> None:
     offer(maze)
@@ -176,13 +127,6 @@ def test_metrics_and_checkpoints_that_cannot_be_had_are_no_failure(maze: Maze) -
     assert "Metrics: Not available: gone" in maze.osmosis("train", "info", "copper", "--plain").out
 
 
-def test_a_detail_with_nothing_in_it_can_be_shown(maze: Maze) -> None:
-    maze.get("/training-runs/x").respond(json={"training_run": {"id": "tr_1", "status": "running"}})
-    maze.get("/training-runs/tr_1/metrics").respond(json={"overview": {}, "metrics": []})
-    for mode in (["--json"], ["--plain"], []):
-        assert maze.osmosis("train", "info", "x", *mode).status == 0
-
-
 # Logs, checkpoints, stop
 
 
@@ -194,7 +138,6 @@ def test_logs_come_in_pages_and_as_they_grow(maze: Maze) -> None:
     maze.get("/training-runs/copper/logs").respond(json={"logs": lines[:1], "next_cursor": "c|1"})
     page = maze.osmosis("train", "logs", "copper", "--json").json
     assert (page["items"][0]["message"], page["next_cursor"]) == ("step 0", "c|1")
-    assert "osmosis train logs copper --cursor c|1" in maze.osmosis("train", "logs", "copper").out
     ended = {"training_run": {**OWN, "status": "finished"}}
     maze.get("/training-runs/copper").respond(json=DETAIL)
     maze.get(f"/training-runs/{OWN['id']}").mock(side_effect=replies(DETAIL, ended))
@@ -228,12 +171,6 @@ def test_stopping_asks_first_and_says_what_had_ended_before(maze: Maze) -> None:
 
 
 RUN = f"/training-runs/{OWN['id']}"
-STEP_METRICS = {
-    "time/step_s": 1.9,
-    "time/sampling_s": 1.2,
-    "time/learning_s": 0.6,
-    "speed/sampling_tokens_per_s": 2104.4,
-}
 
 
 def at(step: int | None, status: str = "running", **more: Any) -> dict[str, Any]:
@@ -244,85 +181,11 @@ def at(step: int | None, status: str = "running", **more: Any) -> dict[str, Any]
 
 def metrics(*rewards: float) -> dict[str, Any]:
     """What the platform has of a run whose steps had these rewards."""
-    curves = {"rollout/raw_reward": rewards, "eval/validation/reward": (0.4, 0.75)}
-    curves.update({key: (value,) for key, value in STEP_METRICS.items()})
-    titles = {"rollout/raw_reward": "Training reward", "eval/validation/reward": "Validation reward"}
-    series = [
-        {
-            "metric_key": key,
-            "title": titles.get(key, key),
-            "data_points": [
-                {"step": step, "value": value, "timestamp": 0} for step, value in enumerate(values, 1)
-            ],
-        }
-        for key, values in curves.items()
-    ]
-    summaries = [
-        {"key": key, "title": titles.get(key, key), "initial": values[0], "latest": values[-1]}
-        for key, values in curves.items()
-        if values
-    ]
-    return {"status": "running", "overview": {"metric_summaries": summaries}, "metrics": series}
-
-
-def test_watching_shows_reward_phases_and_speed_and_ends_with_the_checkpoints(maze: Maze) -> None:
-    maze.get("/training-runs/copper").respond(json=at(None, "pending"))
-    maze.get(RUN).side_effect = replies(at(0), at(4), at(4), at(10, "finished"))
-    maze.get(f"{RUN}/metrics").side_effect = replies(
-        metrics(), metrics(0.4, 0.6), metrics(0.4, 0.6, 0.9), metrics(0.4, 0.6, 0.9)
-    )
-    maze.get(f"{RUN}/checkpoints").respond(json=CHECKPOINTS)
-    ended = at(10, "finished", notes="nothing was left to learn.")
-    maze.get("/training-runs/copper").side_effect = replies(at(None, "pending"), ended)
-
-    outcome = maze.osmosis("train", "watch", "copper", "--plain")
-
-    assert outcome.status == 0, outcome.err
-    assert "Waiting for the run to start" in outcome.err
-    assert (
-        "copper finch/9: 4/10 steps (40%) reward 0.600 · validation 0.750 · "
-        "1.9 s/step (sampling 1.2 s, learning 0.6 s) · 2,104 tokens/s" in outcome.err
-    )
-    assert "10/10 steps" in outcome.err
-    lines = outcome.out.splitlines()
-    assert lines[0] == "Training run finished: copper finch/9"
-    assert "Notes: nothing was left to learn." in lines
-    assert "Training reward\t0.400\t0.900\t–\t–\t–" in lines
-    assert "Validation reward: 0.750 after step 2" in lines
-    assert "Deploy with: osmosis model deploy copper-step-40" in lines
-    assert "Every metric: osmosis train info copper finch/9" in lines
-
-
-def test_curves_are_asked_for_once_a_step(maze: Maze) -> None:
-    maze.get("/training-runs/copper").side_effect = replies(at(3), at(9, "stopped"))
-    maze.get(RUN).side_effect = replies(*[at(3)] * 8, at(9, "stopped"))
-    maze.get(f"{RUN}/metrics").respond(json=metrics(0.5))
-    maze.get(f"{RUN}/checkpoints").respond(json=CHECKPOINTS)
-
-    outcome = maze.osmosis("train", "watch", "copper", "--json")
-
-    assert (outcome.status, outcome.json["status"]) == (1, "partial")
-    assert maze.get(f"{RUN}/metrics").call_count == 3  # step 3, step 9, the result
-    resource = outcome.json["resource"]
-    assert (resource["status"], resource["name"]) == ("stopped", OWN["name"])
-    assert resource["metrics"]["summary"]["training_reward"] == {"initial": 0.5, "latest": 0.5}
-    assert [it["checkpoint_name"] for it in resource["checkpoints"]] == ["copper-step-20", "copper-step-40"]
-
-
-def test_a_platform_that_is_away_is_waited_for_and_ctrl_c_says_how_to_go_on(maze: Maze) -> None:
-    def interrupt(_request: httpx.Request) -> httpx.Response:
-        raise KeyboardInterrupt
-
-    away = httpx.Response(503, json={"error": "starting"})
-    looks = iter([*replies(at(1)), *[away] * 6])
-    maze.router.get(url__regex=".*/training-runs/[^/]+$").mock(
-        side_effect=lambda request: next(looks, None) or interrupt(request)
-    )
-    maze.get(f"{RUN}/metrics").respond(json=metrics(0.5))
-    outcome = maze.osmosis("train", "watch", "copper", "--plain")
-    assert outcome.status == 130
-    assert outcome.err.count("waiting for the platform to come back") == 1
-    assert "The run goes on; follow it again with: osmosis train watch copper" in outcome.err
+    points = [{"step": step, "value": value, "timestamp": 0} for step, value in enumerate(rewards, 1)]
+    named = {"title": "Training reward", "metric_key": "rollout/raw_reward", "key": "rollout/raw_reward"}
+    summary = {**named, "initial": rewards[0], "latest": rewards[-1]}
+    curve = {**named, "data_points": points}
+    return {"status": "running", "overview": {"metric_summaries": [summary]}, "metrics": [curve]}
 
 
 @pytest.mark.integration
@@ -341,3 +204,206 @@ def test_a_submit_that_watches_returns_how_the_run_ended(maze: Maze) -> None:
     assert outcome.json["resource"]["summary"]["progress"]["completed"] == 10
     both = maze.osmosis("train", "submit", CONFIG, "--watch", "--check", "--json")
     assert both.error["code"] == "VALIDATION"
+
+
+def test_a_training_directory_of_this_machine_is_shown_without_a_platform(maze: Maze) -> None:
+    directory = trained_here(maze.workspace.root / "trained" / "walks")
+    outcome = maze.osmosis("train", "info", "trained/walks", "--json")
+    data = outcome.json["data"]
+    assert outcome.status == 0
+    assert (data["local_run"]["status"], data["local_run"]["avg_reward"]) == ("finished", 0.5)
+    assert data["local_run"]["output_path"] == str(directory)
+    assert data["checkpoints"] == [{"name": "step-00000003", "step": 3, "reward": 0.5, "size_bytes": 5}]
+    summaries = {each["key"]: each for each in data["metrics"]["overview"]["metric_summaries"]}
+    assert (summaries["rollout/raw_reward"]["initial"], summaries["rollout/raw_reward"]["latest"]) == (
+        0.25,
+        0.75,
+    )
+    shown = maze.osmosis("train", "info", "trained/walks").out
+    assert "3 of 3" in shown
+    # What its newest validation stands on, as of a platform's run.
+    assert (
+        data["validation"]["words"]
+        == "validation reward 0.500 (0.400 – 0.600) after step 3; scored 8 of 10 planned"
+    )
+    assert "0.500 (0.400 – 0.600) after step 3" in shown and "8 of 10 planned" in shown
+    assert "only 8 of 10 finished attempts have a score (80.0 %)" in data["validation"]["warnings"][0]
+    assert "validation: only 8 of 10" in shown
+    assert "step-00000003" in shown
+    assert maze.osmosis("train", "info", "trained/walks", "-o", "x").status == 1
+
+
+@pytest.mark.parametrize("manifest", [b"", b"{}", b"[1]"])
+def test_a_training_directory_that_can_not_be_read_is_refused_in_a_sentence(
+    maze: Maze, manifest: bytes
+) -> None:
+    directory = trained_here(maze.workspace.root / "walks")
+    (directory / "manifest.json").write_bytes(manifest)
+    assert "is not a run's manifest" in maze.osmosis("train", "info", "./walks").err
+
+
+def test_the_log_of_a_training_directory_is_read_without_a_login(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSMOSIS_PLATFORM_URL", "https://nobody.example")
+    directory = trained_here(maze.workspace.root / "trained" / "walks")
+    with (directory / "logs.txt").open("a") as log:
+        log.write("2026-10-02T07:00:01.000Z WARNING [step] it is slow {}\n")
+    outcome = maze.osmosis("train", "logs", "trained/walks", "--json")
+    assert (outcome.status, len(outcome.json["items"])) == (0, 3)
+    assert outcome.json["output_path"] == str(directory)
+    slow = maze.osmosis("train", "logs", "./trained/walks", "--level", "warning")
+    assert "it is slow" in slow.out and "training" not in slow.out
+    followed = maze.osmosis("train", "logs", "trained/walks", "--follow", "--limit", "2").out
+    assert followed.count("training") == 1 and "it is slow" in followed
+
+
+def test_the_log_of_a_training_directory_is_followed_until_nobody_trains_in_it(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = trained_here(maze.workspace.root / "walks")
+    with ExitStack() as trains:
+        trains.enter_context(TrainingDirectory(directory).held())
+
+        def train_on() -> None:
+            with (directory / "logs.txt").open("a") as log:
+                log.write("2026-10-02T07:00:02.000Z INFO [end] that was all {}\n")
+            trains.close()
+
+        monkeypatch.setattr("osmosis_ai.cli.runs.view.pause", train_on)
+        outcome = maze.osmosis("train", "logs", "./walks", "--follow", "--limit", "1")
+    assert outcome.status == 0 and "that was all" in outcome.out
+    assert not maze.router.calls
+
+
+def test_a_run_of_a_platform_is_watched_though_a_directory_here_has_its_name(maze: Maze) -> None:
+    trained_here(maze.workspace.root / "walks")
+    maze.get("/training-runs/walks").respond(404, json={"error": "no such run"})
+    assert "no such run" in maze.osmosis("train", "watch", "walks").err
+    assert "no such run" in maze.osmosis("train", "compare", "walks", "walks").err
+
+
+OURS = {"X-Osmosis-Capabilities": "training-validation"}
+
+
+@pytest.fixture
+def here(maze: Maze) -> Maze:
+    validated_here(maze)
+    return maze
+
+
+def shown(maze: Maze, *arguments: str) -> list[tuple[int, int]]:
+    outcome = maze.osmosis("train", "show", *arguments, "--json")
+    assert outcome.status == 0, outcome.err
+    return [(each["row"], each["attempt"]) for each in outcome.json["data"]["samples"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "samples"),
+    [
+        ([], [(1, 0), (2, 0), (0, 1), (0, 0)]),
+        (["--row", "0"], [(0, 1), (0, 0)]),
+        (["--attempt", "1"], [(0, 1)]),
+        (["--step", "3", "--failed"], [(2, 0), (0, 1)]),
+        (["--passed"], [(0, 0)]),
+        (["--unscored"], [(1, 0)]),
+        (["--search", "SEVEN"], [(0, 1)]),
+        (["--search", "nowhere said"], []),
+    ],
+)
+def test_one_asks_for_those_one_wants_to_see_and_the_worst_come_first(
+    here: Maze, arguments: list[str], samples: list[tuple[int, int]]
+) -> None:
+    assert shown(here, "trained/walks", *arguments) == samples
+
+
+def test_conversations_are_printed_without_what_a_terminal_obeys(here: Maze) -> None:
+    outcome = here.osmosis("train", "show", "trained/walks", "--plain")
+    assert outcome.status == 0 and "\x1b" not in outcome.out
+    lines = outcome.out.splitlines()
+    assert lines[0] == (
+        "Validation after step 3: 4 of 4 samples are kept, without a score first, then the worst."
+    )
+    assert "error: ValueError: no (1 terminal sequence removed)" in outcome.out
+    assert "tool: eight" in lines
+    assert "grader: Nearly." in lines and "grader: format: 1.000" in lines
+
+
+@pytest.mark.parametrize("left", ["nothing", "a pipe", "a link", "a folder", "something else", "half"])
+def test_a_record_that_can_not_be_read_is_refused_in_a_sentence(here: Maze, left: str) -> None:
+    file = TrainingDirectory(here.workspace.root / "trained" / "walks").validation
+    content = file.read_bytes()
+    file.unlink()
+    if left == "a pipe":
+        os.mkfifo(file)
+    elif left == "a link":
+        here.scratch.mkdir()
+        (here.scratch / "elsewhere").write_bytes(content)
+        file.symlink_to(here.scratch / "elsewhere")
+    elif left == "a folder":
+        file.mkdir()
+    elif left != "nothing":
+        file.write_bytes(b"\0\xff\n" if left == "something else" else content[:-30])
+    outcome = here.osmosis("train", "show", "trained/walks")
+    sentence = "has no record of a validation" if left == "nothing" else "can not be read"
+    sentence = "is damaged" if left in ("something else", "half") else sentence
+    assert outcome.status == 1 and sentence in outcome.err and "Traceback" not in outcome.err
+
+
+# -- platforms -----------------------------------------------------------------------------
+
+
+def told(row: int, reward: float | None, **known: Any) -> dict[str, Any]:
+    status = "failed" if reward is None else "success"
+    return {"row": row, "attempt": 0, "status": status, "reward": reward, **known}
+
+
+def offers(maze: Maze, *pages: dict[str, Any]) -> Any:
+    """Be a platform of ours with a run that has validated; return the route of the conversation of row 0."""
+    maze.get("/training-runs/copper%20finch%2F9").respond(json=train_replies.DETAIL, headers=OURS)
+    replies = [httpx.Response(200, json=page, headers=OURS) for page in pages]
+    maze.get("/training-runs/tr_8f0c1d2e3a4b/validation").mock(side_effect=replies)
+    text = trajectory("six").decode()
+    route = maze.get("/training-runs/tr_8f0c1d2e3a4b/validation/0/0")
+    return route.respond(json={"text": text, "size": len(text)}, headers=OURS)
+
+
+def page(*samples: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"step": 40, "total": 9, "pass_threshold": 1.0, "samples": list(samples), **more}
+
+
+def test_a_run_of_a_platform_of_ours_is_shown_page_after_page(maze: Maze) -> None:
+    first = page(told(3, None, error="Timeout: no", boundary="agent"), next_cursor="40-1")
+    asked = offers(maze, first, page(told(0, 0.5, notes="Almost.", parts={"format": 0.5})))
+    gone = maze.get("/training-runs/tr_8f0c1d2e3a4b/validation/3/0")
+    gone.respond(404, json={"error": "there is none", "code": "NOT_FOUND"}, headers=OURS)
+    data = maze.osmosis("train", "show", "copper finch/9", "--json").json["data"]
+    assert data["validation"] == {"step": 40, "samples": 9, "kept": 2}
+    unscored, failed = data["samples"]
+    assert (unscored["row"], unscored["error"], unscored["problems"]) == (
+        3,
+        "Timeout: no",
+        ["A newer validation has replaced it."],
+    )
+    assert (failed["reward"], failed["passed"], failed["notes"]) == (0.5, False, "Almost.")
+    assert failed["messages"][2]["content"] == "six" and asked.call_count == 1
+
+
+def test_the_hosted_service_does_not_keep_them_and_it_is_said(maze: Maze) -> None:
+    maze.get("/training-runs/tr_8").respond(json=train_replies.DETAIL)
+    error = maze.osmosis("train", "show", "tr_8", "--json").error
+    assert (
+        error["code"] == "PLATFORM_ERROR"
+        and "does not support the validation samples of training runs" in error["message"]
+    )
+
+
+def test_a_platform_that_turns_in_a_circle_is_left(maze: Maze) -> None:
+    round_and_round = page(told(0, 0.5), next_cursor="again")
+    offers(maze, round_and_round, round_and_round)
+    assert (
+        json.loads(maze.osmosis("train", "show", "copper finch/9", "--json").out)["data"]["validation"][
+            "kept"
+        ]
+        == 1
+    )

@@ -25,15 +25,6 @@ from tests.workspace.builders import make_workspace
 
 
 @pytest.mark.parametrize(
-    "words", [("--max-mb", "2"), ("--max-mb", "10"), ("--all",), ("--no-text", "--force")]
-)
-def test_what_is_of_a_report_needs_one(cli: Cli, words: tuple[str, ...]) -> None:
-    result = cli("view", *words)
-    assert (result.status, result.out) == (2, "")
-    assert all(word in result.err for word in words if word.startswith("--")) and "--report" in result.err
-
-
-@pytest.mark.parametrize(
     "words",
     [
         ("eval", "compare", "one", "other", "--no-text"),
@@ -90,31 +81,6 @@ def test_without_a_display_no_browser_is_opened_and_the_address_is_printed(
     assert "Ctrl-C" in result.err
 
 
-def test_with_a_display_the_page_that_leads_to_the_address_is_opened(
-    cli: Cli, opened: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DISPLAY", ":0")
-    result = cli("view")
-    assert (result.status, len(opened)) == (0, 1)
-    assert opened[0].startswith("file://") and IS_SHOWN in result.err and ADDRESS.search(result.out)
-
-
-@pytest.mark.parametrize(("host", "shown"), [("::1", "[::1]"), ("127.0.0.2", "127.0.0.2")])
-def test_over_ssh_the_port_is_taken_at_the_address_that_the_browser_is_given(
-    cli: Cli, opened: list[str], monkeypatch: pytest.MonkeyPatch, host: str, shown: str
-) -> None:
-    monkeypatch.setenv("SSH_TTY", "somewhere")
-    result = cli("view", "--host", host)
-    address = ADDRESS.search(result.out)
-    if address is None and "cannot listen on [::1]" in result.err:
-        pytest.skip("this machine has no IPv6")
-    assert address is not None and f"http://{shown}:{address[1]}/" in result.out
-    said = " ".join(result.err.split())
-    assert f"ssh -N -L {shown}:{address[1]}:{shown}:{address[1]} " in said
-    # No name leads there that no other server has.
-    assert f"Its cookie is of {shown}, which" in said
-
-
 NAMED = "platform:amber-otter-42"
 
 
@@ -132,15 +98,9 @@ def stored(maze: Maze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         "eval_run": {"id": "er_8", "name": "amber-otter-42", "model_name": "osmosis/tiny"},
         "summary": {},
     }
+    sample = {"run_index": 0, "status": "success", "duration_ms": 9}
     samples = [
-        {
-            "row_index": row,
-            "run_index": 0,
-            "rollout_id": f"ro-{row}",
-            "status": "success",
-            "reward": reward,
-            "duration_ms": 9,
-        }
+        {**sample, "row_index": row, "rollout_id": f"ro-{row}", "reward": reward}
         for row, reward in enumerate((1.0, 0.0))
     ]
     with serve() as store:
@@ -169,36 +129,6 @@ def test_a_run_of_a_platform_is_written_into_one_file(stored: DownloadableRun, t
     text = report.read_text("utf-8")
     assert "amber-otter-42" in text and "the word is six" in text and "the word is seven" in text
     assert is_clean(stored, tmp_path)
-
-
-def test_what_can_not_be_read_of_a_platform_s_list_is_counted_on_the_page(
-    stored: DownloadableRun, tmp_path: Path
-) -> None:
-    whole = stored.store.blobs["summary.jsonl"]
-    bare = {
-        "row_index": 2,
-        "run_index": 0,
-        "status": "success",
-        "rollout_id": None,
-        "tokens": "many",
-        "reward": None,
-    }
-    odd = [
-        b"null",
-        b"[]",
-        b"7",
-        b'{"row_index": null, "run_index": 0, "status": "success"}',
-        b'{"row_index": 3, "run',
-    ]
-    lines = [json.dumps(bare).encode(), *odd]
-    listing = whole + b"\n".join(lines)
-    stored.holds({**stored.store.blobs, "summary.jsonl": listing})
-    report = tmp_path / "run.html"
-    outcome = stored.maze.osmosis("view", NAMED, "--report", str(report), "--json")
-    assert outcome.status == 0, outcome.err
-    assert outcome.json["resource"]["samples"] == 3
-    said = "5 lines of the platform&#39;s list of its samples can not be read: these samples are left out."
-    assert said in report.read_text("utf-8") and is_clean(stored, tmp_path)
 
 
 def test_without_text_no_conversation_is_fetched(stored: DownloadableRun, tmp_path: Path) -> None:

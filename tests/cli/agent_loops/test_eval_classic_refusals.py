@@ -42,11 +42,8 @@ def refusal(cli: Cli, *words: str) -> str:
     ("options", "said"),
     [
         ("--n 0", "--n must be >= 1."),
-        ("--max-turns -1", "--max-turns must be >= 1."),
-        ("--k 0", "--k must be >= 1."),
         ("--k 3 --n 2", "--k must be <= --n (2): pass@3 needs 3 runs of a row."),
         ("--pass-threshold nan", "--pass-threshold must be a finite number."),
-        ("--temperature -1", "--temperature must be >= 0."),
         ("--max-total-tokens 0", "`--max-total-tokens` must be a positive number, not 0."),
     ],
 )
@@ -110,14 +107,10 @@ def test_parts_are_checked_in_order_and_what_is_wrong_is_named(cli: Cli, project
     [
         ("a.csv", b"x", "", "Unsupported file format"),
         ("a.jsonl", b"", "", "No rows to evaluate: a.jsonl has 0 rows."),
-        ("a.json", b"[]", "", "No rows to evaluate"),
-        ("a.json", b"", "", "the file is empty"),
         ("a.jsonl", b'{"system_prompt": "s", "user_prompt": "u"}\n', "--offset 1", "has 1 row, and --offset is 1."),
         ("a.jsonl", b'{"system_prompt": "s", "user_prompt": "\xff"}\n', "", "line 1: not UTF-8"),
         ("a.jsonl", b'{"system_prompt": "s", "user_prompt": "u"}\n{nope\n', "", "line 2: not valid JSON"),
         ("a.jsonl", b'{"system_prompt": "s", "user_prompt": "u"}\n{"user_prompt": "u"}\n', "", "Row 1: Missing"),
-        ("a.jsonl", b'{"system_prompt": "s", "user_prompt": " "}\n', "", "Row 0: 'user_prompt' cannot be empty."),
-        ("a.jsonl", b"{}\n[1]\n", "--offset 1", "Row 1: Expected object"),
     ],
 )  # fmt: skip
 def test_weakness_11_a_dataset_that_cannot_be_used_is_refused_with_the_place(

@@ -52,15 +52,6 @@ def test_a_port_in_use_is_told_in_one_line(cli: Cli, write_agent: WriteModule) -
     ]
 
 
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
-def test_an_address_that_is_not_this_machine_s_is_told_in_one_line(
-    cli: Cli, write_agent: WriteModule, host: str
-) -> None:
-    status, _, err = cli("serve", "-m", write_agent(""), "--local", "--host", host, "--port", "0")
-    assert status == 1
-    assert err.startswith(f"Error: cannot listen on {host}:0: ")
-
-
 class Caller:
     """Is in a server's place: asks the app whom it lets in, and ends."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from tests.lazily import needs
 from tests.platform.conftest import ManualClock
 from tests.platform.platform_parts import DbRun, PlatformServices
 from tests.platform.runs.desk.desk_workers import Refused
@@ -20,6 +21,8 @@ from tests.platform.runs.told_training import (
     gone_on,
     submitted,
 )
+
+needs("torch")
 
 ARCHIVE = "checkpoint.tar"
 PART = {"step": 5, "base_model": "osmosis/tiny"}

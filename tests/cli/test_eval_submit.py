@@ -173,6 +173,19 @@ def test_a_package_that_is_not_installed_here_is_left_to_the_platform(maze: Maze
     assert "`no-such-package-at-all` is not installed" in submit(maze, "--yes", "--plain").err
 
 
+def test_an_import_that_never_ends_is_left_to_the_platform_but_no_check_says_yes_to_it(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from osmosis_ai.services import rollout_preflight
+
+    monkeypatch.setitem(rollout_preflight.import_entrypoint.__kwdefaults__, "timeout_s", 0.5)
+    write_entrypoint(maze, "import threading\nthreading.Event().wait()\n")
+    outcome = submit(maze, "--yes", "--plain")
+    assert (outcome.status, "still importing after 0.5 s" in outcome.err) == (0, True)
+    error = submit(maze, "--check", "--json").error
+    assert "`rollouts/multiply/main.py` was still importing after 0.5 s." in error["message"]
+
+
 # The commit
 
 

@@ -144,6 +144,36 @@ def test_a_killed_platform_is_not_running_and_starts_again(cli: Cli, starting: A
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_start_that_is_ended_while_it_loads_ends_properly_and_leaves_nothing(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    loading = tmp_path / "loading"
+    slow = (
+        "import sys, time; from pathlib import Path; from osmosis_ai.cli.main import main\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'osmosis_ai.platform.server': Path(sys.argv[1]).touch(); time.sleep(600)\n"
+        "sys.meta_path.insert(0, Slow()); sys.exit(main(['platform', 'start', '--port', '0', '--plain']))"
+    )
+    ended = subprocess.Popen(
+        [sys.executable, "-c", slow, str(loading)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        while not loading.exists() and ended.poll() is None:
+            time.sleep(0.01)
+        ended.send_signal(number)
+        _, said = ended.communicate(timeout=300)
+    finally:
+        ended.kill()
+    assert (ended.returncode, said.splitlines()) == (
+        0,
+        ["Stopped before it was ready; the next start begins where this one was."],
+    )
+    assert not (tmp_path / "platform").exists()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_start_that_is_ended_before_there_is_an_administrator_ends_properly_and_the_next_one_goes_on(
     cli: Cli, starting: Any, tmp_path: Path, number: signal.Signals
 ) -> None:

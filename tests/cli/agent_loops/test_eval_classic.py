@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import signal
 from collections.abc import AsyncIterator
@@ -11,6 +12,10 @@ from typing import Any
 
 import pytest
 
+from osmosis_ai.cli.agent_loops.classic_run import run_line
+from osmosis_ai.cli.output.context import OutputContext
+from osmosis_ai.evaluation.agent_loop.results import ClassicSettings
+from osmosis_ai.evaluation.record import TerminalRecord
 from tests.cli.agent_loops.classic_project import Project, project_with
 from tests.datasets.builders import write_rows
 from tests.standin_model import Reply, StandInModel, error_reply
@@ -282,3 +287,19 @@ async def test_a_damaged_journal_is_refused_and_salvaged_as_the_hint_says(projec
     assert salvaged.status == 0, salvaged.err
     results = json.loads((project.root / "out.json").read_bytes())["summary"]
     assert (results["total_runs"], results["eval_fns"]["rewards:exact"]["mean"]) == (2, 1.0)
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_weakness_6_scores_in_brackets_are_shown_as_they_are() -> None:
+    scores = {"rewards:exact": 1.0, "rewards:style": 0.25}
+    unscored = {"agent": "KeyError: [red]no[/red]"}
+    record = TerminalRecord(1, 2, "r", "success", 450, tokens=1200, scores=scores, unscored=unscored)
+    screen, settings = Screen(), ClassicSettings(2, 3, 1.0, [*scores, *unscored])
+    OutputContext("rich", stdout=screen, stderr=screen).note(run_line(record, 4, 6, settings))
+    shown = screen.getvalue().replace("\n", " ")
+    assert "[rewards:exact=1.000, rewards:style=0.250, agent=unscored]" in shown
+    assert "agent: KeyError: [red]no[/red]" in shown

@@ -1,18 +1,21 @@
 """What an evaluation costs, through the real processes of `osmosis eval run`.
 
-A stand-in model answers after a set latency; the rollout calls it once with one of four clients; the
+A stand-in model answers after a set latency; the rollout calls it once with one of five clients; the
 journal is fsynced. For each number in flight and each client: rollouts per second, how long the rows
 took as a ratio to the first number in flight, and the CPU of engine and rollout server per rollout,
 start-up taken off. The runs alternate and the medians are shown, so that what else the machine does
 falls on all of them. Memory is the peak of the engine's process, with few and with many rows.
 
     python benchmarks/engine.py                                        # the whole table, some minutes
+    python benchmarks/engine.py --clients shared --rows 10000 --runs 1              # a client that slows down when shared
+    python benchmarks/engine.py --clients shared --latency-ms 10000 --rows 2560 --in-flight 512 --runs 1  # a slow model
     python benchmarks/engine.py --in-flight 4 --rows 8 --runs 1 --memory-rows 8     # seconds
 
 clients:
     none      no model call at all: the rollout waits for as long as the model would take
     http      get_rollout_context().http()
     ours      get_rollout_context().openai()
+    shared    one httpx.AsyncClient for all rollouts, of up to 512 connections
     httpx     a new httpx.AsyncClient in every rollout
     openai    a new openai.AsyncOpenAI in every rollout
 """
@@ -33,9 +36,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
-CLIENTS = ("none", "http", "ours", "httpx", "openai")
+CLIENTS = ("none", "http", "ours", "shared", "httpx", "openai")
 ROLLOUT = """
-import asyncio, json, os, time
+import asyncio, functools, json, os, time
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -63,14 +66,22 @@ async def ask(prompt):
         return {"role": "assistant", "content": "nobody was asked"}
     if CLIENT == "http":
         return (await context.http().post("/chat/completions", json=body)).json()["choices"][0]["message"]
+    headers = {"Authorization": f"Bearer {key}"}
+    if CLIENT == "shared":
+        reply = await shared_client().post(f"{url}/chat/completions", json=body, headers=headers)
+        return reply.json()["choices"][0]["message"]
     if CLIENT == "httpx":
         async with httpx.AsyncClient(timeout=300) as client:
-            headers = {"Authorization": f"Bearer {key}"}
             reply = await client.post(f"{url}/chat/completions", json=body, headers=headers)
         return reply.json()["choices"][0]["message"]
     client = context.openai() if CLIENT == "ours" else openai.AsyncOpenAI(base_url=url, api_key=key)
     completion = await client.chat.completions.create(**body)
     return completion.choices[0].message.model_dump(exclude_none=True)
+
+
+@functools.cache
+def shared_client():
+    return httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=512))
 
 
 def mark():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai import process_environment
-from osmosis_ai.driving.uv import Uv
+from osmosis_ai.controller.environments import Uv
 from osmosis_ai.process_environment import why_reserved
 from osmosis_ai.workspace.git import run_git
 

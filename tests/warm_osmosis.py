@@ -38,7 +38,7 @@ from typing import Any, NoReturn
 SANDBOX_HOME = "/home/rollout"
 PACKAGES = [
     f"osmosis_ai.{name}"
-    for name in ("cli", "services", "api", "evaluation", "driving", "rollout", "platform")
+    for name in ("cli", "services", "api", "evaluation", "controller", "rollout", "platform")
 ]
 ALSO = [
     "osmosis_ai.inference.server",

@@ -1,12 +1,10 @@
-"""The event loop for processes with thousands of connections, and how late it is.
-
-A loop that is late reads answers late and runs timers on time, so that clients give up on answers
-that have arrived. Nobody inside can see that; a heartbeat does.
-"""
+"""The event loop for processes with thousands of connections, and a monitor of how busy it is."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -16,10 +14,10 @@ from typing import Any, TypeVar
 ResultT = TypeVar("ResultT")
 
 LATE_S = 0.25
-"""A loop that is this late, in seconds, makes others give up in vain."""
+"""Lag in seconds from which on clients give up on answers that have arrived but were not read."""
 
 _BEAT_S = 0.1
-_RECENT_S = 1.0
+_WINDOW_S = 1.0
 
 
 def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
@@ -33,67 +31,72 @@ def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 @dataclass(frozen=True)
 class LoopState:
-    """How an event loop does."""
+    """An event loop over the last second: its longest delay, and the share of time its thread had work."""
 
-    lag_s: float
+    lag_s: float = 0.0
     busy: float = 0.0
-    late_ago_s: float | None = None
 
 
-class LoopLag:
-    """Measures how late the running event loop is, from :meth:`start` to :meth:`stop`."""
+class LoopMonitor:
+    """Measures the running event loop from :meth:`start` to :meth:`stop`.
+
+    Busy is the time in which the loop's thread ran or waited for a processor; without the kernel's scheduling
+    statistics (other systems than Linux) it is the processor time alone.
+    """
 
     def __init__(
-        self,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        cpu: Callable[[], float] = time.thread_time,
+        self, *, clock: Callable[[], float] = time.monotonic, work: Callable[[], float] | None = None
     ) -> None:
         self._clock = clock
-        self._cpu = cpu
+        self._given_work = work
+        self._statistics: int | None = None
         self._beats: deque[tuple[float, float, float]] = deque()
         self._due = clock()
-        self._late_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to measure the running loop."""
+        """Start to measure the running loop."""
+        with contextlib.suppress(OSError):
+            self._statistics = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         self._due = self._clock()
         self.beat()
         self._schedule()
 
     def stop(self) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._statistics is not None:
+            os.close(self._statistics)
+            self._statistics = None
+        self._beats.clear()
 
     def beat(self) -> None:
-        """Note one heartbeat and expect the next."""
+        """Record one heartbeat and schedule the next."""
         now = self._clock()
-        lag = max(0.0, now - self._due)
-        if lag >= LATE_S:
-            self._late_at = now
-        self._beats.append((now, lag, self._cpu()))
-        while self._beats[0][0] < now - _RECENT_S:
+        self._beats.append((now, max(0.0, now - self._due), self._work()))
+        while len(self._beats) > 1 and self._beats[1][0] <= now - _WINDOW_S:
             self._beats.popleft()
         self._due = now + _BEAT_S
 
     def state(self) -> LoopState:
-        """Return how the loop does now; a heartbeat that is overdue counts already."""
+        """Return how the loop does now; an overdue heartbeat counts already."""
         now = self._clock()
-        overdue = now - self._due
-        if overdue >= LATE_S:
-            self._late_at = now
-        recent = [beat for beat in self._beats if beat[0] >= now - _RECENT_S]
-        busy = 0.0
-        if recent and now - recent[0][0] >= _BEAT_S / 2:
-            busy = min(1.0, (self._cpu() - recent[0][2]) / (now - recent[0][0]))
-        return LoopState(
-            lag_s=max([overdue, 0.0, *(lag for _, lag, _ in recent)]),
-            busy=busy,
-            late_ago_s=None if self._late_at is None else now - self._late_at,
-        )
+        if not self._beats:
+            return LoopState()
+        began, _, work = self._beats[0]
+        busy = min(1.0, (self._work() - work) / (now - began)) if now - began >= _BEAT_S / 2 else 0.0
+        lag_s = max(now - self._due, 0.0, *(lag for at, lag, _ in self._beats if at >= now - _WINDOW_S), 0.0)
+        return LoopState(lag_s, busy)
+
+    def _work(self) -> float:
+        if self._given_work is not None:
+            return self._given_work()
+        if self._statistics is None:
+            return time.thread_time()
+        ran_ns, waited_ns, _ = os.pread(self._statistics, 64, 0).split()
+        return (int(ran_ns) + int(waited_ns)) / 1e9
 
     def _schedule(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_BEAT_S, self._tick)

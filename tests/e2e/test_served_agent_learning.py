@@ -13,8 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from osmosis_ai.driving.agent_address import AgentAddress
-from osmosis_ai.driving.served_agent import AgentLocation
+from osmosis_ai.controller.remote_agents import AgentAddress, AgentLocation
 from osmosis_ai.evaluation.served_source import ServedSource
 from tests.e2e.training import WORKSPACE, one_step, trainer
 

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from osmosis_ai.driving.classify import BOUNDARIES
+from osmosis_ai.controller.attempt import BOUNDARIES
 from osmosis_ai.evaluation import journal as journal_module
 from osmosis_ai.evaluation.budget import Budget, Spending
 from osmosis_ai.evaluation.journal import (

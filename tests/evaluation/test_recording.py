@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from osmosis_ai.controller.attempt import Attempt, AttemptResult, Verdict, failed
+from osmosis_ai.controller.model_proxy import RolloutUsage
 from osmosis_ai.datasets import DatasetRow
-from osmosis_ai.driving.attempts import Attempt, AttemptResult
-from osmosis_ai.driving.call_record import RolloutUsage
-from osmosis_ai.driving.classify import Verdict, failed
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.index import IndexEntry, read_index
 from osmosis_ai.evaluation.journal import JournalCorruptionError

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from osmosis_ai.controller.attempt import attempt_seeds, call_seed
+from osmosis_ai.controller.dispatcher import choose_limit
 from osmosis_ai.datasets import select_rows
-from osmosis_ai.driving.attempts import attempt_seeds, call_seed
-from osmosis_ai.driving.dispatcher import choose_limit
 from osmosis_ai.errors import OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation import run_lock, run_name
 from osmosis_ai.evaluation.budget import Budget, Spending, Spent

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from osmosis_ai.cli.eval_runs.view import numbers_table
+from osmosis_ai.controller.attempt import call_seed
+from osmosis_ai.controller.server_process import MAX_RESTARTS
 from osmosis_ai.datasets import count_records, file_digest, select_rows
-from osmosis_ai.driving.attempts import call_seed
-from osmosis_ai.driving.server_process import MAX_RESTARTS
 from osmosis_ai.errors import OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation import journal_checkpoint
 from osmosis_ai.evaluation.budget import Budget

@@ -23,7 +23,7 @@ from osmosis_ai.rollout import (
     RolloutStatus,
 )
 from osmosis_ai.rollout.model_client import close_shared_connections
-from tests.driving.bridge_world import TOKEN, BridgeWorld, bridge_world
+from tests.controller.bridge_world import TOKEN, BridgeWorld, bridge_world
 from tests.loop_clock import advance_loop_clock
 from tests.standin_model import Reply, StandInModel, error_reply
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.driving.environment import RolloutEnvironment, prepare_environment
-from osmosis_ai.driving.server_process import RolloutServer, ServerSpec
+from osmosis_ai.controller.environments import RolloutEnvironment, prepare_environment
+from osmosis_ai.controller.server_process import RolloutServer, ServerSpec
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.sandbox import Sandbox, SandboxCapability
 from osmosis_ai.supervision import open_server_session, server_url
-from tests.driving.test_environment import World, offline, wheelhouse
+from tests.controller.test_environment import World, offline, wheelhouse
 
 __all__ = ["offline", "wheelhouse"]
 pytestmark = pytest.mark.e2e
@@ -135,7 +135,7 @@ def test_a_build_back_end_reaches_no_canary_and_no_secret_of_the_run(
 
 
 def test_a_build_that_leaves_a_link_in_the_place_of_its_environment_is_refused(tmp_path: Path) -> None:
-    from osmosis_ai.driving.environment_cache import EnvironmentCache
+    from osmosis_ai.controller.environments import EnvironmentCache
 
     (tmp_path / "secrets" / "bin").mkdir(parents=True)
 

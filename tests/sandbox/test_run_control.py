@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.driving.server_process import RolloutServer, ServerSpec
-from osmosis_ai.driving.uv import Containment, Uv, UvError
+from osmosis_ai.controller.environments import Containment, Uv, UvError
+from osmosis_ai.controller.server_process import RolloutServer, ServerSpec
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.isolation import look_at_isolation
 from osmosis_ai.platform.runs.execute.worker_process import WorkerStarter

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.driving.attempts import Attempt
-from osmosis_ai.driving.dispatcher import Dispatcher, Stop, choose_limit
+from osmosis_ai.controller.attempt import Attempt
+from osmosis_ai.controller.dispatcher import Dispatcher, Stop, choose_limit
 from osmosis_ai.evaluation.budget import NOTHING, Spent
 from osmosis_ai.evaluation.hooks import RunHooks
 from osmosis_ai.evaluation.intervals import load_distributions
@@ -32,8 +32,8 @@ from osmosis_ai.evaluation.run_state import RunState
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, EvalRunSpec
 
 if TYPE_CHECKING:
+    from osmosis_ai.controller.dispatcher import RolloutRunner
     from osmosis_ai.datasets import Selection
-    from osmosis_ai.driving.rollout_runner import RolloutRunner
     from osmosis_ai.llm.client import ModelClient
     from osmosis_ai.llm.providers import ModelEndpoint
 
@@ -115,8 +115,8 @@ class Execution:
             raise
 
     async def _run(self) -> Stop | None:
-        from osmosis_ai.driving.bridge import ModelBridge
-        from osmosis_ai.driving.rollout_runner import RolloutRunner
+        from osmosis_ai.controller.dispatcher import RolloutRunner
+        from osmosis_ai.controller.model_proxy import ModelBridge
 
         job, state = self._job, self._state
         async with AsyncExitStack() as stack:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from osmosis_ai.driving.attempts import Attempt, AttemptResult, AttemptResults, attempt_seeds
+from osmosis_ai.controller.attempt import Attempt, AttemptResult, AttemptResults, attempt_seeds
 from osmosis_ai.evaluation.metrics import MetricsAccumulator, RunMetrics
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.recording import record_of
@@ -17,9 +17,9 @@ from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.redaction import Redactor
 
 if TYPE_CHECKING:
+    from osmosis_ai.controller.dispatcher import RolloutRunner
+    from osmosis_ai.controller.model_proxy import RolloutUsage
     from osmosis_ai.datasets import DatasetRow
-    from osmosis_ai.driving.call_record import RolloutUsage
-    from osmosis_ai.driving.rollout_runner import RolloutRunner
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from typing import IO, Any
 
 import orjson
 
-from osmosis_ai.driving.classify import BOUNDARIES, STATUSES
+from osmosis_ai.controller.attempt import BOUNDARIES, STATUSES
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.budget import Budget, Spending, Spendings
 from osmosis_ai.evaluation.journal import parsed_lines

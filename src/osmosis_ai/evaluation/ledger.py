@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from osmosis_ai.driving.classify import STATUSES, Status
+from osmosis_ai.controller.attempt import STATUSES, Status
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.sample_columns import RecordColumns

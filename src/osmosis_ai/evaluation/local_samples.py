@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from osmosis_ai.driving.classify import STATUSES
+from osmosis_ai.controller.attempt import STATUSES
 from osmosis_ai.evaluation.comparison.run_samples import (
     PENDING,
     ComparedInputs,

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, cast
 
-from osmosis_ai.driving.classify import BOUNDARIES
+from osmosis_ai.controller.attempt import BOUNDARIES
 from osmosis_ai.evaluation.headline import warnings_of
 from osmosis_ai.evaluation.ledger import WorkItem
 from osmosis_ai.evaluation.metrics_models import (
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from osmosis_ai.driving.classify import Status
+    from osmosis_ai.controller.attempt import Status
     from osmosis_ai.evaluation.sample_columns import RecordColumns
     from osmosis_ai.evaluation.statistics import Labels
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from osmosis_ai.controller.attempt import Attempt, attempt_seeds
 from osmosis_ai.datasets import DatasetRow, Selection, iter_rows, row_digest
-from osmosis_ai.driving.attempts import Attempt, attempt_seeds
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.ledger import Ledger
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from osmosis_ai.driving.classify import BOUNDARIES, STATUSES, Boundary, Status
+from osmosis_ai.controller.attempt import BOUNDARIES, STATUSES, Boundary, Status
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from osmosis_ai.driving.classify import STATUSES
+from osmosis_ai.controller.attempt import STATUSES
 from osmosis_ai.evaluation.record import LARGEST_COUNT, check_field, fits_table, is_safe_id
 
 _NEEDED = ("row_index", "run_index", "duration_ms", "status", "rollout_id")

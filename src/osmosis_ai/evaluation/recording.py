@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from osmosis_ai.driving.attempts import MAX_LOSSES, Attempt, AttemptResult, AttemptResults
+from osmosis_ai.controller.attempt import MAX_LOSSES, Attempt, AttemptResult, AttemptResults
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.previews import Previews, previews_of
 from osmosis_ai.evaluation.record import TerminalRecord
@@ -19,8 +19,8 @@ from osmosis_ai.rollout.judge_calls import JudgeCalls, read_judge_calls
 from osmosis_ai.rollout.loop.outcome import LoopOutcome, read_outcome
 
 if TYPE_CHECKING:
-    from osmosis_ai.driving.call_record import RolloutUsage
-    from osmosis_ai.driving.restarting_server import AttemptLostError
+    from osmosis_ai.controller.model_proxy import RolloutUsage
+    from osmosis_ai.controller.server_process import AttemptLostError
     from osmosis_ai.evaluation.journal import Journal
     from osmosis_ai.evaluation.run_state import RunState
     from osmosis_ai.redaction import Redactor
@@ -80,7 +80,7 @@ class JournalRecorder(AttemptResults):
             level="WARNING",
             row_index=attempt.row_index,
             run_index=attempt.run_index,
-            losses=attempt.losses + attempt.overloads,
+            losses=attempt.losses,
         )
         if attempt.losses > MAX_LOSSES:
             raise self._lost_too_often(attempt, loss)
@@ -156,7 +156,7 @@ def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False
         completion_tokens=usage.completion_tokens if counted else None,
         cost_usd=usage.cost_usd if called else None,
         model_latency_ms=round(sum(usage.model_latency_s) * 1000, 3) if called else None,
-        lost_attempts=(attempt.losses + attempt.overloads) or None,
+        lost_attempts=(attempt.losses) or None,
         row_digest=attempt.row_digest or None,
         scores=scores or None,
         unscored=unscored or None,

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from osmosis_ai.driving.classify import category_of
+from osmosis_ai.controller.attempt import category_of
 from osmosis_ai.evaluation.headline import LEAST_SCORED, Headline, breakdown, pass_rule, scored_of_planned
 from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
+    from osmosis_ai.controller.dispatcher import LimitName
     from osmosis_ai.datasets.selection import RowsDrawn
-    from osmosis_ai.driving.machine import LimitName
     from osmosis_ai.evaluation.metrics_models import Estimates
     from osmosis_ai.evaluation.statistics import Percentiles
 

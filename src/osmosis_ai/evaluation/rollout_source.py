@@ -19,9 +19,9 @@ from osmosis_ai.evaluation.spec import EvalRunSpec
 from osmosis_ai.process_environment import program_environment
 
 if TYPE_CHECKING:
-    from osmosis_ai.driving.environment import RolloutEnvironment
-    from osmosis_ai.driving.served_agent import ServedAgent
-    from osmosis_ai.driving.server_process import RolloutServer
+    from osmosis_ai.controller.environments import RolloutEnvironment
+    from osmosis_ai.controller.remote_agents import ServedAgent
+    from osmosis_ai.controller.server_process import RolloutServer
     from osmosis_ai.sandbox import Sandbox
 
 
@@ -88,7 +88,7 @@ class ProjectSource(RolloutSource):
 
     async def server(self, setting: ServerSetting) -> tuple[RolloutEnvironment, RolloutServer]:
         """Build the environment where the running interpreter does not suffice."""
-        from osmosis_ai.driving.rollout_runner import prepare_server
+        from osmosis_ai.controller.server_process import prepare_server
 
         return await prepare_server(
             self.path,

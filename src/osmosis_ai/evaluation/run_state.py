@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from osmosis_ai.driving.machine import LimitTally
+from osmosis_ai.controller.dispatcher import LimitTally
 from osmosis_ai.evaluation.budget import Spending
 from osmosis_ai.evaluation.journal import Journal, JournalCorruptionError, replay, salvage_hint
 from osmosis_ai.evaluation.journal_checkpoint import JournalCheckpoint

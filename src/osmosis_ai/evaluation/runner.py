@@ -16,8 +16,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.driving.dispatcher import Stop
-from osmosis_ai.driving.server_count import useful_servers
+from osmosis_ai.controller.dispatcher import Stop
+from osmosis_ai.controller.server_process import useful_servers
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.budget import Spending
 from osmosis_ai.evaluation.execution import Execution, Job, OpenModel

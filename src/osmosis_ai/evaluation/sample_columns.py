@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from osmosis_ai.driving.classify import BOUNDARIES, STATUSES
+from osmosis_ai.controller.attempt import BOUNDARIES, STATUSES
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.llm.finish_reasons import FLAGGED
 

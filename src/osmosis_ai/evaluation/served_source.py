@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from osmosis_ai.evaluation.rollout_source import RolloutSource, ServerSetting
 
 if TYPE_CHECKING:
-    from osmosis_ai.driving.served_agent import AgentLocation, ServedAgent
+    from osmosis_ai.controller.remote_agents import AgentLocation, ServedAgent
 
 
 class ServedSource(RolloutSource):
@@ -38,8 +38,8 @@ class ServedSource(RolloutSource):
 
     def agent(self, artifact_root: Path) -> ServedAgent:
         """Return the agent; it calls back where the operator of this machine says."""
-        from osmosis_ai.driving.callback_server import CallbackAddress
-        from osmosis_ai.driving.served_agent import ServedAgent
+        from osmosis_ai.controller.callbacks import CallbackAddress
+        from osmosis_ai.controller.remote_agents import ServedAgent
 
         return ServedAgent(
             self._locate,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.config.execution import MOST_SERVERS
-from osmosis_ai.driving.driver import AttemptTimeouts
+from osmosis_ai.controller.callbacks import AttemptTimeouts
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.budget import Budget
 from osmosis_ai.evaluation.run_name import check_run_name

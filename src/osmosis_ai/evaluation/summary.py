@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.driving.dispatcher import Stop
+from osmosis_ai.controller.dispatcher import Stop
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.manifest import utc_now

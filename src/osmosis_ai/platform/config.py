@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from osmosis_ai.driving.agent_address import NETWORKS_ENV, allowed_networks
+from osmosis_ai.controller.remote_agents import NETWORKS_ENV, allowed_networks
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import expanded
 from osmosis_ai.platform.ray_cluster import RayCluster, ray_cluster, ray_warnings

@@ -16,12 +16,14 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from osmosis_ai.driving.agent_address import AgentAddress, AgentAddressError, open_agent_session
-from osmosis_ai.driving.served_agent import (
+from osmosis_ai.controller.remote_agents import (
     PROBE_TIMEOUT_S,
+    AgentAddress,
+    AgentAddressError,
     AgentHealth,
     AgentLocation,
     not_registered,
+    open_agent_session,
     probe_agent,
 )
 from osmosis_ai.errors import ConflictError, OsmosisError

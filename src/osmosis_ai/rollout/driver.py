@@ -1,18 +1,13 @@
-"""The driver interface under the path rollout code knows; it lives in :mod:`osmosis_ai.driving`."""
+"""Public path of the driver interface; defined in :mod:`osmosis_ai.controller.callbacks`."""
 
-from __future__ import annotations
+from osmosis_ai.controller.callbacks import (
+    RolloutDriver,
+    RolloutOutcome,
+    RolloutRunRequest,
+)
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from osmosis_ai.driving.driver import RolloutDriver, RolloutOutcome, RolloutRunRequest
-
-__all__ = ["RolloutDriver", "RolloutOutcome", "RolloutRunRequest"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from osmosis_ai.driving import driver
-
-    return getattr(driver, name)
+__all__ = [
+    "RolloutDriver",
+    "RolloutOutcome",
+    "RolloutRunRequest",
+]

@@ -1,18 +1,11 @@
-"""The HTTP driver under the path rollout code knows; it lives in :mod:`osmosis_ai.driving`."""
+"""Public path of the HTTP driver; defined in :mod:`osmosis_ai.controller.callbacks`."""
 
-from __future__ import annotations
+from osmosis_ai.controller.callbacks import (
+    HttpRolloutDriver,
+    RolloutProtocolError,
+)
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from osmosis_ai.driving.http_driver import HttpRolloutDriver, RolloutProtocolError
-
-__all__ = ["HttpRolloutDriver", "RolloutProtocolError"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from osmosis_ai.driving import http_driver
-
-    return getattr(http_driver, name)
+__all__ = [
+    "HttpRolloutDriver",
+    "RolloutProtocolError",
+]

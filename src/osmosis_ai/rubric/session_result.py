@@ -13,7 +13,7 @@ from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.rubric.session_journal import CallRecord
 
 if TYPE_CHECKING:
-    from osmosis_ai.driving.dispatcher import Stop
+    from osmosis_ai.controller.dispatcher import Stop
     from osmosis_ai.rubric.records import RecordIndex, RubricRecord
     from osmosis_ai.rubric.scores import ScoreTable
     from osmosis_ai.rubric.session_journal import CallStates, SessionSpec

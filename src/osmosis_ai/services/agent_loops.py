@@ -309,7 +309,7 @@ async def run_agent_test(prepared: PreparedAgentTest, hooks: AgentTestHooks) -> 
     Raises:
         OsmosisError: the model cannot be called, a row of the file is bad, or the results cannot be written.
     """
-    from osmosis_ai.driving.dispatcher import Stop
+    from osmosis_ai.controller.dispatcher import Stop
     from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient
     from osmosis_ai.evaluation.agent_loop.runner import run_all
 

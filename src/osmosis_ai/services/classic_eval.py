@@ -222,7 +222,7 @@ async def run_classic_eval(prepared: PreparedClassicEval, hooks: RunHooks) -> Cl
         OsmosisError: it could not start or be continued, or the results could not be written.
     """
     from osmosis_ai._version import __version__
-    from osmosis_ai.driving.server_count import default_servers
+    from osmosis_ai.controller.server_process import default_servers
     from osmosis_ai.evaluation.agent_loop.results import RecordedRuns, summarize_runs
     from osmosis_ai.evaluation.run_directory import RunDirectory
     from osmosis_ai.evaluation.runner import EvalRunner

@@ -103,7 +103,7 @@ def import_entrypoint(
         secret_names: variables that it will have too; a placeholder stands in for each value.
         timeout_s: seconds after which it is given up.
     """
-    from osmosis_ai.driving.requirements import read_project, unmet_requirements
+    from osmosis_ai.controller.environments import read_project, unmet_requirements
 
     shown = f"rollouts/{rollout_dir.name}/{entrypoint}"
     project = read_project(rollout_dir)

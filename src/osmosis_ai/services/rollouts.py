@@ -142,7 +142,7 @@ def register_server(
         PlatformError: the platform refuses it.
     """
     from osmosis_ai.api.wire.rollout_servers import RolloutServerRegistration
-    from osmosis_ai.driving.agent_address import AgentAddress
+    from osmosis_ai.controller.remote_agents import AgentAddress
 
     found = AgentAddress.parse(address)
     registration = RolloutServerRegistration(host=found.host, port=found.port, agent_loop_name=name)

@@ -14,7 +14,7 @@ from osmosis_ai.platform.key_rotation import rotate_secret_key
 from osmosis_ai.platform.rollout_servers import locate_server
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.vault import key_id_of
-from tests.driving.served_loop import LoopProcess
+from tests.controller.served_loop import LoopProcess
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 
 REGISTER, SERVERS = "/api/cli/rollout-server/register", "/api/cli/rollout-servers"

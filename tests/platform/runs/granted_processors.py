@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from osmosis_ai.config.execution import ExecutionSection
-from osmosis_ai.driving import server_count
+from osmosis_ai.controller import server_process
 from osmosis_ai.platform.runs.work import inputs, worker
 from tests.platform.runs.played_hosts import assignment
 
 
 def with_processors(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have this machine grant so many processors."""
-    monkeypatch.setattr(server_count.os, "sched_getaffinity", lambda _: set(range(count)), raising=False)
-    monkeypatch.setattr(server_count, "granted_processors", lambda *_: [])
+    monkeypatch.setattr(server_process.os, "sched_getaffinity", lambda _: set(range(count)), raising=False)
+    monkeypatch.setattr(server_process, "granted_processors", lambda *_: [])
 
 
 def servers_of_a_run(

@@ -34,7 +34,7 @@ from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
 from osmosis_ai.platform.runs.read.merging import measure_accepted
 from osmosis_ai.platform.runs.stored_journal import stored_records
 from osmosis_ai.platform.services import PlatformServices
-from tests.driving.served_loop import LoopProcess
+from tests.controller.served_loop import LoopProcess
 from tests.e2e.turnstile import Turnstile
 from tests.evaluation.builders import spec
 from tests.platform.conftest import Member

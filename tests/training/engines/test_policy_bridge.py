@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from osmosis_ai.driving.callback_registry import CallbackStore, TerminalCallbackResult
-from osmosis_ai.driving.driver import RolloutRunRequest
-from osmosis_ai.driving.loop_endpoints import LoopEndpoints
+from osmosis_ai.controller.callbacks import CallbackStore, RolloutRunRequest, TerminalCallbackResult
+from osmosis_ai.controller.remote_agents import LoopEndpoints
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.inference.chat_format import BuiltInChat, ChatFormat

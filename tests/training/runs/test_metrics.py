@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.controller.attempt import Verdict
 from osmosis_ai.datasets import DatasetRow, row_digest
-from osmosis_ai.driving.classify import Verdict
 from osmosis_ai.training.engines.recording import RecordedRollout
 from osmosis_ai.training.objective.advantages import group_advantages
 from osmosis_ai.training.objective.sequences import TokenSequence

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from osmosis_ai.controller.attempt import MAX_LOSSES
+from osmosis_ai.controller.callbacks import AttemptTimeouts
+from osmosis_ai.controller.dispatcher import RolloutRunner, prepare_server
 from osmosis_ai.datasets import DatasetRow
-from osmosis_ai.driving.attempts import MAX_LOSSES
-from osmosis_ai.driving.driver import AttemptTimeouts
-from osmosis_ai.driving.rollout_runner import RolloutRunner, prepare_server
 from osmosis_ai.evaluation.conversation import read_conversation
 from osmosis_ai.inference.chat_format import BuiltInChat
 from osmosis_ai.inference.engine import InferenceEngine

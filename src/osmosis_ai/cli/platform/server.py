@@ -673,7 +673,7 @@ def worker(
     with platform_extra():
         import alembic  # noqa: F401 - the extra is missed here, before there is a run
 
-        from osmosis_ai.driving.server_count import granted_cores
+        from osmosis_ai.controller.server_process import granted_cores
         from osmosis_ai.platform.runs.execute.worker_process import STORE_AWAY
         from osmosis_ai.platform.runs.work.host_terms import HostTerms
         from osmosis_ai.platform.runs.work.hosting import host_runs

@@ -22,9 +22,9 @@ from osmosis_ai.evaluation.rollout_source import RolloutSource, ServerSetting
 from osmosis_ai.evaluation.spec import DatasetInput
 
 if TYPE_CHECKING:
+    from osmosis_ai.controller.environments import RolloutEnvironment
+    from osmosis_ai.controller.server_process import RolloutServer
     from osmosis_ai.datasets import DatasetRow, Selection
-    from osmosis_ai.driving.environment import RolloutEnvironment
-    from osmosis_ai.driving.server_process import RolloutServer
     from osmosis_ai.rollout.loop.workflow import HostedLoopSettings
 
 _PACKAGE = Path(__file__).parents[2]
@@ -61,7 +61,7 @@ class ImportedAgent(RolloutSource):
 
     async def server(self, setting: ServerSetting) -> tuple[RolloutEnvironment, RolloutServer]:
         """Return the server; its settings travel in one variable, where no list of processes shows them."""
-        from osmosis_ai.driving.rollout_runner import prepare_server
+        from osmosis_ai.controller.server_process import prepare_server
         from osmosis_ai.rollout.loop.workflow import SETTINGS_ENV
 
         return await prepare_server(

@@ -16,7 +16,7 @@ from osmosis_ai.evaluation.agent_loop.errors import LocalExecutionError, ToolVal
 from osmosis_ai.llm.finish_reasons import FLAGGED_NAMES
 
 if TYPE_CHECKING:
-    from osmosis_ai.driving.dispatcher import Dispatcher, Stop
+    from osmosis_ai.controller.dispatcher import Dispatcher, Stop
     from osmosis_ai.rollout.loop.agent import CompletionsResult, RolloutAgentLoop, RolloutResult
     from osmosis_ai.rollout.loop.schemas import RolloutMetrics, RolloutRequest
 
@@ -252,7 +252,7 @@ async def run_all(
     started: Callable[[Dispatcher[tuple[int, Item]]], None] = lambda _: None,
 ) -> Stop | None:
     """Run every item, at most ``limit`` at once, none waiting for another."""
-    from osmosis_ai.driving.dispatcher import Dispatcher
+    from osmosis_ai.controller.dispatcher import Dispatcher
 
     async def attempt(numbered: tuple[int, Item]) -> bool:
         number, item = numbered

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from osmosis_ai.driving.classify import STATUSES
+from osmosis_ai.controller.attempt import STATUSES
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.comparison.numbers import number_data
 from osmosis_ai.evaluation.statistics import estimate_rate, estimate_reward, fitting_range
@@ -36,7 +36,7 @@ SAMPLE_FIELDS = [
     ("row", "i4"),  # position in RunSamples.row_keys
     ("selected", "i4"),  # position among the selected rows, where copies of a row are apart
     ("attempt", "i4"),  # from 0, as the run numbered it
-    ("status", "u1"),  # position in driving.classify.STATUSES
+    ("status", "u1"),  # position in controller.classify.STATUSES
     ("reward", "f8"),  # NaN: absent, as in all floats here
     ("cost_usd", "f8"),
     ("tokens", "f8"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from osmosis_ai.config.execution import PLACE, ExecutionSection
 from osmosis_ai.config.issues import Issue
-from osmosis_ai.driving.control_group_limits import granted_memory
+from osmosis_ai.controller.server_process import granted_memory
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.runs.fitting import Machine
 from osmosis_ai.sandbox.gpus import counted_gpus

@@ -6,17 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from osmosis_ai.driving.bridge_litellm import LiteLLMBridge
-    from osmosis_ai.driving.callback_registry import CallbackStore, TerminalCallbackResult
-    from osmosis_ai.driving.callback_server import CallbackListener
+    from osmosis_ai.controller.bridge_litellm import LiteLLMBridge
+    from osmosis_ai.controller.callbacks import CallbackListener, CallbackStore, TerminalCallbackResult
 
 __all__ = ["CallbackListener", "CallbackStore", "LiteLLMBridge", "TerminalCallbackResult"]
 
 _MODULES = {
-    "CallbackListener": "osmosis_ai.driving.callback_server",
-    "CallbackStore": "osmosis_ai.driving.callback_registry",
-    "LiteLLMBridge": "osmosis_ai.driving.bridge_litellm",
-    "TerminalCallbackResult": "osmosis_ai.driving.callback_registry",
+    "CallbackListener": "osmosis_ai.controller.callbacks",
+    "CallbackStore": "osmosis_ai.controller.callbacks",
+    "LiteLLMBridge": "osmosis_ai.controller.bridge_litellm",
+    "TerminalCallbackResult": "osmosis_ai.controller.callbacks",
 }
 
 

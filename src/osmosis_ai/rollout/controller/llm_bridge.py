@@ -1,18 +1,9 @@
-"""The bridge to the model under the path rollout code knows; it lives in :mod:`osmosis_ai.driving`."""
+"""Public path of the LiteLLM bridge; defined in :mod:`osmosis_ai.controller.bridge_litellm`."""
 
-from __future__ import annotations
+from osmosis_ai.controller.bridge_litellm import (
+    LiteLLMBridge,
+)
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from osmosis_ai.driving.bridge_litellm import LiteLLMBridge
-
-__all__ = ["LiteLLMBridge"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from osmosis_ai.driving import bridge_litellm
-
-    return getattr(bridge_litellm, name)
+__all__ = [
+    "LiteLLMBridge",
+]

@@ -15,7 +15,7 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from pydantic import ValidationError
 
-from osmosis_ai.event_loop import LoopLag, LoopState
+from osmosis_ai.event_loop import LoopMonitor, LoopState
 
 from ..backend.base import ExecutionBackend
 from ..types.protocol import CancelRolloutsRequest, RolloutInitRequest
@@ -62,7 +62,7 @@ def create_rollout_server(
     if configure_logging and not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     host = RolloutHost(backend, CallbackDelivery())
-    lag = LoopLag()
+    lag = LoopMonitor()
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[Any]:
@@ -92,7 +92,7 @@ async def _close_model_connections() -> None:
 
 
 def _add_routes(
-    app: FastAPI, backend: ExecutionBackend, host: RolloutHost, lag: LoopLag, instance_id: str | None
+    app: FastAPI, backend: ExecutionBackend, host: RolloutHost, lag: LoopMonitor, instance_id: str | None
 ) -> None:
     # The handlers read and write JSON themselves: FastAPI's own validation costs more than the rollout's
     # admission, and cannot render an error about a number that is not finite.
@@ -127,13 +127,9 @@ def _add_routes(
         return _reply(200, (await host.cancel(selection)).model_dump())
 
 
-def _described(loop: LoopState) -> dict[str, float | None]:
-    """Return how late this process is, for a controller that sends less work to one that is."""
-    return {
-        "lag_ms": round(loop.lag_s * 1000, 1),
-        "busy": round(loop.busy, 3),
-        "late_ago_ms": None if loop.late_ago_s is None else round(loop.late_ago_s * 1000, 1),
-    }
+def _described(loop: LoopState) -> dict[str, float]:
+    """Return how busy this process is, for a controller that limits concurrency by it."""
+    return {"lag_ms": round(loop.lag_s * 1000, 1), "busy": round(loop.busy, 3)}
 
 
 def _read(model: type[Any], body: bytes) -> Any:

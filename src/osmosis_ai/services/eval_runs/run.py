@@ -276,7 +276,7 @@ async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult 
 def _servers(prepared: PreparedEvalRun) -> int:
     """Return how many rollout servers the run has at most."""
     from osmosis_ai.config.execution import read_execution
-    from osmosis_ai.driving.server_count import default_servers
+    from osmosis_ai.controller.server_process import default_servers
 
     request = prepared.request
     if request.servers is not None or request.rollout_port is not None:
@@ -309,8 +309,7 @@ def _rollout(workspace: WorkspaceDirectory, config: EvalConfig, request: EvalRun
 
 
 def _served(agent: str) -> RolloutSource:
-    from osmosis_ai.driving.agent_address import AgentAddress, AgentAddressError
-    from osmosis_ai.driving.served_agent import AgentLocation
+    from osmosis_ai.controller.remote_agents import AgentAddress, AgentAddressError, AgentLocation
     from osmosis_ai.evaluation.served_source import ServedSource
     from osmosis_ai.services.rollouts import AGENT_KEY_ENV, agent_key
 

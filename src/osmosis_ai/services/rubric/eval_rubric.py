@@ -36,7 +36,7 @@ from osmosis_ai.services.rubric.inputs import (
 from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
-    from osmosis_ai.driving.dispatcher import Stop
+    from osmosis_ai.controller.dispatcher import Stop
     from osmosis_ai.rubric.baseline import Baseline, SessionComparison
     from osmosis_ai.rubric.judge_agreement import AgreementReport
     from osmosis_ai.rubric.judge_model import JudgeModel

@@ -1,7 +1,7 @@
 """The policy, as an agent sees it: the OpenAI endpoint of its rollout, which remembers every token.
 
 Routes, authentication, retries, streams and errors are those of every rollout's endpoint
-(``driving.bridge``). Behind them is an engine that continues token ids. What a call read and what it
+(``controller.model_proxy``). Behind them is an engine that continues token ids. What a call read and what it
 sampled is recorded before its answer, or the last piece of it, is given to anyone; so there is no
 answered call that the learner will not see, and none that it sees twice.
 
@@ -17,8 +17,16 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from osmosis_ai.driving.bridge import DONE, RolloutBridge, SeedFor, stream_event
-from osmosis_ai.driving.call_record import Call, CallMetrics, RolloutCalls, RolloutUsage
+from osmosis_ai.controller.model_proxy import (
+    DONE,
+    Call,
+    CallMetrics,
+    RolloutBridge,
+    RolloutCalls,
+    RolloutUsage,
+    SeedFor,
+    stream_event,
+)
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.inference.batching import Generation
 from osmosis_ai.inference.chat import AssistantReply

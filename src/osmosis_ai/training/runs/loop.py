@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from osmosis_ai.config.training import TrainingSettings
-    from osmosis_ai.driving.attempts import AttemptResult
+    from osmosis_ai.controller.attempt import AttemptResult
     from osmosis_ai.evaluation.in_memory import MeasuredRows
     from osmosis_ai.redaction import Redactor
     from osmosis_ai.training.engines.policy_engine import PolicyEngine

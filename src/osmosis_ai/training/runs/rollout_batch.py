@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from osmosis_ai.driving.attempts import Attempt, attempt_seeds
+from osmosis_ai.controller.attempt import Attempt, attempt_seeds
 from osmosis_ai.training.objective.advantages import GroupStatistics, group_advantages
 from osmosis_ai.training.runs.metrics import (
     TRAINING_REWARD,

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from osmosis_ai.driving.attempts import Attempt, AttemptResult, AttemptResults
+from osmosis_ai.controller.attempt import Attempt, AttemptResult, AttemptResults
 from osmosis_ai.evaluation.metrics import NO_REWARD
 
 if TYPE_CHECKING:
-    from osmosis_ai.driving.call_record import RolloutUsage
-    from osmosis_ai.driving.classify import Verdict
-    from osmosis_ai.driving.rollout_runner import RolloutRunner
+    from osmosis_ai.controller.attempt import Verdict
+    from osmosis_ai.controller.dispatcher import RolloutRunner
+    from osmosis_ai.controller.model_proxy import RolloutUsage
     from osmosis_ai.rollout.types import GraderCompleteRequest
     from osmosis_ai.training.engines.recording import RecordedRollout
 

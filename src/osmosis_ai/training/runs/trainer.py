@@ -35,8 +35,8 @@ from osmosis_ai.training.runs.validation import SplitRows, split_rows
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
-    from osmosis_ai.driving.served_agent import ServedAgent
-    from osmosis_ai.driving.server_process import RolloutServer
+    from osmosis_ai.controller.remote_agents import ServedAgent
+    from osmosis_ai.controller.server_process import RolloutServer
     from osmosis_ai.inference.chat_format import ChatFormat
     from osmosis_ai.sandbox import Sandbox
     from osmosis_ai.training.engines.policy_engine import PolicyEngine
@@ -212,7 +212,7 @@ class Trainer:
         return await self._ranks.run(work, self._learner.abandon)
 
     async def _prepare_server(self, hooks: TrainingHooks) -> RolloutServer | ServedAgent:
-        from osmosis_ai.driving.rollout_runner import prepare_server
+        from osmosis_ai.controller.server_process import prepare_server
 
         spec, directory = self._spec, self._directory
         if spec.served is not None:
@@ -259,8 +259,8 @@ class Trainer:
         server: RolloutServer | ServedAgent,
         hooks: TrainingHooks,
     ) -> RolloutSampler:
-        from osmosis_ai.driving.driver import AttemptTimeouts
-        from osmosis_ai.driving.rollout_runner import RolloutRunner
+        from osmosis_ai.controller.callbacks import AttemptTimeouts
+        from osmosis_ai.controller.dispatcher import RolloutRunner
         from osmosis_ai.training.engines.policy_bridge import PolicyBridge, RolloutLimits, RolloutSampling
         from osmosis_ai.training.runs.sampler import RolloutSampler
 

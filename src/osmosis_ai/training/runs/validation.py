@@ -30,7 +30,7 @@ from osmosis_ai.training.runs.metrics import (
 )
 
 if TYPE_CHECKING:
-    from osmosis_ai.driving.attempts import AttemptResult
+    from osmosis_ai.controller.attempt import AttemptResult
     from osmosis_ai.redaction import Redactor
     from osmosis_ai.training.runs.sampler import RolloutSampler
 

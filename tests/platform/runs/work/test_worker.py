@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 import pytest
 
 from osmosis_ai.api.wire.workers import RunClosed
-from osmosis_ai.driving.dispatcher import Stop
-from osmosis_ai.driving.uv import UvInterruptedError
+from osmosis_ai.controller.dispatcher import Stop
+from osmosis_ai.controller.environments import UvInterruptedError
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal import Journal, JournalWriteError
 from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from osmosis_ai._version import __version__
 from osmosis_ai.api.wire.workers import WorkerOffer
-from osmosis_ai.driving.server_count import granted_cores
+from osmosis_ai.controller.server_process import granted_cores
 from osmosis_ai.sandbox import IsolationSetting, SandboxCapability
 from osmosis_ai.sandbox.gpus import VISIBLE_ENV, counted_gpus
 

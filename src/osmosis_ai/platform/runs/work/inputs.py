@@ -14,10 +14,9 @@ from typing import Any
 
 from osmosis_ai.api.wire.workers import InputDownload
 from osmosis_ai.config.sections import served_agent
+from osmosis_ai.controller.remote_agents import AgentAddress, AgentLocation, not_registered
+from osmosis_ai.controller.server_process import default_servers
 from osmosis_ai.datasets import file_digest
-from osmosis_ai.driving.agent_address import AgentAddress
-from osmosis_ai.driving.served_agent import AgentLocation, not_registered
-from osmosis_ai.driving.server_count import default_servers
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.rollout_source import ProjectSource, RolloutSource
 from osmosis_ai.evaluation.served_source import ServedSource

@@ -15,17 +15,19 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from osmosis_ai.driving.callback_registry import (
+from osmosis_ai.controller.callbacks import (
+    CallbackListener,
     CallbackStore,
+    HttpRolloutDriver,
+    RolloutOutcome,
+    RolloutProtocolError,
+    RolloutRunRequest,
     TerminalCallbackResult,
     UnknownRolloutIdError,
 )
-from osmosis_ai.driving.callback_server import CallbackListener
-from osmosis_ai.driving.driver import RolloutOutcome, RolloutRunRequest
-from osmosis_ai.driving.http_driver import HttpRolloutDriver, RolloutProtocolError
-from osmosis_ai.driving.server_process import RolloutServer, ServerSpec
+from osmosis_ai.controller.server_process import RolloutServer, ServerSpec
 from osmosis_ai.rollout.types import RolloutStatus
-from tests.driving.wire import ROLLOUT_ID, completion_body, grader_body
+from tests.controller.wire import ROLLOUT_ID, completion_body, grader_body
 
 Script = Callable[["RolloutServerDouble", dict[str, Any]], Awaitable[None]]
 

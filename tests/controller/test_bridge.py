@@ -14,14 +14,12 @@ from typing import Any
 import pytest
 import stamina
 
+from osmosis_ai.controller import model_proxy
+from osmosis_ai.controller.attempt import keep_called_conversation
+from osmosis_ai.controller.bridge_litellm import LiteLLMBridge
+from osmosis_ai.controller.model_proxy import LastCall, ModelBridge
 from osmosis_ai.datasets import DatasetRow
-from osmosis_ai.driving import bridge as bridge_module
-from osmosis_ai.driving import call_record
-from osmosis_ai.driving.bridge import ModelBridge
-from osmosis_ai.driving.bridge_litellm import LiteLLMBridge
-from osmosis_ai.driving.called_conversation import keep_called_conversation
-from osmosis_ai.driving.conversation import LastCall
-from tests.driving.bridge_world import HELLO, SECRET, TOKEN, BridgeWorld, bridge_world, settle
+from tests.controller.bridge_world import HELLO, SECRET, TOKEN, BridgeWorld, bridge_world, settle
 from tests.lazily import lazily
 from tests.standin_model import Reply, StandInModel, error_reply
 
@@ -179,7 +177,7 @@ async def test_an_agent_sees_nothing_of_a_stream_that_was_repeated(world: Bridge
 
 
 async def test_a_waiting_stream_sends_heartbeats(world: BridgeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridge_module, "PING_INTERVAL_S", 0.01)
+    monkeypatch.setattr(model_proxy, "PING_INTERVAL_S", 0.01)
     hold = asyncio.Event()
     world.model.script(Reply(wait_for=hold))
     async with world.post({**HELLO, "stream": True}) as response:
@@ -234,7 +232,7 @@ async def test_openai_s_client_does_not_repeat_what_was_retried_here_already(
 async def test_a_failure_after_a_heartbeat_is_an_event(
     world: BridgeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bridge_module, "PING_INTERVAL_S", 0.01)
+    monkeypatch.setattr(model_proxy, "PING_INTERVAL_S", 0.01)
     hold = asyncio.Event()
     first = {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]}
     failure = {"error": {"message": "own words", "code": 500}}
@@ -387,7 +385,7 @@ async def test_a_call_still_under_way_is_joined(world: BridgeWorld) -> None:
 async def test_a_stream_cut_off_in_the_middle_is_shown_again_from_its_beginning(
     world: BridgeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bridge_module, "PING_INTERVAL_S", 0.01)
+    monkeypatch.setattr(model_proxy, "PING_INTERVAL_S", 0.01)
     hold = asyncio.Event()
     first = {"id": "s", "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]}
     last = {"id": "s", "choices": [{"index": 0, "delta": {"content": "b"}, "finish_reason": "stop"}]}
@@ -427,7 +425,7 @@ async def test_another_rollout_s_answers_are_its_own(world: BridgeWorld) -> None
 async def test_kept_answers_stay_within_their_budget(
     world: BridgeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(call_record, "KEPT_ANSWER_BYTES", 5_000)
+    monkeypatch.setattr(model_proxy, "KEPT_ANSWER_BYTES", 5_000)
     world.model.respond = lambda _: Reply(content="x" * 1_000)
     for number in range(20):
         await world.content({**HELLO, "seed": number}, retry_count=0)
@@ -558,7 +556,7 @@ async def test_a_long_conversation_is_no_problem_and_an_absurd_one_is_refused(
 ) -> None:
     long = {"messages": [{"role": "user", "content": "x" * 3_000_000}]}
     assert (await world.ask(long))[0] == 200
-    monkeypatch.setattr(bridge_module, "MAX_REQUEST_BYTES", 1_000_000)
+    monkeypatch.setattr(model_proxy, "MAX_REQUEST_BYTES", 1_000_000)
     assert (await world.ask(long))[0] == 413
 
 

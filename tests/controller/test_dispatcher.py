@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from osmosis_ai.driving.call_record import RolloutUsage
-from osmosis_ai.driving.callback_registry import TerminalCallbackResult
-from osmosis_ai.driving.classify import CATEGORIES, category_of, classify
-from osmosis_ai.driving.dispatcher import Dispatcher, Stop
-from osmosis_ai.driving.overload import suspected_since
+from osmosis_ai.controller.attempt import CATEGORIES, category_of, classify
+from osmosis_ai.controller.callbacks import TerminalCallbackResult
+from osmosis_ai.controller.dispatcher import ConcurrencyLimiter, Dispatcher, Stop
 from osmosis_ai.evaluation.metrics import MetricsAccumulator
 from osmosis_ai.evaluation.record import TerminalRecord
-from osmosis_ai.event_loop import LoopLag, LoopState
+from osmosis_ai.event_loop import LoopMonitor, LoopState
 from osmosis_ai.llm.errors import Category, ModelCallError
 from osmosis_ai.rollout.types import (
     GraderCompleteRequest,
     RolloutCompleteRequest,
-    RolloutErrorCategory,
-    RolloutStatus,
 )
 from tests.evaluation.builders import record
 
@@ -287,23 +284,6 @@ def test_every_category_is_documented() -> None:
 # --- the attempt -------------------------------------------------------------------------------------------
 
 
-def failed(category: str | None = "agent_error", message: str = "ReadTimeout") -> TerminalCallbackResult:
-    completion = RolloutCompleteRequest(
-        status=RolloutStatus.FAILURE,
-        rollout_id="r",
-        err_message=message,
-        err_category=RolloutErrorCategory(category) if category else None,
-    )
-    return TerminalCallbackResult("r", "grader", completion=completion)
-
-
-def test_success_is_never_suspected() -> None:
-    done = RolloutCompleteRequest(status=RolloutStatus.SUCCESS)
-    terminal = TerminalCallbackResult("r", "grader", completion=done)
-    found = suspected_since(terminal, RolloutUsage(), started=1.0, ended=2.0, agent_timeout_s=None)
-    assert found is None
-
-
 def test_lost_attempts_are_in_the_record_and_counted_apart() -> None:
     lost = record(1, lost_attempts=2)
     assert TerminalRecord.from_line(lost.to_line()) == lost
@@ -333,48 +313,64 @@ class Clock:
         return self.now
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-def test_a_loop_is_as_late_as_its_heartbeat_and_stays_known_to_have_been(clock: Clock) -> None:
-    lag = LoopLag(clock=clock, cpu=lambda: 0.0)
-    lag.beat()
+def test_a_loop_reports_its_longest_delay_and_its_work_of_the_last_second() -> None:
+    clock, work = Clock(), Clock()
+    monitor = LoopMonitor(clock=clock, work=work)
+    monitor.beat()
     clock.now += 0.1
-    lag.beat()
-    assert lag.state() == LoopState(pytest.approx(0.0), 0.0, None)
-    clock.now += 0.1 + 0.4
-    lag.beat()
-    assert lag.state().lag_s == pytest.approx(0.4)
+    monitor.beat()
+    assert monitor.state() == LoopState(pytest.approx(0.0), 0.0)
+    clock.now += 0.5
+    work.now += 0.3
+    monitor.beat()
+    assert monitor.state() == LoopState(pytest.approx(0.4), pytest.approx(0.5))
     for _ in range(20):
         clock.now += 0.1
-        lag.beat()
-    assert lag.state().lag_s == pytest.approx(0.0), "the last second was quiet"
-    assert lag.state().late_ago_s == pytest.approx(2.0)
+        monitor.beat()
+    assert monitor.state() == LoopState(pytest.approx(0.0), 0.0)
 
 
-@pytest.mark.parametrize(
-    ("category", "usage", "since"),
-    [
-        ("agent_error", RolloutUsage(requests=0), 10.0),
-        ("timeout", RolloutUsage(requests=0), 10.0),
-        ("agent_error", RolloutUsage(requests=2, cut_off_since=14.0), 14.0),
-        ("timeout", RolloutUsage(requests=2, cut_off_since=14.0), 14.0),
-        ("agent_error", RolloutUsage(requests=2), None),
-        ("validation_error", RolloutUsage(requests=0), None),
-        (None, RolloutUsage(requests=0), None),
-        (
-            "agent_error",
-            RolloutUsage(
-                requests=1, cut_off_since=14.0, last_error=ModelCallError("server", "down", model_path="m")
-            ),
-            None,
-        ),
-    ],
-)
-def test_only_a_call_that_did_not_arrive_or_was_cut_off_can_be_the_machines_fault(
-    category: str | None, usage: RolloutUsage, since: float | None
-) -> None:
-    found = suspected_since(failed(category), usage, started=10.0, ended=20.0, agent_timeout_s=30.0)
-    assert found == since
+async def test_a_running_loop_that_computes_is_busy() -> None:
+    monitor = LoopMonitor()
+    monitor.start()
+    until = time.thread_time() + 0.3
+    while time.thread_time() < until:
+        pass
+    busy = monitor.state().busy
+    monitor.stop()
+    assert busy >= 0.9
+    assert monitor.state() == LoopState()
+
+
+def limits(limiter: ConcurrencyLimiter, *seconds: tuple[float, int]) -> list[int]:
+    """Return the limit after each second of (busy, finished)."""
+    found = []
+    for busy, finished in seconds:
+        limiter.observe(busy=busy, finished=finished)
+        found.append(limiter.limit)
+    return found
+
+
+def test_a_saturated_loop_cuts_the_limit_by_a_quarter_but_not_below_16() -> None:
+    limiter = ConcurrencyLimiter(128)
+    assert limits(limiter, (0.95, 128), *[(0.95, 50)] * 8) == [128, 96, 72, 54, 40, 30, 22, 16, 16]
+    assert limits(ConcurrencyLimiter(8), *[(1.0, 8)] * 3) == [8, 8, 8]
+
+
+def test_the_first_fill_and_a_second_without_a_result_are_never_cut() -> None:
+    limiter = ConcurrencyLimiter(100)
+    assert limits(limiter, (1.0, 0), (1.0, 60), (1.0, 40)) == [100, 100, 100]
+    assert limits(limiter, (1.0, 0), (0.9, 1), (0.89, 50), (1.0, 0)) == [100, 75, 75, 75]
+
+
+def test_room_grows_the_limit_by_a_tenth_up_to_the_maximum() -> None:
+    limiter = ConcurrencyLimiter(40)
+    assert limits(limiter, (0.0, 40), (1.0, 9), (1.0, 9), (0.69, 0), (0.7, 3), (0.1, 9)) == [
+        40,
+        30,
+        22,
+        25,
+        25,
+        28,
+    ]
+    assert limits(limiter, *[(0.0, 1)] * 5)[-1] == 40

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from osmosis_ai.driving.bridge import ModelBridge
+from osmosis_ai.controller.model_proxy import ModelBridge
 from osmosis_ai.llm.client import ModelClient
 from osmosis_ai.llm.providers import ModelEndpoint
 from tests.standin_model import StandInModel
@@ -83,7 +83,7 @@ class BridgeWorld:
         writer.transport.abort()
 
         async def until_noticed() -> None:
-            while self.bridge.usage("r1").cut_off_since is None:  # noqa: ASYNC110 - the bridge does not signal it
+            while not self.bridge._rollouts["r1"][0]._last_begun.abandoned:  # noqa: ASYNC110 - the bridge does not signal it
                 await asyncio.sleep(0)
 
         await asyncio.wait_for(until_noticed(), 60)

@@ -13,18 +13,19 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from osmosis_ai.driving import callback_registry
-from osmosis_ai.driving.bridge import ModelBridge
-from osmosis_ai.driving.callback_registry import (
+from osmosis_ai.controller import callbacks
+from osmosis_ai.controller.callbacks import (
+    CallbackAddress,
+    CallbackListener,
     CallbackStore,
     DuplicateRegistrationError,
     TerminalCallbackResult,
     UnknownRolloutIdError,
     duplicate_callback_payload,
 )
-from osmosis_ai.driving.callback_server import CallbackAddress, CallbackListener
+from osmosis_ai.controller.model_proxy import ModelBridge
 from osmosis_ai.errors import OsmosisError
-from tests.driving.wire import ROLLOUT_ID, completion, completion_body, grader, grader_body
+from tests.controller.wire import ROLLOUT_ID, completion, completion_body, grader, grader_body
 
 TOKEN = "callback-secret"
 BRIDGE_TOKEN = "model-secret"
@@ -416,12 +417,12 @@ async def test_a_cancellation_loses_to_a_commit_under_way(store: CallbackStore, 
 
 
 def test_finished_rollouts_are_remembered_within_both_bounds() -> None:
-    memory = callback_registry.FinishedRollouts(max_rollouts=3, max_bytes=100)
+    memory = callbacks.FinishedRollouts(max_rollouts=3, max_bytes=100)
     for index in range(5):
         acknowledgment = {"ok": True, "trajectory": str(index) * 40} if index != 3 else {"ok": True}
         memory.add(
             str(index),
-            callback_registry.FinishedRollout.of(acknowledgment, "grader", completion=None, grader=grader()),
+            callbacks.FinishedRollout.of(acknowledgment, "grader", completion=None, grader=grader()),
         )
     assert len(memory) == 3
     assert "1" not in memory

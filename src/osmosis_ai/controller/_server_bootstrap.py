@@ -1,6 +1,6 @@
 """Runs a rollout's entrypoint as ``__main__`` inside the rollout's own environment, or hosts the agent loop it holds.
 
-Started as a file by :mod:`osmosis_ai.driving.server_process`: ``python _server_bootstrap.py
+Started as a file by :mod:`osmosis_ai.controller.server_process`: ``python _server_bootstrap.py
 <entrypoint>`` in the rollout's directory, where the entrypoint is a file or the ``module:attribute``
 of an agent loop. The process ends when its parent does, uvicorn listens on the socket that the parent
 made in place of the rollout's port, ``/health`` proves whose server it is, and the project's modules can be imported wherever they lie: beside the

@@ -23,18 +23,21 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from osmosis_ai.driving import server_process
-from osmosis_ai.driving._server_bootstrap import INSTANCE_ENV
-from osmosis_ai.driving.callback_registry import CallbackStore
-from osmosis_ai.driving.callback_server import CallbackListener
-from osmosis_ai.driving.driver import RolloutOutcome, RolloutRunRequest
-from osmosis_ai.driving.http_driver import HttpRolloutDriver
-from osmosis_ai.driving.rollout_runner import prepare_server
-from osmosis_ai.driving.server_process import (
+from osmosis_ai.controller import server_process
+from osmosis_ai.controller._server_bootstrap import INSTANCE_ENV
+from osmosis_ai.controller.callbacks import (
+    CallbackListener,
+    CallbackStore,
+    HttpRolloutDriver,
+    RolloutOutcome,
+    RolloutRunRequest,
+)
+from osmosis_ai.controller.server_process import (
     HEALTH_TIMEOUT_ENV,
     RolloutServer,
     ServerSpec,
     health_timeout,
+    prepare_server,
 )
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.rollout.loop.workflow import SETTINGS_ENV
@@ -263,7 +266,7 @@ async def test_a_killed_supervisor_takes_the_server_with_it(make_spec: MakeSpec,
     program = f"""
         import asyncio, os
         from pathlib import Path
-        from osmosis_ai.driving.server_process import RolloutServer, ServerSpec
+        from osmosis_ai.controller.server_process import RolloutServer, ServerSpec
 
         async def main():
             spec = ServerSpec(

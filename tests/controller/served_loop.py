@@ -1,7 +1,7 @@
 """An agent served over the agent-loop line, written from the wire alone: in this process, or as one to kill.
 
 What it does is in the last message of a rollout, see :meth:`ServedLoop._work`. As a process it prints its port:
-``python -m tests.driving.served_loop KEY PORT WORKS_ON``, where ``WORKS_ON`` may be empty.
+``python -m tests.controller.served_loop KEY PORT WORKS_ON``, where ``WORKS_ON`` may be empty.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class LoopProcess:
 
     def __init__(self, key: str, port: int = 0, *, works_on: int | None = None) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.driving.served_loop", key, str(port), str(works_on or "")],
+            [sys.executable, "-m", "tests.controller.served_loop", key, str(port), str(works_on or "")],
             cwd=Path(__file__).parents[2],
             stdout=subprocess.PIPE,
         )

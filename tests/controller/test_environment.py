@@ -16,18 +16,23 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
-from osmosis_ai.driving import environment as environment_module
-from osmosis_ai.driving import environment_cache, uv
-from osmosis_ai.driving.environment import RolloutEnvironment, prepare_environment
-from osmosis_ai.driving.environment_cache import EnvironmentCache, python_of
-from osmosis_ai.driving.requirements import RolloutProject, read_project, unmet_requirements
-from osmosis_ai.driving.sdk_wheel import read_sdk_content
-from osmosis_ai.driving.server_process import RolloutServer, ServerSpec
-from osmosis_ai.driving.uv import Uv
+from osmosis_ai.controller import environments
+from osmosis_ai.controller.environments import (
+    EnvironmentCache,
+    RolloutEnvironment,
+    RolloutProject,
+    Uv,
+    prepare_environment,
+    python_of,
+    read_project,
+    read_sdk_content,
+    unmet_requirements,
+)
+from osmosis_ai.controller.server_process import RolloutServer, ServerSpec
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.sandbox import interpreter_places
 from osmosis_ai.supervision import open_server_session, server_url
-from tests.driving.wheels import make_sdk_dependencies, make_wheel
+from tests.controller.wheels import make_sdk_dependencies, make_wheel
 
 SDK_VERSION = metadata.version("osmosis-ai")
 
@@ -157,7 +162,7 @@ def test_an_environment_is_built_once_with_this_very_sdk(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sdk = read_sdk_content()
-    monkeypatch.setattr(environment_module, "read_sdk_content", lambda: sdk)
+    monkeypatch.setattr(environments, "read_sdk_content", lambda: sdk)
     world.write(["osmosis-ai[server]>=9", "tinydep"])
     world.write_file("main.py", "print('hello')\n")
     before = world.fingerprint()
@@ -301,7 +306,7 @@ def test_passwords_of_indexes_stay_out_of_errors(tmp_path: Path) -> None:
         "#!/bin/sh\necho 'error: https://me:hunter2@index.example/simple refused' >&2; exit 2\n"
     )
     failing.chmod(0o755)
-    with pytest.raises(uv.UvError) as caught:
+    with pytest.raises(environments.UvError) as caught:
         Uv(failing).run([], cwd=tmp_path, timeout_s=60, doing="fetching")
     assert caught.value.message == "fetching failed: https://[REDACTED]@index.example/simple refused"
 
@@ -385,7 +390,7 @@ def test_a_second_builder_waits_and_uses_what_the_first_built(tmp_path: Path) ->
 def test_an_environment_that_another_process_is_about_to_use_is_not_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment_cache, "KEPT", 1)
+    monkeypatch.setattr(environments, "KEPT", 1)
     cache = EnvironmentCache(tmp_path)
     old = cache.get("old", build, on_wait=ignore)
     long_ago = time.time() - 9 * 86400
@@ -537,11 +542,13 @@ def test_uv_that_is_killed_is_told_from_uv_that_fails(tmp_path: Path) -> None:
     killed = tmp_path / "uv"
     killed.write_text("#!/bin/sh\nkill -9 $$\n")
     killed.chmod(0o755)
-    with pytest.raises(uv.UvError, match=r"building was interrupted: uv was ended by signal 9\.") as caught:
+    with pytest.raises(
+        environments.UvError, match=r"building was interrupted: uv was ended by signal 9\."
+    ) as caught:
         Uv(killed).run([], cwd=tmp_path, timeout_s=60, doing="building")
     assert caught.value.is_infrastructure
     killed.write_text("#!/bin/sh\necho nonsense >&2\nexit 1\n")
-    with pytest.raises(uv.UvError, match="building failed: nonsense") as caught:
+    with pytest.raises(environments.UvError, match="building failed: nonsense") as caught:
         Uv(killed).run([], cwd=tmp_path, timeout_s=60, doing="building")
     assert not caught.value.is_infrastructure
 

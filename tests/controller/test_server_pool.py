@@ -10,15 +10,19 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.driving import server_count
-from osmosis_ai.driving.driver import RolloutOutcome, RolloutRunRequest
-from osmosis_ai.driving.restarting_server import (
+from osmosis_ai.controller import server_process
+from osmosis_ai.controller.callbacks import RolloutOutcome, RolloutRunRequest
+from osmosis_ai.controller.server_process import (
+    MAX_RESTARTS,
     AttemptLostError,
     RestartingRolloutServer,
+    RolloutServer,
+    ServerPool,
+    ServerSpec,
+    default_servers,
+    granted_cores,
+    several,
 )
-from osmosis_ai.driving.server_count import default_servers, granted_cores
-from osmosis_ai.driving.server_pool import ServerPool, several
-from osmosis_ai.driving.server_process import MAX_RESTARTS, RolloutServer, ServerSpec
 from osmosis_ai.supervision import Service, ServiceDiedError, ServiceError, ServiceSpec
 
 REQUEST = RolloutRunRequest(messages=[], rollout_id="r1")
@@ -175,7 +179,7 @@ async def test_a_server_that_never_starts_again_ends_the_run_with_its_own_words(
 async def test_a_connection_that_fails_on_a_living_server_is_a_lost_attempt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("osmosis_ai.driving.restarting_server._DEATH_NOTICE_S", 0.01)
+    monkeypatch.setattr("osmosis_ai.controller.server_process._DEATH_NOTICE_S", 0.01)
     world = World(error=ConnectionResetError("reset by peer"))
     async with world.host as host:
         with pytest.raises(AttemptLostError, match="reset by peer") as lost:
@@ -205,7 +209,7 @@ class PoolWorld:
         self.changes: list[int] = []
         self.connected: list[str] = []
         self.pool = ServerPool(self.servers, connect=self._connect, note=self.notes.append, is_asked=False)
-        self.pool.on_change = lambda: self.changes.append(self.pool.allowed)
+        self.pool.on_change = lambda: self.changes.append(self.pool.share(6))
         self.at_work: Counter[str] = Counter()
 
     def _connect(self, base_url: str) -> Any:
@@ -252,23 +256,16 @@ async def test_a_rollout_goes_where_there_is_most_room() -> None:
     world = PoolWorld([], [], [])
     async with world.pool as pool:
         assert pool.capacity == 24
-        pool.share_out(10)
-        assert [server.pace.allowed for server in pool.servers] == [4, 3, 3]
-        assert pool.allowed == 10
+        assert pool.share(10) == 10
         rollouts = await world.start(*"0123456789")
         assert world.at_work == {"a": 4, "b": 3, "c": 3}
-        pool.servers[0].pace.allowed = 1
-        rollouts += await world.start(*"klmn")
-        assert world.at_work == {"a": 4, "b": 5, "c": 5}, "one that is late gets no more"
-        assert pool.allowed == 7
         await end(rollouts)
     assert all(server.stopped for server in world.servers)
 
 
 async def test_one_death_loses_its_own_rollouts_and_nobody_waits_for_it() -> None:
     world = PoolWorld([], [True, False], [])
-    async with world.pool as pool:
-        pool.share_out(6)
+    async with world.pool:
         first = await world.start(*"012345")
         world.changes.clear()
         await world.kill(1)
@@ -320,7 +317,7 @@ async def test_a_rollout_waits_while_no_server_runs_and_for_no_longer() -> None:
         for server in world.servers:
             server.start = lambda start=server.start: slowly(start)  # type: ignore[method-assign, misc]
         await world.kill(0, 1)
-        assert pool.allowed == 0
+        assert pool.share(6) == 0
         waiting = await world.start("1")
         assert not waiting[0].done()
         starting.set()
@@ -340,7 +337,7 @@ async def test_when_none_starts_the_run_does_not_and_nothing_is_left_behind() ->
 
 @pytest.fixture
 def sixteen_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_count.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    monkeypatch.setattr(server_process.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
 
 
 @pytest.fixture
@@ -391,7 +388,7 @@ def test_the_processors_are_those_that_every_group_above_grants(
 def test_one_processor_is_left_to_the_engine(
     monkeypatch: pytest.MonkeyPatch, cores: int, servers: int
 ) -> None:
-    monkeypatch.setattr(server_count, "granted_cores", lambda cpus: cores)
+    monkeypatch.setattr(server_process, "granted_cores", lambda cpus: cores)
     assert default_servers() == servers
     assert default_servers(gpus=0) == servers
     assert default_servers(gpus=1) == 1, "what it has loaded there would be loaded as often"

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from osmosis_ai.driving.bridge import ModelBridge, SeedFor
-from osmosis_ai.driving.call_record import RolloutCalls
+from osmosis_ai.controller.model_proxy import ModelBridge, RolloutCalls, SeedFor
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.llm.client import ModelClient
 from osmosis_ai.llm.providers import OPENAI_COMPATIBLE, ModelEndpoint, resolve_model

@@ -16,26 +16,28 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from osmosis_ai.datasets import DatasetRow
-from osmosis_ai.driving import attempts
-from osmosis_ai.driving.agent_address import (
+from osmosis_ai.controller import attempt as attempt_module
+from osmosis_ai.controller.attempt import Attempt, AttemptResult, AttemptResults, attempt_seeds
+from osmosis_ai.controller.callbacks import AttemptTimeouts, CallbackAddress
+from osmosis_ai.controller.dispatcher import RolloutRunner
+from osmosis_ai.controller.model_proxy import ModelBridge
+from osmosis_ai.controller.remote_agents import (
     AgentAddress,
     AgentAddressError,
+    AgentLocation,
+    ServedAgent,
+    ServedAgentError,
     open_agent_session,
+    probe_agent,
     require_allowed,
 )
-from osmosis_ai.driving.attempts import Attempt, AttemptResult, AttemptResults, attempt_seeds
-from osmosis_ai.driving.bridge import ModelBridge
-from osmosis_ai.driving.callback_server import CallbackAddress
-from osmosis_ai.driving.driver import AttemptTimeouts
-from osmosis_ai.driving.restarting_server import AttemptLostError
-from osmosis_ai.driving.rollout_runner import RolloutRunner
-from osmosis_ai.driving.served_agent import AgentLocation, ServedAgent, ServedAgentError, probe_agent
+from osmosis_ai.controller.server_process import AttemptLostError
+from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.llm.client import ModelClient
 from osmosis_ai.llm.providers import ModelEndpoint
 from osmosis_ai.redaction import Redactor
-from tests.driving.served_loop import TOOL, LoopProcess, ServedLoop, served
+from tests.controller.served_loop import TOOL, LoopProcess, ServedLoop, served
 from tests.standin_model import Reply, StandInModel
 
 KEY = "K-server"
@@ -390,7 +392,7 @@ async def test_a_run_asks_an_agent_for_nothing_that_it_could_lead_elsewhere_with
         made = asyncio.create_task(world.make("a"))
         while not world.model.in_flight or len(asked) < 5:  # noqa: ASYNC110 - it is looked at again and again
             await asyncio.sleep(0.01)
-        assert [await each.ask() for each in world.runner._servers.servers] == [None]
+        assert await world.runner._servers.busy() == 0.0
         held.set()
         await made
     assert set(asked) == {"/platform/health"}
@@ -444,7 +446,7 @@ async def test_what_a_broken_attempt_used_counts_while_its_conversation_is_writt
 ) -> None:
     begun, written = threading.Event(), threading.Event()
     monkeypatch.setattr(
-        attempts, "keep_called_conversation", lambda *_, **__: begun.set() or written.wait(60)
+        attempt_module, "keep_called_conversation", lambda *_, **__: begun.set() or written.wait(60)
     )
     async with served(ServedLoop()) as port, driving(port, artifacts=tmp_path) as world:
         made = asyncio.create_task(world.make("break"))

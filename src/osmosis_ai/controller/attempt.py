@@ -1,0 +1,432 @@
+"""One attempt at a row, from dispatch to its recorded result."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+import os
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from osmosis_ai.controller.callbacks import AttemptTimeouts, RolloutProtocolError, RolloutRunRequest
+from osmosis_ai.controller.server_process import AttemptLostError
+from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
+
+if TYPE_CHECKING:
+    from osmosis_ai.controller.callbacks import TerminalCallbackResult
+    from osmosis_ai.controller.model_proxy import LastCall, RolloutBridge, RolloutUsage
+    from osmosis_ai.controller.server_process import ServerPool
+    from osmosis_ai.datasets import DatasetRow
+    from osmosis_ai.llm.errors import ModelCallError
+    from osmosis_ai.rollout.types import GraderCompleteRequest, RolloutCompleteRequest
+
+
+Status = Literal["success", "failed", "skipped"]
+Boundary = Literal["provider", "agent", "tool", "grader", "rollout_server", "platform"]
+
+STATUSES: tuple[Status, ...] = get_args(Status)
+BOUNDARIES: tuple[Boundary, ...] = get_args(Boundary)
+
+CATEGORIES: dict[str, str] = {
+    "rate_limited": "the provider limits the rate of calls",
+    "auth": "the provider refused the key or its account",
+    "not_found": "the provider does not know the model or the address",
+    "bad_request": "the provider refused the request",
+    "context_length": "the conversation is longer than the model's context",
+    "connection": "the other side could not be reached, or answered with an HTTP error",
+    "server_error": "the provider, or the rollout's server, failed",
+    "bad_reply": "what came back is not what was asked for",
+    "timeout": "it took longer than it may",
+    "exception": "the code raised an exception",
+    "invalid_value": "the code gave a value that is not allowed",
+    "nothing_to_grade": "the agent left nothing that could be graded",
+    "refused": "the rollout's server refused to run the attempt",
+    "no_result": "the rollout's server reported no result",
+    "unexplained": "it failed without saying why",
+}
+"""Every category, and what it means."""
+
+_OF_MODEL_CALLS = {"rate_limit": "rate_limited", "server": "server_error", "invalid_reply": "bad_reply"}
+_OF_ERROR_TYPES = {
+    "timeout": "timeout",
+    "callback_timeout": "timeout",
+    "validation_error": "invalid_value",
+    "http_error": "connection",
+    "agent_error": "exception",
+    "workflow_failed": "server_error",
+    "rollout_protocol_error": "refused",
+    "missing_grader_callback": "no_result",
+    "lost": "no_result",
+}
+
+
+def category_of(error_type: str | None, model_error: ModelCallError | None = None) -> str:
+    """Return the category of a failure: that of the model call it ended with, else that of its type."""
+    if model_error is not None:
+        return _OF_MODEL_CALLS.get(model_error.category, model_error.category)
+    return _OF_ERROR_TYPES.get(error_type or "", "unexplained")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How an attempt ended; ``error_type``, ``boundary``, ``category`` and ``error`` only when it failed."""
+
+    status: Status
+    reward: float | None = None
+    error_type: str | None = None
+    boundary: Boundary | None = None
+    category: str | None = None
+    error: str | None = None
+
+
+def classify(terminal: TerminalCallbackResult, model_error: ModelCallError | None = None) -> Verdict:
+    """Return the verdict on a terminal result."""
+    if terminal.source == "timeout":
+        return failed(
+            "callback_timeout", "rollout_server", "the rollout's server did not report back in time"
+        )
+    completion, grader = terminal.completion, terminal.grader
+    graded = grader is not None and grader.status.value == "success"
+    removed = graded and grader is not None and grader.sample is not None and grader.sample.remove_sample
+    if removed:
+        return Verdict("skipped")
+    if completion is not None and completion.status.value != "success":
+        return _workflow_failed(completion, model_error)
+    if grader is None:
+        return failed(
+            "missing_grader_callback", "rollout_server", "the rollout's server sent no grader result"
+        )
+    if not graded:
+        return _grader_failed(grader)
+    reward = grader.sample.reward if grader.sample is not None else None
+    return Verdict("success", reward=reward if reward is not None and math.isfinite(reward) else None)
+
+
+def rejected(status_code: int, message: str) -> Verdict:
+    """Return the verdict on an attempt that the rollout's server refused to take."""
+    return failed("rollout_protocol_error", "rollout_server", f"HTTP {status_code}: {message}")
+
+
+def _workflow_failed(completion: RolloutCompleteRequest, model_error: ModelCallError | None) -> Verdict:
+    category = completion.err_category.value if completion.err_category is not None else None
+    message = completion.err_message or "the workflow failed without saying why"
+    if model_error is not None:
+        words = str(model_error)
+        told = message if words in message else f"{message} (the model's last call failed: {words})"
+        kind = category_of(category, model_error)
+        return failed(category or "workflow_failed", "provider", told, category=kind)
+    # Without a category the failure is not the workflow's own: its server could not run it.
+    return failed(category or "workflow_failed", "agent" if category else "rollout_server", message)
+
+
+def _grader_failed(grader: GraderCompleteRequest) -> Verdict:
+    category = grader.err_category.value if grader.err_category is not None else None
+    # A categorised failure without a sample: the agent left nothing to grade.
+    nothing = category is not None and grader.sample is None
+    boundary: Boundary = "agent" if nothing else "grader"
+    kind = "nothing_to_grade" if nothing or _ungradable(category, grader) else category_of(category)
+    message = grader.err_message or _ungraded(category, grader)
+    return failed(category or "grader_failed", boundary, message, category=kind)
+
+
+def _ungradable(category: str | None, grader: GraderCompleteRequest) -> bool:
+    return category is None and grader.sample is None
+
+
+def _ungraded(category: str | None, grader: GraderCompleteRequest) -> str:
+    if _ungradable(category, grader):
+        return "nothing was graded: the rollout has no grader, or the row has neither a label nor metadata"
+    return "the grader failed without saying why"
+
+
+def failed(error_type: str, boundary: Boundary, error: str, *, category: str | None = None) -> Verdict:
+    """Return the verdict on a failure; its category follows from its type where none is given."""
+    kind = category or category_of(error_type)
+    return Verdict("failed", error_type=error_type, boundary=boundary, category=kind, error=error)
+
+
+logger = logging.getLogger(__name__)
+
+_TRAJECTORY, _UNFINISHED = "trajectory.json", ".trajectory.json.called"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def keep_called_conversation(
+    home: Path, call: LastCall, *, row: DatasetRow, told: Mapping[str, Any], report: Mapping[str, Any] | None
+) -> None:
+    """Write the conversation of an attempt that left none; what fails is logged, never raised."""
+    try:
+        content = _conversation(home.name, call, row, told, report)
+        if content is not None:
+            _leave(home, content)
+    except Exception:
+        # Messages of any agent, in a place of any agent: the attempt counts for what it came to.
+        logger.warning("cannot keep what rollout %s said to its model", home.name, exc_info=True)
+
+
+def _conversation(
+    rollout_id: str,
+    call: LastCall,
+    row: DatasetRow,
+    told: Mapping[str, Any],
+    report: Mapping[str, Any] | None,
+) -> bytes | None:
+    """Return the trajectory (ATIF) as the last model call has it; None where nothing was said."""
+    from osmosis_ai.rollout.trajectory.archive import encode_trajectory
+    from osmosis_ai.rollout.trajectory.conversion import convert_sample_to_trajectory
+    from osmosis_ai.rollout.trajectory.report import TrajectoryReport
+    from osmosis_ai.rollout.types import RolloutSample
+
+    messages = call.messages()
+    if not messages:
+        return None
+    trajectory = convert_sample_to_trajectory(
+        RolloutSample(messages=messages),
+        rollout_id=rollout_id,
+        request_label=row.label,
+        request_metadata=dict(row.metadata) if row.metadata is not None else None,
+        request_extra_fields=dict(told),
+        report=TrajectoryReport.model_validate(report) if report is not None else None,
+        from_model_calls=True,
+    )
+    return encode_trajectory(trajectory).encode("ascii")
+
+
+def _leave(home: Path, content: bytes) -> None:
+    """Write the trajectory, unless the attempt's own is there or about to be."""
+    home.mkdir(exist_ok=True)
+    folder = os.open(home, _FOLDER)
+    try:
+        if {_TRAJECTORY, PENDING_TRAJECTORY_FILE}.isdisjoint(os.listdir(folder)):  # noqa: PTH208 - a descriptor
+            with os.fdopen(os.open(_UNFINISHED, _NEW_FILE, 0o600, dir_fd=folder), "wb") as file:
+                file.write(content)
+            os.rename(_UNFINISHED, _TRAJECTORY, src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+MAX_LOSSES = 3
+"""How often an attempt is made again whose server, or the connection to it, went away."""
+
+MAX_SEED = 0x7FFFFFFF
+LOST = "rollout_server_died"
+
+
+def call_seed(run_seed: int, source_row: int, attempt: int, call_index: int) -> int:
+    """Return the seed (31 bits) of the ``call_index``-th model call of an attempt on a dataset row."""
+    place = f"{run_seed}:{source_row}:{attempt}:{call_index}"
+    return int.from_bytes(hashlib.sha256(place.encode()).digest()[:4], "big") & MAX_SEED
+
+
+def attempt_seeds(run_seed: int, source_row: int, attempt: int) -> Callable[[int], int]:
+    """Return the function from call index to seed of one attempt."""
+    return lambda call_index: call_seed(run_seed, source_row, attempt, call_index)
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One attempt to be made."""
+
+    row: DatasetRow
+    row_index: int
+    run_index: int
+    seed_for: Callable[[int], int]
+    name: str = ""
+    row_digest: str = ""
+    losses: int = 0
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What its rollout is told of its place in the run, to stand in its trajectory."""
+        return {
+            "row_index": self.row_index,
+            "run_index": self.run_index,
+            "source_row_index": self.row.source_row_index,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptResult:
+    """What became of an attempt."""
+
+    attempt: Attempt
+    rollout_id: str
+    verdict: Verdict
+    usage: RolloutUsage
+    duration_ms: float
+    grader: GraderCompleteRequest | None = None
+
+    @property
+    def reward(self) -> float | None:
+        """What the grader gave; None for an attempt that did not succeed."""
+        return self.verdict.reward if self.verdict.status == "success" else None
+
+    @property
+    def gave_no_conversation(self) -> bool:
+        """Whether it failed, and what was said in it is known from its model calls alone."""
+        sample = self.grader.sample if self.grader is not None else None
+        return self.verdict.status == "failed" and not (sample is not None and sample.messages)
+
+
+class AttemptResults(ABC):
+    """Where the results of attempts go."""
+
+    @abstractmethod
+    async def record(self, result: AttemptResult) -> None:
+        """Keep a result; the rollout's server hears that it arrived when this returns."""
+
+    def lost(self, attempt: Attempt, loss: AttemptLostError) -> Verdict | None:
+        """Take note of a lost attempt: None makes it again, a verdict ends it."""
+        if attempt.losses <= MAX_LOSSES:
+            return None
+        return failed(LOST, "rollout_server", loss.death.message if loss.death is not None else str(loss))
+
+    def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:  # noqa: B027 - who counts no spending has nothing to do
+        """Take note of a rollout that left no result, and of what it used."""
+
+
+@dataclass(frozen=True)
+class AttemptServices:
+    """What attempts run on."""
+
+    bridge: RolloutBridge[Any]
+    servers: ServerPool
+    timeouts: AttemptTimeouts
+    artifact_root: Path | None = None
+
+
+class RunningAttempt:
+    """One attempt under way, under an id of its own."""
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        services: AttemptServices,
+        results: AttemptResults,
+        *,
+        on_arrival: Callable[[], None],
+        on_fault: Callable[[Exception], None],
+    ) -> None:
+        fresh = uuid.uuid4().hex
+        self.rollout_id = f"{attempt.name}-{fresh[:12]}" if attempt.name else fresh
+        self.recording: asyncio.Task[None] | None = None
+        self.is_counted = False
+        self._attempt = attempt
+        self._services = services
+        self._results = results
+        self._on_arrival = on_arrival
+        self._on_fault = on_fault
+        self._started = time.monotonic()
+        self._usage: RolloutUsage | None = None
+        self._last_call: LastCall | None = None
+        self._given_up = False
+
+    async def run(self) -> bool:
+        """Make the attempt; return whether it was recorded, False when it has to be made again."""
+        services = self._services
+        services.bridge.open(self.rollout_id, seed_for=self._attempt.seed_for)
+        try:
+            loss = await self._drive()
+            if self.recording is not None:
+                await asyncio.shield(self.recording)
+                services.servers.attempt_finished()
+                return True
+            self._given_up = True
+            missing = AttemptLostError("its server reported no result", death=None)
+            return await self._lose(loss or missing)
+        finally:
+            usage = self._close_endpoint()
+            if self.recording is None:
+                self._given_up = True
+                self._results.unrecorded(self.rollout_id, usage)
+
+    async def commit(self, terminal: TerminalCallbackResult) -> Mapping[str, Any]:
+        """Record a terminal result and return its acknowledgement."""
+        if self._given_up:
+            return {"ok": True}
+        usage = self._close_endpoint()
+        await self._record(classify(terminal, usage.last_error), terminal.grader)
+        return acknowledgement(usage)
+
+    def used_so_far(self) -> RolloutUsage:
+        """Return what its model calls came to so far."""
+        return self._usage or self._services.bridge.usage(self.rollout_id)
+
+    async def _drive(self) -> AttemptLostError | None:
+        """Run the rollout; return why it has no result when it has none."""
+        attempt, timeouts = self._attempt, self._services.timeouts
+        request = RolloutRunRequest(
+            messages=attempt.row.messages,
+            label=attempt.row.label,
+            metadata=attempt.row.metadata,
+            rollout_id=self.rollout_id,
+            agent_timeout_sec=timeouts.agent_s,
+            grader_timeout_sec=timeouts.grader_s,
+            extra_fields=attempt.told,
+        )
+        try:
+            await self._services.servers.run(request)
+        except AttemptLostError as lost:
+            return lost
+        except RolloutProtocolError as error:
+            if not 400 <= error.status_code < 500:
+                return AttemptLostError(str(error), death=None)
+            await self._record(rejected(error.status_code, str(error)), None)
+        return None
+
+    async def _lose(self, loss: AttemptLostError) -> bool:
+        """Count a loss; return whether the attempt is over with it."""
+        self._attempt.losses += 1
+        verdict = self._results.lost(self._attempt, loss)
+        if verdict is None:
+            return False
+        await self._record(verdict, None)
+        return True
+
+    async def _record(self, verdict: Verdict, grader: GraderCompleteRequest | None) -> None:
+        usage = self._close_endpoint()
+        duration_ms = (time.monotonic() - self._started) * 1000
+        result = AttemptResult(self._attempt, self.rollout_id, verdict, usage, duration_ms, grader)
+        # A task of its own: neither a cancelled attempt nor a closed connection takes it back.
+        self.recording = asyncio.create_task(self._keep(result))
+        self._on_arrival()
+        try:
+            await asyncio.shield(self.recording)
+        except Exception as error:  # whatever it is, the next result would meet it too
+            self._on_fault(error)
+            raise
+
+    async def _keep(self, result: AttemptResult) -> None:
+        call, root = self._last_call, self._services.artifact_root
+        if call is not None and root is not None and result.gave_no_conversation:
+            # First: whoever hears of the failure finds what was said before it.
+            await asyncio.to_thread(
+                keep_called_conversation,
+                root / self.rollout_id,
+                call,
+                row=self._attempt.row,
+                told=self._attempt.told,
+                report=result.usage.report,
+            )
+        self.is_counted = True
+        await self._results.record(result)
+
+    def _close_endpoint(self) -> RolloutUsage:
+        """End the rollout's model calls and return what they came to, however often it is asked."""
+        if self._usage is None:
+            self._last_call = self._services.bridge.last_call(self.rollout_id)
+            self._usage = self._services.bridge.close(self.rollout_id)
+        return self._usage
+
+
+def acknowledgement(usage: RolloutUsage) -> dict[str, Any]:
+    """Return the acknowledgement of a callback, with what the server adds to the rollout's trajectory."""
+    return {"ok": True} if usage.report is None else {"ok": True, "trajectory": usage.report}

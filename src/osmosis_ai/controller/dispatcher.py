@@ -1,0 +1,463 @@
+"""Runs attempts: how many at once, on which servers, until all are recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+from osmosis_ai.controller.attempt import (
+    Attempt,
+    AttemptResults,
+    AttemptServices,
+    RunningAttempt,
+    acknowledgement,
+)
+from osmosis_ai.controller.callbacks import (
+    AttemptTimeouts,
+    CallbackListener,
+    CallbackRolloutDriver,
+    CallbackStore,
+    HttpRolloutDriver,
+)
+from osmosis_ai.controller.remote_agents import LoopEndpoints, LoopRolloutDriver, ServedAgent
+from osmosis_ai.controller.server_process import (
+    RolloutServer,
+    ServerPool,
+    several,
+)
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.event_loop import LoopMonitor
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from osmosis_ai.controller.callbacks import TerminalCallbackResult
+    from osmosis_ai.controller.model_proxy import RolloutBridge, RolloutUsage
+    from osmosis_ai.redaction import Redactor
+
+
+Item = TypeVar("Item")
+
+DEFAULT_IN_FLIGHT = 32
+
+OBSERVE_EVERY_S = 1.0
+
+StopKind = Literal["interrupted", "budget", "fault"]
+
+
+def choose_limit(*, max_in_flight: int | None, batch_size: int | None, capacity: int | None) -> int:
+    """Return how many rollouts run at once: what the user asks for, within what the server can take."""
+    wished = max_in_flight or batch_size
+    if capacity is None:
+        return wished or DEFAULT_IN_FLIGHT
+    return min(wished, capacity) if wished else capacity
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why a run ended with work left."""
+
+    kind: StopKind
+    reason: str
+    error: BaseException | None = None
+
+
+class Dispatcher(Generic[Item]):
+    """Runs ``attempt`` on every item of a stream."""
+
+    def __init__(
+        self,
+        items: Iterator[Item],
+        attempt: Callable[[Item], Awaitable[bool]],
+        *,
+        limit: int,
+        gate: Callable[[], str | None] = lambda: None,
+        spare: int = 0,
+    ) -> None:
+        self._items = items
+        self._attempt = attempt
+        self.limit = limit
+        self._allowed = limit
+        self._gate = gate
+        self._spare = spare
+        # The items that count, by identity: they need not be hashable.
+        self._places: dict[int, Item] = {}
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._returned: deque[Item] = deque()
+        self._workers: set[asyncio.Task[None]] = set()
+        self._stop: Stop | None = None
+        self.finished = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Attempts under way, but for those that were released."""
+        return len(self._places)
+
+    async def run(self) -> Stop | None:
+        """Run to the end; return why work is left, or None when none is."""
+        count = 0 if self._stop else self.limit + self._spare
+        self._workers = {asyncio.create_task(self._work()) for _ in range(count)}
+        try:
+            await asyncio.gather(*self._workers, return_exceptions=True)
+        finally:
+            for worker in self._workers:
+                worker.cancel()
+            await asyncio.gather(*self._workers, return_exceptions=True)
+        return self._stop
+
+    def narrow(self, allowed: int) -> None:
+        """Start no attempt while ``allowed`` or more are in flight; what is in flight goes on."""
+        self._allowed = max(1, min(allowed, self.limit))
+        self._admit()
+
+    def release(self, item: Item) -> None:
+        """Let another attempt start in the place of ``item``'s, which is as good as over; once for each."""
+        if self._places.pop(id(item), None) is not None:
+            self._admit()
+
+    def halt(self, stop: Stop) -> None:
+        """Start nothing more and cancel what is in flight; the first reason stands."""
+        if self._stop is None or self._stop.kind == "budget":
+            self._stop = stop
+        current = asyncio.current_task()
+        for worker in self._workers:
+            if worker is not current:
+                worker.cancel()
+
+    async def _work(self) -> None:
+        while True:
+            try:
+                await self._room()
+                item = self._next()
+                if item is None:
+                    return
+                self._places[id(item)] = item
+                try:
+                    finished = await self._attempt(item)
+                finally:
+                    self._places.pop(id(item), None)
+                self.finished += finished
+                if not finished:
+                    self._returned.append(item)
+            except Exception as error:  # whatever went wrong here is no result of the item
+                self.halt(Stop("fault", str(error) or type(error).__name__, error))
+                return
+            finally:
+                self._admit()
+
+    async def _room(self) -> None:
+        while self.in_flight >= self._allowed:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            await turn
+
+    def _admit(self) -> None:
+        """Wake as many workers as may start; one that finds nothing left to do wakes the next."""
+        for _ in range(self._allowed - self.in_flight):
+            while self._waiting and self._waiting[0].done():
+                self._waiting.popleft()
+            if not self._waiting:
+                return
+            self._waiting.popleft().set_result(None)
+
+    def _next(self) -> Item | None:
+        if self._stop is not None:
+            return None
+        item = self._returned.popleft() if self._returned else next(self._items, None)
+        if item is None:
+            return None
+        closed = self._gate()
+        if closed is not None:
+            self._stop = Stop("budget", closed)
+            return None
+        return item
+
+
+LimitName = Literal["provider", "rate_limit", "this_machine"]
+LIMITS: tuple[LimitName, ...] = get_args(LimitName)
+
+
+class LimitedBy(BaseModel):
+    """What limited a session, as shares of the time in which attempts were in flight."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    most: LimitName
+    provider: float
+    rate_limit: float
+    this_machine: float
+
+
+class LimitTally:
+    """Counts what limited a session, one observation per second."""
+
+    def __init__(self) -> None:
+        self._observed: Counter[LimitName] = Counter()
+
+    def add(self, limit: LimitName) -> None:
+        """Count one observation."""
+        self._observed[limit] += 1
+
+    def limited_by(self) -> LimitedBy | None:
+        """Return the shares; None before the first observation."""
+        total = sum(self._observed.values())
+        if not total:
+            return None
+        most: LimitName = max(LIMITS, key=lambda name: self._observed[name])
+        shares = {name: round(self._observed[name] / total, 4) for name in LIMITS}
+        return LimitedBy(most=most, **shares)
+
+
+class ConcurrencyLimiter:
+    """How many attempts may be in flight, between 16 and what the user asked for.
+
+    It starts at the maximum. When an event loop between the agents and the model is saturated, more attempts in
+    flight make every one of them slower, so the limit is cut; when there is room it grows again. The first fill is
+    never cut: until as many attempts have finished as may be in flight, the loops are busy with starting them.
+    """
+
+    SATURATED, ROOM = 0.9, 0.7
+    CUT, GROWTH = 0.75, 1.1
+    LEAST = 16
+
+    def __init__(self, maximum: int) -> None:
+        self.maximum = self.limit = maximum
+        self._finished = 0
+
+    def observe(self, *, busy: float, finished: int) -> bool:
+        """Take one second into account; return whether :attr:`limit` changed.
+
+        Args:
+            busy: largest share of the second in which one of the loops had work.
+            finished: attempts that finished in it.
+        """
+        before = self.limit
+        is_first_fill = self._finished < self.maximum
+        self._finished += finished
+        if busy >= self.SATURATED and finished and not is_first_fill:
+            self.limit = max(min(self.LEAST, self.maximum), math.floor(self.limit * self.CUT))
+        elif busy < self.ROOM:
+            self.limit = min(self.maximum, math.ceil(self.limit * self.GROWTH))
+        return self.limit != before
+
+
+class UnknownAttemptError(RuntimeError):
+    """A terminal arrived for a rollout that nobody dispatched."""
+
+
+class RolloutRunner:
+    """Makes attempts on a rollout's servers, which it keeps running; an async context manager, made on its
+    event loop."""
+
+    def __init__(
+        self,
+        bridge: RolloutBridge[Any],
+        *,
+        bridge_token: str,
+        server: RolloutServer | ServedAgent,
+        servers: int = 1,
+        timeouts: AttemptTimeouts,
+        redact: Redactor,
+        note: Callable[[str], None],
+        log: Callable[..., None] = lambda *_, **__: None,
+        rate_limited: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._bridge_token, self._callback_token = bridge_token, secrets.token_urlsafe(32)
+        redact.add([self._bridge_token, self._callback_token])
+        self._timeouts = timeouts
+        self._note, self._log = note, log
+        self._registry = CallbackStore(
+            on_terminal_commit=self._commit, acknowledge_completion=self._acknowledge_completion
+        )
+        self._agent = server if isinstance(server, ServedAgent) else None
+        self._endpoints = LoopEndpoints(
+            self._registry, bridge, artifact_root=self._agent.artifact_root if self._agent else None
+        )
+        self._callbacks = CallbackListener(
+            self._registry,
+            auth_token=self._callback_token,
+            bridge=bridge,
+            bridge_token=bridge_token,
+            agents=self._endpoints if self._agent is not None else None,
+            address=self._agent.callback_address if self._agent is not None else None,
+        )
+        if isinstance(server, RolloutServer):
+            server.let_in(self._callbacks)
+        self._servers = ServerPool(
+            [server] if isinstance(server, ServedAgent) else several(server, servers),
+            connect=self._connect,
+            note=note,
+            is_asked=self._agent is None,
+        )
+        self._monitor = LoopMonitor()
+        self._rate_limited = rate_limited
+        self._bridge = bridge
+        root = server.artifact_root if isinstance(server, ServedAgent) else server.rollout.artifact_root
+        self._services = AttemptServices(bridge, self._servers, timeouts, root)
+        self._running: dict[str, RunningAttempt] = {}
+        self._cancelled: list[str] = []
+        self._has_warned = False
+        self._stack = AsyncExitStack()
+        self.dispatched = 0
+
+    async def __aenter__(self) -> Self:
+        """Listen, and start the rollout's servers."""
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._callbacks)
+            self._log("listener", "listening for callbacks", url=self._callbacks.base_url)
+            await stack.enter_async_context(self._servers)
+            running = sum(server.is_up for server in self._servers.servers)
+            healthy = "server is" if running == 1 else f"{running} servers are"
+            self._log("server", f"the rollout's {healthy} healthy", capacity=self.capacity)
+            self._monitor.start()
+            stack.callback(self._monitor.stop)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self._stack.aclose()
+
+    @property
+    def capacity(self) -> int | None:
+        """How many rollouts the servers run at once, as far as they say."""
+        return self._servers.capacity
+
+    def used_in_flight(self) -> Iterator[RolloutUsage]:
+        """Yield what each attempt under way has used; one whose result is being recorded is none."""
+        return (running.used_so_far() for running in self._running.values() if not running.is_counted)
+
+    def dispatcher(
+        self,
+        attempts: Iterator[Attempt],
+        results: AttemptResults,
+        *,
+        limit: int,
+        gate: Callable[[], str | None] = lambda: None,
+    ) -> Dispatcher[Attempt]:
+        """Return what :meth:`run` runs: ``attempts``, at most ``limit`` of them at once."""
+        # Those that are being written still count at the server, which must not have more than it takes.
+        spare = limit if self.capacity is None else min(limit, max(0, self.capacity - limit))
+        made = Dispatcher(
+            attempts,
+            lambda attempt: self._make(attempt, results, made),
+            limit=limit,
+            gate=gate,
+            spare=spare,
+        )
+        return made
+
+    async def run(self, dispatcher: Dispatcher[Attempt], *, tally: LimitTally | None = None) -> Stop | None:
+        """Run the attempts; return why some are left, or None."""
+        servers, limiter = self._servers, ConcurrencyLimiter(dispatcher.limit)
+        servers.on_change = lambda: dispatcher.narrow(servers.share(limiter.limit))
+        adapting = asyncio.create_task(self._adapt(dispatcher, limiter, tally or LimitTally()))
+        try:
+            return await dispatcher.run()
+        finally:
+            servers.on_change = lambda: None
+            adapting.cancel()
+            await asyncio.gather(adapting, return_exceptions=True)
+            recordings = [running.recording for running in self._running.values() if running.recording]
+            await asyncio.gather(*recordings, return_exceptions=True)
+
+    async def run_all(self, attempts: Sequence[Attempt], results: AttemptResults) -> None:
+        """Make all ``attempts``, as many at once as the server takes."""
+        limit = choose_limit(max_in_flight=None, batch_size=len(attempts), capacity=self.capacity)
+        stop = await self.run(self.dispatcher(iter(attempts), results, limit=limit))
+        if stop is not None:
+            raise stop.error or OsmosisError(stop.reason)
+
+    async def wait_until_cancelled_ended(self, stage: Callable[[str], None]) -> None:
+        """Wait until the server has let go of the rollouts that were cancelled, as far as it does."""
+        cancelled = self._cancelled
+        # Nobody can tell an agent that is served elsewhere, and what it holds is its own.
+        if not cancelled or not self._servers.is_up or self._agent is not None:
+            return
+        stage(f"waiting for {len(cancelled)} cancelled rollouts to end")
+        busy = await self._servers.wait_until_ended(cancelled)
+        self._log("cancel", "cancelled rollouts have ended", cancelled=len(cancelled), still_busy=len(busy))
+        if busy:
+            self._note(f"{len(busy)} cancelled rollouts did not end in time; their server is stopped anyway.")
+
+    async def _make(self, attempt: Attempt, results: AttemptResults, made: Dispatcher[Attempt]) -> bool:
+        running = RunningAttempt(
+            attempt,
+            self._services,
+            results,
+            on_arrival=lambda: made.release(attempt),
+            on_fault=lambda error: made.halt(Stop("fault", str(error), error)),
+        )
+        self._running[running.rollout_id] = running
+        self.dispatched += 1
+        try:
+            return await running.run()
+        except asyncio.CancelledError:
+            self._cancelled.append(running.rollout_id)
+            raise
+        finally:
+            if running.recording is None or running.recording.done():
+                del self._running[running.rollout_id]
+            else:
+                running.recording.add_done_callback(lambda _: self._running.pop(running.rollout_id, None))
+
+    async def _commit(self, terminal: TerminalCallbackResult) -> Mapping[str, Any]:
+        running = self._running.get(terminal.rollout_id)
+        if running is None:
+            raise UnknownAttemptError(f"no attempt {terminal.rollout_id} is under way")
+        return await running.commit(terminal)
+
+    def _acknowledge_completion(self, rollout_id: str) -> Mapping[str, Any]:
+        # The server writes the conversation before it reports the result, and needs to know what its calls came to.
+        return acknowledgement(self._bridge.usage(rollout_id))
+
+    def _connect(self, base_url: str) -> CallbackRolloutDriver:
+        if self._agent is not None:
+            return LoopRolloutDriver(
+                agent=self._agent,
+                endpoints=self._endpoints,
+                callback_store=self._registry,
+                server_url=self._callbacks.base_url,
+                callback_timeout_s=self._timeouts.completion_s,
+            )
+        return HttpRolloutDriver(
+            rollout_base_url=base_url,
+            callback_store=self._registry,
+            completion_url_for=self._callbacks.completion_url,
+            grader_url_for=self._callbacks.grader_url,
+            chat_completions_url_for=self._callbacks.chat_completions_url,
+            chat_api_key=self._bridge_token,
+            controller_api_key=self._callback_token,
+            callback_timeout_sec=self._timeouts.callback_s,
+        )
+
+    async def _adapt(
+        self, dispatcher: Dispatcher[Attempt], limiter: ConcurrencyLimiter, tally: LimitTally
+    ) -> None:
+        """Once a second, limit what is in flight by how busy the event loops are."""
+        finished = dispatcher.finished
+        while True:
+            await asyncio.sleep(OBSERVE_EVERY_S)
+            busy = max(await self._servers.busy(), self._monitor.state().busy)
+            before, finished = finished, dispatcher.finished
+            if limiter.observe(busy=busy, finished=finished - before):
+                dispatcher.narrow(self._servers.share(limiter.limit))
+                self._log("schedule", "the event loops limit concurrency", limit=limiter.limit, busy=busy)
+                if not self._has_warned:
+                    self._has_warned = True
+                    self._note(
+                        f"this machine is saturated: at most {limiter.limit} of {limiter.maximum} attempts "
+                        "run at once until it keeps up."
+                    )
+            if dispatcher.in_flight:
+                if busy >= ConcurrencyLimiter.SATURATED or limiter.limit < limiter.maximum:
+                    tally.add("this_machine")
+                else:
+                    tally.add("rate_limit" if self._rate_limited() else "provider")

@@ -9,7 +9,8 @@ import pytest
 
 from osmosis_ai.controller.attempt import MAX_LOSSES
 from osmosis_ai.controller.callbacks import AttemptTimeouts
-from osmosis_ai.controller.dispatcher import RolloutRunner, prepare_server
+from osmosis_ai.controller.dispatcher import RolloutRunner
+from osmosis_ai.controller.server_process import prepare_server
 from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.evaluation.conversation import read_conversation
 from osmosis_ai.inference.chat_format import BuiltInChat

@@ -1,4 +1,4 @@
-"""How many rows and attempts an evaluation needs."""
+"""Compute how many rows and attempts an evaluation needs."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ PlannedMetric: TypeAlias = Literal["pass_rate", "reward"]
 
 
 class PlanUsageError(OsmosisError):
-    """What was asked for has no meaning, whatever the runs say."""
+    """The request is invalid for any run."""
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What the user asked for; every field but ``config`` may be left out.
+    """Options of a plan; all but ``config`` are optional.
 
     Attributes:
-        config: a file of ``configs/eval/``.
-        pilot, against: runs that tell the spread; with both it is that of their difference.
-        detect: the difference to be seen, on the scale of the metric: three points of a rate are 0.03.
-        power: in how many of all cases.
-        confidence: of the interval that has to leave out no difference; that of the decide file when None.
+        config: a file in ``configs/eval/``.
+        pilot, against: runs that the variance is estimated from; with both, the variance of their difference.
+        detect: difference to detect, on the metric's scale: three percentage points of a rate are 0.03.
+        power: statistical power: probability of detecting the difference.
+        confidence: confidence level; None for that of the decide file.
         max_cost: US dollars for one run.
-        rows_at_most: as many as there are in the dataset when None.
-        row_cost: US dollars that one more row costs to make, besides its attempts.
-        pass_rate, icc: what is assumed without a pilot.
+        rows_at_most: None for all rows of the dataset.
+        row_cost: US dollars to create one more row, excluding its attempts.
+        pass_rate, icc: assumptions without a pilot.
     """
 
     config: Path
@@ -60,15 +60,11 @@ class PlanRequest:
 
     @property
     def from_runs(self) -> bool:
-        """Whether a run tells the spread."""
+        """Whether the variance is estimated from runs."""
         return self.pilot is not None or self.against is not None
 
     def check(self) -> None:
-        """Check what can be checked without looking at anything.
-
-        Raises:
-            PlanUsageError: it has no meaning.
-        """
+        """Check the options that need no files or runs."""
         for option, number, low, high, said in (
             ("--power", self.power, 0.5, 1, "between 0.5 and 1, such as 0.8"),
             (
@@ -107,11 +103,7 @@ class PlanRequest:
             )
 
     def check_scale(self, width: float | None) -> None:
-        """Check that there can be such a difference.
-
-        Raises:
-            PlanUsageError: there is none.
-        """
+        """Check that the difference is possible."""
         if self.detect is None or width is None or self.detect <= width:
             return
         what = f"a {self.metric.replace('_', ' ')} can change by {width:g} at most"
@@ -129,15 +121,15 @@ ASSUMED_PASS_RATE, ASSUMED_ICC = 0.5, 0.3
 
 @dataclass(frozen=True)
 class PlannedEval:
-    """A plan and what it is about.
+    """A plan with its inputs.
 
     Attributes:
-        config: as people know it.
-        dataset_rows: rows of the dataset; None where nobody knows.
-        rows, n: what the config takes; ``rows`` None where that is not known.
-        pilot, against: the runs it was made from.
-        pass_rate, icc: what was measured or assumed; None of what nobody can tell.
-        notes: what has to stand beside the numbers, a sentence each.
+        config: display name.
+        dataset_rows: rows of the dataset; None if unknown.
+        rows, n: rows and attempts per row in the config; ``rows`` is None if unknown.
+        pilot, against: runs that the plan is based on.
+        pass_rate, icc: measured or assumed; None if unknown.
+        notes: sentences to show with the numbers.
     """
 
     config: str
@@ -153,7 +145,6 @@ class PlannedEval:
     notes: tuple[str, ...]
 
     def data(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
         return {
             "config": self.config,
             "metric": self.metric,
@@ -175,14 +166,14 @@ def plan_eval(
     """Plan an eval config.
 
     Args:
-        request: what the user asked for.
-        find: finds a run by what people call it; of a commit's runs, one like that of these inputs.
-        count_rows: asks the platform how many rows a dataset has; None where it cannot be asked.
-        start: a directory of the workspace; the current one when None.
+        request: the user's options.
+        find: finds a run by reference; for `git:REF`, a run like that of the given inputs.
+        count_rows: asks the platform for the number of rows of a dataset; None if it cannot be asked.
+        start: a directory in the workspace; the current one when None.
 
     Raises:
-        PlanUsageError: what was asked for has no meaning.
-        OsmosisError: the config or a run is not there or is wrong, or tells no spread.
+        PlanUsageError: an option is invalid.
+        OsmosisError: the config or a run is missing or invalid, or gives no variance estimate.
     """
     from osmosis_ai.evaluation.comparison.planning import Goal, make_plan
     from osmosis_ai.workspace.config_files import decisions_about, load_eval_config
@@ -250,7 +241,7 @@ def _inputs_of(config: EvalConfig, workspace: WorkspaceDirectory) -> ComparedInp
 
 @dataclass(frozen=True)
 class _Evidence:
-    """What is known or assumed of the spread, and what an attempt of the pilot took."""
+    """Measured or assumed variance, and the cost of an attempt of the pilot."""
 
     outlook: Outlook
     names: tuple[str, ...] = ()
@@ -368,7 +359,7 @@ _ONE_ATTEMPT_EACH = (
 def _scored(
     run: RunSamples, metric: PlannedMetric, common: Integers | None = None
 ) -> tuple[Floats, Integers]:
-    """Return the metric of each scored attempt and the label of its row: its place in ``common`` where that is given."""
+    """Return the metric and row label of each scored attempt; labels are indices into ``common`` if given."""
     import numpy as np
 
     scored = run.scored
@@ -409,7 +400,7 @@ def _width(reward_range: tuple[float, float] | None) -> float | None:
 
 
 def _is_free(config: EvalConfig) -> bool:
-    """Tell whether the config's model costs nothing: one of ours, or a server of one's own."""
+    """Whether the config's model costs nothing: served by Osmosis or by the user's own server."""
     from osmosis_ai.inference import served_models
     from osmosis_ai.llm.prices import FREE, price_of
     from osmosis_ai.llm.providers import resolve_model
@@ -420,7 +411,7 @@ def _is_free(config: EvalConfig) -> bool:
     try:
         endpoint = resolve_model(model, {**os.environ, **config.env}, served={})
     except OsmosisError:
-        return False  # without its key or address, nobody knows whom it would ask
+        return False  # the server is unknown without its key or address
     return price_of(endpoint) == FREE
 
 

@@ -177,7 +177,7 @@ def test_a_run_whose_platform_tells_counts_only_leaves_the_spread_to_be_assumed(
     maze.get("/eval-runs/amber-otter-42").respond(json={**DETAIL, "eval_run": run})
     maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "status": "finished"})
     error = plan(maze, "--pilot", "amber-otter-42", "--json").error
-    assert "tells counts, not attempts" in error["message"]
+    assert "the platform reports counts of amber-otter-42, not attempts" in error["message"]
     assert error["hint"].startswith("plan with its pass rate: --pass-rate 0.50")
 
 

@@ -87,7 +87,7 @@ def require_types(directory: Path, *kinds: str) -> None:
     if missing:
         named = " and ".join(f"{what} ({file})" for file, what in map(_NEEDED.__getitem__, missing))
         raise NotFoundError(
-            f"{named} did not come with the run that was downloaded to {directory}.",
+            f"the run downloaded to {directory} lacks {named}.",
             hint=fetching(directory, ",".join(missing)),
         )
 
@@ -138,11 +138,11 @@ def as_local_run(directory: Path) -> Iterator[Path]:
         listed = _write_journal(run, local.events)
         if not listed.samples:
             unread = (
-                f": {_lines(listed.unread)} of its list of samples can not be read" if listed.unread else ""
+                f": {_lines(listed.unread)} of its list of samples cannot be read" if listed.unread else ""
             )
             raise NoSampleListedError(
                 f"the run that was downloaded to {directory} has no sample{unread}.",
-                hint=f"the list of samples comes anew with {fetching(directory, 'trajectories')}",
+                hint=f"download the list of samples again: {fetching(directory, 'trajectories')}",
             )
         downloaded = RunDirectory(directory)
         written = downloaded.read_metrics() or {}
@@ -171,7 +171,7 @@ def numbers_alone(directory: Path) -> Iterator[Path]:
     written = RunDirectory(directory).read_metrics() or {}
     if _counted(written) is None:
         raise OsmosisError(
-            f"{directory / 'metrics.json'} does not have all numbers, and the samples that they are of did not come.",
+            f"{directory / 'metrics.json'} is incomplete, and the samples were not downloaded.",
             hint=fetching(directory, "metrics,trajectories"),
         )
     facts, name = as_table(written.get("eval_run")), directory.resolve().name
@@ -230,7 +230,7 @@ def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> It
         failures = run_download(client, plan).failures
         if failures:
             raise OsmosisError(
-                f"{amount(len(failures), 'file')} of `{name}` did not come: {failures[0].path}: {failures[0].error}.",
+                f"{amount(len(failures), 'file')} of `{name}` could not be downloaded: {failures[0].path}: {failures[0].error}.",
                 code="PLATFORM_ERROR",
                 hint=f"the same command again; or {by_hand}",
             )
@@ -376,32 +376,32 @@ def _not_told(
     retries = facts.get("retries")
     if isinstance(retries, list) and retries:
         yield (
-            f"Samples of it were made again by {', '.join(map(str, retries))}: these results are not in here, "
+            f"Samples of it were retried by {', '.join(map(str, retries))}: these results are not included here, "
             "and its page on the platform has the numbers of all together."
         )
     if facts.get("samples_unread") is True:
         yield (
-            "What the platform tells of single samples can not be read: whose failures they are, what was said and "
-            "what each cost is not in here."
+            "The platform's details of single samples cannot be read: error sources, previews and "
+            "costs are not included here."
         )
     if isinstance(large := facts.get("unread"), int) and large:
         have = "conversation has" if large == 1 else "conversations have"
         yield (
-            f"{large:,} {have} more than {LARGEST_CONVERSATION_BYTES >> 20} MB and can not be read here: "
+            f"{large:,} {have} more than {LARGEST_CONVERSATION_BYTES >> 20} MB and cannot be read here: "
             f"`osmosis eval download {quote(str(facts.get('name') or facts.get('id')))}` fetches the run's files."
         )
     if listed.unread:
         yield (
-            f"{_lines(listed.unread)} of the platform's list of its samples can not be read: "
-            "these samples are left out."
+            f"{_lines(listed.unread)} of the platform's list of its samples cannot be read: "
+            "these samples are omitted."
         )
     if counted is not None and counted > listed.samples:
         yield (
-            f"Its numbers are of {counted:,} samples, of which the list of samples that came has "
-            f"{listed.samples:,}: the others are left out."
+            f"Its numbers are of {counted:,} samples, of which the list of samples has "
+            f"{listed.samples:,}: the others are omitted."
         )
     if without_metrics:
-        yield "Its metrics.json did not come, which tells what passes: a reward of 1 is taken for it."
+        yield "Its metrics.json, which has the pass threshold, is missing: a reward of 1 is assumed."
 
 
 def _lines(count: int) -> str:

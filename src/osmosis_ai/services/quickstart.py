@@ -226,7 +226,7 @@ class _FirstSteps:
                 lambda client: client.workspaces.record_quickstart(chosen.workspace.id, intent)
             )
         except PlatformError as error:
-            self._guide.warn(f"the platform did not take note of the first steps: {error.message}")
+            self._guide.warn(f"the platform did not record the first steps: {error.message}")
             return False
         return True
 
@@ -263,7 +263,7 @@ def agent_prompt(intent: Intent, task: str, *, workspace: str, platform_url: str
             "Read AGENTS.md and configs/AGENTS.md first, where they are; `osmosis doctor --fix` writes them.",
             f"What I want: {wanted}",
             _STEPS[intent],
-            "`osmosis COMMAND --help` tells what a command does, and `--json` prints what you can read. "
+            "`osmosis COMMAND --help` explains a command, and `--json` prints machine-readable output. "
             "Ask me before anything costs money.",
         ]
     )

@@ -42,7 +42,7 @@ class ReportFile:
         """
         if self.path.name == "-":
             raise OsmosisError(
-                "a report goes into a file, and `-` is none.", hint="name one, for instance report.html"
+                "a report needs a file name, and `-` is not one.", hint="name one, for instance report.html"
             )
         try:
             if self.path.is_dir():
@@ -55,7 +55,7 @@ class ReportFile:
                 )
             if is_stream(self.path):
                 # An atomic write would replace the device or pipe.
-                raise OsmosisError(f"{self.path} can not be written: it is a device or a pipe, and no file.")
+                raise OsmosisError(f"{self.path} cannot be written: it is a device or a pipe, not a file.")
             require_writable(self.path)
         except OSError as error:
             raise self._refused(error) from error
@@ -79,4 +79,4 @@ class ReportFile:
             raise self._refused(error) from error
 
     def _refused(self, error: OSError) -> OsmosisError:
-        return OsmosisError(f"{self.path} can not be written: {error.strerror or error}.")
+        return OsmosisError(f"{self.path} cannot be written: {error.strerror or error}.")

@@ -166,7 +166,7 @@ def parse_memory(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     size = float(match[1]) * (GIB if match[2][0] in "gG" else MIB) if match else 0
     if size <= 0:
-        raise OsmosisError(f"`{text}` is no amount of memory.", hint="write it like --gpu-memory 80GB")
+        raise OsmosisError(f"`{text}` is not an amount of memory.", hint="write it like --gpu-memory 80GB")
     return int(size)
 
 

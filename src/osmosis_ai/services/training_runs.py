@@ -372,7 +372,7 @@ def training_directory(word: str) -> Path | None:
         return given
     if kind == "eval" or is_downloaded_run(given):
         raise OsmosisError(
-            f"{word} is the directory of an evaluation, and no training directory.",
+            f"{word} is the directory of an evaluation, not a training directory.",
             hint=f"osmosis eval info {quote(word)}, osmosis eval show {quote(word)}",
         )
     is_path = _is_path(word)
@@ -383,7 +383,7 @@ def training_directory(word: str) -> Path | None:
             else "a file"
         )
         raise OsmosisError(
-            f"{word} is no training directory: it is {what}.",
+            f"{word} is not a training directory: it is {what}.",
             hint=f"osmosis view {quote(word if given.is_dir() else str(Path(word).parent))} finds the runs below it; "
             "a platform's run goes by its name (`osmosis train list`)",
         )
@@ -466,7 +466,7 @@ def _require_platform_of(word: str, *, there: bool) -> None:
     except WorkspaceRequiredError:
         raise NotFoundError(
             f"there is no training run {'in ' if there else ''}`{word[:200]}`.",
-            hint="a run of this machine goes by the path of its directory, a platform's by its name, inside its workspace",
+            hint="use the directory path of a local run, or inside a workspace the name of a platform's run",
         ) from None
 
 

@@ -162,7 +162,7 @@ def report_run(
         return _report_download(found.root, report, options)
     if path == "/":
         raise OsmosisError(
-            f"a report is of one run, and {reference or found.root} is none.",
+            f"a report needs exactly one run: {reference or found.root} is not one.",
             hint="osmosis view RUN|DIR --report FILE.html; `osmosis eval list` shows the runs of this machine",
         )
     return _report(found.root, path, report, options, cache=cache_dir())
@@ -277,7 +277,7 @@ def viewed_place(reference: str | None) -> ViewedPlace:
             raise _not_viewed(reference, given)
         directory = given.resolve() if given.is_dir() else None
     except (OSError, ValueError) as error:
-        raise NotFoundError(f"{reference[:200]!r} can not be opened: {error}.") from error
+        raise NotFoundError(f"{reference[:200]!r} cannot be opened: {error}.") from error
     run = directory if directory is not None else _named_run(reference)
     from osmosis_ai.evaluation.run_places import kind_of
 

@@ -396,7 +396,7 @@ def test_a_dataset_of_the_workspace_is_used_when_its_bytes_are_those_of_then(tmp
     with pytest.raises(ConflictError, match=r"rows\.jsonl` has changed since the run amber used it"):
         run.slice_values("level")
     file.unlink()
-    with pytest.raises(NotFoundError, match="the dataset rows of the run amber is not in `data/` any more"):
+    with pytest.raises(NotFoundError, match="the dataset rows of the run amber is no longer in `data/`"):
         run.slice_values("level")
 
 

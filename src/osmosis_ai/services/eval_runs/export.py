@@ -76,7 +76,8 @@ def export_run(
     path = _target(run, export_format, target)
     if export_format == "inspect" and path.suffix != EXTENSIONS["inspect"]:
         raise OsmosisError(
-            f"inspect_ai opens no log called {path.name}.", hint=f"end its name in {EXTENSIONS['inspect']}"
+            f"inspect_ai cannot open a log named {path.name}.",
+            hint=f"end its name in {EXTENSIONS['inspect']}",
         )
     if path.exists() and not overwrite:
         raise ConflictError(f"{path} exists; `--overwrite` replaces it, `--output` names another file.")

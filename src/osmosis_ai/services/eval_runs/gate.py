@@ -267,7 +267,7 @@ def rubric_results(file: Path) -> GatedRun:
             raise ValueError("without a judge there is nothing to gate")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise OsmosisError(
-            f"{file} is no result file of `osmosis eval rubric`.",
+            f"{file} is not a result file of `osmosis eval rubric`.",
             hint="write one with: osmosis eval rubric --output FILE",
         ) from None
 
@@ -288,7 +288,7 @@ def rubric_results(file: Path) -> GatedRun:
         source="rubric",
         status="incomplete" if pending else "finished",
         place=str(file),
-        unfinished=f"{pending} calls are pending: go on with --resume." if pending else None,
+        unfinished=f"{pending} calls are pending: continue with --resume." if pending else None,
         scored=scored,
         tried=scored + unscored,
         evidence=evidence,
@@ -316,9 +316,9 @@ def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings
 
     metric, rows = rule.metric, counts.rows
     note = (
-        "the platform does not tell which row a sample is of: each row counts once."
+        "the platform does not report the row of each sample: each row counts once."
         if rows is not None
-        else "the platform does not tell how many rows there are: each sample counts for itself."
+        else "the platform does not report the number of rows: samples are treated as independent."
     )
 
     def share(hits: float | None, samples: int | None) -> Evidence:
@@ -346,7 +346,7 @@ def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings
         # A row needs k attempts to be included.
         rows = None if rows is None else min(rows, (counts.tried or 0) // int(metric.removeprefix("pass@")))
         if value is None or not rows:
-            return Evidence(value, note=f"the platform does not tell {metric} and of how many rows it is.")
+            return Evidence(value, note=f"the platform does not report {metric} and its number of rows.")
         found = share(value * rows, rows)
         if not missing:
             return found
@@ -356,7 +356,7 @@ def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings
         return replace(found, unscored=missing, extremes=extremes)
     if metric == "reward":
         if counts.reward is None or not scored:
-            return Evidence(note="the platform does not tell the mean and the spread of the rewards.")
+            return Evidence(note="the platform does not report the mean and variance of the rewards.")
         mean, std = counts.reward
 
         def mean_with(more: int, reward: float) -> Evidence:

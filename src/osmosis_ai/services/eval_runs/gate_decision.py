@@ -253,7 +253,7 @@ class _Gate:
         asked, run = self._asked, self._run
         if run.source == "rubric" and (asked.margins or asked.slices or asked.confidence != CONFIDENCE):
             raise GateUsageError(
-                "a judge's result file is held against limits alone.",
+                "a judge's result file can only be checked against limits.",
                 hint="compare it with another: osmosis eval rubric --baseline FILE",
             )
         try:

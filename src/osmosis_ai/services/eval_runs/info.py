@@ -333,9 +333,9 @@ class MergedRuns:
 
         for run in self.wire.runs:
             if run.status not in TERMINAL["eval"]:
-                return f"the run {run.name} is {run.status}: its samples are not all there yet."
+                return f"the run {run.name} is {run.status}: it does not have all its samples yet."
         pending = self.estimates.counts.pending if self.estimates is not None else 0
-        return f"{pending} samples were never made, in none of the runs." if pending else None
+        return f"{pending} attempts were not made in any of the runs." if pending else None
 
     def data(self) -> dict[str, Any]:
         headline = self.headline

@@ -99,7 +99,7 @@ class PlanRequest:
             self.check_scale(1.0)
         elif not self.from_runs:
             raise PlanUsageError(
-                "--metric reward needs a --pilot: nobody can assume how far rewards lie apart."
+                "--metric reward needs a --pilot: the variance of rewards cannot be assumed."
             )
 
     def check_scale(self, width: float | None) -> None:
@@ -201,12 +201,12 @@ def plan_eval(
     notes = [*evidence.notes, *_size_notes(config, dataset_rows, most)]
     if evidence.model not in (None, config.experiment.model_path):
         notes.append(
-            f"the pilot asked {evidence.model}, the config {config.experiment.model_path}: cost and spread are the "
+            f"the pilot used {evidence.model}, the config {config.experiment.model_path}: cost and variance are the "
             "pilot's."
         )
     price = _price(config, evidence)
     if price.cost_usd is None:
-        notes.append("what an attempt costs is not known; a pilot that recorded it would tell.")
+        notes.append("the cost of an attempt is unknown; use a pilot that recorded it.")
         if request.max_cost is not None:
             raise OsmosisError(
                 f"--max-cost needs what an attempt with {config.experiment.model_path} costs, and it is not known.",
@@ -269,8 +269,8 @@ class _Evidence:
         rate = ASSUMED_PASS_RATE if request.pass_rate is None else request.pass_rate
         icc = ASSUMED_ICC if request.icc is None else request.icc
         note = (
-            f"assumed, not measured: a pass rate of {rate:g} and an ICC of {icc:g} (the share of the spread that is between "
-            f"rows); the range is over ICCs of {ICC_RANGE[0]:g} to {ICC_RANGE[1]:g}. A run of 30 rows with n = 2 would tell: "
+            f"assumed, not measured: a pass rate of {rate:g} and an ICC of {icc:g} (the share of the variance that is between "
+            f"rows); the range is over ICCs of {ICC_RANGE[0]:g} to {ICC_RANGE[1]:g}. Measure them with a run of 30 rows and n = 2: "
             "--pilot."
         )
         return cls(Outlook.assumed(rate, icc), pass_rate=rate, icc=icc, notes=(note, _HALF_SHARED))
@@ -321,7 +321,7 @@ class _Evidence:
         if spread.of_a_row(1) == 0:
             passes = request.metric != "pass_rate" or bool(b[0].mean() > 0.5)
             raise _no_spread(f"every row of {run.name} and {base.name}", passes=passes)
-        notes = [f"the spread is that of the difference of {run.name} from {base.name}: {matched.words}."]
+        notes = [f"the variance is that of the difference of {run.name} from {base.name}: {matched.words}."]
         if spread.within is None:
             notes.append(_ONE_ATTEMPT_EACH)
         return cls(
@@ -343,15 +343,15 @@ class _Evidence:
 
 
 _HALF_SHARED = (
-    "half of what differs between rows is taken to be shared with the run it is compared with; --pilot and --against "
+    "half of the between-row variance is assumed to be shared with the other run; --pilot and --against "
     "together measure it."
 )
 _ONE_ATTEMPT = (
-    "the pilot has one attempt a row, so nobody can tell rows from attempts: n = 2 or more would. Planned with rows only, "
+    "the pilot has one attempt per row, so row and attempt variance cannot be separated; use n = 2 or more. Planned with rows only, "
     "as if the runs had nothing in common."
 )
 _ONE_ATTEMPT_EACH = (
-    "a run has one attempt a row, so nobody can tell rows from attempts: n = 2 or more in both would. Planned with rows "
+    "a run has one attempt per row, so row and attempt variance cannot be separated; use n = 2 or more in both. Planned with rows "
     "only."
 )
 
@@ -449,11 +449,9 @@ def _spread_notes(rows: int, negative: bool) -> list[str]:
 
     notes = []
     if rows < SMALL_PILOT:
-        notes.append(f"{rows} rows tell a spread badly: in brackets the range that goes with them.")
+        notes.append(f"{rows} rows give an imprecise variance: its range is in brackets.")
     if negative:
-        notes.append(
-            "rows differ less than chance alone would make them: their part of the spread is taken as 0."
-        )
+        notes.append("rows differ less than expected by chance: their part of the variance is taken as 0.")
     return notes
 
 
@@ -462,7 +460,7 @@ def _too_small(run: RunSamples, values: Floats) -> OsmosisError:
     if counts is not None and counts.scored and counts.passed is not None:
         rate = min(max(counts.passed / counts.scored, 0.01), 0.99)
         return OsmosisError(
-            f"of {run.name} its platform tells counts, not attempts: how far rows and attempts lie apart is not known.",
+            f"the platform reports counts of {run.name}, not attempts: the variance is unknown.",
             hint=f"plan with its pass rate: --pass-rate {rate:.2f} --icc 0.3",
         )
     said = (
@@ -471,17 +469,17 @@ def _too_small(run: RunSamples, values: Floats) -> OsmosisError:
         else "one row with a score, which says nothing about others"
     )
     return OsmosisError(
-        f"the pilot {run.name} has {said}.", hint="assume the spread instead: --pass-rate 0.6 --icc 0.3"
+        f"the pilot {run.name} has {said}.", hint="assume the variance instead: --pass-rate 0.6 --icc 0.3"
     )
 
 
 def _require_usual_size(run: RunSamples, *values: Floats) -> None:
     if any(each.size and float(abs(each).max()) > 1e100 for each in values):
-        raise OsmosisError(f"{run.name} has rewards that are too large to compute a spread from.")
+        raise OsmosisError(f"{run.name} has rewards that are too large to compute a variance from.")
 
 
 def _no_spread(what: str, *, passes: bool) -> OsmosisError:
     return OsmosisError(
-        f"{what} came out the same: there is no spread to plan with.",
-        hint=f"take a larger pilot, or assume the spread: --pass-rate {0.95 if passes else 0.05} --icc 0.3",
+        f"{what} has the same result: there is no variance to plan with.",
+        hint=f"take a larger pilot, or assume the variance: --pass-rate {0.95 if passes else 0.05} --icc 0.3",
     )

@@ -230,7 +230,7 @@ def _at_path(word: str, downloads: bool) -> Path | None:
     if given.name == word and not given.suffix:
         return None  # a run may have the same name as a file
     raise OsmosisError(
-        f"`{given}` is no file of an evaluation run.",
+        f"`{given}` is not a file of an evaluation run.",
         hint="name the run, its directory, or a file in it; results of a judge are compared by "
         "`osmosis eval rubric --baseline`",
     )
@@ -241,7 +241,7 @@ def tells_no_rows(download: Path) -> OsmosisError:
     from osmosis_ai.services.downloaded_runs import name_of_download
 
     return OsmosisError(
-        f"`{download}` is a download of a platform's run, which does not say what its rows are.",
+        f"`{download}` is a download of a platform's run, which does not contain its dataset rows.",
         hint=f"name the run itself: platform:{name_of_download(download) or 'NAME'}",
     )
 

@@ -45,7 +45,7 @@ def local_sandbox(root: Path, rollout_dir: Path, *, network: Network, port: int 
 
     if network == "none" and port is not None:
         raise OsmosisError(
-            "`--rollout-port` and `--network none` do not go together.",
+            "`--rollout-port` and `--network none` are mutually exclusive.",
             hint="leave the port out: the server is reached by a socket",
         )
     capability = check_sandbox()
@@ -296,7 +296,7 @@ def _rollout(workspace: WorkspaceDirectory, config: EvalConfig, request: EvalRun
     isolate = request.isolate or request.network == "none"
     if agent is not None:
         if isolate:
-            raise OsmosisError(f"the agent at {agent} is served elsewhere: nothing here can hold it back.")
+            raise OsmosisError(f"the agent at {agent} is remote: it cannot be sandboxed on this machine.")
         return _served(agent)
     entrypoint_path(workspace, config.experiment)
     directory = rollout_directory(workspace, config.experiment.rollout)

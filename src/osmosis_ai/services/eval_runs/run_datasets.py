@@ -36,14 +36,14 @@ def local_dataset(
 def _of_platform(run: RunSamples, client: Callable[[], PlatformClient]) -> Path:
     name = run.inputs.dataset_name
     if name is None:
-        raise NotFoundError(f"the run {run.name} does not tell which dataset it has used.")
+        raise NotFoundError(f"the run {run.name} does not record which dataset it used.")
     try:
         return platform_dataset(client(), run)
     except ConflictError:
         raise
     except OsmosisError as error:
         raise NotFoundError(
-            f"the dataset {name} of the run {run.name} is not in `data/` any more, nor to be had from a platform: "
+            f"the dataset {name} of the run {run.name} is no longer in `data/` and not available from a platform: "
             f"{error.message}",
             hint="bring the file back; a comparison without slices does not need it",
         ) from None

@@ -67,8 +67,8 @@ def readable(directory: Path) -> Path:
     if name is None:
         return directory
     raise OsmosisError(
-        f"the run `{directory.name}` can not be read: `{directory / name}` is no regular file.",
-        hint="no run leaves such a thing there; move it away, or the run",
+        f"the run `{directory.name}` cannot be read: `{directory / name}` is not a regular file.",
+        hint="runs create only regular files there; move it or the run away",
     )
 
 
@@ -86,6 +86,6 @@ def evaluation(directory: Path) -> Path:
         return directory
     named = quote(str(directory))
     raise OsmosisError(
-        f"{directory} is a training directory, and no evaluation.",
+        f"{directory} is a training directory, not an evaluation.",
         hint=f"osmosis train info {named}, osmosis train show {named}",
     )

@@ -258,9 +258,9 @@ class PlatformConversations:
         rest = (
             f": `osmosis eval show {quote(f'platform:{known}')}` has all."
             if there
-            else "; the run that it is of is gone."
+            else "; the original run was deleted."
         )
-        self.extent = f"`{self.name}` is a retry, and these are its samples alone{rest}"
+        self.extent = f"`{self.name}` is a retry; only its own samples are shown{rest}"
 
     def _listed(self) -> Iterator[SampleEntry]:
         """Yield the samples of the contract's ``summary.jsonl``; invalid lines are counted as a problem."""
@@ -288,7 +288,7 @@ class PlatformConversations:
                 if found is None:
                     unreadable += 1
                     self._problems = [
-                        f"{unreadable:,} lines of the platform's list of its samples can not be read: these samples are left out."
+                        f"{unreadable:,} lines of the platform's list of its samples cannot be read: these samples are omitted."
                     ]
                     continue
                 known = {name: found.get(name) for name in ("tokens", "duration_ms")}
@@ -300,7 +300,7 @@ class PlatformConversations:
     def _unlisted(self, plan: DownloadPlan) -> Iterator[SampleEntry]:
         """Yield the samples that are known only by their conversation."""
         self._problems = [
-            "The platform has no list of its samples: those with a conversation are shown, without what came of them."
+            "The platform has no list of its samples: only conversations are shown, without results."
         ]
         found = [match for file in plan.pending if (match := _CONVERSATION.fullmatch(file.path))]
         for row, attempt in sorted((int(match[1]), int(match[2])) for match in found):

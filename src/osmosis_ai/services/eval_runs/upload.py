@@ -141,7 +141,7 @@ def read_uploadable(directory: Path) -> UploadableRun:
     if manifest.run_name != directory.name:
         raise _refused(
             f"the directory `{directory}` holds the run `{manifest.run_name}`",
-            "a run that was copied or put aside gets its own name back before it is uploaded",
+            "rename a copied or archived run to its own name before the upload",
         )
     described, threshold = _described(found, manifest)
     entries = _entries(found, manifest)
@@ -163,7 +163,7 @@ def _described(found: RunDirectory, manifest: Manifest) -> tuple[Mapping[str, An
         raise _refused(f"`{found.metrics}` cannot be read", _AGAIN)
     status = described.get("status")
     if status != "finished":
-        raise _refused(f"the run `{manifest.run_name}` is {status}, not finished", "run it again to go on")
+        raise _refused(f"the run `{manifest.run_name}` is {status}, not finished", "run it again to continue")
     same = (described.get("id"), described.get("name"))
     known = [described.get(key) for key in ("dataset_name", "started_at", "completed_at")]
     if same != (manifest.local_run_id, manifest.run_name) or not all(isinstance(it, str) for it in known):
@@ -181,7 +181,7 @@ def _entries(found: RunDirectory, manifest: Manifest) -> list[IndexEntry]:
     ledger = _ledger(found, rows, n)
     if ledger.open_count:
         left = f"{ledger.open_count} of {rows * n} samples are pending"
-        raise _refused(f"the run `{manifest.run_name}` is not finished: {left}", "run it again to go on")
+        raise _refused(f"the run `{manifest.run_name}` is not finished: {left}", "run it again to continue")
     with _opened(found.index) as lines, JournalReader(found.events) as journal:
         entries = read_index(lines, rows=rows, n=n)
         for entry in entries:
@@ -286,7 +286,7 @@ def _opened(path: Path) -> BinaryIO:
         raise _refused(f"`{path}` cannot be read: {error.strerror}", _COPY) from None
 
 
-_AGAIN = "the same `osmosis eval run` writes it anew from the journal"
+_AGAIN = "repeat the `osmosis eval run` command to rebuild it from the journal"
 _COPY = "put the file there, or remove it"
 
 
@@ -417,12 +417,12 @@ class _Upload:
             ended = self._imports.finalize(session.session_id)
         except OsmosisError as error:
             error.hint = (
-                error.hint or "what has arrived is kept for a day: run the same command again to go on"
+                error.hint or "what has arrived is kept for a day: run the same command again to continue"
             )
             raise
         _require_same(ended, announced)
         if ended.status != "finalized" or not (ended.eval_run_id and ended.eval_run_name):
-            raise _nonsense("it does not say which run came of it")
+            raise _nonsense("it does not name the new run")
         return UploadedRun(self._run, ended, len(pending))
 
     def _note_there(self, session: EvalImportSession) -> None:
@@ -475,7 +475,7 @@ def _require_same(session: EvalImportSession, announced: EvalImportStart) -> Non
     """Check that the platform lists exactly the announced files."""
     theirs = sorted((file.path, file.size, file.sha256) for file in session.files)
     if theirs != sorted((file.path, file.size, file.sha256) for file in announced.files):
-        raise _nonsense("its list of files is another one")
+        raise _nonsense("its list of files is different")
 
 
 def _nonsense(what: str) -> OsmosisError:

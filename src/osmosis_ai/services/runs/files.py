@@ -170,7 +170,7 @@ def path_problem(
         or any(part in ("", ".", "..") for part in parts)
         or any(part.endswith((".partial", ".partial.json")) for part in parts[-1:])
     ):
-        return "is no path of the files that were asked for"
+        return "is not a path of the requested file types"
     if layout.reserved is not None and layout.reserved.fullmatch(path):
         return "has a reserved name"
     place = directory

@@ -150,7 +150,7 @@ def explaining_failures(look: str | None = None) -> Iterator[None]:
         yield
     except PlatformError as error:
         if error.status is None and look is not None:
-            unsure = f"the run may exist all the same: look with `{look}` before you submit again"
+            unsure = f"the run may exist anyway: check with `{look}` before you submit again"
             error.hint = f"{error.hint.rstrip('?')}; {unsure}" if error.hint else unsure
         raise _explained(error) from None
 

@@ -443,7 +443,7 @@ def post_run(context: PlatformContext, kind: RunKind, body: Body) -> SubmittedRu
 
 
 _DIGITS = 12
-_NOT_SAID = "the platform does not say what was submitted: whether the commit was pinned, and [advanced], are left out."
+_NOT_SAID = "the platform does not report what was submitted: a pinned commit and [advanced] are omitted."
 
 
 @dataclass(frozen=True)
@@ -590,7 +590,7 @@ def _body_again(kind: RunKind, detail: Detail, provided: Mapping[str, str]) -> B
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise OsmosisError(
-            f"what the platform says of the run's config cannot be submitted: {where} is none that this version knows.",
+            f"the platform's copy of the run's config cannot be submitted: {where} is unknown to this version.",
             hint="submit its config again with `submit CONFIG`",
         ) from None
 
@@ -664,7 +664,7 @@ def _dataset_change(context: PlatformContext, detail: Detail, verdict: SubmitChe
         if error.status != 404:
             raise
         raise NotFoundError(
-            f"the dataset '{name}' of this run is not there any more.",
+            f"the dataset '{name}' of this run no longer exists.",
             hint="upload it again with `osmosis dataset upload FILE`",
         ) from None
     if dataset.updated_at is None or begun is None:

@@ -165,7 +165,7 @@ def test_a_run_of_the_platform_whose_name_no_file_can_have_is_asked_of_it(
     maze.get("/eval-runs").respond(json={"eval_runs": [], "total_count": 0})
     outcome = maze.osmosis("eval", command, place + name)
     assert outcome.status == 1 and asked.called
-    assert "Traceback" not in outcome.err and "no run can be called" not in outcome.err
+    assert "Traceback" not in outcome.err and "invalid run name" not in outcome.err
     assert ("neither on this machine nor on the platform" in outcome.err) is (place == "")
 
 

@@ -218,7 +218,7 @@ ARTIFACTS = f"rollout_trials/{rollout_id(1)}/artifacts"
         (_rewrite("metrics.json", id="f" * 32), "is not that of the run"),
         (_cut_journal, "1 of 6 samples are pending"),
         (lambda directory: (directory / "events.jsonl").unlink(), "events.jsonl` is missing"),
-        (_edit_index, "says of row 2, attempt 2 what the journal does not"),
+        (_edit_index, "does not match the journal for row 2, attempt 2"),
         (lambda directory: (directory / "index.jsonl").write_text("{"), "cannot be read"),
         (lambda directory: (directory / "metrics.json").unlink(), "metrics.json` cannot be read"),
         (lambda directory: (directory / FIRST).unlink(), "trajectory.json` is missing"),

@@ -284,7 +284,7 @@ def test_view_writes_a_training_directory_and_a_judging_result_and_names_what_it
         assert said in file.read_text()
     for reference, why in (
         (".", "one run"),
-        ("odd.json", "odd.json is JSON, and no result of a judging session"),
+        ("odd.json", "odd.json is JSON, but not a rubric result"),
         ("torn.json", "no result"),
     ):
         with pytest.raises(OsmosisError, match=why):

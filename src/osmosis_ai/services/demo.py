@@ -105,9 +105,7 @@ def prepare_scratch(directory: Path | None) -> Scratch:
     """
     root = expanded(directory).absolute() if directory else Path(tempfile.mkdtemp(prefix="osmosis-demo-"))
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise OsmosisError(
-            f"{root} is not an empty directory.", hint="name one that does not exist: --keep-dir DIR"
-        )
+        raise OsmosisError(f"{root} is not an empty directory.", hint="name a new directory: --keep-dir DIR")
     root.mkdir(parents=True, exist_ok=True)
     scratch = Scratch(root.resolve(), temporary=directory is None)
     try:
@@ -261,7 +259,7 @@ def _train(terminal: _Terminal, seed: int) -> TrainedRun:
     found = terminal.ask("train", "info", name)["data"]
     run, checkpoints = found["training_run"], found["checkpoints"]
     if run["status"] != "finished" or not checkpoints:
-        reason = run.get("error") or "it left no checkpoint"
+        reason = run.get("error") or "it saved no checkpoint"
         raise terminal.failure(f"training run {name} ended as {run['status']}: {reason}", status)
     checkpoint = checkpoints[-1]["checkpoint_name"]
     curves = {series["key"]: series["data"] for series in found["metrics"]["metrics"]}

@@ -166,7 +166,7 @@ class _FirstSteps:
         found = self._logged_in(lambda: list_workspaces(self._start, warn=self._guide.warn))
         if not found:
             url = self._credentials().platform_url
-            raise NotFoundError(f"You are in no workspace of {url}.", hint=_workspace_hint(url))
+            raise NotFoundError(f"You are not a member of any workspace on {url}.", hint=_workspace_hint(url))
         if name is not None:
             return named_membership(name, found)
         here = [member for member in found if member.current] or (found if len(found) == 1 else [])
@@ -260,7 +260,7 @@ def agent_prompt(intent: Intent, task: str, *, workspace: str, platform_url: str
     return "\n".join(
         [
             f"You are in {directory}, an Osmosis workspace directory of the workspace {workspace} on {platform_url}.",
-            "Read AGENTS.md and configs/AGENTS.md first, where they are; `osmosis doctor --fix` writes them.",
+            "Read AGENTS.md and configs/AGENTS.md first, if they exist; `osmosis doctor --fix` writes them.",
             f"What I want: {wanted}",
             _STEPS[intent],
             "`osmosis COMMAND --help` explains a command, and `--json` prints machine-readable output. "

@@ -186,7 +186,7 @@ def _named_device(gpu: str | None, gpu_memory: str | None) -> Device | None:
         said = f"did you mean {by_key[meant]}? " if meant else ""
         raise OsmosisError(
             f"there is no GPU `{gpu}` in the list.",
-            hint=f"{said}known are {', '.join(GPUS)}; for any other use --gpu-memory",
+            hint=f"{said}known GPUs: {', '.join(GPUS)}; for any other use --gpu-memory",
         )
     name = by_key[_key(gpu)]
     return Device(name, GPUS[name])

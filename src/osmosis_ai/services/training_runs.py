@@ -385,7 +385,7 @@ def training_directory(word: str) -> Path | None:
         raise OsmosisError(
             f"{word} is not a training directory: it is {what}.",
             hint=f"osmosis view {quote(word if given.is_dir() else str(Path(word).parent))} finds the runs below it; "
-            "a platform's run goes by its name (`osmosis train list`)",
+            "name a platform's run as in `osmosis train list`",
         )
     if is_path and (word.startswith(_PATHS) or not _is_logged_in()):
         raise _missing(word, given.parent)
@@ -411,7 +411,7 @@ def require_run_of_platform(word: str, command: str, instead: Callable[[Path], s
     directory = training_directory(word)
     if directory is not None:
         raise OsmosisError(
-            f"{word} is a training directory of this machine, and `{command}` takes runs of a platform.",
+            f"{word} is a local training directory; `{command}` takes runs of a platform.",
             hint=instead(directory),
         )
 
@@ -453,7 +453,7 @@ def _missing(word: str, folder: Path) -> NotFoundError:
     return NotFoundError(
         f"there is no training directory `{word[:200]}`.",
         details={"nearest": near},
-        hint=f"{meant}a platform's run goes by its name (`osmosis train list`)",
+        hint=f"{meant}name a platform's run as in `osmosis train list`",
     )
 
 
@@ -614,7 +614,7 @@ def show_validation(
         raise NotFoundError(f"the run `{reference}` has no record of a validation.", hint=_HINT)
     if step not in (None, found.step):
         raise NotFoundError(
-            f"the samples of the validation after step {step} are not kept: the newest is that after step {found.step}.",
+            f"the samples of the validation after step {step} are not kept: the newest is after step {found.step}.",
             hint="leave out --step: only the newest validation's samples are kept",
         )
     return ShownValidation(shown_samples(found, wanted), found.step, found.total, len(found.details))

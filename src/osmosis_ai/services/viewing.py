@@ -34,8 +34,8 @@ _FILES = {
     ".jsonl": "JSON, line by line",
     ".csv": "a table of values",
     ".parquet": "a table of values",
-    ".json": "JSON, and no result of a judging session",
-    ".html": "a page, which a browser opens by itself",
+    ".json": "JSON, but not a rubric result",
+    ".html": "a page that any browser can open",
     ".gz": "an archive",
     ".zip": "an archive",
 }
@@ -97,7 +97,7 @@ def open_viewer(reference: str | None, *, host: str, port: int) -> ViewerAddress
     found, cache = viewed_place(reference), cache_dir()
     if found.path == "/" and is_downloaded_run(found.root):
         raise OsmosisError(
-            f"{reference or found.root} is a run that was downloaded from a platform, which has its pages.",
+            f"{reference or found.root} is a run downloaded from a platform; its pages are there.",
             hint=f"osmosis view {shlex.quote(str(reference or found.root))} --report FILE.html shows it without one",
         )
     there = found_viewer(meeting_file(found.root, cache), found.root)
@@ -298,7 +298,7 @@ def _not_viewed(reference: str, file: Path) -> OsmosisError:
 
     if kind_of(file.parent) is not None:
         return OsmosisError(
-            f"{reference} is a file of a run; its directory is what can be viewed.",
+            f"{reference} is a file of a run; view its directory instead.",
             hint=f"osmosis view {shlex.quote(str(file.parent))}",
         )
     what = _FILES.get(file.suffix.lower(), f"a file of {file.stat().st_size:,} bytes")
@@ -314,7 +314,7 @@ def _named_run(reference: str) -> Path:
 
     if named_on_platform(reference) is not None:
         raise OsmosisError(
-            f"{reference[:200]} is a platform's run, which has its pages there.",
+            f"{reference[:200]} is a platform's run; its pages are there.",
             hint=f"osmosis view {shlex.quote(reference[:200])} --report FILE.html shows it without; "
             f"osmosis eval show {shlex.quote(reference[:200])} prints its conversations",
         )
@@ -322,7 +322,7 @@ def _named_run(reference: str) -> Path:
         return find_local_run(reference).resolve()
     except WorkspaceRequiredError:
         raise NotFoundError(
-            f"there is no directory and no run `{reference[:200]}` here.",
+            f"no directory or run `{reference[:200]}` found here.",
             hint="osmosis view DIR shows the runs of a directory",
         ) from None
     except NotFoundError as error:

@@ -77,10 +77,12 @@ def export_run(
     if export_format == "inspect" and path.suffix != EXTENSIONS["inspect"]:
         raise OsmosisError(
             f"inspect_ai cannot open a log named {path.name}.",
-            hint=f"end its name in {EXTENSIONS['inspect']}",
+            hint=f"use the suffix {EXTENSIONS['inspect']}",
         )
     if path.exists() and not overwrite:
-        raise ConflictError(f"{path} exists; `--overwrite` replaces it, `--output` names another file.")
+        raise ConflictError(
+            f"{path} exists; replace it with `--overwrite`, or name another file with `--output`."
+        )
     try:
         with replacing(path, mode=0o644) as handle:
             count = _writer(export_format)(run, handle)

@@ -264,7 +264,7 @@ def rubric_results(file: Path) -> GatedRun:
         scored, unscored, pending, records = (int(trust["counts"][name]) for name in names)
         clamped = describe_outside_scale(int(document.get("counts", {}).get("outside_scale") or 0), scored)
         if not judges:
-            raise ValueError("without a judge there is nothing to gate")
+            raise ValueError("the file has no judge")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise OsmosisError(
             f"{file} is not a result file of `osmosis eval rubric`.",

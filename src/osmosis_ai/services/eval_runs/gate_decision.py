@@ -168,13 +168,11 @@ def _require_askable(question: GateQuestion, asked: _Asked) -> None:
     if asked.margins and asked.against is None:
         rule = asked.margins[0]
         where = "" if rule in question.rules else f" of {asked.decided_by}"
-        raise GateUsageError(
-            f"`{rule}`{where} is about a baseline, and none is named.", hint="name a run: --against BASE"
-        )
+        raise GateUsageError(f"`{rule}`{where} needs a baseline.", hint="name a run: --against BASE")
     if question.against is not None and not asked.margins:
         raise GateUsageError(
-            "nothing is asked about the baseline.",
-            hint="say how much worse is accepted: --margin pass_rate=0.03",
+            "no rule uses the baseline.",
+            hint="set the accepted loss: --margin pass_rate=0.03",
         )
     for rule in asked.margins:
         problem = margin_problem(rule.described, rule.limit, asked.reward_range)
@@ -197,7 +195,7 @@ def _decisions(question: GateQuestion, found: ResolvedRun | None) -> Decisions:
         named = expanded(question.rules_file).absolute()
         if not named.is_file():
             raise GateUsageError(
-                f"there is no file `{question.rules_file}`.", hint="name a .decide.toml: --rules FILE"
+                f"file not found: `{question.rules_file}`.", hint="name a .decide.toml: --rules FILE"
             )
         return load_decisions(named, workspace)
     if found is None or found.directory is None or workspace is None:

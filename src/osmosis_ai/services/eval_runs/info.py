@@ -441,9 +441,7 @@ def run_nowhere(run: str, missing: NotFoundError, error: OsmosisError) -> Osmosi
     """
     platform_code = getattr(error, "platform_code", None)
     if error.code in ("AUTH_REQUIRED", "VALIDATION") and getattr(error, "status", None) is None:
-        hint = (
-            f"{missing.hint}; runs of a platform can be seen once you are logged in" if missing.hint else None
-        )
+        hint = f"{missing.hint}; log in to see runs of a platform" if missing.hint else None
         return NotFoundError(missing.message, details=missing.details, hint=hint)
     if error.code == "NOT_FOUND" and not (platform_code or "").startswith("GIT_"):
         meant = _meant_there(error)

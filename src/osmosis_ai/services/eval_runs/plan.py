@@ -79,7 +79,7 @@ class PlanRequest:
             if number is not None and not low < number < high:
                 raise PlanUsageError(f"{option} must lie {said}, got {number:g}.")
         if "" in (self.pilot, self.against):
-            raise PlanUsageError("--pilot and --against name a run; leave them out to plan without one.")
+            raise PlanUsageError("--pilot and --against name a run; omit them to plan without one.")
         if self.icc is not None and not 0 <= self.icc <= 1:
             raise PlanUsageError(f"--icc is a share, from 0 to 1, got {self.icc:g}.")
         if self.detect is not None and not (math.isfinite(self.detect) and self.detect > 0):
@@ -94,7 +94,7 @@ class PlanRequest:
                 "--rows-at-most must be 2 or more: one row says nothing about others, whatever its attempts."
             )
         if self.from_runs and (self.pass_rate is not None or self.icc is not None):
-            raise PlanUsageError("--pass-rate and --icc are what is assumed without a run; leave them out.")
+            raise PlanUsageError("--pass-rate and --icc are assumptions without a run; omit them.")
         if self.metric == "pass_rate":
             self.check_scale(1.0)
         elif not self.from_runs:
@@ -109,7 +109,7 @@ class PlanRequest:
         what = f"a {self.metric.replace('_', ' ')} can change by {width:g} at most"
         points = f": write {self.detect:g} points as {self.detect / 100:g}" if width == 1 else ""
         raise PlanUsageError(
-            f"no number of rows or attempts will show a difference of {self.detect:g}: {what}{points}."
+            f"no number of rows or attempts can detect a difference of {self.detect:g}: {what}{points}."
         )
 
 
@@ -307,7 +307,9 @@ class _Evidence:
         from osmosis_ai.evaluation.variance import VarianceComponents
 
         if run.run_id == base.run_id:
-            raise OsmosisError(f"--pilot and --against are the same run, {run.name}: it has no difference.")
+            raise OsmosisError(
+                f"--pilot and --against are the same run, {run.name}: there is no difference to measure."
+            )
         matched = match_rows(base, run)
         a, b = _scored(base, request.metric, matched.index_a), _scored(run, request.metric, matched.index_b)
         spread = VarianceComponents.of_pairs(*a, *b)
@@ -439,7 +441,7 @@ def _run_notes(run: RunSamples) -> list[str]:
     imported = f"was imported ({run.imported})." if run.imported else None
     missing = int((run.samples["status"] != STATUSES.index("skipped")).sum() - run.scored.sum())
     unscored = (
-        f"{missing:,} of {run.samples.size:,} attempts have no score and are left out." if missing else None
+        f"{missing:,} of {run.samples.size:,} attempts have no score and are omitted." if missing else None
     )
     return [f"{run.name}: {said}" for said in (run.unfinished, imported, unscored) if said]
 
@@ -463,11 +465,7 @@ def _too_small(run: RunSamples, values: Floats) -> OsmosisError:
             f"the platform reports counts of {run.name}, not attempts: the variance is unknown.",
             hint=f"plan with its pass rate: --pass-rate {rate:.2f} --icc 0.3",
         )
-    said = (
-        "no attempt with a score"
-        if not values.size
-        else "one row with a score, which says nothing about others"
-    )
+    said = "no attempt with a score" if not values.size else "only one row with a score"
     return OsmosisError(
         f"the pilot {run.name} has {said}.", hint="assume the variance instead: --pass-rate 0.6 --icc 0.3"
     )

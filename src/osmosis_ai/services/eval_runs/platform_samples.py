@@ -134,7 +134,7 @@ def unfinished_there(found: DescribedEvaluation) -> str | None:
     if run.status == "finished":
         return None
     said = f" ({run.error.rstrip('.')})" if run.error else ""
-    return f"the run is {run.status}, not finished{said}: a part of a run proves nothing."
+    return f"the run is {run.status}, not finished{said}: partial runs are not used."
 
 
 def _size(detail: EvalRunDetail) -> tuple[int, int]:

@@ -193,7 +193,7 @@ def _forced(reference: str) -> tuple[str | None, str]:
     place, colon, rest = reference.partition(":")
     forced, word = (place, rest) if colon and place in _PLACES else (None, reference)
     if "\0" in word or not (can_be_path(word) or (forced != "local" and _fits_a_platform(word))):
-        raise NotFoundError(f"no run can be called `{word[:40]}…`.", hint="osmosis eval list")
+        raise NotFoundError(f"invalid run name: `{word[:40]}…`.", hint="osmosis eval list")
     return forced, word
 
 
@@ -289,7 +289,7 @@ def _only(word: str, names: list[str]) -> str | None:
     if len(names) > 1:
         more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
         raise ConflictError(
-            f"`{word}` is the beginning of {len(names)} runs: {', '.join(names[:_MOST_SHOWN])}{more}.",
+            f"`{word}` matches {len(names)} runs: {', '.join(names[:_MOST_SHOWN])}{more}.",
             details={"candidates": names[:_MOST_SHOWN]},
             hint="write more of the name",
         )
@@ -359,7 +359,7 @@ def _missing(reference: str, word: str, start: Path | None) -> NotFoundError:
         return NotFoundError(
             f"there is no finished run of the commit `{word.removeprefix(GIT)}` in {root}.",
             details={"reference": reference},
-            hint="check it out and evaluate it with `osmosis eval run`; runs with uncommitted changes are of no commit",
+            hint="check it out and evaluate it with `osmosis eval run`; runs with uncommitted changes do not count",
         )
     no_run_in = _is_path(word) and given.is_dir()
     if no_run_in:

@@ -69,7 +69,7 @@ def advanced_note(advanced: Mapping[str, Any], sandbox: Sandbox | None) -> str:
     """
     from osmosis_ai.config.execution import EXECUTION
 
-    said = "`[advanced]` is recorded, but it means nothing to a run on this machine"
+    said = "`[advanced]` is recorded, but has no effect on this machine"
     asked = advanced.get(EXECUTION)
     given = set() if sandbox is None else {"isolation", *(["network"] if sandbox.network == "none" else [])}
     options = [
@@ -395,7 +395,7 @@ def _check_policy(spec: EvalRunSpec, request: EvalRunRequest, *, served: bool) -
     limited = request.budget is not None and request.budget.max_cost_usd is not None
     if limited and price_of(endpoint) is None:
         raise OsmosisError(
-            f"`--max-cost` needs the price of `{spec.experiment.model_path}`, and it is not known.",
+            f"`--max-cost` needs the price of `{spec.experiment.model_path}`, which is unknown.",
             hint="limit the run with `--max-tokens` or `--max-time` instead",
         )
 

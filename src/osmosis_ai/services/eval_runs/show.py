@@ -192,7 +192,7 @@ class PlatformConversations:
                 content = (self._scratch / file.path).read_bytes()
                 (self._scratch / file.path).unlink()
                 found[file.path] = StoredConversation(content, len(content))
-        none = StoredConversation(None, missing="the platform has no conversation of it")
+        none = StoredConversation(None, missing="the platform has no conversation for it")
         return [found.get(path, none) for path in paths]
 
     def no_sample(self, row: int, attempt: int | None) -> NotFoundError:

@@ -136,7 +136,7 @@ def read_uploadable(directory: Path) -> UploadableRun:
     found = RunDirectory(directory)
     for path in (directory, found.trials, found.manifest):
         if path.is_symlink():
-            raise _refused(f"`{path}` is a symbolic link", "upload the directory that it leads to")
+            raise _refused(f"`{path}` is a symbolic link", "upload the directory it points to")
     manifest = Manifest.load(found.manifest)
     if manifest.run_name != directory.name:
         raise _refused(
@@ -189,7 +189,7 @@ def _entries(found: RunDirectory, manifest: Manifest) -> list[IndexEntry]:
             told = (entry.rollout_id, entry.status, entry.reward, entry.tokens)
             if record is None or told != (record.rollout_id, record.status, record.reward, record.tokens):
                 where = f"row {entry.row_index}, attempt {entry.run_index + 1}"
-                raise _refused(f"`{found.index}` says of {where} what the journal does not", _AGAIN)
+                raise _refused(f"`{found.index}` does not match the journal for {where}", _AGAIN)
     return entries
 
 
@@ -201,7 +201,7 @@ def _ledger(found: RunDirectory, rows: int, n: int) -> Ledger:
 
     ledger = Ledger(rows, n)
     if not found.events.is_file():
-        raise _refused(f"`{found.events}` is missing", "a run that was downloaded is on its platform already")
+        raise _refused(f"`{found.events}` is missing", "a downloaded run is already on its platform")
     # The public SDK writes no digests.
     for offset, _, record in replay(found.events, chain=Chain(without_digests=True)):
         require_part_of_run(ledger, record, found.events)
@@ -417,7 +417,7 @@ class _Upload:
             ended = self._imports.finalize(session.session_id)
         except OsmosisError as error:
             error.hint = (
-                error.hint or "what has arrived is kept for a day: run the same command again to continue"
+                error.hint or "uploaded files are kept for a day: run the same command again to continue"
             )
             raise
         _require_same(ended, announced)
@@ -479,4 +479,4 @@ def _require_same(session: EvalImportSession, announced: EvalImportStart) -> Non
 
 
 def _nonsense(what: str) -> OsmosisError:
-    return OsmosisError(f"the platform's reply to the upload makes no sense: {what}.", code="PLATFORM_ERROR")
+    return OsmosisError(f"the platform's reply to the upload is invalid: {what}.", code="PLATFORM_ERROR")

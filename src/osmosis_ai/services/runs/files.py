@@ -109,7 +109,7 @@ def parse_types(text: str, layout: FileLayout = EVAL_FILES) -> tuple[str, ...]:
     unknown = [word for word in asked if word not in ("all", *layout.patterns)]
     if unknown:
         named = ", ".join(f"`{word}`" for word in unknown)
-        raise OsmosisError(f"--type does not know {named}; it takes {', '.join(layout.patterns)} or `all`.")
+        raise OsmosisError(f"--type: unknown {named}; it takes {', '.join(layout.patterns)} or `all`.")
     if "all" not in asked:
         return tuple(asked)
     if set(asked) - {"all", *layout.by_name}:
@@ -127,7 +127,7 @@ def check_rows(rows: str | None) -> str | None:
         return None
     tight = re.sub(r"\s+", "", rows)
     if not _ROWS.fullmatch(tight):
-        raise OsmosisError(f"--rows takes rows such as 3,7,10-20, and not {rows!r}.")
+        raise OsmosisError(f"--rows takes rows such as 3,7,10-20, got {rows!r}.")
     for part in tight.split(","):
         first, _, last = part.partition("-")
         if last and int(last) < int(first):

@@ -56,7 +56,7 @@ def check_pinned_commit(root: Path, commit_sha: str, git: GitIdentity) -> str | 
     known = run_git(["branch", "--remotes", "--contains", commit_sha], cwd=root)
     if known.returncode == 0 and known.stdout.strip():
         return None
-    return f"commit {commit_sha} is on no remote branch that this clone knows of; it may not be pushed yet."
+    return f"commit {commit_sha} is not on any remote branch known to this clone; it may not be pushed yet."
 
 
 def _is_on_github(git: GitIdentity) -> bool:

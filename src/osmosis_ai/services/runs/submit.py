@@ -85,7 +85,7 @@ def code_notes(
 ) -> list[str]:
     """Return notes about which code will run, and which is checked out here."""
     if served_agent(experiment.entrypoint) is not None:
-        return [f"The agent is served elsewhere ({experiment.entrypoint}): the repository's code is not run."]
+        return [f"The agent is remote ({experiment.entrypoint}): the repository's code is not run."]
     source = (
         f"commit {experiment.commit_sha}"
         if experiment.commit_sha
@@ -222,7 +222,7 @@ class PreparedSubmit:
             return None
         limit = self.config.evaluation.limit
         if limit is None:
-            return "a random 10 %, at least one, of a seed that the run records (the config sets no limit)"
+            return "a random 10 %, at least one, by a seed that the run records (the config sets no limit)"
         return f"the first {limit:,}, or all where there are fewer"
 
     def described(self) -> dict[str, Any]:
@@ -328,7 +328,7 @@ def require_import(submission: PreparedSubmit) -> None:
         raise OsmosisError(
             submission.imported.problem,
             details={"entrypoint": submission.imported.entrypoint},
-            hint="import it by hand to see what it waits for; move slow work out of the module into functions",
+            hint="import it by hand to find the cause; move slow work out of the module into functions",
         )
 
 

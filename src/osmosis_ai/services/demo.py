@@ -1,8 +1,8 @@
 """The demo: runs the real commands one after another in a scratch directory.
 
 The directory contains configuration, credentials, cache and platform data. The demo uses neither a keyring
-nor the
-user's Git configuration. All its processes end with it, except a platform that the user wants to keep.
+nor the user's Git configuration. All its processes end with it, except a platform that the user wants to
+keep.
 """
 
 from __future__ import annotations

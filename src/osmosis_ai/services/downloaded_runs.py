@@ -203,8 +203,7 @@ def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> It
     Raises:
         PlatformError: the request failed.
         OsmosisError: there are too many files to download without confirmation, a download fails, or the list
-            of
-            samples is missing.
+            of samples is missing.
     """
     from osmosis_ai.evaluation.result_words import amount
     from osmosis_ai.services.runs.download import ASK_FROM_BYTES, plan_download, run_download

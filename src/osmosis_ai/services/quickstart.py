@@ -1,8 +1,7 @@
 """The first steps: log in, choose a workspace, clone its repository, and create a prompt for a coding agent.
 
 Completed steps are skipped, so repeating the command resumes it. The caller's ``guide`` asks the user; if the
-user
-declines, the quickstart ends.
+user declines, the quickstart ends.
 """
 
 from __future__ import annotations

@@ -24,8 +24,7 @@ class ReportFile:
         overwrite: replace an existing file.
         text: include text of models, datasets and tools; otherwise numbers only.
         announce: called before the first byte is written, once writing is certain to start, with the kind of
-            content;
-            None for a comparison.
+            content; None for a comparison.
     """
 
     path: Path

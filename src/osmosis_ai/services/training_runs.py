@@ -216,7 +216,7 @@ def _optional(run: TrainingRun) -> dict[str, Any]:
 
 
 def metrics_document(described: DescribedTraining) -> dict[str, Any]:
-    """Return the content of a metrics file; empty for a run without metrics."""
+    """Return the content of a metrics file; a run without metrics has no series in it."""
     run, detail, metrics = described.run, described.detail, described.metrics
     overview = metrics.overview if metrics else None
     known = run.model_dump(mode="json")
@@ -268,8 +268,7 @@ def export_path(described: DescribedTraining, workspace: WorkspaceDirectory, out
         described: the run.
         workspace: contains the default directory, ``.osmosis/metrics``.
         output: an existing directory or a path with a trailing slash, for the default file name; otherwise
-            the file,
-            whose suffix becomes ``.json``.
+            the file, whose suffix becomes ``.json``.
     """
     from osmosis_ai.services.runs.files import safe_name
 

@@ -137,8 +137,7 @@ def report_run(
 
     Args:
         reference: as for :func:`open_viewer`; a directory with exactly one run stands for it. Downloaded runs
-            and
-            `platform:NAME` are accepted, too.
+            and `platform:NAME` are accepted, too.
         report: output file.
         options: limits for conversations or records.
         client: connects to the platform; called only if needed. None restricts the search to this machine.
@@ -146,8 +145,7 @@ def report_run(
     Raises:
         ConflictError: the file exists, and overwriting is not allowed.
         OsmosisError: the reference does not name exactly one run, a limit does not apply, or the file cannot
-            be
-            written; no partial file remains.
+            be written; no partial file remains.
     """
     from osmosis_ai.services.downloaded_runs import is_downloaded_run
     from osmosis_ai.services.eval_runs.resolver import named_on_platform

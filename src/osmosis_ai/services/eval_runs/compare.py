@@ -39,8 +39,7 @@ def compare(
 
     Raises:
         OsmosisError: a run does not exist or cannot be compared (see :func:`compare_runs`), or the report
-            cannot
-            be written.
+            cannot be written.
     """
     first, *others = find_runs([baseline, *candidates], client=client, start=start)
     if options.reward_range is None:

@@ -65,8 +65,7 @@ def export_run(
     Raises:
         ConflictError: the target exists.
         OsmosisError: the run is missing, damaged or not fully downloaded, the target has the wrong suffix, or
-            the
-            file cannot be written.
+            the file cannot be written.
     """
     from osmosis_ai.evaluation.export import read_run
     from osmosis_ai.services.downloaded_runs import require_types

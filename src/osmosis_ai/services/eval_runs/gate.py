@@ -1,9 +1,8 @@
 """`osmosis eval gate`: check a run of this machine or of a platform against thresholds.
 
 Local runs are read from the journal, so the numbers are always computed by this release. Self-hosted
-platforms
-send estimates. The hosted service sends counts only; bounds computed from them assume independent rows. The
-result file of a judge has its own metrics.
+platforms send estimates. The hosted service sends counts only; bounds computed from them assume independent
+rows. The result file of a judge has its own metrics.
 """
 
 from __future__ import annotations

@@ -570,8 +570,7 @@ class WorkPace:
     """Measures how long workers have worked on a run since it was first seen, and what they finished.
 
     Waiting time does not count. A lost worker is noticed late, so the time since the last finished sample is
-    then
-    subtracted.
+    then subtracted.
 
     Args:
         clock: monotonic seconds.

@@ -1,8 +1,7 @@
 """Resolve run references (path, name, unique prefix, `@last`, `git:REF`), first locally, then on the platform.
 
 References are never guessed: an ambiguous prefix lists all matches, an unknown name the nearest ones. Local
-runs
-need no login, because the platform is queried only for runs that are not on this machine.
+runs need no login, because the platform is queried only for runs that are not on this machine.
 """
 
 from __future__ import annotations

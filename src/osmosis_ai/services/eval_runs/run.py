@@ -93,8 +93,7 @@ class EvalRunRequest:
         secret_values: values for ``[secrets].required``; they override the environment.
         slices: dataset columns to show results by, in addition to those of the config's decide.toml.
         previews: whether the journal may keep the beginning of input and output; the config and its
-            decide.toml
-            can forbid it, too.
+            decide.toml can forbid it, too.
         isolate: run the rollout in a sandbox.
         network: allowed network access; a restriction implies a sandbox.
     """

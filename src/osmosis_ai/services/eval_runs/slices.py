@@ -55,8 +55,7 @@ def platform_slices(client: PlatformClient, name: str, columns: Sequence[str]) -
     Raises:
         PlatformError: the run does not exist or the request failed.
         OsmosisError: the platform does not list attempts, the dataset has changed since the run, or a column
-            cannot
-            be used for slices.
+            cannot be used for slices.
     """
     from osmosis_ai.evaluation.comparison.run_samples import run_slices
     from osmosis_ai.services.eval_runs.resolver import find_run_samples

@@ -1,9 +1,8 @@
 """Download a run's files into its directory.
 
 The platform's file list is untrusted: a path that is not in the contract, or that leads elsewhere through a
-link or
-its name, counts as a failure and is never written. Files are written atomically. Files of the right size are
-skipped, so repeating the command resumes a download.
+link or its name, counts as a failure and is never written. Files are written atomically. Files of the right
+size are skipped, so repeating the command resumes a download.
 """
 
 from __future__ import annotations
@@ -137,8 +136,7 @@ def plan_download(
     Raises:
         NotFoundError: the run no longer exists, or the platform does not support downloads.
         OsmosisError: the run has not started, journals are requested but not offered, or no listed file can
-            be
-            written.
+            be written.
     """
     layout.require_begun(run)
     if JOURNAL_TYPE in types:

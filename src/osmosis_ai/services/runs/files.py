@@ -140,9 +140,8 @@ def run_directory(
 ) -> Path:
     """Return the directory for a run's files: ``output``, or a subdirectory of ``.osmosis``.
 
-    Names are normalized for all file systems. The run's id is appended if two runs would otherwise share a
-    directory,
-    or if it belongs to a local evaluation.
+    Names are normalized for all file systems. The run's id is appended if two runs could share a directory,
+    or if a local evaluation uses it.
     """
     if output is not None:
         return expanded(output).absolute()

@@ -254,8 +254,7 @@ def follow_run_log(
         first: number of lines to begin with, of every level.
         pause: waits between two polls.
         tell: receives the reason why no worker is active when it changes, one message about a silent worker,
-            and a
-            message at the end if no line had the level.
+            and a message at the end if no line had the level.
         level: minimum level; None for all lines.
     """
     from osmosis_ai.services.log_following import LogFollower, at_level, follow_log, none_of_level

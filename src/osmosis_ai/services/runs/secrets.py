@@ -28,8 +28,7 @@ class RunSecret:
 
     Attributes:
         source: ``run`` for a value supplied for this run, ``user_override`` for a personal value that
-            overrides
-            the workspace's, ``unknown`` if the platform could not be queried.
+            overrides the workspace's, ``unknown`` if the platform could not be queried.
     """
 
     name: str
@@ -137,8 +136,7 @@ def explaining_failures(look: str | None = None) -> Iterator[None]:
 
     Args:
         look: command that shows the run, which may exist if the platform did not reply; None for a preview,
-            which
-            creates no run.
+            which creates no run.
 
     Raises:
         PlatformError: the original error with a hint.

@@ -371,7 +371,7 @@ def test_samples_are_shown_without_the_numbers_and_what_passes_is_said(stored: D
         (1, 0.5, False),
     ]
     assert run["problems"] == [
-        "Its metrics.json did not come, which tells what passes: a reward of 1 is taken for it."
+        "Its metrics.json, which has the pass threshold, is missing: a reward of 1 is assumed."
     ]
 
 
@@ -386,7 +386,7 @@ def test_what_is_missing_is_named_with_the_command_that_fetches_it(
         assert stored.maze.osmosis("eval", command, str(stored.directory)).status == 0
         return
     said, hint = fails(stored, command, stored.directory)
-    assert f"did not come with the run that was downloaded to {stored.directory}" in said
+    assert f"the run downloaded to {stored.directory} lacks" in said
     assert hint == f"osmosis eval download {NAME} --type {needed} -o {stored.directory}"
 
 
@@ -403,10 +403,8 @@ def test_the_numbers_are_the_run_s_where_its_list_of_samples_came_in_part(
     (stored.directory / "summary.jsonl").write_bytes(listed[: whole + torn_bytes])
     run = told(stored, "info", stored.directory)
     assert {**metrics["summary"], "estimates": metrics["estimates"]} == run["metrics"]
-    can_not = "1 line of the platform's list of its samples can not be read: these samples are left out."
-    lacks = (
-        "Its numbers are of 2 samples, of which the list of samples that came has 1: the others are left out."
-    )
+    can_not = "1 line of the platform's list of its samples cannot be read: these samples are omitted."
+    lacks = "Its numbers are of 2 samples, of which the list of samples has 1: the others are omitted."
     target = tmp_path / "run.html"
     if lines:
         said = [can_not, lacks] if torn_bytes else [lacks]

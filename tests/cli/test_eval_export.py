@@ -178,7 +178,7 @@ def test_what_is_no_run_is_told_as_such(maze: Maze, tmp_path: Path) -> None:
     damaged = tmp_path / "downloaded"
     damaged.mkdir()
     (damaged / "summary.jsonl").write_text("[1]\n")
-    assert "the numbers (metrics.json) did not come" in maze.osmosis("eval", "export", str(damaged)).err
+    assert "lacks the numbers (metrics.json)" in maze.osmosis("eval", "export", str(damaged)).err
     (damaged / "metrics.json").write_text("{}")
     sample = {"row_index": 0, "run_index": 0, "rollout_id": "a", "status": "success"}
     for damage in ([1], {**sample, "tokens": [1]}, {**sample, "status": "odd"}):

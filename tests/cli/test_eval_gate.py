@@ -156,7 +156,7 @@ def test_of_a_platform_that_only_counts_each_row_counts_once(maze: Maze) -> None
     for rule in outcome.json["resource"]["rules"]:
         # 10 of 10 rows: 0.05 ** (1 / 10).
         assert rule["at_least"] == pytest.approx(0.7411, abs=1e-4)
-        assert "does not tell which row a sample is of" in rule["reason"]
+        assert "does not report the row of each sample" in rule["reason"]
     (unclear,) = gate(maze, "amber-otter-42", "--max", "failed=0.2").json["resource"]["rules"]
     assert unclear["verdict"] == "unclear" and unclear["settles"].startswith("about 1")
     reward = gate(maze, "amber-otter-42", "--min", "reward=0.5", "--max", "infrastructure=0.1")
@@ -213,7 +213,7 @@ def test_the_scores_of_a_judge_are_gated_and_of_a_panel_the_weakest(maze: Maze, 
     for trust in ({**document["trust"], "judges": []}, {**document["trust"], "judges": [without_figure]}, []):
         (tmp_path / "other.json").write_text(json.dumps({"trust": trust}))
         outcome = gate(maze, str(tmp_path / "other.json"), "--min", "score=0.1")
-        assert "no result file" in outcome.error["message"]
+        assert "is not a result file" in outcome.error["message"]
 
 
 # What is no gate

@@ -146,8 +146,7 @@ def test_rules_beside_the_config_are_found_and_those_of_the_command_line_go_befo
     beside.write_text("[margin]\npass_rate = 0.1\n")
     nobody = gate(maze, "near", "--min", "reward=0.1")
     assert (
-        nobody.status == 2
-        and "of configs/eval/maze.decide.toml is about a baseline" in nobody.error["message"]
+        nobody.status == 2 and "of configs/eval/maze.decide.toml needs a baseline" in nobody.error["message"]
     )
     beside.write_text("[margin]\npass_rate = 3\npas_rate = 0.1\n")
     wrong = gate(maze, "near")
@@ -228,15 +227,15 @@ def test_the_files_have_the_numbers_of_the_terminal(maze: Maze, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--margin", "pass_rate=0.03"), "is about a baseline, and none is named"),
-        (("--against", "base", "--min", "reward=0"), "nothing is asked about the baseline"),
+        (("--margin", "pass_rate=0.03"), "needs a baseline"),
+        (("--against", "base", "--min", "reward=0"), "no rule uses the baseline"),
         (("--against", "base", "--margin", "pass_rate=-0.1"), "0 or more, got -0.1"),
         (("--against", "base", "--margin", "pass_rate=3"), "write 3 points as 0.03"),
         (("--against", "base", "--margin", "latency=20"), "write 10 % as 0.1"),
         (("--against", "base", "--margin", "infrastructure=0.1"), "is not compared with a baseline"),
         (("--min", "reward=0", "--confidence", "95"), "between 0.5 and 1"),
         (("--min", "reward=0", "--unclear", "maybe"), "'maybe'"),
-        (("--rules", "nothing.toml"), "there is no file `nothing.toml`"),
+        (("--rules", "nothing.toml"), "file not found: `nothing.toml`"),
     ],
 )
 def test_what_cannot_be_asked_is_a_wrong_command_line(

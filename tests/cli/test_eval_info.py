@@ -165,7 +165,7 @@ def test_a_run_of_the_platform_whose_name_no_file_can_have_is_asked_of_it(
     maze.get("/eval-runs").respond(json={"eval_runs": [], "total_count": 0})
     outcome = maze.osmosis("eval", command, place + name)
     assert outcome.status == 1 and asked.called
-    assert "Traceback" not in outcome.err and "no run can be called" not in outcome.err
+    assert "Traceback" not in outcome.err and "invalid run name" not in outcome.err
     assert ("neither on this machine nor on the platform" in outcome.err) is (place == "")
 
 
@@ -257,7 +257,7 @@ def test_a_run_whose_file_is_none_is_refused_by_its_path_and_nothing_waits_for_i
     for command in ("info", "show", "logs", "watch", "export", "compare good"):
         outcome = maze.osmosis("eval", *command.split(), "odd")
         assert outcome.status == 1
-        assert f"the run `odd` can not be read: `{path}` is no regular file" in outcome.err, command
+        assert f"the run `odd` cannot be read: `{path}` is not a regular file" in outcome.err, command
     maze.get("/eval-runs").respond(json={"eval_runs": [], "total_count": 0})
     assert [run["name"] for run in maze.osmosis("eval", "list", "--json").json["local_runs"]] == ["good"]
 

@@ -74,7 +74,7 @@ def test_two_runs_tell_the_spread_of_their_difference(maze: Maze) -> None:
     gaps: list[list[float | None]] = [*([HARD] * 29), [None, *HARD[1:]]]
     write_journalled_run(maze.workspace.evals_dir / "gaps", gaps)
     with_gaps = plan(maze, "--pilot", "pilot", "--against", "gaps", "--json").json["resource"]
-    assert "gaps: 1 of 120 attempts have no score and are left out." in with_gaps["notes"]
+    assert "gaps: 1 of 120 attempts have no score and are omitted." in with_gaps["notes"]
     baseline = plan(maze, "--against", "base", "--json").json["resource"]
     assert (baseline["pilot"], baseline["spread"]["basis"]) == ("base", "one run")
 
@@ -130,7 +130,7 @@ def test_rewards_are_planned_on_their_own_scale(maze: Maze) -> None:
         (("--rows-at-most", "1"), "one row says nothing about others"),
         (("--max-cost", "1e308"), "--max-cost must be an amount of US dollars, from 0 to 1e+12"),
         (("--metric", "reward"), "--metric reward needs a --pilot"),
-        (("--pilot", "pilot", "--icc", "0.3"), "are what is assumed without a run"),
+        (("--pilot", "pilot", "--icc", "0.3"), "are assumptions without a run"),
     ],
 )
 def test_a_senseless_question_is_a_wrong_command_line(maze: Maze, words: tuple[str, ...], said: str) -> None:
@@ -177,7 +177,7 @@ def test_a_run_whose_platform_tells_counts_only_leaves_the_spread_to_be_assumed(
     maze.get("/eval-runs/amber-otter-42").respond(json={**DETAIL, "eval_run": run})
     maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "status": "finished"})
     error = plan(maze, "--pilot", "amber-otter-42", "--json").error
-    assert "tells counts, not attempts" in error["message"]
+    assert "the platform reports counts of amber-otter-42, not attempts" in error["message"]
     assert error["hint"].startswith("plan with its pass rate: --pass-rate 0.50")
 
 

@@ -130,10 +130,10 @@ def test_a_run_of_the_hosted_service_is_read_by_its_list_of_files(stored: Downlo
         (1, 0, False),
     ]
     assert samples[0]["messages"][2]["content"] == "six"
-    assert samples[1]["problems"] == ["The platform has no conversation of it."]
+    assert samples[1]["problems"] == ["The platform has no conversation for it."]
     assert samples[1]["category"] == "Timeout"
     (problem,) = outcome.json["data"]["problems"]
-    assert "2 lines of the platform's list of its samples can not be read" in problem
+    assert "2 lines of the platform's list of its samples cannot be read" in problem
     assert shown(maze, "platform:amber-otter-42", "--search", "SEVEN") == [(1, 0)]
     assert shown(maze, "platform:amber-otter-42", "--row", "1") == [(1, 0)]
     assert shown(maze, "platform:amber-otter-42", "--failed") == [(1, 0)]

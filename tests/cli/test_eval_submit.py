@@ -90,7 +90,7 @@ def test_when_no_answer_comes_the_run_may_exist_all_the_same(maze: Maze) -> None
     route.side_effect = httpx.ReadTimeout("slow")
     outcome = submit(maze, "--yes", "--plain")
     assert (outcome.status, route.call_count) == (1, 1)
-    assert "the run may exist all the same" in outcome.err
+    assert "the run may exist anyway" in outcome.err
 
 
 # --check

@@ -142,11 +142,11 @@ def test_uploading_again_sends_what_is_missing_and_of_a_run_that_is_there_nothin
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda reply: reply["files"].pop(), "its list of files is another one"),
-        (lambda reply: reply["files"][0].update(sha256="0" * 64), "its list of files is another one"),
+        (lambda reply: reply["files"].pop(), "its list of files is different"),
+        (lambda reply: reply["files"][0].update(sha256="0" * 64), "its list of files is different"),
         (lambda reply: reply.pop("session_id"), "session_id"),
         (lambda reply: reply.update(status="half"), "status"),
-        (lambda reply: reply.update(eval_run_id=None, platform_url=None), "does not say which run"),
+        (lambda reply: reply.update(eval_run_id=None, platform_url=None), "does not name the new run"),
     ],
 )
 def test_a_reply_that_makes_no_sense_is_a_failed_upload(
@@ -218,7 +218,7 @@ ARTIFACTS = f"rollout_trials/{rollout_id(1)}/artifacts"
         (_rewrite("metrics.json", id="f" * 32), "is not that of the run"),
         (_cut_journal, "1 of 6 samples are pending"),
         (lambda directory: (directory / "events.jsonl").unlink(), "events.jsonl` is missing"),
-        (_edit_index, "says of row 2, attempt 2 what the journal does not"),
+        (_edit_index, "does not match the journal for row 2, attempt 2"),
         (lambda directory: (directory / "index.jsonl").write_text("{"), "cannot be read"),
         (lambda directory: (directory / "metrics.json").unlink(), "metrics.json` cannot be read"),
         (lambda directory: (directory / FIRST).unlink(), "trajectory.json` is missing"),

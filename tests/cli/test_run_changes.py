@@ -169,7 +169,7 @@ def test_of_any_other_platform_the_config_is_what_its_detail_says(
         "evaluation_config": {"limit": CONFIG["limit"], "n": CONFIG["n"]},
         "env_config": {"LOG_LEVEL": "INFO"},
     }
-    assert "whether the commit was pinned" in outcome.err
+    assert "a pinned commit and [advanced] are omitted" in outcome.err
     changes = {change["what"]: change["changed"] for change in outcome.json["resource"]["changes"]}
     assert changes == {"commit": None, "dataset": changed, "model": False, "platform version": None}
 
@@ -200,7 +200,7 @@ def test_a_training_run_is_put_together_section_by_section(maze: Maze) -> None:
         ({**HOSTED, "config": {}}, "VALIDATION", "experiment_config.model_path"),
         ({**HOSTED, "entrypoint": "/etc/passwd"}, "VALIDATION", "experiment_config.entrypoint"),
         ({**OURS, "resolved_secret_scopes": {"GIVEN": "run"}}, "INTERACTIVE_REQUIRED", "GIVEN"),
-        (HOSTED, "NOT_FOUND", "the dataset 'maze-walks' of this run is not there any more"),
+        (HOSTED, "NOT_FOUND", "the dataset 'maze-walks' of this run no longer exists"),
     ],
 )
 def test_what_cannot_be_submitted_again_is_said(
@@ -224,7 +224,7 @@ def test_what_the_platform_has_against_it_and_a_lost_answer_are_said(maze: Maze)
     maze.post("/eval-runs/check").respond(json=VERDICT)
     maze.post("/eval-runs").mock(side_effect=httpx.ReadTimeout("late"))
     error = maze.osmosis("eval", "resubmit", "amber", "--yes", "--json").error
-    assert "the run may exist all the same" in error["hint"]
+    assert "the run may exist anyway" in error["hint"]
     maze.get("/eval-runs/gone").respond(404, json={"error": "there is none"})
     assert maze.osmosis("eval", "resubmit", "gone", "--yes", "--json").error["code"] == "NOT_FOUND"
 
@@ -292,7 +292,7 @@ def test_a_platform_without_retries_says_so_and_a_lost_answer_leaves_doubt(maze:
     maze.post("/eval-runs/er_8/retry/check").respond(json=CHECK)
     maze.post("/eval-runs/er_8/retry").mock(side_effect=httpx.ReadTimeout("late"))
     error = maze.osmosis("eval", "retry", "amber", "--yes", "--json").error
-    assert "the run may exist all the same: look with `osmosis eval list`" in error["hint"]
+    assert "the run may exist anyway: check with `osmosis eval list`" in error["hint"]
 
 
 def described(maze: Maze, merged: dict[str, Any] | None = MERGED, **more: Any) -> None:

@@ -44,7 +44,7 @@ def test_a_report_goes_into_a_file_and_nowhere_else(
     cli: Cli, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for named, said in (("", "is a directory"), ("..", "is a directory"), ("-", "and `-` is none")):
+    for named, said in (("", "is a directory"), ("..", "is a directory"), ("-", "and `-` is not one")):
         result = cli(*words, "--report", named)
         assert (result.status, result.out) == (1, "") and said in " ".join(result.err.split()), result.err
         assert "for instance report.html" in " ".join(result.err.split())
@@ -148,7 +148,9 @@ def test_a_run_that_is_large_or_whose_files_do_not_come_names_the_two_commands_i
     )
     del stored.store.blobs["trajectories/row_1_run_0.json"]
     broken = stored.maze.osmosis("view", NAMED, "--report", str(report))
-    assert broken.status == 1 and "1 file of `amber-otter-42` did not come: " in " ".join(broken.err.split())
+    assert broken.status == 1 and "1 file of `amber-otter-42` could not be downloaded: " in " ".join(
+        broken.err.split()
+    )
     monkeypatch.setattr("osmosis_ai.services.runs.download.ASK_FROM_BYTES", 10)
     large = stored.maze.osmosis("view", NAMED, "--report", str(report))
     said = " ".join(large.err.split())
@@ -240,7 +242,7 @@ def test_without_text_a_report_has_the_numbers_of_each_sample_and_no_word_of_the
     text = written(stored, tmp_path, "--no-text")
     assert '<th scope="row">grader</th><td>invalid_value</td>' in text and "$0.0123" in text
     assert not any(each in text for each in TEXTS)
-    assert "Samples of it were made again by amber-otter-43: these results are not in here" in text
+    assert "Samples of it were retried by amber-otter-43: these results are not included here" in text
 
 
 def test_a_report_of_a_run_that_was_retried_has_what_the_run_itself_came_to(
@@ -294,7 +296,7 @@ def test_pages_that_lead_nowhere_end(stored: DownloadableRun, tmp_path: Path) ->
 def test_a_reply_that_is_no_page_of_samples_leaves_the_list_and_is_told(
     stored: DownloadableRun, tmp_path: Path
 ) -> None:
-    told = "What the platform tells of single samples can not be read"
+    told = "The platform's details of single samples cannot be read"
     tells(stored, {"samples": [FAILED], "next_cursor": "1-0"}, {"samples": [{"row": "many"}]})
     assert told not in written(stored, tmp_path), "the list has no sample behind these"
     tells(stored, {"samples": [{"row": "many"}]})

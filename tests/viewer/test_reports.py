@@ -126,7 +126,7 @@ def test_a_run_that_was_downloaded_from_a_platform_is_written_from_what_came_wit
     (directory / "metrics.json").write_text(
         json.dumps({"eval_run": facts, "summary": {"pass_threshold": 0.5}})
     )
-    with pytest.raises(OsmosisError, match="a report is of one run"):
+    with pytest.raises(OsmosisError, match="a report needs exactly one run"):
         report_run(str(directory), ReportFile(file), RunReportOptions())
     listed = {"row_index": 0, "run_index": 0, "rollout_id": "a", "status": "success", "reward": 0.5}
     failed = {**listed, "row_index": 1, "status": "failed", "reward": None, "error_type": "odd"}
@@ -176,7 +176,7 @@ def test_what_stands_in_the_place_of_a_report_is_not_lost(tmp_path: Path, what: 
     except OsmosisError as error:
         said = error.message
     assert written or str(place) in said
-    refused = "exists" if before and not overwrite else "can not be written"
+    refused = "exists" if before and not overwrite else "cannot be written"
     assert written or ("is a directory" if what == "directory" else refused) in said
     # A link is replaced where that is asked for; what it leads to never is.
     assert written == (what.startswith("link") and overwrite)
@@ -284,7 +284,7 @@ def test_view_writes_a_training_directory_and_a_judging_result_and_names_what_it
         assert said in file.read_text()
     for reference, why in (
         (".", "one run"),
-        ("odd.json", "odd.json is JSON, and no result of a judging session"),
+        ("odd.json", "odd.json is JSON, but not a rubric result"),
         ("torn.json", "no result"),
     ):
         with pytest.raises(OsmosisError, match=why):

@@ -1,7 +1,8 @@
-"""The demo: it types the real commands, one after the other, in a scratch directory.
+"""The demo: runs the real commands one after another in a scratch directory.
 
-Everything is in that directory: configuration, credentials, cache and the data of its platform. No keyring is asked,
-and no Git configuration of the user is read. Every process ends with the demo, except a platform that is to stay.
+The directory contains configuration, credentials, cache and platform data. The demo uses neither a keyring
+nor the user's Git configuration. All its processes end with it, except a platform that the user wants to
+keep.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ CONFIG = "configs/eval/multiply.toml"
 TRAINING_CONFIG = "configs/training/multiply.toml"
 ENV_FILE = "env.sh"
 _TRAINED_CONFIG = "configs/eval/multiply_trained.toml"
-# These two have no question in common, so no row that is evaluated was trained on.
+# The two datasets have no question in common, so no row is used for both training and evaluation.
 _DATASET, _TRAINING_DATASET = "data/multiply.jsonl", "data/multiply_train.jsonl"
 _SECRET = "DEMO_API_KEY"
 _PROGRAM = (sys.executable, "-m", "osmosis_ai")
@@ -45,7 +46,7 @@ _SEED_OF_THE_CONFIG = 0
 
 @dataclass(frozen=True)
 class Scratch:
-    """The demo's directory: a workspace, and next to it what would otherwise be the user's own."""
+    """The demo's directory: a workspace next to isolated user settings."""
 
     root: Path
     temporary: bool = False
@@ -72,12 +73,12 @@ class Scratch:
         }
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of the demo's commands, without the user's settings of Osmosis and Git."""
+        """Return the environment of the demo's commands, without the user's Osmosis and Git settings."""
         kept = chosen(inherited, _SHOWN_AS, PACKAGE_PREFIXES)
         return {**python_environment(inherited), **kept, **self.own_variables()}
 
     def push(self) -> None:
-        """Give the workspace an origin that has its commit, as a hosted repository would."""
+        """Create an origin for the workspace and push to it, in place of a hosted repository."""
         for arguments in (
             ("init", "--quiet", "--bare", "--initial-branch=main", str(self.origin)),
             ("remote", "add", "origin", str(self.origin)),
@@ -88,7 +89,7 @@ class Scratch:
                 raise OsmosisError(f"`git {arguments[0]}` failed: {done.stderr.strip()}", code="INTERNAL")
 
     def discard(self) -> None:
-        """Remove a temporary directory, which a process that is still ending may write to."""
+        """Remove a temporary directory, even if an ending process still writes to it."""
         for _ in range(50 if self.temporary else 0):
             shutil.rmtree(self.root, ignore_errors=True)
             if not self.root.exists():
@@ -97,16 +98,14 @@ class Scratch:
 
 
 def prepare_scratch(directory: Path | None) -> Scratch:
-    """Make the demo's directory, a temporary one if None, with the sample workspace in it.
+    """Create the demo's directory, a temporary one if None, with the sample workspace.
 
     Raises:
         OsmosisError: ``directory`` is not empty, or the samples cannot be copied.
     """
     root = expanded(directory).absolute() if directory else Path(tempfile.mkdtemp(prefix="osmosis-demo-"))
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise OsmosisError(
-            f"{root} is not an empty directory.", hint="name one that does not exist: --keep-dir DIR"
-        )
+        raise OsmosisError(f"{root} is not an empty directory.", hint="name a new directory: --keep-dir DIR")
     root.mkdir(parents=True, exist_ok=True)
     scratch = Scratch(root.resolve(), temporary=directory is None)
     try:
@@ -134,7 +133,7 @@ class DemoSample:
 
 @dataclass(frozen=True)
 class DemoEvaluation:
-    """What an evaluation left behind; ``run`` is the resource of its command, in JSON mode."""
+    """The result of an evaluation; ``run`` is the JSON output of its command, in JSON mode."""
 
     name: str
     results: Path
@@ -146,7 +145,7 @@ class DemoEvaluation:
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """The training run and its last adapter, ``checkpoint``; ``model`` is the adapter's name where it is served."""
+    """A training run and its last adapter, ``checkpoint``; ``model`` is the served adapter's name."""
 
     name: str
     seed: int
@@ -160,7 +159,8 @@ class TrainedRun:
 class DemoOutcome:
     """The last evaluation, and the platform if it is still running.
 
-    With a training also the evaluation before it and, in JSON mode, the differences that `osmosis eval compare` found.
+    After a training, also the earlier evaluation and, in JSON mode, the differences from `osmosis eval
+    compare`.
     """
 
     evaluation: DemoEvaluation
@@ -179,15 +179,15 @@ def run_demo(
     keep: bool = False,
     seed: int | None = None,
 ) -> DemoOutcome:
-    """Evaluate the sample agent; with ``seed``, train its model and evaluate that the same way.
+    """Evaluate the sample agent. With ``seed``, also train its model and evaluate it again.
 
     Args:
         scratch: from :func:`prepare_scratch`.
-        display: the output mode of the commands whose output is shown.
-        tell: prints a command; in ``json`` also the progress of one.
+        display: output mode of commands whose output is shown.
+        tell: prints a command and, in ``json`` mode, its progress.
         local: evaluate without a platform.
         keep: leave the platform running.
-        seed: the seed of the training run.
+        seed: random seed of the training run.
 
     Raises:
         OsmosisError: a command failed, or training did not finish.
@@ -259,7 +259,7 @@ def _train(terminal: _Terminal, seed: int) -> TrainedRun:
     found = terminal.ask("train", "info", name)["data"]
     run, checkpoints = found["training_run"], found["checkpoints"]
     if run["status"] != "finished" or not checkpoints:
-        reason = run.get("error") or "it left no checkpoint"
+        reason = run.get("error") or "it saved no checkpoint"
         raise terminal.failure(f"training run {name} ended as {run['status']}: {reason}", status)
     checkpoint = checkpoints[-1]["checkpoint_name"]
     curves = {series["key"]: series["data"] for series in found["metrics"]["metrics"]}
@@ -275,7 +275,7 @@ def _train(terminal: _Terminal, seed: int) -> TrainedRun:
 
 
 def _edited(scratch: Scratch, config: str, key: str, value: str | int, name: str) -> str:
-    """Write ``config`` with another value of ``key`` as ``name``, and return that."""
+    """Copy ``config`` to ``name`` with another value of ``key``, and return ``name``."""
     text = (scratch.workspace / config).read_text(encoding="utf-8")
     text = re.sub(rf"^{key} = .*$", f"{key} = {json.dumps(value)}", text, flags=re.MULTILINE)
     write_atomic(scratch.workspace / name, text, mode=0o644)
@@ -283,7 +283,7 @@ def _edited(scratch: Scratch, config: str, key: str, value: str | int, name: str
 
 
 class _Terminal:
-    """Types commands in the workspace, and raises an OsmosisError when one fails."""
+    """Runs commands in the workspace; raises an OsmosisError when one fails."""
 
     def __init__(self, scratch: Scratch, display: str, tell: Callable[[str], None]) -> None:
         self.scratch, self.tell, self._display = scratch, tell, display
@@ -295,11 +295,12 @@ class _Terminal:
         self.ask(*words)
 
     def ask(self, *words: str) -> dict[str, Any]:
-        """Run a command that a user would not type, and return its resource."""
+        """Run a command without printing it, and return its JSON output."""
         return self.resource(words, *self._run(["--json", *words], self.env))
 
     def watch(self, *words: str) -> tuple[int, dict[str, Any] | None]:
-        """Print a command and run it with its output; return its exit status and, in JSON mode, its resource."""
+        """Print a command and run it with its output; return its exit status and, in JSON mode, its JSON
+        output."""
         self.tell(f"$ osmosis {shlex.join(words)}")
         if self._display != "json":
             mode = ["--plain"] if self._display == "plain" else []
@@ -316,7 +317,7 @@ class _Terminal:
         return runs[0]["name"], status, run
 
     def resource(self, words: Sequence[str], status: int, out: bytes, err: bytes) -> dict[str, Any]:
-        """Return the resource in the output of a command, or raise the error that it wrote as JSON."""
+        """Return the JSON output of a command, or raise its JSON error."""
         if status == 0 and out:
             result: dict[str, Any] = json.loads(out)
             resource: dict[str, Any] = result.get("resource", result)
@@ -329,7 +330,6 @@ class _Terminal:
         raise self.failure(f"`osmosis {shlex.join(words)}` failed: {message}", status, hint)
 
     def failure(self, message: str, status: int, hint: str | None = None) -> OsmosisError:
-        """Return the error that ends the demo."""
         root = self.scratch.root
         details = {"status": status, "directory": str(root)}
         return OsmosisError(
@@ -352,7 +352,7 @@ class _Terminal:
             with _interrupts_reach(process):
                 for line in process.stderr or ():
                     lines.append(line)
-                    # Errors and warnings are JSON. A narrating command also writes lines about its progress.
+                    # Errors and warnings are JSON; other lines report progress.
                     if not line.startswith(b"{"):
                         self.tell(line.decode("utf-8", "replace").rstrip())
                 status = process.finish()
@@ -364,7 +364,7 @@ class _Terminal:
 
 @contextmanager
 def _interrupts_reach(process: ChildProcess) -> Iterator[None]:
-    """Pass Ctrl-C on to a command, which ends by itself, and raise it afterwards."""
+    """Forward Ctrl-C to a command, wait for it to end, and raise it afterwards."""
     interrupts = []
 
     def pass_on(number: int, _frame: object) -> None:
@@ -388,7 +388,7 @@ def _interrupts_reach(process: ChildProcess) -> Iterator[None]:
 
 @contextmanager
 def _platform(terminal: _Terminal, *, keep: bool) -> Iterator[str]:
-    """Start a platform and connect the terminal to it; stop it unless it is to stay and nothing failed."""
+    """Start a platform and connect the terminal to it; stop it unless it is kept and the demo succeeded."""
     scratch, url, stays = terminal.scratch, "", False
     log = scratch.root / "platform.log"
     terminal.tell(f"$ osmosis {shlex.join(_START)} &")

@@ -1,6 +1,6 @@
-"""A run that was downloaded from a platform, laid out as the runs of this machine are, so that what reads these reads it.
+"""Convert a downloaded run to the layout of a local run, so that the same code can read it.
 
-Invariant: the download is left as it is; what is missing of a run's files is worked out from those that came.
+Invariant: the download is never changed; missing files are derived in a temporary directory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NEEDED = {
     "trajectories": ("summary.jsonl", "the list of samples"),
     "logs": ("logs.txt", "the log"),
 }
-"""By the type of files that fetches it: the file without which a command can say nothing, and what it is."""
+"""Required file and its description, by the file type that downloads it."""
 
 
 _TOLD = (
@@ -47,21 +47,21 @@ _TOLD = (
     *("boundary", "category", "finish_reasons"),
 )
 _TOLD_IN_WORDS = ("error", "input", "output", "notes", "parts")
-"""What a platform tells of a sample, by the names of ``TerminalRecord``, that its list of samples may not have."""
+"""Sample fields of ``TerminalRecord`` that the platform knows but its sample list may lack."""
 
 
 class NoSampleListedError(OsmosisError):
-    """The list of samples of a downloaded run has none that can be read."""
+    """A downloaded run's list of samples has no readable sample."""
 
 
 def is_downloaded_run(directory: Path) -> bool:
-    """Tell whether a directory looks like what `osmosis eval download` leaves unless types are named."""
+    """Whether a directory looks like a default `osmosis eval download`."""
     found = RunDirectory(directory)
     return not found.manifest.exists() and found.metrics.is_file() and found.summary.is_file()
 
 
 def is_download(directory: Path) -> bool:
-    """Tell whether a directory has any file of a downloaded run, whichever types of them were fetched."""
+    """Whether a directory has any file of a downloaded run."""
     found = RunDirectory(directory)
     if found.manifest.exists():
         return False
@@ -72,14 +72,14 @@ def is_download(directory: Path) -> bool:
 
 
 def require_types(directory: Path, *kinds: str) -> None:
-    """Refuse a downloaded run that lacks what a command needs; a run of this machine lacks nothing.
+    """Check that a downloaded run has the files that a command needs; local runs always pass.
 
     Args:
-        directory: the run's.
-        kinds: the types of files (`osmosis eval download --type`) that have it.
+        directory: the run's directory.
+        kinds: required file types (`osmosis eval download --type`).
 
     Raises:
-        NotFoundError: one did not come; the hint is the command that fetches what is missing.
+        NotFoundError: a file is missing; the hint is the command that downloads it.
     """
     if not is_download(directory):
         return
@@ -87,34 +87,34 @@ def require_types(directory: Path, *kinds: str) -> None:
     if missing:
         named = " and ".join(f"{what} ({file})" for file, what in map(_NEEDED.__getitem__, missing))
         raise NotFoundError(
-            f"{named} did not come with the run that was downloaded to {directory}.",
+            f"the run downloaded to {directory} lacks {named}.",
             hint=fetching(directory, ",".join(missing)),
         )
 
 
 def fetching(directory: Path, types: str) -> str:
-    """Return the command that fetches more files of a downloaded run, of ``types``."""
+    """Return the command that downloads more file types of a run."""
     name = quote(name_of_download(directory) or "RUN")
     return f"osmosis eval download {name} --type {types} -o {quote(str(directory))}"
 
 
 def name_of_download(directory: Path) -> str | None:
-    """Return the name that a downloaded run has on its platform; None where nothing tells it."""
+    """Return a downloaded run's name on its platform; None if unknown."""
     facts = as_table((RunDirectory(directory).read_metrics() or {}).get("eval_run"))
     where = directory.resolve()
-    # The name of a directory that the user chose says nothing of the run's.
+    # A directory chosen by the user does not contain the run's name.
     at_home = where.parent.parts[-2:] == (".osmosis", "evals")
     return as_text(facts.get("name")) or (where.name if at_home else None)
 
 
 @contextmanager
 def laid_out(directory: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield the directory to read a run from, itself or what :func:`as_local_run` makes of a download, and a cache.
+    """Yield the directory to read a run from, and a cache directory.
 
-    What is made of a download is gone behind the block, and with it what was worked out from it.
+    For a download, both are temporary (see :func:`as_local_run`).
 
     Raises:
-        OsmosisError: its list of samples did not come with it, or is damaged.
+        OsmosisError: the list of samples is missing or damaged.
     """
     if not is_download(directory):
         yield directory, cache_dir()
@@ -126,10 +126,10 @@ def laid_out(directory: Path) -> Iterator[tuple[Path, Path]]:
 
 @contextmanager
 def as_local_run(directory: Path) -> Iterator[Path]:
-    """Yield a directory that is gone behind the block and has the downloaded run as one of this machine.
+    """Yield a temporary directory with the downloaded run in the layout of a local run.
 
     Raises:
-        OsmosisError: its list of samples did not come with it, or that or its metrics are damaged.
+        OsmosisError: the list of samples is missing, or it or the metrics are damaged.
     """
     run = read_run(directory, without_metrics=True)
     with TemporaryDirectory(prefix="osmosis-downloaded-") as scratch:
@@ -138,40 +138,40 @@ def as_local_run(directory: Path) -> Iterator[Path]:
         listed = _write_journal(run, local.events)
         if not listed.samples:
             unread = (
-                f": {_lines(listed.unread)} of its list of samples can not be read" if listed.unread else ""
+                f": {_lines(listed.unread)} of its list of samples cannot be read" if listed.unread else ""
             )
             raise NoSampleListedError(
                 f"the run that was downloaded to {directory} has no sample{unread}.",
-                hint=f"the list of samples comes anew with {fetching(directory, 'trajectories')}",
+                hint=f"download the list of samples again: {fetching(directory, 'trajectories')}",
             )
         downloaded = RunDirectory(directory)
         written = downloaded.read_metrics() or {}
         counted = _counted(written)
         _manifest(run, listed, counted).write(local.manifest)
         if counted is not None:
-            # The run's own numbers are told, whatever of its samples came.
+            # The run's own numbers remain correct if samples are missing.
             write_json(local.metrics, {**written, "journal_bytes": local.events.stat().st_size})
         for file, to in ((downloaded.metrics, local.metrics), (downloaded.log, local.log)):
             if file.is_file() and not file.is_symlink() and not to.exists():
                 _linked(file, to)
         for folder in (downloaded.trajectories, downloaded.artifacts):
             if folder.is_dir() and not folder.is_symlink():
-                # Links stay links: nobody follows them.
+                # Copy links as links, so that they are not followed.
                 shutil.copytree(folder, local.path / folder.name, symlinks=True, copy_function=_linked)
         yield local.path
 
 
 @contextmanager
 def numbers_alone(directory: Path) -> Iterator[Path]:
-    """Yield a directory that is gone behind the block and has the numbers of a run that came without its samples.
+    """Yield a temporary directory with the metrics of a run that was downloaded without its samples.
 
     Raises:
-        OsmosisError: some are missing, as in runs of the hosted service, or damaged.
+        OsmosisError: metrics are damaged or, as in runs of the hosted service, incomplete.
     """
     written = RunDirectory(directory).read_metrics() or {}
     if _counted(written) is None:
         raise OsmosisError(
-            f"{directory / 'metrics.json'} does not have all numbers, and the samples that they are of did not come.",
+            f"{directory / 'metrics.json'} is incomplete, and the samples were not downloaded.",
             hint=fetching(directory, "metrics,trajectories"),
         )
     facts, name = as_table(written.get("eval_run")), directory.resolve().name
@@ -193,16 +193,17 @@ def numbers_alone(directory: Path) -> Iterator[Path]:
 
 @contextmanager
 def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> Iterator[Path]:
-    """Yield a directory that is gone behind the block and has what a report of a platform's run needs of its files.
+    """Yield a temporary directory with the files that a report of a platform's run needs.
 
     Args:
-        client: connected with the platform.
-        name: the run's, or its id.
-        conversations: whether they are fetched, too.
+        client: connected to the platform.
+        name: the run's name or id.
+        conversations: include conversations.
 
     Raises:
-        PlatformError: as every call.
-        OsmosisError: the files are too many to be fetched unasked, one does not come, or there is no list of samples.
+        PlatformError: the request failed.
+        OsmosisError: there are too many files to download without confirmation, a download fails, or the list
+            of samples is missing.
     """
     from osmosis_ai.evaluation.result_words import amount
     from osmosis_ai.services.runs.download import ASK_FROM_BYTES, plan_download, run_download
@@ -228,7 +229,7 @@ def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> It
         failures = run_download(client, plan).failures
         if failures:
             raise OsmosisError(
-                f"{amount(len(failures), 'file')} of `{name}` did not come: {failures[0].path}: {failures[0].error}.",
+                f"{amount(len(failures), 'file')} of `{name}` could not be downloaded: {failures[0].path}: {failures[0].error}.",
                 code="PLATFORM_ERROR",
                 hint=f"the same command again; or {by_hand}",
             )
@@ -247,7 +248,7 @@ def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> It
 
 
 def _note(directory: Path, beside: Mapping[str, Any]) -> None:
-    """Write what else is known of a downloaded run beside what it says of itself."""
+    """Record what else is known of a downloaded run next to its own metadata."""
     found = RunDirectory(directory)
     written = found.read_metrics()
     if written is not None:
@@ -255,18 +256,15 @@ def _note(directory: Path, beside: Mapping[str, Any]) -> None:
 
 
 def _fill_in(client: PlatformClient, run_id: str, listing: Path, *, text: bool) -> bool:
-    """Add to a list of samples what the platform tells of each, and return whether that could be read.
+    """Add the platform's details to a list of samples, and return whether they could be read.
 
-    Both are by row and attempt, so that one sample of each is in memory at a time. Values of the list take precedence.
-
-    Raises:
-        PlatformError: as every call.
+    Both are merged by row and attempt, with one sample of each in memory. Values of the list take precedence.
     """
     from osmosis_ai.api.capabilities import Capability
     from osmosis_ai.api.http_errors import UnreadableReply
     from osmosis_ai.services.capabilities import is_offered
 
-    # A reply says what is offered: the run has been asked for already.
+    # The capabilities are known: the run has already been requested.
     if client.offers is None or not is_offered(client.offers, Capability.EVAL_SAMPLES):
         return True
     target = listing.with_name(f"{listing.name}.filled")
@@ -281,7 +279,7 @@ def _fill_in(client: PlatformClient, run_id: str, listing: Path, *, text: bool) 
 
 
 def _told(client: PlatformClient, run_id: str) -> Iterator[EvalSample]:
-    """Yield what a platform tells of a run's own samples, until it goes back or ends."""
+    """Yield the platform's samples of the run itself until they end or are out of order."""
     from osmosis_ai.api.paging import iterate_samples
 
     reached = (-1, -1)
@@ -309,7 +307,7 @@ def _filled(lines: Iterable[bytes], told: Iterator[EvalSample], *, text: bool) -
 
 
 def _object_in(line: bytes) -> dict[str, Any]:
-    """Return what a line says that is known; nothing where it is no object."""
+    """Return the known fields of a line; empty if it is not an object."""
     try:
         found = as_table(orjson.loads(line))
     except ValueError:
@@ -318,7 +316,7 @@ def _object_in(line: bytes) -> dict[str, Any]:
 
 
 def _beside(sample: EvalSample, *, text: bool) -> dict[str, Any]:
-    """Return the platform's details of a sample; invalid values are left out when the list is read."""
+    """Return the platform's details of a sample; invalid values are dropped when the list is read."""
     known = {name: getattr(sample, name) for name in (*_TOLD, *(_TOLD_IN_WORDS if text else ()))}
     took = sample.duration_ms
     known["duration_ms"] = round(took) if took is not None and math.isfinite(took) else None
@@ -328,14 +326,14 @@ def _beside(sample: EvalSample, *, text: bool) -> dict[str, Any]:
 def _can_be_written(value: Any) -> bool:
     try:
         orjson.dumps(value)
-    except TypeError:  # half of a surrogate pair, which a reply can name, is no text
+    except TypeError:  # a lone surrogate, which JSON can contain, is not text
         return False
     return True
 
 
 @dataclass(frozen=True)
 class _ListedSamples:
-    """How many samples a download lists, of how many rows and attempts, and how many lines of the list are none."""
+    """Number of listed samples, rows, attempts and invalid lines of a download."""
 
     samples: int
     rows: int
@@ -344,7 +342,7 @@ class _ListedSamples:
 
 
 def _counted(written: Mapping[str, Any]) -> int | None:
-    """Return how many samples a run's numbers cover; None if some numbers are missing."""
+    """Return how many samples a run's metrics cover; None if some numbers are missing."""
     estimates = Estimates.read(written.get("estimates"))
     if estimates is None or not isinstance(written.get("summary"), dict):
         return None
@@ -352,7 +350,7 @@ def _counted(written: Mapping[str, Any]) -> int | None:
 
 
 def _write_journal(run: ExportedRun, target: Path) -> _ListedSamples:
-    """Write what is known of each sample as a journal."""
+    """Write the known results as a journal."""
     samples = rows = attempts = unread = 0
     previous = BEFORE_THE_FIRST
 
@@ -373,36 +371,36 @@ def _write_journal(run: ExportedRun, target: Path) -> _ListedSamples:
 def _not_told(
     listed: _ListedSamples, counted: int | None, facts: Mapping[str, Any], *, without_metrics: bool
 ) -> Iterator[str]:
-    """Yield what the files of a downloaded run do not tell of it, a sentence each."""
+    """Yield a sentence about each kind of missing information."""
     retries = facts.get("retries")
     if isinstance(retries, list) and retries:
         yield (
-            f"Samples of it were made again by {', '.join(map(str, retries))}: these results are not in here, "
+            f"Samples of it were retried by {', '.join(map(str, retries))}: these results are not included here, "
             "and its page on the platform has the numbers of all together."
         )
     if facts.get("samples_unread") is True:
         yield (
-            "What the platform tells of single samples can not be read: whose failures they are, what was said and "
-            "what each cost is not in here."
+            "The platform's details of single samples cannot be read: error sources, previews and "
+            "costs are not included here."
         )
     if isinstance(large := facts.get("unread"), int) and large:
         have = "conversation has" if large == 1 else "conversations have"
         yield (
-            f"{large:,} {have} more than {LARGEST_CONVERSATION_BYTES >> 20} MB and can not be read here: "
+            f"{large:,} {have} more than {LARGEST_CONVERSATION_BYTES >> 20} MB and cannot be read here: "
             f"`osmosis eval download {quote(str(facts.get('name') or facts.get('id')))}` fetches the run's files."
         )
     if listed.unread:
         yield (
-            f"{_lines(listed.unread)} of the platform's list of its samples can not be read: "
-            "these samples are left out."
+            f"{_lines(listed.unread)} of the platform's list of its samples cannot be read: "
+            "these samples are omitted."
         )
     if counted is not None and counted > listed.samples:
         yield (
-            f"Its numbers are of {counted:,} samples, of which the list of samples that came has "
-            f"{listed.samples:,}: the others are left out."
+            f"Its numbers are of {counted:,} samples, of which the list of samples has "
+            f"{listed.samples:,}: the others are omitted."
         )
     if without_metrics:
-        yield "Its metrics.json did not come, which tells what passes: a reward of 1 is taken for it."
+        yield "Its metrics.json, which has the pass threshold, is missing: a reward of 1 is assumed."
 
 
 def _lines(count: int) -> str:
@@ -427,7 +425,7 @@ def _manifest(run: ExportedRun, listed: _ListedSamples, counted: int | None) -> 
 
 
 def _digest(run_id: str) -> str:
-    """Return an id as runs of this machine have them."""
+    """Return an id in the format of local runs."""
     return hashlib.sha256(run_id.encode("utf-8", "replace")).hexdigest()[:32]
 
 

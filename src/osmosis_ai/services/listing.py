@@ -1,4 +1,4 @@
-"""One page of a list, or all of it: what every `list` command asks for."""
+"""Fetch one page or all of a list, for the `list` commands."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ DEFAULT_LIMIT = 50
 
 @dataclass(frozen=True)
 class Listing(Generic[T]):
-    """Items, and where they stand in the whole.
+    """Items and their position in the whole list.
 
     Attributes:
         items: in the platform's order.
-        total_count: of the whole list.
-        has_more: whether items follow these; ``next_offset`` is where.
+        total_count: length of the whole list.
+        has_more: whether more items follow, starting at ``next_offset``.
     """
 
     items: tuple[T, ...]
@@ -35,10 +35,10 @@ class Listing(Generic[T]):
 
 
 def require_one_size(*, limit: int, everything: bool) -> None:
-    """Check that ``everything`` is not asked for beside a ``limit`` of one's own.
+    """Check that ``everything`` is not combined with an explicit ``limit``.
 
     Raises:
-        OsmosisError: it is.
+        OsmosisError: both are given.
     """
     if everything and limit != DEFAULT_LIMIT:
         raise OsmosisError("--all and --limit are mutually exclusive.")
@@ -51,17 +51,17 @@ def fetch_listing(
     limit: int = DEFAULT_LIMIT,
     everything: bool = False,
 ) -> Listing[T]:
-    """Return the first ``limit`` items, or ``everything``.
+    """Return the first ``limit`` items, or all.
 
     Args:
-        fetch: called with the page size and the offset.
-        items_of: returns a page's items.
-        limit: items at most, 1 to 50.
-        everything: all pages; excludes a ``limit`` of one's own.
+        fetch: called with page size and offset.
+        items_of: returns the items of a page.
+        limit: maximum number of items, 1 to 50.
+        everything: fetch all pages; excludes an explicit ``limit``.
 
     Raises:
-        OsmosisError: when both are asked for.
-        PlatformError: as every call; also when the platform's list does not end.
+        OsmosisError: both are given.
+        PlatformError: the request failed, or the platform's list does not end.
     """
     require_one_size(limit=limit, everything=everything)
     if everything:

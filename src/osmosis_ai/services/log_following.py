@@ -1,7 +1,6 @@
-"""A log that grows, read from its end: every line once, whatever the platform's cursors are made of.
+"""Follow a growing log and return every line once, independent of the cursor format.
 
-A cursor says where to go on towards older lines; nothing says what is new. So each look reads back from the
-newest line until it meets the lines seen last.
+Cursors lead only to older lines. Each poll therefore reads back from the newest line to the last known ones.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ _REMEMBERED = 200
 
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
-"""By rising weight."""
+"""In ascending order of severity."""
 _OTHER_WORDS = {"trace": "debug", "notice": "info", "warn": "warning", "err": "error", "fatal": "critical"}
-"""What others call these levels."""
+"""Aliases of levels."""
 _MOST_PAGES = 50
 
 
 def at_level(entry: LogEntry, level: str | None) -> bool:
-    """Tell whether a line is of ``level`` or above; one without a level that we know is of ``info``."""
+    """Whether a line has at least ``level``; lines without a known level count as ``info``."""
     if level is None:
         return True
     own = _OTHER_WORDS.get(word := (entry.level or "").lower(), word)
@@ -33,7 +32,7 @@ def at_level(entry: LogEntry, level: str | None) -> bool:
 
 
 def none_of_level(level: str, looked_through: int) -> str:
-    """Return the sentence about a log that has no line of a level, nor one above, among so many."""
+    """Return the message that none of the lines has the level or a higher one."""
     from osmosis_ai.evaluation.result_words import amount
 
     return f"No line of level {level} or above: {amount(looked_through, 'line')} looked through."
@@ -42,16 +41,16 @@ def none_of_level(level: str, looked_through: int) -> str:
 def page_of_level(
     fetch: Callable[[int, str | None], LogPage], *, limit: int, cursor: str | None, level: str | None
 ) -> tuple[LogPage, int]:
-    """Return a page with lines of a level and above, for which up to 50 pages are looked through.
+    """Return a page of lines of at least a level, searching up to 50 pages.
 
     Args:
-        fetch: returns a page towards older lines; called with the page size and the cursor.
-        limit: lines at most.
-        cursor: where to begin; None for the newest lines.
-        level: the least; None for all lines.
+        fetch: returns a page of older lines; called with page size and cursor.
+        limit: maximum number of lines.
+        cursor: start position; None for the newest lines.
+        level: minimum level; None for all lines.
 
     Returns:
-        The page, and how many lines were looked through for it.
+        The page, and how many lines were searched for it.
     """
     page = fetch(limit, cursor)
     looked_through = len(page.logs)
@@ -72,11 +71,11 @@ def page_of_level(
 
 
 class LogFollower:
-    """Reads one log again and again.
+    """Polls a log for new lines.
 
     Args:
-        fetch: returns a page towards older lines; called with the page size and the cursor.
-        first: how many lines the first look gives.
+        fetch: returns a page of older lines; called with page size and cursor.
+        first: number of lines in the first result.
     """
 
     def __init__(self, fetch: Callable[[int, str | None], LogPage], *, first: int = FIRST_LINES) -> None:
@@ -85,11 +84,7 @@ class LogFollower:
         self.recent: list[LogEntry] = []
 
     def news(self) -> list[LogEntry]:
-        """Return the lines that no look has given yet, the oldest first.
-
-        Raises:
-            PlatformError: as every call; also when the log goes in circles.
-        """
+        """Return the lines since the last call, oldest first."""
         if self._first is not None:
             new = self._fetch(self._first, None).logs
             self._first = None
@@ -111,7 +106,7 @@ class LogFollower:
 
 
 def _end_of_known(found: list[LogEntry], known: list[LogEntry]) -> int | None:
-    """Return where in ``found`` the lines begin that follow ``known``; None when the two do not meet."""
+    """Return where new lines begin in ``found``, after ``known``; None if the two do not overlap."""
     for end in range(len(found), 0, -1):
         length = min(end, len(known))
         if length and found[end - length : end] == known[-length:]:
@@ -122,9 +117,9 @@ def _end_of_known(found: list[LogEntry], known: list[LogEntry]) -> int | None:
 def follow_log(
     follower: LogFollower, *, ended: Callable[[], bool], pause: Callable[[], None]
 ) -> Iterator[LogEntry]:
-    """Yield lines as they come, until the log's owner has ``ended`` and its last line is out."""
+    """Yield new lines until the log's owner has ``ended`` and its last line has been yielded."""
     while True:
-        # Asked first: what is written before the end is then in the lines read after it.
+        # Check before reading, so that the last read includes everything that was written before the end.
         last = ended()
         yield from follower.news()
         if last:

@@ -1,7 +1,7 @@
-"""The first steps: logged in, in a workspace, with its repository here, and a task for a coding agent.
+"""The first steps: log in, choose a workspace, clone its repository, and create a prompt for a coding agent.
 
-Each step first checks whether it is already done, so running the command again continues where it stopped. The
-caller's ``guide`` is asked for what only the user knows; if the user declines, the quickstart ends there.
+Completed steps are skipped, so repeating the command resumes it. The caller's ``guide`` asks the user; if the
+user declines, the quickstart ends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from osmosis_ai.services.workspaces import (
 )
 
 POLL_S, PATIENCE_S = 5.0, 900.0
-"""How often, and how long, a workspace without a repository is looked at."""
+"""Interval and time limit of waiting for a workspace's repository."""
 
 _FAILED_LOOKS = 12
 
@@ -57,27 +57,27 @@ T = TypeVar("T")
 
 
 class Guide(Protocol):
-    """Who talks with the user; each question raises KeyboardInterrupt where the user has changed their mind."""
+    """Interacts with the user; questions raise KeyboardInterrupt when the user cancels."""
 
     def log_in(self) -> None:
-        """Have the user log in, and save the login."""
+        """Log the user in, and save the login."""
 
     def choose(self, question: str, options: Sequence[str]) -> int:
-        """Return the position of the option that the user takes."""
+        """Return the index of the chosen option."""
 
     def ask(self, question: str) -> str:
-        """Return what the user writes; may be empty."""
+        """Return the user's answer; may be empty."""
 
     def tell(self, sentence: str) -> None:
-        """Say something that the user may have to act on."""
+        """Show information that may require action."""
 
     def warn(self, message: str, code: str | None = None) -> None:
-        """Say what went less well than it could have."""
+        """Show a warning."""
 
 
 @dataclass(frozen=True)
 class Quickstart:
-    """Where the first steps have led; fields as in the documented result."""
+    """The state after the quickstart; fields as documented for the JSON output."""
 
     workspace: Membership
     repo: QuickstartRepository
@@ -90,7 +90,6 @@ class Quickstart:
     completion_recorded: bool
 
     def resource(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
         workspace = self.workspace.workspace
         return {
             "workspace": {"id": workspace.id, "name": workspace.name, "role": workspace.role},
@@ -113,19 +112,19 @@ def run_quickstart(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Quickstart:
-    """Do the first steps, as far as they are not done.
+    """Perform the steps that are not done yet.
 
     Args:
-        guide: talks with the user.
-        workspace: name or id of one; None to take that of the directory, the only one, or to ask.
-        start: where the user is, and where a clone goes.
+        guide: interacts with the user.
+        workspace: name or id; None for that of the directory, the only one, or the user's choice.
+        start: current directory and parent of a clone.
         sleep: waits some seconds.
         clock: seconds.
 
     Raises:
-        NotFoundError: there is no such workspace, or none at all.
-        ConflictError: something else is where the clone would go.
-        OsmosisError: nobody is logged in and can be, or the platform or Git does not do its part.
+        NotFoundError: the workspace does not exist, or the user has none.
+        ConflictError: the clone's target exists.
+        OsmosisError: a login is not possible, or a platform or Git command fails.
     """
     return _FirstSteps(guide, start, sleep, clock).run(workspace)
 
@@ -166,7 +165,7 @@ class _FirstSteps:
         found = self._logged_in(lambda: list_workspaces(self._start, warn=self._guide.warn))
         if not found:
             url = self._credentials().platform_url
-            raise NotFoundError(f"You are in no workspace of {url}.", hint=_workspace_hint(url))
+            raise NotFoundError(f"You are not a member of any workspace on {url}.", hint=_workspace_hint(url))
         if name is not None:
             return named_membership(name, found)
         here = [member for member in found if member.current] or (found if len(found) == 1 else [])
@@ -175,12 +174,7 @@ class _FirstSteps:
         return found[self._guide.choose("Which workspace?", [member.workspace.name for member in found])]
 
     def _await_repository(self, chosen: Membership) -> QuickstartStatus:
-        """Return how far the workspace is once it has a repository.
-
-        Raises:
-            PlatformError: the platform refuses, cannot be reached at the start, or is unreachable for a minute.
-            OsmosisError: it still has none after :data:`PATIENCE_S`.
-        """
+        """Wait for the workspace's repository and return the setup state."""
         deadline, told, failed = self._clock() + PATIENCE_S, False, 0
         while True:
             try:
@@ -231,7 +225,7 @@ class _FirstSteps:
                 lambda client: client.workspaces.record_quickstart(chosen.workspace.id, intent)
             )
         except PlatformError as error:
-            self._guide.warn(f"the platform did not take note of the first steps: {error.message}")
+            self._guide.warn(f"the platform did not record the first steps: {error.message}")
             return False
         return True
 
@@ -245,11 +239,11 @@ class _FirstSteps:
         return self._logged_in(ask)
 
     def _logged_in(self, call: Callable[[], T]) -> T:
-        """Return what ``call`` does; after a login, where the platform asks for one."""
+        """Return the result of ``call``, after a login if the platform requires one."""
         try:
             return call()
         except OsmosisError as error:
-            # A token of the environment is used whoever logs in beside it.
+            # A token in the environment overrides any new login.
             if error.code not in ("AUTH_REQUIRED", "TOKEN_NOT_FOUND") or os.environ.get(TOKEN_ENV):
                 raise
         self._guide.log_in()
@@ -265,10 +259,10 @@ def agent_prompt(intent: Intent, task: str, *, workspace: str, platform_url: str
     return "\n".join(
         [
             f"You are in {directory}, an Osmosis workspace directory of the workspace {workspace} on {platform_url}.",
-            "Read AGENTS.md and configs/AGENTS.md first, where they are; `osmosis doctor --fix` writes them.",
+            "Read AGENTS.md and configs/AGENTS.md first, if they exist; `osmosis doctor --fix` writes them.",
             f"What I want: {wanted}",
             _STEPS[intent],
-            "`osmosis COMMAND --help` tells what a command does, and `--json` prints what you can read. "
+            "`osmosis COMMAND --help` explains a command, and `--json` prints machine-readable output. "
             "Ask me before anything costs money.",
         ]
     )

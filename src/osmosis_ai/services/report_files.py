@@ -1,4 +1,4 @@
-"""`--report`: the one file that a result is written into, whichever command makes it."""
+"""`--report`: the single output file of any command that writes a report."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReportFile:
-    """Where a report goes.
+    """Destination of a report.
 
     Attributes:
-        overwrite: whether it may be there already.
-        text: whether it holds what models, datasets and tools said; without, numbers alone.
-        announce: called when nothing stands in the way any more, before the first byte is written, with the kind of what
-            goes in; None of a comparison.
+        overwrite: replace an existing file.
+        text: include text of models, datasets and tools; otherwise numbers only.
+        announce: called before the first byte is written, once writing is certain to start, with the kind of
+            content; None for a comparison.
     """
 
     path: Path
@@ -33,15 +33,15 @@ class ReportFile:
     announce: Callable[[RunKind | None], None] = lambda _: None
 
     def check(self) -> None:
-        """Find out whether it can be written, before there is work to lose.
+        """Check early that the file can be written.
 
         Raises:
-            ConflictError: it exists, and is not to be overwritten.
-            OsmosisError: it cannot be written, or is not a file name.
+            ConflictError: the file exists, and overwriting is not allowed.
+            OsmosisError: it cannot be written, or the path is not a file name.
         """
         if self.path.name == "-":
             raise OsmosisError(
-                "a report goes into a file, and `-` is none.", hint="name one, for instance report.html"
+                "a report needs a file name, and `-` is not one.", hint="name one, for instance report.html"
             )
         try:
             if self.path.is_dir():
@@ -53,21 +53,21 @@ class ReportFile:
                     f"{self.path} exists.", hint="write another file, or this one with --force"
                 )
             if is_stream(self.path):
-                # What is written beside it would take its place.
-                raise OsmosisError(f"{self.path} can not be written: it is a device or a pipe, and no file.")
+                # An atomic write would replace the device or pipe.
+                raise OsmosisError(f"{self.path} cannot be written: it is a device or a pipe, not a file.")
             require_writable(self.path)
         except OSError as error:
             raise self._refused(error) from error
 
     @contextmanager
     def opened(self, kind: RunKind | None = None) -> Iterator[IO[bytes]]:
-        """Yield it to be written; it is there when the block ends well, and nothing of it otherwise.
+        """Open the report for atomic writing; no file remains if the block fails.
 
         Args:
-            kind: of the run that goes in.
+            kind: kind of the run.
 
         Raises:
-            ConflictError, OsmosisError: as :meth:`check`, and where the disk does not take it.
+            ConflictError, OsmosisError: as :meth:`check`, or the disk rejects the data.
         """
         self.check()
         self.announce(kind)
@@ -78,4 +78,4 @@ class ReportFile:
             raise self._refused(error) from error
 
     def _refused(self, error: OSError) -> OsmosisError:
-        return OsmosisError(f"{self.path} can not be written: {error.strerror or error}.")
+        return OsmosisError(f"{self.path} cannot be written: {error.strerror or error}.")

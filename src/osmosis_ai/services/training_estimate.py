@@ -1,7 +1,6 @@
-"""`osmosis train estimate`: whether a training config fits on a GPU. Nothing is downloaded, nothing is loaded.
+"""`osmosis train estimate`: whether a training config fits on a GPU. Downloads and loads nothing.
 
-What the model looks like is read from the configuration beside its weights: built in, in a local folder, or
-already in the cache of the Hugging Face hub.
+The model's configuration is built in, in a local directory, or already in the Hugging Face cache.
 """
 
 from __future__ import annotations
@@ -34,30 +33,30 @@ GPUS: Mapping[str, int] = {
     "H200": 143771 * MIB,
     "B200": 183359 * MIB,
 }
-"""The memory of each as its driver reports it (`nvidia-smi`), which is a little less than its name says."""
+"""Memory as reported by the driver (`nvidia-smi`), slightly less than the nominal size."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(GB|GIB|G|MB|MIB|M)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Device:
-    """Where a run would train; ``bytes`` is None for a CPU, whose memory is the machine's."""
+    """Training hardware; ``bytes`` is None for a CPU, which uses the machine's memory."""
 
     name: str
     bytes: int | None
 
     @property
     def is_gpu(self) -> bool:
-        """Whether weights are bfloat16 and activations are recomputed there."""
+        """Whether weights are bfloat16 and activations are recomputed."""
         return self.bytes is not None
 
 
 @dataclass(frozen=True)
 class EstimatedTraining:
-    """What a config needs on a device, and on each of as many such devices as it has learner processes.
+    """Memory needed on a device, or on each of several devices with one learner process each.
 
     Attributes:
-        fits_on: for each GPU known by name, whether the run fits there.
-        warnings: what is allowed but probably not meant.
+        fits_on: for each known GPU, whether the run fits.
+        warnings: valid but probably unintended settings.
     """
 
     config: TrainingConfig
@@ -69,11 +68,10 @@ class EstimatedTraining:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits; None on a CPU."""
+        """Whether the run fits; None on a CPU."""
         return self.memory.fits
 
     def data(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
         memory, settings = self.memory, self.settings
         return {
             "config": self.config.path.name,
@@ -105,14 +103,14 @@ def estimate_training(
     """Estimate the memory that a training config needs.
 
     Args:
-        config: a file of ``configs/training/``.
-        gpu: one of :data:`GPUS`.
-        gpu_memory: a size such as ``80GB``; a GPU's GB are 2^30 bytes.
-        start: a directory of the workspace; the current one when None.
+        config: a file in ``configs/training/``.
+        gpu: a key of :data:`GPUS`.
+        gpu_memory: for example ``80GB``; for GPUs, 1 GB is 2^30 bytes.
+        start: a directory in the workspace; the current one when None.
 
     Raises:
-        MissingExtraError: without torch.
-        OsmosisError: the config, the size or the GPU is not valid; or the model cannot be sized from here.
+        MissingExtraError: torch is not installed.
+        OsmosisError: the config, size or GPU is invalid, or the model's size cannot be determined offline.
     """
     from osmosis_ai.inference.catalog import base_model_of, served_models
     from osmosis_ai.training import require_train_extra
@@ -138,15 +136,11 @@ def estimate_training(
 def size_training(
     config: TrainingConfig, settings: TrainingSettings, device: Device, model_path: str
 ) -> EstimatedTraining:
-    """Estimate what a valid config needs on a device, and on which GPUs it fits.
-
-    Raises:
-        OsmosisError: the model cannot be sized from here.
-    """
+    """Estimate what a valid config needs on a device, and on which GPUs it fits."""
     from osmosis_ai.training.runs.memory_estimate import ModelShape, estimate
 
     shape = ModelShape.read(_local_source(model_path), settings)
-    # A vLLM server has a GPU of its own.
+    # A vLLM server has its own GPU.
     serves = settings.policy_engine == "torch"
     return EstimatedTraining(
         config=config,
@@ -168,15 +162,11 @@ def size_training(
 
 
 def parse_memory(text: str) -> int:
-    """Return the bytes of ``80GB``, ``24 GiB`` or ``16384MB``.
-
-    Raises:
-        OsmosisError: it is no size.
-    """
+    """Return the bytes of ``80GB``, ``24 GiB`` or ``16384MB``."""
     match = _SIZE.fullmatch(text.strip())
     size = float(match[1]) * (GIB if match[2][0] in "gG" else MIB) if match else 0
     if size <= 0:
-        raise OsmosisError(f"`{text}` is no amount of memory.", hint="write it like --gpu-memory 80GB")
+        raise OsmosisError(f"`{text}` is not an amount of memory.", hint="write it like --gpu-memory 80GB")
     return int(size)
 
 
@@ -196,7 +186,7 @@ def _named_device(gpu: str | None, gpu_memory: str | None) -> Device | None:
         said = f"did you mean {by_key[meant]}? " if meant else ""
         raise OsmosisError(
             f"there is no GPU `{gpu}` in the list.",
-            hint=f"{said}known are {', '.join(GPUS)}; for any other use --gpu-memory",
+            hint=f"{said}known GPUs: {', '.join(GPUS)}; for any other use --gpu-memory",
         )
     name = by_key[_key(gpu)]
     return Device(name, GPUS[name])
@@ -207,7 +197,7 @@ def _key(name: str) -> str:
 
 
 def _this_machine(*, built_in: bool) -> Device:
-    """Return this machine's GPU; without one, a CPU for the built-in model and else a common GPU."""
+    """Return this machine's GPU or, without one, a CPU for the built-in model and an H100 for others."""
     import torch
 
     if torch.cuda.is_available():
@@ -217,11 +207,7 @@ def _this_machine(*, built_in: bool) -> Device:
 
 
 def _local_source(model_path: str) -> str:
-    """Return what a model's configuration can be read from without a network.
-
-    Raises:
-        NotFoundError: it is neither here nor in the cache.
-    """
+    """Return an offline source of a model's configuration."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

@@ -1,4 +1,4 @@
-"""Training runs, of the platform and in directories of this machine: read, compared, reported and followed."""
+"""Training runs on the platform and in local directories: read, compare, report and watch."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ EXPORTED_NAMES: Mapping[str, str] = {
     "rollout/total_lengths": "total_length",
     "rollout/truncated_ratio": "truncation_ratio",
 }
-"""What the platform's metrics are called in the file; others keep their keys."""
+"""Names of the platform's metrics in the exported file; other metrics keep their keys."""
 
 _SHOWN_ID_CHARS = 8
 
 
 @dataclass(frozen=True)
 class DescribedTraining(DescribedRun):
-    """A training run in full.
+    """A training run with its metrics.
 
     Attributes:
-        checkpoints: of a run that has ended; none when they could not be had.
+        checkpoints: checkpoints of an ended run; empty if unavailable.
     """
 
     kind: ClassVar[RunKind] = "train"
@@ -86,7 +86,7 @@ class DescribedTraining(DescribedRun):
 
     @property
     def validation(self) -> ValidationHeadline | None:
-        """What the newest validation came to; None before there is one."""
+        """The newest validation; None before the first one."""
         from osmosis_ai.training.runs.validation_headline import CURVES, ValidationHeadline
 
         return ValidationHeadline.of({key: points(self.metrics, key) for key in CURVES})
@@ -119,7 +119,7 @@ class DescribedTraining(DescribedRun):
 
 
 def list_runs(client: PlatformClient, *, limit: int, everything: bool) -> Listing[TrainingRunRow]:
-    """Return the workspace's runs, the newest first; arguments as in ``fetch_listing``."""
+    """List the workspace's runs, newest first; arguments as in ``fetch_listing``."""
     from osmosis_ai.services.listing import fetch_listing
 
     return fetch_listing(
@@ -131,10 +131,10 @@ def list_runs(client: PlatformClient, *, limit: int, everything: bool) -> Listin
 
 
 def describe_run(client: PlatformClient, name: str) -> DescribedTraining:
-    """Return a run with its metrics and checkpoints; that these cannot be had is no failure.
+    """Return a run with its metrics and checkpoints; if these are unavailable, that is not an error.
 
     Raises:
-        PlatformError: no such run, or as every call.
+        PlatformError: the run does not exist or the request failed.
     """
     from osmosis_ai.api.http_errors import PlatformError
 
@@ -154,12 +154,12 @@ def describe_run(client: PlatformClient, name: str) -> DescribedTraining:
 
 
 def list_checkpoints(client: PlatformClient, name: str) -> CheckpointList:
-    """Return the adapters that a run has saved, the earliest first."""
+    """List the adapters that a run has saved, oldest first."""
     return client.training_runs.checkpoints(name)
 
 
 def run_item(row: TrainingRunRow) -> dict[str, Any]:
-    """Return a listed run as scripts see it."""
+    """Return the JSON of a listed run."""
     return {
         **_own_fields(row),
         **_references(
@@ -173,13 +173,13 @@ def run_item(row: TrainingRunRow) -> dict[str, Any]:
 
 
 def checkpoint_item(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return a checkpoint as scripts see it."""
+    """Return the JSON of a checkpoint."""
     known = checkpoint.model_dump(mode="json")
     return {key: known[key] for key in ("id", "checkpoint_name", "checkpoint_step", "status", "created_at")}
 
 
 def run_summary(run: TrainingRun) -> dict[str, Any]:
-    """Return the numbers of a run that are known."""
+    """Return the known metrics of a run."""
     known: dict[str, Any] = {"reward": run.reward} if run.reward is not None else {}
     if run.current_step is not None and run.total_steps is not None:
         total = max(run.total_steps, run.current_step)
@@ -216,7 +216,7 @@ def _optional(run: TrainingRun) -> dict[str, Any]:
 
 
 def metrics_document(described: DescribedTraining) -> dict[str, Any]:
-    """Return the file's content; a run without metrics has none in it."""
+    """Return the content of a metrics file; a run without metrics has no series in it."""
     run, detail, metrics = described.run, described.detail, described.metrics
     overview = metrics.overview if metrics else None
     known = run.model_dump(mode="json")
@@ -257,18 +257,18 @@ def metrics_document(described: DescribedTraining) -> dict[str, Any]:
 
 
 def exported_name(key: str) -> str:
-    """Return what the metric ``key`` of the platform is called in the file."""
+    """Return the exported name of the platform's metric ``key``."""
     return EXPORTED_NAMES.get(key, key)
 
 
 def export_path(described: DescribedTraining, workspace: WorkspaceDirectory, output: str | None) -> Path:
-    """Return where the file goes.
+    """Return the path of a metrics file.
 
     Args:
         described: the run.
-        workspace: holds the default place, ``.osmosis/metrics``.
-        output: a directory that exists or ends in a slash, for the default name in it; else the file itself,
-            whose suffix becomes ``.json``.
+        workspace: contains the default directory, ``.osmosis/metrics``.
+        output: an existing directory or a path with a trailing slash, for the default file name; otherwise
+            the file, whose suffix becomes ``.json``.
     """
     from osmosis_ai.services.runs.files import safe_name
 
@@ -284,7 +284,7 @@ def export_path(described: DescribedTraining, workspace: WorkspaceDirectory, out
 def save_metrics(
     described: DescribedTraining, workspace: WorkspaceDirectory, output: str | None = None
 ) -> tuple[Path | None, str | None]:
-    """Write the file; return where it is, or, when it could not be written, why.
+    """Write a metrics file and return its path or, if it cannot be written, the reason.
 
     Args:
         described, workspace, output: as for :func:`export_path`.
@@ -313,17 +313,17 @@ def _iso(timestamp_ms: int) -> str | None:
     try:
         moment = datetime.fromtimestamp(timestamp_ms / 1000, timezone.utc)
     except (OverflowError, ValueError, OSError):
-        return None  # no date that a calendar has
+        return None  # outside the calendar's range
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 _PATHS = ("/", "./", "../", "~")
-"""How a path begins that is no run's name, which may have a slash, too."""
+"""Prefixes of a path; a run's name may contain a slash, too."""
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """A training directory; ``metrics`` are its curves as a platform tells them."""
+    """A local training directory; ``metrics`` has the platform's format."""
 
     directory: Path
     detail: RunDetail
@@ -332,11 +332,10 @@ class LocalTraining:
 
     @property
     def validation(self) -> ValidationHeadline | None:
-        """What the newest validation came to; None before there is one."""
+        """The newest validation; None before the first one."""
         return self.curves.headline()
 
     def data(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
         from osmosis_ai.services.eval_runs.local_runs import local_item
 
         return {
@@ -354,11 +353,11 @@ class LocalTraining:
 
 
 def training_directory(word: str) -> Path | None:
-    """Return the training directory that a word is the path of; None where it may be the name of a platform's run.
+    """Return the training directory at a path; None if the word may be the name of a platform's run.
 
     Raises:
-        NotFoundError: it is none, and no platform can be meant: by a path, or outside of a workspace.
-        OsmosisError: it is a path that leads to something else.
+        NotFoundError: the directory does not exist, and the word is a path or there is no workspace.
+        OsmosisError: the path is not a training directory.
     """
     from osmosis_ai.evaluation.run_places import kind_of
     from osmosis_ai.services.downloaded_runs import is_downloaded_run
@@ -372,7 +371,7 @@ def training_directory(word: str) -> Path | None:
         return given
     if kind == "eval" or is_downloaded_run(given):
         raise OsmosisError(
-            f"{word} is the directory of an evaluation, and no training directory.",
+            f"{word} is the directory of an evaluation, not a training directory.",
             hint=f"osmosis eval info {quote(word)}, osmosis eval show {quote(word)}",
         )
     is_path = _is_path(word)
@@ -383,9 +382,9 @@ def training_directory(word: str) -> Path | None:
             else "a file"
         )
         raise OsmosisError(
-            f"{word} is no training directory: it is {what}.",
+            f"{word} is not a training directory: it is {what}.",
             hint=f"osmosis view {quote(word if given.is_dir() else str(Path(word).parent))} finds the runs below it; "
-            "a platform's run goes by its name (`osmosis train list`)",
+            "name a platform's run as in `osmosis train list`",
         )
     if is_path and (word.startswith(_PATHS) or not _is_logged_in()):
         raise _missing(word, given.parent)
@@ -394,24 +393,24 @@ def training_directory(word: str) -> Path | None:
 
 
 def require_run_of_platform(word: str, command: str, instead: Callable[[Path], str]) -> None:
-    """Refuse a training directory to a command that is about runs of a platform alone.
+    """Reject a training directory in a command that accepts only runs of a platform.
 
-    A word without a slash is the name of such a run where somebody is logged in, whatever is here.
+    With a login, a word without a slash is always the name of such a run.
 
     Args:
-        word: what names the run.
-        command: what it was given to.
-        instead: tells of the directory which command does something like it.
+        word: reference to the run.
+        command: command that received it.
+        instead: returns a similar command for the directory.
 
     Raises:
-        OsmosisError: it is one, or as :func:`training_directory`.
+        OsmosisError: the word is a training directory, or as :func:`training_directory`.
     """
     if not _is_path(word) and (_is_logged_in() or not _is_here(word)):
         return
     directory = training_directory(word)
     if directory is not None:
         raise OsmosisError(
-            f"{word} is a training directory of this machine, and `{command}` takes runs of a platform.",
+            f"{word} is a local training directory; `{command}` takes runs of a platform.",
             hint=instead(directory),
         )
 
@@ -440,7 +439,7 @@ def _is_logged_in() -> bool:
 
 
 def _missing(word: str, folder: Path) -> NotFoundError:
-    """Return what to say of a path that leads nowhere, with the training directories that are likest to it."""
+    """Return the error about a missing path, with the most similar training directories."""
     from osmosis_ai.config.issues import nearest
     from osmosis_ai.evaluation.run_places import RunPlaces
 
@@ -453,12 +452,12 @@ def _missing(word: str, folder: Path) -> NotFoundError:
     return NotFoundError(
         f"there is no training directory `{word[:200]}`.",
         details={"nearest": near},
-        hint=f"{meant}a platform's run goes by its name (`osmosis train list`)",
+        hint=f"{meant}name a platform's run as in `osmosis train list`",
     )
 
 
 def _require_platform_of(word: str, *, there: bool) -> None:
-    """Refuse a word that is no training directory where no platform can be meant: outside of any workspace."""
+    """Raise if there is no workspace whose platform could have a run of that name."""
     from osmosis_ai.workspace.layout import find_workspace
 
     try:
@@ -466,15 +465,15 @@ def _require_platform_of(word: str, *, there: bool) -> None:
     except WorkspaceRequiredError:
         raise NotFoundError(
             f"there is no training run {'in ' if there else ''}`{word[:200]}`.",
-            hint="a run of this machine goes by the path of its directory, a platform's by its name, inside its workspace",
+            hint="use the directory path of a local run, or inside a workspace the name of a platform's run",
         ) from None
 
 
 def describe_training(directory: Path) -> LocalTraining:
-    """Return a training directory with its curves.
+    """Return a training directory with its metrics.
 
     Raises:
-        OsmosisError: its manifest cannot be read.
+        OsmosisError: the manifest cannot be read.
     """
     from osmosis_ai.viewer.local.training_runs import read_training, training_detail
 
@@ -526,12 +525,12 @@ _HINT = "a run that validates (`[checkpoints].eval_interval`) keeps the samples 
 
 @dataclass(frozen=True)
 class ShownValidation:
-    """What was asked for of a validation.
+    """The result of :func:`show_validation`.
 
     Attributes:
-        step: after which it was made.
-        total: how many samples it had; None where nobody says.
-        kept: how many of them are kept, with their conversations.
+        step: training step of the validation.
+        total: number of samples; None if unknown.
+        kept: number of samples that were saved with their conversations.
     """
 
     run: ShownRun
@@ -540,7 +539,6 @@ class ShownValidation:
     kept: int
 
     def data(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
         return {
             **self.run.data(),
             "validation": {"step": self.step, "samples": self.total, "kept": self.kept},
@@ -552,7 +550,7 @@ class _Validation:
     """The samples of a validation, as ``RunConversations``.
 
     Attributes:
-        details: by row and attempt, in the order of the list.
+        details: by row and attempt, in list order.
         fetch: returns the conversation of a row and attempt.
     """
 
@@ -596,18 +594,18 @@ class _Validation:
 def show_validation(
     reference: str, wanted: WantedSamples, *, step: int | None, client: Callable[[], PlatformClient]
 ) -> ShownValidation:
-    """Return conversations of a run's newest validation, the worst first.
+    """Return conversations of a run's validation, worst first.
 
     Args:
-        reference: a training directory of this machine, else the name or id of a run of the platform.
-        wanted: which.
-        step: the validation that is meant; the newest when None.
-        client: connects with the platform, when it has to be asked.
+        reference: a local training directory, or else the name or id of a platform's run.
+        wanted: filter.
+        step: training step of the validation; None for the newest.
+        client: connects to the platform; called only if needed.
 
     Raises:
-        NotFoundError: no validation, or no sample, of that kind is kept.
-        OsmosisError: its record cannot be read.
-        PlatformError: the platform has no such run, or does not offer this; or as every call.
+        NotFoundError: no matching validation or sample was saved.
+        OsmosisError: the record cannot be read.
+        PlatformError: the run does not exist, the platform does not support this, or the request failed.
     """
     directory = training_directory(reference)
     found = _here(directory) if directory is not None else _there(client(), reference)
@@ -615,7 +613,7 @@ def show_validation(
         raise NotFoundError(f"the run `{reference}` has no record of a validation.", hint=_HINT)
     if step not in (None, found.step):
         raise NotFoundError(
-            f"the samples of the validation after step {step} are not kept: the newest is that after step {found.step}.",
+            f"the samples of the validation after step {step} are not kept: the newest is after step {found.step}.",
             hint="leave out --step: only the newest validation's samples are kept",
         )
     return ShownValidation(shown_samples(found, wanted), found.step, found.total, len(found.details))
@@ -675,7 +673,7 @@ def _there(client: PlatformClient, name: str) -> _Validation | None:
 
 
 def _pages(client: PlatformClient, run_id: str) -> Iterator[ValidationPage]:
-    """Yield what a platform lists, to its end or until a page comes again."""
+    """Yield the items of a paged list until it ends or repeats a page."""
     cursor: str | None = None
     seen: set[str | None] = {None}
     while True:
@@ -691,11 +689,11 @@ _DRAWN: Mapping[str, Literal["restart", "warning"]] = {"restart": "restart", "wa
 
 
 def report_training(run: LocalTraining | DescribedTraining, report: ReportFile) -> None:
-    """Write a training run into one file.
+    """Write a training run as a single-file report.
 
     Raises:
-        ConflictError: the file exists, and is not to be overwritten.
-        OsmosisError: it cannot be written; no partial file is left.
+        ConflictError: the file exists, and overwriting is not allowed.
+        OsmosisError: the file cannot be written; no partial file remains.
     """
     from osmosis_ai.viewer.one_file import write_training_report
 
@@ -708,7 +706,7 @@ def report_training(run: LocalTraining | DescribedTraining, report: ReportFile) 
 
 
 def _detail(described: DescribedTraining) -> RunDetail:
-    """Return what the viewer shows of a platform's run."""
+    """Convert a platform's run for the viewer."""
     run, detail = described.run, described.detail
     entry = RunEntry(
         "training",
@@ -737,7 +735,7 @@ def _detail(described: DescribedTraining) -> RunDetail:
 
 
 def curves_of(described: DescribedTraining) -> TrainingCurves:
-    """Return a platform's metrics, checkpoints and marks as the viewer draws them."""
+    """Convert a platform's metrics, checkpoints and marks for the viewer's charts."""
     from osmosis_ai.training.runs.curves import reward_at, viewed_curves
     from osmosis_ai.training.runs.metrics import TITLES
 
@@ -767,7 +765,7 @@ def curves_of(described: DescribedTraining) -> TrainingCurves:
 
 
 def _marks(told: Iterable[TrainingMark]) -> Iterator[CurveMark]:
-    """Yield what is drawn of what a platform tells: marks of kinds that are known, at a step that a run can have."""
+    """Yield marks of known kinds at valid steps."""
     for mark in told:
         kind = _DRAWN.get(mark.kind)
         if kind is not None and mark.step is not None and 0 <= mark.step <= LARGEST_STEP:
@@ -782,10 +780,9 @@ class TrainingComparison:
     b: DescribedTraining
     differences: TrainingDifferences
     sentence: str
-    """Which run is better, with the caveats."""
+    """Which run is better, with caveats."""
 
     def data(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
         return {
             "verdict": {**self.differences.verdict.data(), "sentence": self.sentence},
             "a": _described(self.a),
@@ -799,8 +796,8 @@ def compare_runs(client: PlatformClient, a: str, b: str) -> TrainingComparison:
     """Compare two training runs.
 
     Raises:
-        ConflictError: both are one run.
-        PlatformError: one of them does not exist, or as every call.
+        ConflictError: both references are the same run.
+        PlatformError: a run does not exist or the request failed.
     """
     from osmosis_ai.training.runs.run_differences import compare_training, summary
 
@@ -835,7 +832,7 @@ def _described(run: DescribedTraining) -> dict[str, Any]:
 
 
 def _settings(run: DescribedTraining) -> dict[str, Any]:
-    """Return everything that decided how a run went, under dotted names."""
+    """Return the settings that affect training, under dotted names."""
     from osmosis_ai.training.runs.run_differences import flat_settings
 
     detail = run.detail
@@ -852,39 +849,38 @@ def _settings(run: DescribedTraining) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-_STEP_TIME = "time/step_s"  # every step has it
+_STEP_TIME = "time/step_s"  # present in every step
 
 
 @dataclass(frozen=True)
 class SeenTraining:
-    """A training run at one moment; ``metrics`` is None while there are none."""
+    """A snapshot of a training run; ``metrics`` is None if missing."""
 
     detail: TrainingRunDetail
     metrics: TrainingMetrics | None = None
 
     @property
     def ended(self) -> bool:
-        """Whether the run will not change any more."""
+        """Whether the status is final."""
         return self.detail.training_run.status in TERMINAL["train"]
 
     def values(self, key: str) -> Sequence[float]:
-        """Return the values of a metric, step by step."""
+        """Return the values of a metric by step."""
         return [value for _, value in points(self.metrics, key)]
 
     def latest(self, key: str) -> float | None:
-        """Return the last value of a metric."""
         values = self.values(key)
         return values[-1] if values else None
 
     def of_last_step(self, key: str) -> float | None:
-        """Return the value of a metric that the run's last step has."""
+        """Return a metric's value at the run's last step."""
         measured = points(self.metrics, key)
         last = max((step for step, _ in points(self.metrics, _STEP_TIME)), default=None)
         return measured[-1][1] if measured and measured[-1][0] == last else None
 
 
 def points(metrics: TrainingMetrics | None, key: str) -> list[tuple[int, float]]:
-    """Return (step, value) of every step at which a metric was measured."""
+    """Return (step, value) for every step with a measurement."""
     for series in metrics.metrics if metrics else ():
         if series.metric_key == key:
             return [(point.step, point.value) for point in series.data_points if point.value is not None]
@@ -892,12 +888,7 @@ def points(metrics: TrainingMetrics | None, key: str) -> list[tuple[int, float]]
 
 
 class TrainingLook:
-    """Asks how a training run stands, again and again; for its curves, which grow long, once a step.
-
-    Args:
-        client: the platform.
-        name: the run's name or id.
-    """
+    """Polls a training run, fetching its curves, which can be large, only once per step."""
 
     def __init__(self, client: PlatformClient, name: str) -> None:
         self._client = client
@@ -916,7 +907,7 @@ class TrainingLook:
             try:
                 self._metrics = self._client.training_runs.metrics(run.id)
             except PlatformError as error:
-                # A platform without metrics still says how far the run is.
+                # The progress is available even if the metrics are not.
                 if is_away(error):
                     raise
             self._step = run.current_step

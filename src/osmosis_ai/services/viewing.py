@@ -1,4 +1,4 @@
-"""`osmosis view`: which runs of this machine are meant, and the viewer that shows them."""
+"""`osmosis view`: resolve the runs to show, and start the viewer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from osmosis_ai.viewer.serving.server import RunningViewer
 
 _PATIENCE_S = 0.7
-"""How long a page reads on in a journal, or in runs, before it shows what it has; some pages ask twice."""
+"""How long a page reads a journal or runs before it shows partial data; some pages do so twice."""
 
 
 _FILES = {
@@ -34,17 +34,17 @@ _FILES = {
     ".jsonl": "JSON, line by line",
     ".csv": "a table of values",
     ".parquet": "a table of values",
-    ".json": "JSON, and no result of a judging session",
-    ".html": "a page, which a browser opens by itself",
+    ".json": "JSON, but not a rubric result",
+    ".html": "a page that any browser can open",
     ".gz": "an archive",
     ".zip": "an archive",
 }
-"""What a file is whose name ends so."""
+"""Descriptions of file types by suffix."""
 
 
 @dataclass(frozen=True)
 class ViewedPlace:
-    """What is shown: a directory, and the page that is opened first."""
+    """A directory to show, and its initial page."""
 
     root: Path
     path: str = "/"
@@ -52,14 +52,14 @@ class ViewedPlace:
 
 @dataclass(frozen=True)
 class ViewerAddress:
-    """Where to look.
+    """The address of a viewer.
 
     Attributes:
-        place: the directory whose runs are shown.
-        address: opens once, in one browser.
-        host, port: where the viewer listens, as it stands in a URL.
-        has_own_name: whether its cookies go to no other server of this machine.
-        running: the viewer to be run; None where one is open already.
+        place: directory whose runs are shown.
+        address: one-time URL for one browser.
+        host, port: listening address, formatted for a URL.
+        has_own_name: whether its cookies are not sent to other servers on this machine.
+        running: viewer to run; None if another process already runs it.
     """
 
     place: Path
@@ -71,17 +71,17 @@ class ViewerAddress:
 
 
 def open_viewer(reference: str | None, *, host: str, port: int) -> ViewerAddress:
-    """Return where runs can be looked at: by the viewer that shows them already, else by one whose port is taken.
+    """Return a viewer for runs: a running one if possible, else a new one with a reserved port.
 
     Args:
-        reference: a directory, or a run of this machine; the workspace, or the current directory when None.
-        host: an address of loopback.
-        port: 0 for a free one, or for any that shows the same.
+        reference: a directory or local run; the workspace or the current directory when None.
+        host: a loopback address.
+        port: 0 for any free port, or for a running viewer of the same directory.
 
     Raises:
         MissingExtraError: the `eval` extra is not installed.
-        NotFoundError: there is nothing of that name.
-        OsmosisError: the host is not loopback, or the port is taken.
+        NotFoundError: the reference does not exist.
+        OsmosisError: the host is not loopback, or the port is in use.
     """
     try:
         import fastapi  # noqa: F401
@@ -97,7 +97,7 @@ def open_viewer(reference: str | None, *, host: str, port: int) -> ViewerAddress
     found, cache = viewed_place(reference), cache_dir()
     if found.path == "/" and is_downloaded_run(found.root):
         raise OsmosisError(
-            f"{reference or found.root} is a run that was downloaded from a platform, which has its pages.",
+            f"{reference or found.root} is a run downloaded from a platform; its pages are there.",
             hint=f"osmosis view {shlex.quote(str(reference or found.root))} --report FILE.html shows it without one",
         )
     there = found_viewer(meeting_file(found.root, cache), found.root)
@@ -116,9 +116,9 @@ def open_viewer(reference: str | None, *, host: str, port: int) -> ViewerAddress
 
 
 def page_for_browser(found: ViewerAddress) -> str | None:
-    """Return what a browser is started with: a file that leads to the address, since all users see the arguments.
+    """Return a file that redirects to the address, because all users can see process arguments.
 
-    None where no file can be written.
+    Returns None if the file cannot be written.
     """
     from osmosis_ai.viewer.serving.meeting import leave_opening_page
 
@@ -133,19 +133,19 @@ def report_run(
     *,
     client: Callable[[], PlatformClient] | None = None,
 ) -> tuple[str, ReportContent | None]:
-    """Write a run into one file, and return its name, and of an evaluation what the file holds.
+    """Write a run as a single-file report, and return its name and, for an evaluation, the report's contents.
 
     Args:
-        reference: as for :func:`open_viewer`; a directory that holds one run alone means that. It may be one that was
-            downloaded from a platform, or `platform:NAME`.
-        report: where to.
-        options: how much of its conversations or records goes in.
-        client: connects with the platform, when it has to be asked; without it there are runs of this machine alone.
+        reference: as for :func:`open_viewer`; a directory with exactly one run stands for it. Downloaded runs
+            and `platform:NAME` are accepted, too.
+        report: output file.
+        options: limits for conversations or records.
+        client: connects to the platform; called only if needed. None restricts the search to this machine.
 
     Raises:
-        ConflictError: the file exists, and is not to be overwritten.
-        OsmosisError: the reference does not name exactly one run, a limit cannot be kept, or the file cannot be
-            written; no partial file is left.
+        ConflictError: the file exists, and overwriting is not allowed.
+        OsmosisError: the reference does not name exactly one run, a limit does not apply, or the file cannot
+            be written; no partial file remains.
     """
     from osmosis_ai.services.downloaded_runs import is_downloaded_run
     from osmosis_ai.services.eval_runs.resolver import named_on_platform
@@ -160,7 +160,7 @@ def report_run(
         return _report_download(found.root, report, options)
     if path == "/":
         raise OsmosisError(
-            f"a report is of one run, and {reference or found.root} is none.",
+            f"a report needs exactly one run: {reference or found.root} is not one.",
             hint="osmosis view RUN|DIR --report FILE.html; `osmosis eval list` shows the runs of this machine",
         )
     return _report(found.root, path, report, options, cache=cache_dir())
@@ -169,7 +169,7 @@ def report_run(
 def _report_of_platform(
     word: str, report: ReportFile, options: RunReportOptions, client: Callable[[], PlatformClient]
 ) -> tuple[str, ReportContent | None]:
-    """Write an evaluation of the platform, else the training run of that name."""
+    """Report the platform's evaluation or, if missing, training run of that name."""
     from osmosis_ai.api.http_errors import PlatformError
     from osmosis_ai.services.downloaded_runs import fetched_run
     from osmosis_ai.services.eval_runs.resolver import resolve_run
@@ -187,7 +187,7 @@ def _report_of_platform(
 def _report_training_there(
     word: str, report: ReportFile, options: RunReportOptions, client: PlatformClient, missing: PlatformError
 ) -> str:
-    """Write a training run of the platform, and return its name; raises ``missing`` where there is none, either."""
+    """Report a platform's training run and return its name; raise ``missing`` if it does not exist."""
     from osmosis_ai.api.http_errors import PlatformError
     from osmosis_ai.services.training_runs import describe_run, report_training
 
@@ -212,7 +212,7 @@ def _report_download(
     from osmosis_ai.services.downloaded_runs import as_local_run
 
     with as_local_run(download) as directory:
-        # What it makes of the run goes with the directory.
+        # The cache is removed with the temporary directory.
         return _report(directory, _only_run(directory), report, options, cache=directory.parent)
 
 
@@ -244,7 +244,7 @@ def _report(
 
 
 def _require_no_limit(name: str, kind: RunKind, options: RunReportOptions) -> None:
-    """Refuse a limit of conversations for what goes into a file without any: it would be no limit."""
+    """Reject a conversation limit for a report that has no conversations."""
     if options.is_limited and kind != "eval":
         what = {"training": "training run", "rubric": "rubric result"}[kind]
         raise OsmosisError(
@@ -254,7 +254,7 @@ def _require_no_limit(name: str, kind: RunKind, options: RunReportOptions) -> No
 
 
 def _only_run(root: Path) -> str:
-    """Return the path of the page of the one run below a directory; "/" where there are none, or several."""
+    """Return the page of the only run below a directory; "/" unless there is exactly one."""
     from osmosis_ai.evaluation.run_places import RunPlaces
 
     places = RunPlaces(root).all()
@@ -262,7 +262,7 @@ def _only_run(root: Path) -> str:
 
 
 def viewed_place(reference: str | None) -> ViewedPlace:
-    """Return what a word of the command line means; errors as :func:`open_viewer`."""
+    """Resolve a command-line reference; errors as in :func:`open_viewer`."""
     if reference is None:
         return ViewedPlace(_around(Path.cwd()))
     from osmosis_ai.evaluation.run_places import is_result
@@ -275,13 +275,13 @@ def viewed_place(reference: str | None) -> ViewedPlace:
             raise _not_viewed(reference, given)
         directory = given.resolve() if given.is_dir() else None
     except (OSError, ValueError) as error:
-        raise NotFoundError(f"{reference[:200]!r} can not be opened: {error}.") from error
+        raise NotFoundError(f"{reference[:200]!r} cannot be opened: {error}.") from error
     run = directory if directory is not None else _named_run(reference)
     from osmosis_ai.evaluation.run_places import kind_of
 
     if kind_of(run) is None:
         return ViewedPlace(run)
-    # Below its workspace a run has others to be compared with.
+    # In its workspace, a run can be compared with others.
     root = _around(run)
     return (
         ViewedPlace(root, path)
@@ -291,12 +291,12 @@ def viewed_place(reference: str | None) -> ViewedPlace:
 
 
 def _not_viewed(reference: str, file: Path) -> OsmosisError:
-    """Return what to say of a file that is no result: what it is, and what can be viewed."""
+    """Return the error about a file that cannot be viewed."""
     from osmosis_ai.evaluation.run_places import kind_of
 
     if kind_of(file.parent) is not None:
         return OsmosisError(
-            f"{reference} is a file of a run; its directory is what can be viewed.",
+            f"{reference} is a file of a run; view its directory instead.",
             hint=f"osmosis view {shlex.quote(str(file.parent))}",
         )
     what = _FILES.get(file.suffix.lower(), f"a file of {file.stat().st_size:,} bytes")
@@ -312,7 +312,7 @@ def _named_run(reference: str) -> Path:
 
     if named_on_platform(reference) is not None:
         raise OsmosisError(
-            f"{reference[:200]} is a platform's run, which has its pages there.",
+            f"{reference[:200]} is a platform's run; its pages are there.",
             hint=f"osmosis view {shlex.quote(reference[:200])} --report FILE.html shows it without; "
             f"osmosis eval show {shlex.quote(reference[:200])} prints its conversations",
         )
@@ -320,7 +320,7 @@ def _named_run(reference: str) -> Path:
         return find_local_run(reference).resolve()
     except WorkspaceRequiredError:
         raise NotFoundError(
-            f"there is no directory and no run `{reference[:200]}` here.",
+            f"no directory or run `{reference[:200]}` found here.",
             hint="osmosis view DIR shows the runs of a directory",
         ) from None
     except NotFoundError as error:
@@ -332,7 +332,7 @@ def _named_run(reference: str) -> Path:
 
 
 def _around(directory: Path) -> Path:
-    """Return the workspace that a directory is in, else itself."""
+    """Return the workspace around a directory, or the directory itself."""
     from osmosis_ai.workspace.layout import find_workspace
 
     try:
@@ -342,7 +342,7 @@ def _around(directory: Path) -> Path:
 
 
 def _page_of(run: Path, root: Path) -> str | None:
-    """Return the path of a run's page among those below ``root``; None where it is not among them."""
+    """Return the page of a run below ``root``; None if it is not there."""
     from osmosis_ai.evaluation.run_places import RunPlaces
 
     return next((_page_path(place) for place in RunPlaces(root).all() if place.path == run), None)

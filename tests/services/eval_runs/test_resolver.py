@@ -61,7 +61,7 @@ def test_a_name_its_beginning_and_the_newest_are_found_here_without_a_login(
 
 
 def test_a_beginning_of_several_runs_lists_them(workspace: WorkspaceDirectory) -> None:
-    with pytest.raises(ConflictError, match="beginning of 2 runs: amber-owl, amber-fox") as caught:
+    with pytest.raises(ConflictError, match="`amber` matches 2 runs: amber-owl, amber-fox") as caught:
         resolve_run("amber", client=nobody, start=workspace.root)
     assert caught.value.details["candidates"] == ["amber-owl", "amber-fox"]
 
@@ -82,7 +82,7 @@ NO_NAMES = (
 def test_what_neither_a_file_nor_a_run_of_a_platform_can_be_called_is_no_run(
     workspace: WorkspaceDirectory, word: str
 ) -> None:
-    with pytest.raises(NotFoundError, match="no run can be called `") as caught:
+    with pytest.raises(NotFoundError, match="invalid run name: `") as caught:
         resolve_run(word, client=nobody, start=workspace.root)
     assert len(caught.value.message) < 100
 
@@ -359,7 +359,7 @@ def test_a_run_of_the_platform_is_found_by_name_beginning_newest_and_commit(
 
     assert found("platform:amber-otter-42") == found("amber") == found("platform:@last")
     assert found("amber-otter-42") == ("platform", "amber-otter-42")
-    with pytest.raises(ConflictError, match="`b` is the beginning of 2 runs: b-1, b-2"):
+    with pytest.raises(ConflictError, match="`b` matches 2 runs: b-1, b-2"):
         found("b")
     ours.get("/eval-runs/zebra", {"error": "there is no run 'zebra'"}, status=404)
     with pytest.raises(NotFoundError, match="neither on this machine nor on the platform"):
@@ -396,7 +396,7 @@ def test_a_dataset_of_the_workspace_is_used_when_its_bytes_are_those_of_then(tmp
     with pytest.raises(ConflictError, match=r"rows\.jsonl` has changed since the run amber used it"):
         run.slice_values("level")
     file.unlink()
-    with pytest.raises(NotFoundError, match="the dataset rows of the run amber is not in `data/` any more"):
+    with pytest.raises(NotFoundError, match="the dataset rows of the run amber is no longer in `data/`"):
         run.slice_values("level")
 
 

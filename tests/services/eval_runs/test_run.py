@@ -151,11 +151,11 @@ def test_a_rollout_runs_in_a_sandbox_where_the_user_says_so(
 def test_options_that_do_not_go_together_and_agents_elsewhere_are_refused(
     workspace: WorkspaceDirectory,
 ) -> None:
-    with pytest.raises(OsmosisError, match="`--rollout-port` and `--network none` do not go together"):
+    with pytest.raises(OsmosisError, match="`--rollout-port` and `--network none` are mutually exclusive"):
         prepare(workspace, network="none", rollout_port=9000)
     configure(workspace, MINIMAL_EVAL.replace('"main.py"', '"server://127.0.0.1:9000"'))
     with pytest.raises(
-        OsmosisError, match=r"127\.0\.0\.1:9000 is served elsewhere: nothing here can hold it back"
+        OsmosisError, match=r"127\.0\.0\.1:9000 is remote: it cannot be sandboxed on this machine"
     ):
         prepare(workspace, isolate=True)
 

@@ -1,4 +1,4 @@
-"""`osmosis eval compare`: runs of this machine and of platforms, found, read and compared."""
+"""`osmosis eval compare`: find, read and compare runs on this machine and on platforms."""
 
 from __future__ import annotations
 
@@ -26,17 +26,20 @@ def compare(
     start: Path | None = None,
     report: ReportFile | None = None,
 ) -> RunComparison:
-    """Find runs and compare them; where nobody says a reward's range, the decide file of the last run's config does.
+    """Find and compare runs.
+
+    If the options give no reward range, the range in the decide file of the last candidate's config applies.
 
     Args:
-        baseline, candidates: as the user named them.
-        options: how they are compared.
-        client: connects with the platform, when it has to be asked.
-        start: a directory of the workspace; the current one when None.
-        report: the file that the comparison is also written into.
+        baseline, candidates: run references, see :mod:`~osmosis_ai.services.eval_runs.resolver`.
+        options: comparison settings.
+        client: connects to the platform; called only if a run is not on this machine.
+        start: a directory in the workspace; the current one when None.
+        report: file that also receives the comparison.
 
     Raises:
-        OsmosisError: a run is not found or cannot be compared (see :func:`compare_runs`), or the report cannot be written.
+        OsmosisError: a run does not exist or cannot be compared (see :func:`compare_runs`), or the report
+            cannot be written.
     """
     first, *others = find_runs([baseline, *candidates], client=client, start=start)
     if options.reward_range is None:
@@ -53,11 +56,7 @@ def compare(
 def find_runs(
     references: Sequence[str], *, client: Callable[[], PlatformClient], start: Path | None = None
 ) -> list[RunSamples]:
-    """Find runs in the order in which they are named; `git:REF` means one of the config that the others are of.
-
-    Raises:
-        OsmosisError: as :func:`find_run_samples`.
-    """
+    """Find runs, in the given order; `git:REF` means a run of the same config as the other references."""
     found: dict[int, RunSamples] = {}
     like = None
     for place, reference in sorted(enumerate(references), key=lambda each: names_commit(each[1])):
@@ -67,7 +66,7 @@ def find_runs(
 
 
 def _decided_range(inputs: ComparedInputs, start: Path | None) -> tuple[float, float] | None:
-    """Return the range of rewards that the decide file beside a run's config gives."""
+    """Return the reward range in the decide file next to a run's config."""
     from osmosis_ai.workspace.config_files import decisions_of_run
     from osmosis_ai.workspace.layout import find_workspace
 

@@ -1,4 +1,4 @@
-"""`osmosis eval export`: a run for other tools, from its directory; a platform's run is downloaded first."""
+"""`osmosis eval export`: write a run in another tool's format, after downloading it if necessary."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXTENSIONS: dict[ExportFormat, str] = {"inspect": ".eval", "jsonl": ".jsonl", "p
 
 @dataclass(frozen=True)
 class Export:
-    """A file that was written: how many samples it has, and how far the run was."""
+    """A written export; ``progress`` describes how complete the run was."""
 
     run: str
     path: Path
@@ -30,9 +30,9 @@ class Export:
 
 
 def needed_types(client: PlatformClient) -> tuple[str, ...]:
-    """Return the types of files that an export is made of, once the platform has told what it offers.
+    """Return the file types that an export needs; call it after the platform has reported its capabilities.
 
-    The journal knows what the samples of a platform have no column for.
+    The journal has fields that the platform's sample lists lack.
     """
     from osmosis_ai.api.capabilities import Capability
 
@@ -41,10 +41,10 @@ def needed_types(client: PlatformClient) -> tuple[str, ...]:
 
 
 def find_run_directory(run: str) -> Path:
-    """Return the directory of a run of this machine, by name or path, or of a downloaded one, by its path.
+    """Return the directory of a local run, by name or path, or of a downloaded run, by path.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: the run does not exist.
     """
     from osmosis_ai.services.eval_runs.resolver import find_local_run
 
@@ -54,18 +54,18 @@ def find_run_directory(run: str) -> Path:
 def export_run(
     directory: Path, export_format: ExportFormat, *, target: Path | None = None, overwrite: bool = False
 ) -> Export:
-    """Write a run's samples in another tool's format; the file is there whole, or not at all.
+    """Write a run's samples atomically in another tool's format.
 
     Args:
-        directory: of the run.
-        export_format: ``inspect`` (inspect_ai's log), ``jsonl`` or ``parquet`` (a flat record a sample).
-        target: the file, or a directory for it; by default the run's name in the current directory.
-        overwrite: replace a file that is there.
+        directory: the run's directory.
+        export_format: ``inspect`` (inspect_ai's log), ``jsonl`` or ``parquet`` (one flat record per sample).
+        target: output file or directory; by default the run's name in the current directory.
+        overwrite: replace an existing file.
 
     Raises:
-        ConflictError: there is a file at the target.
-        OsmosisError: there is no run in the directory, it is damaged, what is needed of a download did not come, or
-            the file cannot be written, or not be read by that name.
+        ConflictError: the target exists.
+        OsmosisError: the run is missing, damaged or not fully downloaded, the target has the wrong suffix, or
+            the file cannot be written.
     """
     from osmosis_ai.evaluation.export import read_run
     from osmosis_ai.services.downloaded_runs import require_types
@@ -75,10 +75,13 @@ def export_run(
     path = _target(run, export_format, target)
     if export_format == "inspect" and path.suffix != EXTENSIONS["inspect"]:
         raise OsmosisError(
-            f"inspect_ai opens no log called {path.name}.", hint=f"end its name in {EXTENSIONS['inspect']}"
+            f"inspect_ai cannot open a log named {path.name}.",
+            hint=f"use the suffix {EXTENSIONS['inspect']}",
         )
     if path.exists() and not overwrite:
-        raise ConflictError(f"{path} exists; `--overwrite` replaces it, `--output` names another file.")
+        raise ConflictError(
+            f"{path} exists; replace it with `--overwrite`, or name another file with `--output`."
+        )
     try:
         with replacing(path, mode=0o644) as handle:
             count = _writer(export_format)(run, handle)

@@ -1,8 +1,8 @@
-"""`osmosis eval gate`: a run of this machine or of a platform, held against rules.
+"""`osmosis eval gate`: check a run of this machine or of a platform against thresholds.
 
-Of a run on this machine the journal is read, so that the numbers are those of this release whatever wrote the run. A
-platform of ours sends its estimates. The hosted service sends counts, from which bounds follow that hold as long as
-rows are independent of each other. The result file of a judge has metrics of its own.
+Local runs are read from the journal, so the numbers are always computed by this release. Self-hosted
+platforms send estimates. The hosted service sends counts only; bounds computed from them assume independent
+rows. The result file of a judge has its own metrics.
 """
 
 from __future__ import annotations
@@ -42,18 +42,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GatedRun:
-    """A run, and what it knows of itself.
+    """A run and its evidence for each rule.
 
     Attributes:
-        source: where it is.
-        place: its directory, or its page.
-        unfinished: why it is not all there, in a sentence; None for a run that is.
-        scored, tried: attempts with a score, and all that were made; None where that is not known.
-        evidence: what it knows of the metric of a rule.
-        metrics: all that it may know.
-        passes_at: the k of each pass@k it has, where nothing can be added to them; else None.
-        notes: what is to be known of the evidence, a sentence each.
-        subject: what stays the same from run to run, such as the config.
+        place: directory or page URL.
+        unfinished: sentence explaining why the run is incomplete; None if it is complete.
+        scored, tried: attempts with a score, and attempts made; None if unknown.
+        evidence: returns the evidence for a rule's metric.
+        metrics: metrics that the run may have.
+        passes_at: available k of pass@k for a finished run; None if unknown.
+        notes: sentences about the evidence.
+        subject: identity that is stable across runs, such as the config.
     """
 
     name: str
@@ -71,15 +70,10 @@ class GatedRun:
 
     @property
     def unscored(self) -> int:
-        """Attempts without a score, as far as the run reports them."""
         return 0 if self.scored is None or self.tried is None else max(0, self.tried - self.scored)
 
     def require(self, rules: Sequence[Rule]) -> None:
-        """Check that the rules are about what it may know.
-
-        Raises:
-            OsmosisError: one is not.
-        """
+        """Check that the run can have the metrics of the rules."""
         require_known(rules, self.metrics, "a judge's result file" if self.source == "rubric" else "a run")
         if self.passes_at is not None:
             require_pass_at(rules, self.passes_at)
@@ -87,13 +81,13 @@ class GatedRun:
 
 @dataclass(frozen=True)
 class GateReport:
-    """What all rules came to.
+    """The results of all rules.
 
     Attributes:
-        confidence: of each bound.
-        baseline: what the run is compared with.
-        decided_by: the decide file that rules came from, as people know it.
-        undecided: why nothing could be decided at all, in a sentence; such a run is never let through.
+        confidence: confidence level of each bound.
+        baseline: totals of the baseline.
+        decided_by: display name of the decide file that rules came from.
+        undecided: sentence explaining why no rule could be decided; such a run never passes.
     """
 
     run: GatedRun
@@ -106,16 +100,15 @@ class GateReport:
 
     @property
     def verdict(self) -> Verdict:
-        """That of all rules together."""
+        """The combined verdict of all rules."""
         return overall(self.judgements)
 
     @property
     def without_number(self) -> bool:
-        """Whether a rule is about a number that the run does not have."""
+        """Whether the run lacks the metric of some rule."""
         return any(judgement.evidence.value is None for judgement in self.judgements)
 
     def resource(self) -> dict[str, Any]:
-        """Return the report as scripts see it."""
         run = self.run
         return {
             "verdict": self.verdict,
@@ -136,16 +129,16 @@ class GateReport:
 
 
 def local_run(directory: Path) -> GatedRun:
-    """Return a run of this machine.
+    """Read a run of this machine.
 
     Raises:
-        OsmosisError: its directory is damaged, or is no run's.
+        OsmosisError: the directory is damaged or does not contain a run.
     """
     from osmosis_ai.evaluation.local_results import read_local_results
 
     found = read_local_results(directory)
     estimates = found.metrics.estimates.model_dump(mode="json")
-    # JSON has no keys that are numbers; a platform's estimates have come through it.
+    # Match a platform's estimates: JSON object keys are strings.
     estimates["pass_at_k"] = {str(k): value for k, value in estimates["pass_at_k"].items()}
     counts = found.metrics.estimates.counts
     planned = counts.planned
@@ -176,14 +169,14 @@ def _subject(directory: Path) -> str:
 
 
 def _passes_at(estimates: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return the k of each pass@k of a finished run; None where no sample has a score, so that none could be."""
+    """Return the available k of pass@k; None if no sample has a score."""
     if estimates.get("pass_rate") is None:
         return None
     return tuple(sorted(int(k) for k in estimates.get("pass_at_k") or {}))
 
 
 def _with_threshold(rule: Rule, evidence: Evidence, threshold: float) -> Evidence:
-    """Say from which reward on a sample passes where that is not 1: no record holds it, so it can be changed."""
+    """Note a pass threshold other than 1."""
     if threshold == 1.0 or rule.kind not in ("pass_rate", "pass@K"):
         return evidence
     said = f"a sample passes at a reward of {threshold:g}."
@@ -191,16 +184,16 @@ def _with_threshold(rule: Rule, evidence: Evidence, threshold: float) -> Evidenc
 
 
 def platform_run(client: PlatformClient, name: str, *, allow_imported: bool = False) -> GatedRun:
-    """Return a run of a platform.
+    """Read a run of a platform.
 
     Args:
         client: the platform.
         name: the run's name or id.
-        allow_imported: take one that was executed elsewhere, too: its platform has not seen it run.
+        allow_imported: accept an uploaded run, which the platform did not execute itself.
 
     Raises:
-        PlatformError: no such run, or as every call.
-        ConflictError: it was executed elsewhere.
+        PlatformError: the run does not exist or the request failed.
+        ConflictError: the run was imported, and ``allow_imported`` is not set.
     """
     from osmosis_ai.services.eval_runs.info import describe_run
     from osmosis_ai.services.eval_runs.platform_samples import counts_of, unfinished_there
@@ -217,7 +210,7 @@ def platform_run(client: PlatformClient, name: str, *, allow_imported: bool = Fa
     unfinished, passes_at = unfinished_there(found), None
     estimates = (metrics.estimates if metrics is not None else None) or {}
     if found.detail.retry_of is not None or found.detail.retries:
-        # A retry alone is no sample.
+        # The retry contains only the retried samples.
         estimates = found.merged.wire.estimates if found.merged is not None else {}
     if estimates:
         counts = estimates.get("counts") or {}
@@ -255,10 +248,10 @@ def platform_run(client: PlatformClient, name: str, *, allow_imported: bool = Fa
 
 
 def rubric_results(file: Path) -> GatedRun:
-    """Return what a result file of `osmosis eval rubric` knows; of a panel, every judge must meet a rule.
+    """Read a result file of `osmosis eval rubric`; with several judges, every judge must meet each rule.
 
     Raises:
-        OsmosisError: it is no such file.
+        OsmosisError: the file is not a rubric result.
     """
     from osmosis_ai.rubric.session_result import describe_outside_scale
 
@@ -270,10 +263,10 @@ def rubric_results(file: Path) -> GatedRun:
         scored, unscored, pending, records = (int(trust["counts"][name]) for name in names)
         clamped = describe_outside_scale(int(document.get("counts", {}).get("outside_scale") or 0), scored)
         if not judges:
-            raise ValueError("without a judge there is nothing to gate")
+            raise ValueError("the file has no judge")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise OsmosisError(
-            f"{file} is no result file of `osmosis eval rubric`.",
+            f"{file} is not a result file of `osmosis eval rubric`.",
             hint="write one with: osmosis eval rubric --output FILE",
         ) from None
 
@@ -294,7 +287,7 @@ def rubric_results(file: Path) -> GatedRun:
         source="rubric",
         status="incomplete" if pending else "finished",
         place=str(file),
-        unfinished=f"{pending} calls are pending: go on with --resume." if pending else None,
+        unfinished=f"{pending} calls are pending: continue with --resume." if pending else None,
         scored=scored,
         tried=scored + unscored,
         evidence=evidence,
@@ -305,7 +298,7 @@ def rubric_results(file: Path) -> GatedRun:
 
 
 def _with_unscored_calls(found: Evidence, judge: Mapping[str, Any]) -> Evidence:
-    """Add to the mean score of a judge what it would be with every unscored call at either end of the scale."""
+    """Add a judge's mean score with every unscored call at either end of the scale."""
     missing = judge.get("unscored_calls") or 0
     worst, best = judge.get("mean_at_worst"), judge.get("mean_at_best")
     if not missing:
@@ -317,14 +310,14 @@ def _with_unscored_calls(found: Evidence, judge: Mapping[str, Any]) -> Evidence:
 
 
 def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings) -> Evidence:
-    """Return what counts say about the metric of a rule."""
+    """Return the evidence that counts give for a rule's metric."""
     from osmosis_ai.evaluation.comparison.gate_rules import describe_unknown_range
 
     metric, rows = rule.metric, counts.rows
     note = (
-        "the platform does not tell which row a sample is of: each row counts once."
+        "the platform does not report the row of each sample: each row counts once."
         if rows is not None
-        else "the platform does not tell how many rows there are: each sample counts for itself."
+        else "the platform does not report the number of rows: samples are treated as independent."
     )
 
     def share(hits: float | None, samples: int | None) -> Evidence:
@@ -349,19 +342,20 @@ def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings
         return replace(found, unscored=missing, extremes=extremes)
     if metric.startswith("pass@"):
         value = counts.pass_at_k.get(int(metric.removeprefix("pass@")))
-        # A row needs k attempts to be in it.
+        # A row needs k attempts to be included.
         rows = None if rows is None else min(rows, (counts.tried or 0) // int(metric.removeprefix("pass@")))
         if value is None or not rows:
-            return Evidence(value, note=f"the platform does not tell {metric} and of how many rows it is.")
+            return Evidence(value, note=f"the platform does not report {metric} and its number of rows.")
         found = share(value * rows, rows)
         if not missing:
             return found
-        # The hosted pass@k counts unscored attempts as failed. A pass moves that of its row alone, by 1 at most.
+        # The hosted pass@k counts unscored attempts as failed. One more pass changes only its own row, by at
+        # most 1.
         extremes = found, share(min(rows, value * rows + missing), rows)
         return replace(found, unscored=missing, extremes=extremes)
     if metric == "reward":
         if counts.reward is None or not scored:
-            return Evidence(note="the platform does not tell the mean and the spread of the rewards.")
+            return Evidence(note="the platform does not report the mean and variance of the rewards.")
         mean, std = counts.reward
 
         def mean_with(more: int, reward: float) -> Evidence:
@@ -386,7 +380,7 @@ def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings
 
 
 def warnings_of(run: GatedRun, rules: Sequence[Rule]) -> list[str]:
-    """Return what a reader should know besides the verdict, a sentence each."""
+    """Return warnings to show next to the verdict, one sentence each."""
     found = [*run.notes]
     if run.unscored and not asks_about_unscored(rules):
         found.append(
@@ -397,5 +391,4 @@ def warnings_of(run: GatedRun, rules: Sequence[Rule]) -> list[str]:
 
 
 def asks_about_unscored(rules: Sequence[Rule]) -> bool:
-    """Whether a rule limits the share of unscored attempts."""
     return any(rule.metric == "unscored" for rule in rules)

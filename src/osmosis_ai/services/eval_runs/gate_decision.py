@@ -1,6 +1,6 @@
-"""A gate: the rules that were given and those beside the config, applied to a run and, where they ask for it, its baseline.
+"""Apply the rules of the command line and of the decide file to a run and, if needed, its baseline.
 
-What a rule needs is read when a rule needs it: a run without a baseline is decided by its own estimates alone.
+Data is read only when a rule needs it. Without a baseline, the run's own estimates are sufficient.
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
 
 _OF_SAMPLES = ("cost_per_row", "tokens", "latency")
-"""Metrics that no run's estimates have: they are worked out from its samples."""
+"""Metrics that are missing from a run's estimates and computed from its samples."""
 
 
 class GateUsageError(OsmosisError):
-    """A question that cannot be asked of this run, or of any: a wrong command line, not a run that fails."""
+    """The question does not apply to this run: a usage error, not a failed gate."""
 
 
 @dataclass(frozen=True)
 class GateQuestion:
-    """What a gate is asked.
+    """Options of a gate.
 
     Attributes:
-        rules: of the command line; of the same metric and bound they go before those of a file.
-        against: the baseline; None for that of the file, if any.
-        rules_file: a decide file; None for the one beside the run's config, if there is one.
-        slices: columns; none for those of the file.
-        confidence: None for that of the file, or 95 %.
-        reward_range: the least and the greatest reward there can be.
-        allowed: what is refused otherwise.
-        allow_imported: take runs that were executed elsewhere.
+        rules: rules of the command line; they override those of the file for the same metric and bound.
+        against: baseline; None for that of the file, if any.
+        rules_file: decide file; None for the one next to the run's config, if it exists.
+        slices: columns; empty for those of the file.
+        confidence: confidence level; None for that of the file, or 0.95.
+        reward_range: lowest and highest possible reward.
+        allowed: differences that do not prevent a comparison.
+        allow_imported: accept uploaded runs, which the platform did not execute itself.
     """
 
     rules: tuple[Rule, ...] = ()
@@ -91,13 +91,13 @@ def gate(reference: str, question: GateQuestion, *, client: Client) -> GateRepor
     """Decide whether a run meets its rules.
 
     Args:
-        reference: the run, as people name runs; or a result file of `osmosis eval rubric`.
-        question: the rules.
-        client: connects with the platform, when it has to be asked.
+        reference: a run (see :func:`resolve_run`), or a result file of `osmosis eval rubric`.
+        question: rules and options.
+        client: connects to the platform; called only if needed.
 
     Raises:
-        GateUsageError: there is no rule, or one that cannot be asked of this run.
-        OsmosisError: a run is nowhere, damaged, or may not be compared.
+        GateUsageError: the rules are missing or do not apply to this run.
+        OsmosisError: a run does not exist, is damaged, or is not comparable.
     """
     file = expanded(reference)
     if file.is_file() and run_of_file(file) is None:
@@ -115,7 +115,7 @@ def gate(reference: str, question: GateQuestion, *, client: Client) -> GateRepor
 
 @dataclass(frozen=True)
 class _Asked:
-    """The question with what the decide file adds."""
+    """The question merged with the decide file."""
 
     rules: tuple[Rule, ...]
     against: str | None
@@ -128,7 +128,6 @@ class _Asked:
 
     @property
     def margins(self) -> list[Rule]:
-        """The rules about a baseline."""
         return [rule for rule in self.rules if rule.bound == "margin"]
 
 
@@ -150,7 +149,7 @@ def _asked(question: GateQuestion, decisions: Decisions) -> _Asked:
 
 
 def rules_of(decisions: Decisions) -> Iterator[Rule]:
-    """Yield the rules that a decide file has."""
+    """Yield the rules of a decide file."""
     for metric, limit in decisions.minima.items():
         yield Rule(metric, "min", limit)
     for metric, limit in decisions.maxima.items():
@@ -169,13 +168,11 @@ def _require_askable(question: GateQuestion, asked: _Asked) -> None:
     if asked.margins and asked.against is None:
         rule = asked.margins[0]
         where = "" if rule in question.rules else f" of {asked.decided_by}"
-        raise GateUsageError(
-            f"`{rule}`{where} is about a baseline, and none is named.", hint="name a run: --against BASE"
-        )
+        raise GateUsageError(f"`{rule}`{where} needs a baseline.", hint="name a run: --against BASE")
     if question.against is not None and not asked.margins:
         raise GateUsageError(
-            "nothing is asked about the baseline.",
-            hint="say how much worse is accepted: --margin pass_rate=0.03",
+            "no rule uses the baseline.",
+            hint="set the accepted loss: --margin pass_rate=0.03",
         )
     for rule in asked.margins:
         problem = margin_problem(rule.described, rule.limit, asked.reward_range)
@@ -184,7 +181,7 @@ def _require_askable(question: GateQuestion, asked: _Asked) -> None:
 
 
 def _decisions(question: GateQuestion, found: ResolvedRun | None) -> Decisions:
-    """Return what the decide file says: the one that was named, else the one beside the run's config."""
+    """Return the named decide file, or else the one next to the run's config."""
     from osmosis_ai.errors import WorkspaceRequiredError
     from osmosis_ai.evaluation.local_samples import read_inputs
     from osmosis_ai.workspace.config_files import decisions_of_run, load_decisions
@@ -198,7 +195,7 @@ def _decisions(question: GateQuestion, found: ResolvedRun | None) -> Decisions:
         named = expanded(question.rules_file).absolute()
         if not named.is_file():
             raise GateUsageError(
-                f"there is no file `{question.rules_file}`.", hint="name a .decide.toml: --rules FILE"
+                f"file not found: `{question.rules_file}`.", hint="name a .decide.toml: --rules FILE"
             )
         return load_decisions(named, workspace)
     if found is None or found.directory is None or workspace is None:
@@ -208,7 +205,7 @@ def _decisions(question: GateQuestion, found: ResolvedRun | None) -> Decisions:
 
 @dataclass(frozen=True)
 class _Compared:
-    """The run beside its baseline."""
+    """A run compared with its baseline."""
 
     pair: RunPair
     comparability: Comparability
@@ -216,7 +213,7 @@ class _Compared:
 
 
 class _Gate:
-    """One decision; samples are read when a rule needs them, once."""
+    """One decision; samples are read at most once, when a rule needs them."""
 
     def __init__(self, run: GatedRun, found: ResolvedRun | None, asked: _Asked, client: Client) -> None:
         self._run = run
@@ -227,7 +224,7 @@ class _Gate:
         self._notes: list[str] = []
 
     def report(self) -> GateReport:
-        """Apply all rules: those of the whole run as they were given, then those of slices."""
+        """Apply all rules: first those of the whole run, then those of slices."""
         asked, run = self._asked, self._run
         self._require_known()
         compared = self._compare() if asked.margins else None
@@ -254,7 +251,7 @@ class _Gate:
         asked, run = self._asked, self._run
         if run.source == "rubric" and (asked.margins or asked.slices or asked.confidence != CONFIDENCE):
             raise GateUsageError(
-                "a judge's result file is held against limits alone.",
+                "a judge's result file can only be checked against limits.",
                 hint="compare it with another: osmosis eval rubric --baseline FILE",
             )
         try:
@@ -292,7 +289,7 @@ class _Gate:
         return judge_at
 
     def _evidence(self, rule: Rule, confidence: float) -> Evidence:
-        """Return what the whole run says about the metric of a rule."""
+        """Return the whole run's evidence for a rule's metric."""
         from osmosis_ai.evaluation.comparison.gate_rules import sampled_evidence, with_unscored
 
         run, settings = self._run, self._settings(confidence)
@@ -320,7 +317,7 @@ class _Gate:
         return with_unscored(found, attempts, rule.metric, settings)
 
     def _attempts(self) -> LabelledRun | None:
-        """Return the run's attempts; None if a platform does not list them, and for a judge's result file."""
+        """Return the run's attempts; None for a judge's file or a platform that does not list attempts."""
         from osmosis_ai.evaluation.comparison.gate_rules import alone
 
         if self._run.source == "rubric" or (self._run.source == "platform" and not self._lists_attempts()):
@@ -328,14 +325,14 @@ class _Gate:
         return alone(self._samples()).b
 
     def _lists_attempts(self) -> bool:
-        """Whether the platform lists the attempts of the run, rather than counting them."""
+        """Whether the platform lists the run's attempts instead of only counting them."""
         from osmosis_ai.api.capabilities import Capability
 
         offers = self._client().offers
         return offers is not None and Capability.EVAL_SAMPLES in offers and self._samples().summary is None
 
     def _settled(self, found: RuleResult) -> RuleResult:
-        """Add to an inconclusive result what would settle it, if that is known."""
+        """Add what would settle an inconclusive result, if known."""
         run = self._run
         if found.verdict != "unclear" or found.settles is not None or found.evidence.undecided is not None:
             return found
@@ -385,7 +382,7 @@ class _Gate:
             unfinished = [f"{each.name}: {each.unfinished}" for each in (run, baseline) if each.unfinished]
             if not unfinished:
                 raise
-            # Perhaps it has no row yet that both runs have.
+            # There may be no common row yet.
             comparability = Comparability(None, (), None, undecided=unfinished[0])
         self._notes += comparability.notes
         if comparability.label:
@@ -434,7 +431,7 @@ class _Gate:
 
 
 def settled_by(found: RuleResult, attempts: LabelledRun, confidence: float) -> RuleResult:
-    """Add to what is unclear what would settle it, where that is known."""
+    """Add what would settle an inconclusive result, if known."""
     from osmosis_ai.evaluation.comparison.design import settle
     from osmosis_ai.evaluation.comparison.gate_rules import attempts_of, cost_of_attempt, spread_of_run
 
@@ -456,7 +453,7 @@ def settled_by(found: RuleResult, attempts: LabelledRun, confidence: float) -> R
 
 
 def settled_by_counts(found: RuleResult, confidence: float) -> RuleResult:
-    """Add to a share of which only counts are known how many rows would settle it, each row counting once."""
+    """Add how many independent rows would settle a share of which only counts are known."""
     from osmosis_ai.evaluation.comparison.design import settle
     from osmosis_ai.evaluation.variance import VarianceComponents
 
@@ -464,6 +461,6 @@ def settled_by_counts(found: RuleResult, confidence: float) -> RuleResult:
     share, rows = evidence.value, evidence.rows or evidence.samples
     if rule.metric not in ("pass_rate", *SHARES) or share is None or not rows:
         return found
-    # Rows that all came out alike tell no spread: then it is taken as that of a share on the limit.
+    # Rows with identical outcomes give no variance estimate; assume that of a share at the limit.
     spread = VarianceComponents(share * (1 - share) or rule.limit * (1 - rule.limit), None, rows, 1.0)
     return replace(found, settles=settle(spread, share - rule.limit, rows, 1, confidence=confidence).words)

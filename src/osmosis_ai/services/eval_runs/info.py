@@ -1,4 +1,4 @@
-"""Evaluation runs of the platform and of this machine: described, compared, retried, followed."""
+"""Evaluation runs of the platform and of this machine: describe, list, retry and watch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunProgress:
-    """Samples that are done, and all that are planned."""
+    """Completed and planned samples."""
 
     completed: int
     total: int
@@ -46,10 +46,10 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class DescribedEvaluation(DescribedRun):
-    """An evaluation in full.
+    """An evaluation with its metrics.
 
     Attributes:
-        merged: with its retries, or with what it is a retry of; None without any.
+        merged: the run combined with its retries, or with the original run; None if it has neither.
     """
 
     kind: ClassVar[RunKind] = "eval"
@@ -73,14 +73,14 @@ class DescribedEvaluation(DescribedRun):
 
     @property
     def estimates(self) -> Estimates | None:
-        """The intervals and counts, where the platform has them in a form this version knows."""
+        """The intervals and counts; None if missing or in a format that this version does not know."""
         from osmosis_ai.evaluation.metrics_models import Estimates
 
         return Estimates.read(self.metrics.estimates) if self.metrics is not None else None
 
     @property
     def headline(self) -> Headline | None:
-        """The run's result in a line; None before anything is counted."""
+        """The run's result in one line; None before any sample is counted."""
         from osmosis_ai.evaluation.headline import Headline
 
         estimates, detail = self.estimates, self.detail
@@ -109,7 +109,7 @@ class DescribedEvaluation(DescribedRun):
         }
 
     def _related(self) -> dict[str, Any]:
-        """Return what scripts see of retries, where there are any."""
+        """Return the retry fields of the JSON output, if any."""
         detail, merged = self.detail, self.merged
         if detail.retry_of is None and not detail.retries:
             return {}
@@ -126,7 +126,7 @@ class DescribedEvaluation(DescribedRun):
 
 
 def list_runs(client: PlatformClient, *, limit: int, everything: bool) -> Listing[EvalRunRow]:
-    """Return the workspace's runs, the newest first; arguments as in ``fetch_listing``."""
+    """List the workspace's runs, newest first; arguments as in ``fetch_listing``."""
     from osmosis_ai.services.listing import fetch_listing
 
     return fetch_listing(
@@ -138,10 +138,10 @@ def list_runs(client: PlatformClient, *, limit: int, everything: bool) -> Listin
 
 
 def describe_run(client: PlatformClient, name: str) -> DescribedEvaluation:
-    """Return a run with its numbers; that the numbers cannot be had is no failure.
+    """Return a run with its metrics; unavailable metrics are not an error.
 
     Raises:
-        PlatformError: no such run, or as every call.
+        PlatformError: the run does not exist or the request failed.
     """
     from osmosis_ai.api.http_errors import PlatformError
 
@@ -159,7 +159,7 @@ def describe_run(client: PlatformClient, name: str) -> DescribedEvaluation:
 
 
 def run_item(row: EvalRunRow) -> dict[str, Any]:
-    """Return a listed run as scripts see it."""
+    """Return the JSON of a listed run."""
     item = _own_fields(
         row,
         model=row.model.name if row.model else None,
@@ -184,7 +184,7 @@ def run_item(row: EvalRunRow) -> dict[str, Any]:
 
 
 def run_headline(results: EvalResults | None, config: Mapping[str, Any] | None) -> Headline | None:
-    """Return a run's result in a line, as far as the platform lets it be known."""
+    """Return a run's result in one line, if known."""
     from osmosis_ai.evaluation.headline import Headline
 
     if results is None:
@@ -196,7 +196,7 @@ def run_headline(results: EvalResults | None, config: Mapping[str, Any] | None) 
 
 
 def rows_drawn(results: EvalResults | None, config: Mapping[str, Any] | None) -> RowsDrawn | None:
-    """Return how many rows of how many a run uses, and how they were chosen as far as the platform says."""
+    """Describe how many of how many rows a run uses and, if known, how they were chosen."""
     from osmosis_ai.datasets.selection import RowsDrawn
 
     if results is None or results.sampled_rows is None:
@@ -211,7 +211,7 @@ def rows_drawn(results: EvalResults | None, config: Mapping[str, Any] | None) ->
 def run_summary(
     results: EvalResults | None, config: Mapping[str, Any] | None, *, full: bool = False
 ) -> dict[str, Any]:
-    """Return the numbers of a run that are known; ``full`` adds those that only a detail shows."""
+    """Return the known metrics of a run; ``full`` includes those that only a detail view shows."""
     if results is None:
         return {}
     known: dict[str, Any] = {
@@ -236,7 +236,7 @@ def run_summary(
 
 
 def run_progress(results: EvalResults | None, config: Mapping[str, Any] | None) -> RunProgress | None:
-    """Return how far a run is; never more than all of it. None while the platform does not say."""
+    """Return a run's progress, capped at its total; None if the platform does not report it."""
     if results is None or results.sampled_rows is None:
         return None
     attempts = (config or {}).get("n")
@@ -248,7 +248,7 @@ def run_progress(results: EvalResults | None, config: Mapping[str, Any] | None) 
 
 
 def run_metrics(metrics: EvalMetrics | None) -> dict[str, Any] | None:
-    """Return a run's numbers under the names that `eval run` gives them."""
+    """Return a run's metrics under the names used by `eval run`."""
     if metrics is None:
         return None
     found = {**metrics.overview.model_dump(exclude={"duration_ms"}), "reward_stats": metrics.reward_stats}
@@ -271,11 +271,11 @@ def _own_fields(
 
 @dataclass(frozen=True)
 class ProposedRetry:
-    """A retry that the platform would take.
+    """A retry that the platform would accept.
 
     Attributes:
-        check: what it would make, as the platform says.
-        provided: values of secrets, for the retry only.
+        check: the platform's preview.
+        provided: secret values for this retry only.
     """
 
     check: RetryCheck
@@ -283,17 +283,16 @@ class ProposedRetry:
 
     @property
     def name(self) -> str:
-        """The run whose samples are made again."""
+        """The run to retry."""
         return self.check.eval_run.name or self.check.eval_run.id or ""
 
     @property
     def samples(self) -> str:
-        """How many of how many, in words."""
         return f"{self.check.samples:,} of {self.check.planned:,}"
 
     @property
     def reasons(self) -> str:
-        """Why they have no score, in words."""
+        """Why the samples have no score."""
         from osmosis_ai.evaluation.headline import breakdown
 
         check = self.check
@@ -307,21 +306,20 @@ class ProposedRetry:
 
 @dataclass(frozen=True)
 class MergedRuns:
-    """A run and its retries as one evaluation; ``estimates`` is None in a form this version does not know."""
+    """A run combined with its retries; ``estimates`` is None in a format that this version does not know."""
 
     wire: MergedEvaluation
     estimates: Estimates | None
 
     @classmethod
     def of(cls, wire: MergedEvaluation) -> MergedRuns:
-        """Return what a platform's reply says."""
         from osmosis_ai.evaluation.metrics_models import Estimates
 
         return cls(wire, Estimates.read(wire.estimates))
 
     @property
     def headline(self) -> Headline | None:
-        """The result of all in a line."""
+        """The combined result in one line."""
         from osmosis_ai.datasets.selection import RowsDrawn
         from osmosis_ai.evaluation.headline import Headline
 
@@ -331,16 +329,15 @@ class MergedRuns:
 
     @property
     def unfinished(self) -> str | None:
-        """Why these are not all samples yet, in a sentence; None when they are."""
+        """Sentence explaining why samples are missing; None if complete."""
 
         for run in self.wire.runs:
             if run.status not in TERMINAL["eval"]:
-                return f"the run {run.name} is {run.status}: its samples are not all there yet."
+                return f"the run {run.name} is {run.status}: it does not have all its samples yet."
         pending = self.estimates.counts.pending if self.estimates is not None else 0
-        return f"{pending} samples were never made, in none of the runs." if pending else None
+        return f"{pending} attempts were not made in any of the runs." if pending else None
 
     def data(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
         headline = self.headline
         return {
             "runs": [run.model_dump(mode="json") for run in self.wire.runs],
@@ -350,16 +347,16 @@ class MergedRuns:
 
 
 def plan_retry(client: PlatformClient, name: str, secret_values: Mapping[str, str]) -> ProposedRetry:
-    """Ask what a retry of a run would make.
+    """Preview a retry of a run.
 
     Args:
         client: the platform.
         name: the run's name or id.
-        secret_values: from the user's secrets file, for the retry alone.
+        secret_values: values from the user's secrets file, for this retry only.
 
     Raises:
-        PlatformError: no such run, or the platform retries nothing; or as every call.
-        OsmosisError: there is nothing to retry, or it cannot be; the message says why.
+        PlatformError: the run does not exist, the platform does not support retries, or the request failed.
+        OsmosisError: the run has no samples to retry, or cannot be retried.
     """
     from osmosis_ai.api.capabilities import Capability
     from osmosis_ai.services.capabilities import require_offered
@@ -375,10 +372,10 @@ def plan_retry(client: PlatformClient, name: str, secret_values: Mapping[str, st
 
 
 def submit_retry(client: PlatformClient, planned: ProposedRetry) -> SubmittedRun:
-    """Submit a retry, once.
+    """Submit a retry, without repeating the request.
 
     Raises:
-        PlatformError: the platform refused; or it did not answer, and the retry may exist all the same.
+        PlatformError: the platform refused, or did not answer; in the latter case the retry may exist.
     """
     from osmosis_ai.services.runs.secrets import explaining_failures
 
@@ -392,11 +389,11 @@ WatchedStatus = Literal["running", "finished", "incomplete"]
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """A run directory at one moment.
+    """A snapshot of a run directory.
 
     Attributes:
-        status: ``incomplete`` when nobody works on it and work is left.
-        metrics: the last written ``metrics.json``; None before there is one.
+        status: ``incomplete`` if no process works on the run and attempts are pending.
+        metrics: the last written ``metrics.json``; None before it exists.
     """
 
     run_name: str
@@ -408,26 +405,26 @@ class WatchedRun:
 
     @property
     def ended(self) -> bool:
-        """Whether nobody works on it any more."""
+        """Whether the run has stopped."""
         return self.status != "running"
 
     @property
     def estimates(self) -> Estimates | None:
-        """The numbers that the run has written down."""
+        """The recorded estimates."""
         from osmosis_ai.evaluation.metrics_models import Estimates
 
         return Estimates.read((self.metrics or {}).get("estimates"))
 
     @property
     def rows(self) -> RowsDrawn | None:
-        """How many rows of how many, and how they were chosen; None before the first metrics."""
+        """Number and selection of rows; None before the first metrics."""
         from osmosis_ai.datasets.selection import RowsDrawn
 
         return RowsDrawn.read((self.metrics or {}).get("eval_run", {}).get("rows"))
 
     @property
     def headline(self) -> Headline | None:
-        """The result in a line, as far as the run has written it down."""
+        """The recorded result in one line."""
         from osmosis_ai.evaluation.headline import Headline
 
         estimates = self.estimates
@@ -435,18 +432,16 @@ class WatchedRun:
 
 
 def run_nowhere(run: str, missing: NotFoundError, error: OsmosisError) -> OsmosisError:
-    """Return what to say of a run that is neither here nor to be had from a platform.
+    """Return the error about a run that was found neither on this machine nor on a platform.
 
     Args:
         run: as the user named it.
-        missing: why it is not here.
-        error: what asking the platform came to.
+        missing: error of the local search.
+        error: error of the platform request.
     """
     platform_code = getattr(error, "platform_code", None)
     if error.code in ("AUTH_REQUIRED", "VALIDATION") and getattr(error, "status", None) is None:
-        hint = (
-            f"{missing.hint}; runs of a platform can be seen once you are logged in" if missing.hint else None
-        )
+        hint = f"{missing.hint}; log in to see runs of a platform" if missing.hint else None
         return NotFoundError(missing.message, details=missing.details, hint=hint)
     if error.code == "NOT_FOUND" and not (platform_code or "").startswith("GIT_"):
         meant = _meant_there(error)
@@ -460,7 +455,7 @@ def run_nowhere(run: str, missing: NotFoundError, error: OsmosisError) -> Osmosi
             hint="; ".join(filter(None, hints)),
         )
     if getattr(error, "status", 0) is None and missing.hint:
-        # Who is not reached may know the run; so may this machine, by another name.
+        # An unreachable platform may have the run, and so may this machine under a similar name.
         error.hint = (
             f"{error.hint}; or, of the runs of this machine, {missing.hint}" if error.hint else missing.hint
         )
@@ -468,7 +463,7 @@ def run_nowhere(run: str, missing: NotFoundError, error: OsmosisError) -> Osmosi
 
 
 def _meant_there(error: OsmosisError) -> str | None:
-    """Return which of the platform's runs was probably meant, as the platform says or as was found in its list."""
+    """Return the closest match among the platform's runs."""
     if error.hint is not None and error.hint.startswith("did you mean"):
         return error.hint
     suggested = getattr(error, "body", {}).get("suggestion")
@@ -476,11 +471,7 @@ def _meant_there(error: OsmosisError) -> str | None:
 
 
 class RunWatcher:
-    """Reads a run's directory again and again, each byte of the journal once.
-
-    Raises:
-        OsmosisError: when the directory is no run.
-    """
+    """Polls a run's directory, reading each byte of the journal once."""
 
     def __init__(self, run_dir: Path) -> None:
         from osmosis_ai.evaluation.ledger import Ledger
@@ -502,10 +493,10 @@ class RunWatcher:
         self._finished = 0
 
     def look(self) -> WatchedRun:
-        """Return how the run stands now."""
+        """Return a snapshot."""
         from osmosis_ai.evaluation.run_lock import is_running
 
-        # The lock first: whoever releases it has written everything before.
+        # Check the lock first: all results are written before it is released.
         running = is_running(self._directory.path.parent, self._directory.path.name)
         self._read_journal()
         metrics = self._directory.read_metrics()
@@ -564,40 +555,40 @@ class RunWatcher:
 
 @dataclass(frozen=True)
 class SeenEvaluation:
-    """A run of a platform at one moment; ``progress`` is None while the platform does not say."""
+    """A snapshot of a platform's run; ``progress`` is None if the platform does not report it."""
 
     detail: EvalRunDetail
     progress: ProgressSnapshot | None
 
     @property
     def ended(self) -> bool:
-        """Whether the run will not change any more."""
+        """Whether the status is final."""
         return self.detail.eval_run.status in TERMINAL["eval"]
 
 
 class WorkPace:
-    """How long workers have worked on a run since it was first seen, and what they finished in that time.
+    """Measures how long workers have worked on a run since it was first seen, and what they finished.
 
-    Waiting time does not count. A lost worker is noticed late, so the time since the last finished sample is then
-    subtracted.
+    Waiting time does not count. A lost worker is noticed late, so the time since the last finished sample is
+    then subtracted.
 
     Args:
         clock: monotonic seconds.
 
     Attributes:
         worked_s: seconds of work.
-        finished: samples that were finished in them.
+        finished: samples finished in that time.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._at: float | None = None  # of the last look, while somebody works
+        self._at: float | None = None  # last look while a worker was active
         self._completed = 0
         self._certain_s = 0.0
         self.worked_s, self.finished = 0.0, 0
 
     def see(self, completed: int, *, works: bool) -> None:
-        """Take in a look at the run: how many samples are done, and whether somebody ``works`` on it."""
+        """Record how many samples are done, and whether a worker ``works`` on the run."""
         now, more = self._clock(), max(0, completed - self._completed)
         if self._at is not None:
             self.worked_s += now - self._at
@@ -610,12 +601,7 @@ class WorkPace:
 
 
 class EvaluationLook:
-    """Asks how a run of a platform stands, again and again.
-
-    Args:
-        client: the platform.
-        name: the run's name or id.
-    """
+    """Polls a run of a platform."""
 
     def __init__(self, client: PlatformClient, name: str) -> None:
         self._client = client

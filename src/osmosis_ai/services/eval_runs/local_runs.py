@@ -1,6 +1,6 @@
-"""The evaluations of this machine for commands that also know those of a platform: listed, described, their logs.
+"""List and describe evaluations of this machine, and read their logs.
 
-Their numbers are those of `osmosis view`: one source reads both.
+The numbers come from the same source as those of `osmosis view`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class LocalRuns:
     """The newest evaluations of this machine.
 
     Attributes:
-        total: how many there are.
-        unreadable: the names of directories that this user may not read.
-        archived: names of the runs that `--fresh` has archived, newest first; they are not in the list.
+        total: number of evaluations.
+        unreadable: names of directories without read permission.
+        archived: names of runs archived by `--fresh`, newest first; they are not in the list.
     """
 
     items: Sequence[RunEntry]
@@ -40,10 +40,10 @@ class LocalRuns:
 
 
 def list_local_runs(*, limit: int, everything: bool, start: Path | None = None) -> LocalRuns:
-    """Return the workspace's evaluations on this machine, the newest first; none where there is no workspace.
+    """List the workspace's evaluations on this machine, newest first; empty outside a workspace.
 
     Raises:
-        OsmosisError: ``everything`` and a limit are asked for.
+        OsmosisError: both ``everything`` and a limit are given.
     """
     from osmosis_ai.files import cache_dir
     from osmosis_ai.services.eval_runs.resolver import evals_directory
@@ -70,10 +70,10 @@ def list_local_runs(*, limit: int, everything: bool, start: Path | None = None) 
 
 
 def describe_local_run(directory: Path) -> RunDetail:
-    """Return an evaluation of this machine, or one that was downloaded to it, with its numbers.
+    """Return a local or downloaded evaluation with its metrics.
 
     Raises:
-        OsmosisError: nothing of it can be read.
+        OsmosisError: the run cannot be read.
     """
     from osmosis_ai.services.downloaded_runs import (
         NoSampleListedError,
@@ -94,7 +94,7 @@ def describe_local_run(directory: Path) -> RunDetail:
 
 
 def _numbers_alone(directory: Path, *problems: str) -> RunDetail:
-    """Return what the numbers of a downloaded run tell of it, without its samples, for which there are problems."""
+    """Describe a downloaded run from its metrics alone, because its samples have problems."""
     from osmosis_ai.services.downloaded_runs import numbers_alone
     from osmosis_ai.viewer.local.evaluations import facts_of, read_evaluation
     from osmosis_ai.viewer.source import RunDetail
@@ -112,16 +112,16 @@ def _numbers_alone(directory: Path, *problems: str) -> RunDetail:
 
 
 def _at(directory: Path, local: Path, detail: RunDetail) -> RunDetail:
-    """Return what is known of a run with the directory that the user knows, not that which was made of it."""
+    """Return the description with the directory that the user knows instead of the converted copy."""
     facts = [(name, str(directory) if value == str(local) else value) for name, value in detail.facts]
     return replace(detail, facts=facts)
 
 
 def local_log(directory: Path, *, limit: int, cursor: str | None, level: str | None) -> tuple[LogPage, int]:
-    """Return lines of a run's log, oldest first: of a level and above, from as far back as it takes; and how far that was.
+    """Return log lines of at least a level, oldest first, and how many lines were searched for them.
 
     Raises:
-        OsmosisError: the cursor is none of a log.
+        OsmosisError: the cursor is invalid.
     """
     from osmosis_ai.evaluation.log_pages import read_log
     from osmosis_ai.services.log_following import page_of_level
@@ -141,15 +141,15 @@ def follow_local_log(
     tell: Callable[[str], None],
     is_running: Callable[[], bool] | None = None,
 ) -> Iterator[LogEntry]:
-    """Yield the last lines of a run's log, then every new one until nobody works on the run.
+    """Yield the last lines of a run's log, then new ones until the run stops.
 
     Args:
-        directory: the run's.
-        first: how many lines to begin with.
-        level: the least; None for all.
-        pause: waits between two looks.
-        tell: told at the end that there was no line of the level.
-        is_running: tells whether somebody works on it; when None, whether an evaluation is run there.
+        directory: the run's directory.
+        first: number of lines to begin with.
+        level: minimum level; None for all lines.
+        pause: waits between two polls.
+        tell: receives a message at the end if no line had the level.
+        is_running: returns whether the run is active; by default checks the lock of an evaluation.
     """
     from osmosis_ai.evaluation import run_lock
     from osmosis_ai.evaluation.log_pages import cursor_at, read_log
@@ -163,7 +163,7 @@ def follow_local_log(
     yield from begun.logs
     shown = len(begun.logs)
     while True:
-        # Asked first: what is written before the end is then in the lines read after it.
+        # Check before reading, so that the last read includes everything that was written before the end.
         last = not goes_on()
         while True:
             page = read_log(log, limit=_PAGE, cursor=cursor, direction="newer")
@@ -181,7 +181,7 @@ def follow_local_log(
 
 
 def local_item(entry: RunEntry, directory: Path | None = None) -> dict[str, Any]:
-    """Return a run of this machine as scripts see it, by the names that a platform's has."""
+    """Return a local run's JSON, with the keys of a platform's run."""
     from osmosis_ai.api.wire.base import wire_time
 
     headline = entry.headline
@@ -208,13 +208,13 @@ def local_item(entry: RunEntry, directory: Path | None = None) -> dict[str, Any]
 
 
 def nobody_asked(error: OsmosisError) -> bool:
-    """Tell whether no platform could be asked: there is no login, no workspace or origin, or no address of one."""
+    """Whether the error means that no platform could be queried: no login, workspace, origin or address."""
     missing = ("AUTH_REQUIRED", "VALIDATION", "WORKSPACE_REQUIRED")
     return getattr(error, "status", None) is None and error.code in missing
 
 
 def first_run_command(start: Path | None = None) -> str:
-    """Return the command that makes a workspace's first run on this machine."""
+    """Return the command for a workspace's first local run."""
     from osmosis_ai.services.eval_runs.resolver import evals_directory
 
     try:

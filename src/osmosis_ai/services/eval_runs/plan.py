@@ -1,4 +1,4 @@
-"""How many rows and attempts an evaluation needs."""
+"""Compute how many rows and attempts an evaluation needs."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ PlannedMetric: TypeAlias = Literal["pass_rate", "reward"]
 
 
 class PlanUsageError(OsmosisError):
-    """What was asked for has no meaning, whatever the runs say."""
+    """The request is invalid for any run."""
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What the user asked for; every field but ``config`` may be left out.
+    """Options of a plan; all but ``config`` are optional.
 
     Attributes:
-        config: a file of ``configs/eval/``.
-        pilot, against: runs that tell the spread; with both it is that of their difference.
-        detect: the difference to be seen, on the scale of the metric: three points of a rate are 0.03.
-        power: in how many of all cases.
-        confidence: of the interval that has to leave out no difference; that of the decide file when None.
+        config: a file in ``configs/eval/``.
+        pilot, against: runs that the variance is estimated from; with both, the variance of their difference.
+        detect: difference to detect, on the metric's scale: three percentage points of a rate are 0.03.
+        power: statistical power: probability of detecting the difference.
+        confidence: confidence level; None for that of the decide file.
         max_cost: US dollars for one run.
-        rows_at_most: as many as there are in the dataset when None.
-        row_cost: US dollars that one more row costs to make, besides its attempts.
-        pass_rate, icc: what is assumed without a pilot.
+        rows_at_most: None for all rows of the dataset.
+        row_cost: US dollars to create one more row, excluding its attempts.
+        pass_rate, icc: assumptions without a pilot.
     """
 
     config: Path
@@ -60,15 +60,11 @@ class PlanRequest:
 
     @property
     def from_runs(self) -> bool:
-        """Whether a run tells the spread."""
+        """Whether the variance is estimated from runs."""
         return self.pilot is not None or self.against is not None
 
     def check(self) -> None:
-        """Check what can be checked without looking at anything.
-
-        Raises:
-            PlanUsageError: it has no meaning.
-        """
+        """Check the options that need no files or runs."""
         for option, number, low, high, said in (
             ("--power", self.power, 0.5, 1, "between 0.5 and 1, such as 0.8"),
             (
@@ -83,7 +79,7 @@ class PlanRequest:
             if number is not None and not low < number < high:
                 raise PlanUsageError(f"{option} must lie {said}, got {number:g}.")
         if "" in (self.pilot, self.against):
-            raise PlanUsageError("--pilot and --against name a run; leave them out to plan without one.")
+            raise PlanUsageError("--pilot and --against name a run; omit them to plan without one.")
         if self.icc is not None and not 0 <= self.icc <= 1:
             raise PlanUsageError(f"--icc is a share, from 0 to 1, got {self.icc:g}.")
         if self.detect is not None and not (math.isfinite(self.detect) and self.detect > 0):
@@ -98,26 +94,22 @@ class PlanRequest:
                 "--rows-at-most must be 2 or more: one row says nothing about others, whatever its attempts."
             )
         if self.from_runs and (self.pass_rate is not None or self.icc is not None):
-            raise PlanUsageError("--pass-rate and --icc are what is assumed without a run; leave them out.")
+            raise PlanUsageError("--pass-rate and --icc are assumptions without a run; omit them.")
         if self.metric == "pass_rate":
             self.check_scale(1.0)
         elif not self.from_runs:
             raise PlanUsageError(
-                "--metric reward needs a --pilot: nobody can assume how far rewards lie apart."
+                "--metric reward needs a --pilot: the variance of rewards cannot be assumed."
             )
 
     def check_scale(self, width: float | None) -> None:
-        """Check that there can be such a difference.
-
-        Raises:
-            PlanUsageError: there is none.
-        """
+        """Check that the difference is possible."""
         if self.detect is None or width is None or self.detect <= width:
             return
         what = f"a {self.metric.replace('_', ' ')} can change by {width:g} at most"
         points = f": write {self.detect:g} points as {self.detect / 100:g}" if width == 1 else ""
         raise PlanUsageError(
-            f"no number of rows or attempts will show a difference of {self.detect:g}: {what}{points}."
+            f"no number of rows or attempts can detect a difference of {self.detect:g}: {what}{points}."
         )
 
 
@@ -129,15 +121,15 @@ ASSUMED_PASS_RATE, ASSUMED_ICC = 0.5, 0.3
 
 @dataclass(frozen=True)
 class PlannedEval:
-    """A plan and what it is about.
+    """A plan with its inputs.
 
     Attributes:
-        config: as people know it.
-        dataset_rows: rows of the dataset; None where nobody knows.
-        rows, n: what the config takes; ``rows`` None where that is not known.
-        pilot, against: the runs it was made from.
-        pass_rate, icc: what was measured or assumed; None of what nobody can tell.
-        notes: what has to stand beside the numbers, a sentence each.
+        config: display name.
+        dataset_rows: rows of the dataset; None if unknown.
+        rows, n: rows and attempts per row in the config; ``rows`` is None if unknown.
+        pilot, against: runs that the plan is based on.
+        pass_rate, icc: measured or assumed; None if unknown.
+        notes: sentences to show with the numbers.
     """
 
     config: str
@@ -153,7 +145,6 @@ class PlannedEval:
     notes: tuple[str, ...]
 
     def data(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
         return {
             "config": self.config,
             "metric": self.metric,
@@ -175,14 +166,14 @@ def plan_eval(
     """Plan an eval config.
 
     Args:
-        request: what the user asked for.
-        find: finds a run by what people call it; of a commit's runs, one like that of these inputs.
-        count_rows: asks the platform how many rows a dataset has; None where it cannot be asked.
-        start: a directory of the workspace; the current one when None.
+        request: the user's options.
+        find: finds a run by reference; for `git:REF`, a run like that of the given inputs.
+        count_rows: asks the platform for the number of rows of a dataset; None if it cannot be asked.
+        start: a directory in the workspace; the current one when None.
 
     Raises:
-        PlanUsageError: what was asked for has no meaning.
-        OsmosisError: the config or a run is not there or is wrong, or tells no spread.
+        PlanUsageError: an option is invalid.
+        OsmosisError: the config or a run is missing or invalid, or gives no variance estimate.
     """
     from osmosis_ai.evaluation.comparison.planning import Goal, make_plan
     from osmosis_ai.workspace.config_files import decisions_about, load_eval_config
@@ -210,12 +201,12 @@ def plan_eval(
     notes = [*evidence.notes, *_size_notes(config, dataset_rows, most)]
     if evidence.model not in (None, config.experiment.model_path):
         notes.append(
-            f"the pilot asked {evidence.model}, the config {config.experiment.model_path}: cost and spread are the "
+            f"the pilot used {evidence.model}, the config {config.experiment.model_path}: cost and variance are the "
             "pilot's."
         )
     price = _price(config, evidence)
     if price.cost_usd is None:
-        notes.append("what an attempt costs is not known; a pilot that recorded it would tell.")
+        notes.append("the cost of an attempt is unknown; use a pilot that recorded it.")
         if request.max_cost is not None:
             raise OsmosisError(
                 f"--max-cost needs what an attempt with {config.experiment.model_path} costs, and it is not known.",
@@ -250,7 +241,7 @@ def _inputs_of(config: EvalConfig, workspace: WorkspaceDirectory) -> ComparedInp
 
 @dataclass(frozen=True)
 class _Evidence:
-    """What is known or assumed of the spread, and what an attempt of the pilot took."""
+    """Measured or assumed variance, and the cost of an attempt of the pilot."""
 
     outlook: Outlook
     names: tuple[str, ...] = ()
@@ -278,8 +269,8 @@ class _Evidence:
         rate = ASSUMED_PASS_RATE if request.pass_rate is None else request.pass_rate
         icc = ASSUMED_ICC if request.icc is None else request.icc
         note = (
-            f"assumed, not measured: a pass rate of {rate:g} and an ICC of {icc:g} (the share of the spread that is between "
-            f"rows); the range is over ICCs of {ICC_RANGE[0]:g} to {ICC_RANGE[1]:g}. A run of 30 rows with n = 2 would tell: "
+            f"assumed, not measured: a pass rate of {rate:g} and an ICC of {icc:g} (the share of the variance that is between "
+            f"rows); the range is over ICCs of {ICC_RANGE[0]:g} to {ICC_RANGE[1]:g}. Measure them with a run of 30 rows and n = 2: "
             "--pilot."
         )
         return cls(Outlook.assumed(rate, icc), pass_rate=rate, icc=icc, notes=(note, _HALF_SHARED))
@@ -316,7 +307,9 @@ class _Evidence:
         from osmosis_ai.evaluation.variance import VarianceComponents
 
         if run.run_id == base.run_id:
-            raise OsmosisError(f"--pilot and --against are the same run, {run.name}: it has no difference.")
+            raise OsmosisError(
+                f"--pilot and --against are the same run, {run.name}: there is no difference to measure."
+            )
         matched = match_rows(base, run)
         a, b = _scored(base, request.metric, matched.index_a), _scored(run, request.metric, matched.index_b)
         spread = VarianceComponents.of_pairs(*a, *b)
@@ -330,7 +323,7 @@ class _Evidence:
         if spread.of_a_row(1) == 0:
             passes = request.metric != "pass_rate" or bool(b[0].mean() > 0.5)
             raise _no_spread(f"every row of {run.name} and {base.name}", passes=passes)
-        notes = [f"the spread is that of the difference of {run.name} from {base.name}: {matched.words}."]
+        notes = [f"the variance is that of the difference of {run.name} from {base.name}: {matched.words}."]
         if spread.within is None:
             notes.append(_ONE_ATTEMPT_EACH)
         return cls(
@@ -352,15 +345,15 @@ class _Evidence:
 
 
 _HALF_SHARED = (
-    "half of what differs between rows is taken to be shared with the run it is compared with; --pilot and --against "
+    "half of the between-row variance is assumed to be shared with the other run; --pilot and --against "
     "together measure it."
 )
 _ONE_ATTEMPT = (
-    "the pilot has one attempt a row, so nobody can tell rows from attempts: n = 2 or more would. Planned with rows only, "
+    "the pilot has one attempt per row, so row and attempt variance cannot be separated; use n = 2 or more. Planned with rows only, "
     "as if the runs had nothing in common."
 )
 _ONE_ATTEMPT_EACH = (
-    "a run has one attempt a row, so nobody can tell rows from attempts: n = 2 or more in both would. Planned with rows "
+    "a run has one attempt per row, so row and attempt variance cannot be separated; use n = 2 or more in both. Planned with rows "
     "only."
 )
 
@@ -368,7 +361,7 @@ _ONE_ATTEMPT_EACH = (
 def _scored(
     run: RunSamples, metric: PlannedMetric, common: Integers | None = None
 ) -> tuple[Floats, Integers]:
-    """Return the metric of each scored attempt and the label of its row: its place in ``common`` where that is given."""
+    """Return the metric and row label of each scored attempt; labels are indices into ``common`` if given."""
     import numpy as np
 
     scored = run.scored
@@ -409,7 +402,7 @@ def _width(reward_range: tuple[float, float] | None) -> float | None:
 
 
 def _is_free(config: EvalConfig) -> bool:
-    """Tell whether the config's model costs nothing: one of ours, or a server of one's own."""
+    """Whether the config's model costs nothing: served by Osmosis or by the user's own server."""
     from osmosis_ai.inference import served_models
     from osmosis_ai.llm.prices import FREE, price_of
     from osmosis_ai.llm.providers import resolve_model
@@ -420,7 +413,7 @@ def _is_free(config: EvalConfig) -> bool:
     try:
         endpoint = resolve_model(model, {**os.environ, **config.env}, served={})
     except OsmosisError:
-        return False  # without its key or address, nobody knows whom it would ask
+        return False  # the server is unknown without its key or address
     return price_of(endpoint) == FREE
 
 
@@ -448,7 +441,7 @@ def _run_notes(run: RunSamples) -> list[str]:
     imported = f"was imported ({run.imported})." if run.imported else None
     missing = int((run.samples["status"] != STATUSES.index("skipped")).sum() - run.scored.sum())
     unscored = (
-        f"{missing:,} of {run.samples.size:,} attempts have no score and are left out." if missing else None
+        f"{missing:,} of {run.samples.size:,} attempts have no score and are omitted." if missing else None
     )
     return [f"{run.name}: {said}" for said in (run.unfinished, imported, unscored) if said]
 
@@ -458,11 +451,9 @@ def _spread_notes(rows: int, negative: bool) -> list[str]:
 
     notes = []
     if rows < SMALL_PILOT:
-        notes.append(f"{rows} rows tell a spread badly: in brackets the range that goes with them.")
+        notes.append(f"{rows} rows give an imprecise variance: its range is in brackets.")
     if negative:
-        notes.append(
-            "rows differ less than chance alone would make them: their part of the spread is taken as 0."
-        )
+        notes.append("rows differ less than expected by chance: their part of the variance is taken as 0.")
     return notes
 
 
@@ -471,26 +462,22 @@ def _too_small(run: RunSamples, values: Floats) -> OsmosisError:
     if counts is not None and counts.scored and counts.passed is not None:
         rate = min(max(counts.passed / counts.scored, 0.01), 0.99)
         return OsmosisError(
-            f"of {run.name} its platform tells counts, not attempts: how far rows and attempts lie apart is not known.",
+            f"the platform reports counts of {run.name}, not attempts: the variance is unknown.",
             hint=f"plan with its pass rate: --pass-rate {rate:.2f} --icc 0.3",
         )
-    said = (
-        "no attempt with a score"
-        if not values.size
-        else "one row with a score, which says nothing about others"
-    )
+    said = "no attempt with a score" if not values.size else "only one row with a score"
     return OsmosisError(
-        f"the pilot {run.name} has {said}.", hint="assume the spread instead: --pass-rate 0.6 --icc 0.3"
+        f"the pilot {run.name} has {said}.", hint="assume the variance instead: --pass-rate 0.6 --icc 0.3"
     )
 
 
 def _require_usual_size(run: RunSamples, *values: Floats) -> None:
     if any(each.size and float(abs(each).max()) > 1e100 for each in values):
-        raise OsmosisError(f"{run.name} has rewards that are too large to compute a spread from.")
+        raise OsmosisError(f"{run.name} has rewards that are too large to compute a variance from.")
 
 
 def _no_spread(what: str, *, passes: bool) -> OsmosisError:
     return OsmosisError(
-        f"{what} came out the same: there is no spread to plan with.",
-        hint=f"take a larger pilot, or assume the spread: --pass-rate {0.95 if passes else 0.05} --icc 0.3",
+        f"{what} has the same result: there is no variance to plan with.",
+        hint=f"take a larger pilot, or assume the variance: --pass-rate {0.95 if passes else 0.05} --icc 0.3",
     )

@@ -1,4 +1,4 @@
-"""The samples of a platform's run, page by page; of a platform that tells no attempts, its counts."""
+"""Read a platform run's samples page by page, or only its counts if the platform does not list attempts."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ _MOST_ATTEMPTS = 10**8
 
 
 def read_platform_samples(client: PlatformClient, name: str) -> RunSamples:
-    """Return a platform's run, with its retries as one.
+    """Read a platform's run, combined with its retries.
 
     Args:
         client: the platform.
         name: the run's name or id.
 
     Raises:
-        PlatformError: no such run, or as every call.
-        OsmosisError: what the platform says of its attempts makes no sense.
+        PlatformError: the run does not exist or the request failed.
+        OsmosisError: the platform's list of attempts is inconsistent.
     """
     from osmosis_ai.api.capabilities import Capability
     from osmosis_ai.services.capabilities import is_offered
     from osmosis_ai.services.eval_runs.info import describe_run
 
     found = describe_run(client, name)
-    # A reply says what is offered: describing the run has asked already.
+    # The capabilities are known: describing the run was a request.
     if client.offers is not None and is_offered(client.offers, Capability.EVAL_SAMPLES):
         return _with_samples(client, found)
     return replace(_without_samples(found), summary=counts_of(found))
 
 
 def counts_of(found: DescribedEvaluation) -> CountsOnly:
-    """Return what a platform counts of a run."""
+    """Return the counts that a platform reports for a run."""
     results, metrics = found.detail.results, found.metrics
     overview = metrics.overview if metrics is not None else None
 
@@ -113,7 +113,7 @@ def _without_samples(found: DescribedEvaluation) -> RunSamples:
 
 
 def _family(detail: EvalRunDetail) -> str:
-    """Return what tells a run, with its retries and what it was uploaded from, from all others."""
+    """Return an id shared by a run, its retries and the local run that it was uploaded from."""
     original, imported = detail.retry_of, detail.eval_run.imported
     if imported is not None and imported.local_run_id is not None:
         return imported.local_run_id
@@ -123,7 +123,7 @@ def _family(detail: EvalRunDetail) -> str:
 
 
 def unfinished_there(found: DescribedEvaluation) -> str | None:
-    """Return why a run, with its retries, proves nothing yet; None when it does."""
+    """Return why a run, combined with its retries, is incomplete; None if it is complete."""
     run, detail = found.run, found.detail
     if detail.retry_of is not None and detail.retry_of.status is None:
         return "it is a retry of a run that was deleted: it has only samples that had no score before."
@@ -134,15 +134,11 @@ def unfinished_there(found: DescribedEvaluation) -> str | None:
     if run.status == "finished":
         return None
     said = f" ({run.error.rstrip('.')})" if run.error else ""
-    return f"the run is {run.status}, not finished{said}: a part of a run proves nothing."
+    return f"the run is {run.status}, not finished{said}: partial runs are not used."
 
 
 def _size(detail: EvalRunDetail) -> tuple[int, int]:
-    """Return how many rows a run has, and how many attempts on each.
-
-    Raises:
-        ConflictError: nobody knows yet.
-    """
+    """Return the number of rows, and of attempts per row."""
     n = (detail.config or {}).get("n", 1)
     rows = detail.results.sampled_rows if detail.results is not None else None
     if type(n) is not int or n < 1 or not 0 <= (rows or 0) * n <= _MOST_ATTEMPTS:

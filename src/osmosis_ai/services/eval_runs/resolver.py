@@ -1,7 +1,7 @@
-"""Which run is meant: a path, a name, the beginning of one, `@last` or `git:REF`; here first, then on the platform.
+"""Resolve run references (path, name, unique prefix, `@last`, `git:REF`), first locally, then on the platform.
 
-Nothing is guessed: of a beginning that several runs have all are named, and of a name that none has the nearest.
-Nobody has to be logged in for a run of this machine: the platform is asked only for what is not here.
+References are never guessed: an ambiguous prefix lists all matches, an unknown name the nearest ones. Local
+runs need no login, because the platform is queried only for runs that are not on this machine.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
 
 Client = Callable[[], "PlatformClient"]
-"""Returns a connection to the platform, which is opened, and needs a login, only then."""
+"""Connects to the platform on call, which requires a login."""
 
 LAST = "@last"
 GIT = "git:"
 _PLACES = ("local", "platform")
 _MOST_SHOWN = 10
 _LONGEST_NAME = 255
-"""Of a platform's run, in characters."""
+"""Maximum length of a platform run's name, in characters."""
 _LARGEST_RESULT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """Where a run is.
+    """The location of a run.
 
     Attributes:
-        place: on this machine by name, on the platform, or at a path that was named.
-        name: its own; of the platform's, an id serves as well.
-        directory: of a run of this machine; None for one of the platform.
+        place: found by name on this machine, on the platform, or at a path.
+        name: the run's name; for a platform's run possibly its id.
+        directory: directory of a local run; None for a run of the platform.
     """
 
     place: Literal["local", "platform", "file"]
@@ -60,14 +60,14 @@ def find_run_samples(
 
     Args:
         reference: as the user named it.
-        client: connects with the platform, when it has to be asked.
-        start: a directory of the workspace; the current one when None.
-        like: of `git:REF`, which config's run is meant: one like that of these inputs.
+        client: connects to the platform; called only if the run is not on this machine.
+        start: a directory in the workspace; the current one when None.
+        like: for `git:REF`: inputs of a run whose config is meant.
 
     Raises:
-        NotFoundError: there is none; the message names the nearest.
-        ConflictError: several may be meant.
-        OsmosisError: it cannot be read.
+        NotFoundError: the run does not exist; the message lists the nearest names.
+        ConflictError: the reference is ambiguous.
+        OsmosisError: the run cannot be read.
     """
     found = resolve_run(reference, client=client, start=start, like=like)
     if found.directory is None:
@@ -87,7 +87,7 @@ def read_run_directory(
     place: Literal["local", "platform", "file"] = "local",
     start: Path | None = None,
 ) -> RunSamples:
-    """Read a run of this machine, which finds its dataset when somebody asks for it.
+    """Read a local run; its dataset is located on first use.
 
     Raises:
         OsmosisError: as ``read_local_samples``.
@@ -107,9 +107,9 @@ def resolve_run(
     like: ComparedInputs | None = None,
     downloads: bool = False,
 ) -> ResolvedRun:
-    """Find out which run is meant; arguments and errors as :func:`find_run_samples`.
+    """Locate a run; arguments and errors as in :func:`find_run_samples`.
 
-    A directory of a download (``services.downloaded_runs``) is one where ``downloads``.
+    With ``downloads``, the directory of a downloaded run (``services.downloaded_runs``) is accepted.
     """
     place, word = _forced(reference)
     if place is None and (directory := _at_path(word, downloads)) is not None:
@@ -131,16 +131,16 @@ def resolve_run(
 
 
 def find_local_run(reference: str, *, start: Path | None = None, downloads: bool = False) -> Path:
-    """Return the directory of a run of this machine: at a path, by its name, or by `@last`.
+    """Return the directory of a local run, given its path, its name or `@last`.
 
     Args:
         reference: as the user named it.
-        start: a directory of the workspace; the current one when None.
-        downloads: whether the directory of a download (``services.downloaded_runs``) is one.
+        start: a directory in the workspace; the current one when None.
+        downloads: accept the directory of a downloaded run (``services.downloaded_runs``).
 
     Raises:
-        NotFoundError: there is none; the message names those there are.
-        ConflictError: several may be meant.
+        NotFoundError: the run does not exist; the message lists existing names.
+        ConflictError: the reference is ambiguous.
     """
     place, word = _forced(reference)
     directory = _at_path(word, downloads) if place is None else None
@@ -151,35 +151,35 @@ def find_local_run(reference: str, *, start: Path | None = None, downloads: bool
 
 
 def names_commit(reference: str) -> bool:
-    """Tell whether a reference is `git:REF`, wherever its run is to be."""
+    """Whether a reference is `git:REF`, with or without a place."""
     return _forced(reference)[1].startswith(GIT)
 
 
 def evals_directory(start: Path | None = None) -> Path:
-    """Return where the runs of this machine are.
+    """Return the directory that contains the runs of this machine.
 
     Raises:
-        WorkspaceRequiredError: there is no workspace, nor are there runs in the current directory.
+        WorkspaceRequiredError: there is no workspace, and the current directory has no runs.
     """
     return workspace_of_runs(start).evals_dir
 
 
 def named_on_platform(reference: str) -> str | None:
-    """Return the name of a run that is asked for as the platform's, `platform:NAME`; None for any other."""
+    """Return NAME of `platform:NAME`; None for other references."""
     place, word = _forced(reference)
     return word if place == "platform" else None
 
 
 def local_names(start: Path | None = None) -> list[str]:
-    """Return the names of the workspace's runs on this machine, the newest first."""
+    """Return the names of the workspace's local runs, newest first."""
     return [directory.name for directory in newest_runs(evals_directory(start))]
 
 
 def name_elsewhere(reference: str, missing: NotFoundError) -> str:
-    """Return the name by which the platform may know a run that :func:`find_local_run` did not find.
+    """Return the platform name of a run that :func:`find_local_run` did not find.
 
     Raises:
-        NotFoundError: ``missing``, where only this machine was meant.
+        NotFoundError: ``missing``, if the reference can only mean a local run.
     """
     place, word = _forced(reference)
     if place == "local" or _is_path(word) or word == LAST or word.startswith(GIT):
@@ -188,36 +188,28 @@ def name_elsewhere(reference: str, missing: NotFoundError) -> str:
 
 
 def _forced(reference: str) -> tuple[str | None, str]:
-    """Return the place that a reference insists on, and the rest of it.
-
-    Raises:
-        NotFoundError: nothing can be called so, on any machine.
-    """
+    """Split off an explicit place from a reference."""
     place, colon, rest = reference.partition(":")
     forced, word = (place, rest) if colon and place in _PLACES else (None, reference)
     if "\0" in word or not (can_be_path(word) or (forced != "local" and _fits_a_platform(word))):
-        raise NotFoundError(f"no run can be called `{word[:40]}…`.", hint="osmosis eval list")
+        raise NotFoundError(f"invalid run name: `{word[:40]}…`.", hint="osmosis eval list")
     return forced, word
 
 
 def _fits_a_platform(word: str) -> bool:
-    """Tell whether a run of a platform can have this name, of which a character may be several bytes of a file's."""
+    """Whether a platform's run can have this name; limits are in characters there, in bytes for files."""
     return (
         len(word) <= _LONGEST_NAME and not _is_path(word) and not any("\ud800" <= c <= "\udfff" for c in word)
     )
 
 
 def _is_path(word: str) -> bool:
-    """Tell whether a word can be no name."""
+    """Whether a word is a path, not a name."""
     return Path(word).name != word and not word.startswith(GIT)
 
 
 def _at_path(word: str, downloads: bool) -> Path | None:
-    """Return the run directory that a path is of, or is in; None where it is no path of one.
-
-    Raises:
-        OsmosisError: it is the path of something that has no single attempts, or of a download where none will do.
-    """
+    """Return the run directory at or around a path; None if the path is not in a run."""
     from osmosis_ai.services.downloaded_runs import is_download
 
     if not can_be_path(word):
@@ -235,26 +227,26 @@ def _at_path(word: str, downloads: bool) -> Path | None:
     if directory is not None:
         return directory
     if given.name == word and not given.suffix:
-        return None  # a run may have the name of a file
+        return None  # a run may have the same name as a file
     raise OsmosisError(
-        f"`{given}` is no file of an evaluation run.",
+        f"`{given}` is not a file of an evaluation run.",
         hint="name the run, its directory, or a file in it; results of a judge are compared by "
         "`osmosis eval rubric --baseline`",
     )
 
 
 def tells_no_rows(download: Path) -> OsmosisError:
-    """Return the error of who asks a downloaded run for what only the run itself knows."""
+    """Return the error for a downloaded run that lacks data available only in the original run."""
     from osmosis_ai.services.downloaded_runs import name_of_download
 
     return OsmosisError(
-        f"`{download}` is a download of a platform's run, which does not say what its rows are.",
+        f"`{download}` is a download of a platform's run, which does not contain its dataset rows.",
         hint=f"name the run itself: platform:{name_of_download(download) or 'NAME'}",
     )
 
 
 def run_of_file(file: Path) -> Path | None:
-    """Return the run directory that a file is in, or that it tells of; None where it is no run's."""
+    """Return the run directory that contains a file or that a results file refers to, or None."""
     for directory in (file.absolute().parent, _told_by(file)):
         if directory is not None and (directory / "manifest.json").is_file():
             return directory
@@ -262,7 +254,7 @@ def run_of_file(file: Path) -> Path | None:
 
 
 def _told_by(file: Path) -> Path | None:
-    """Return the run directory that the results file of a classic evaluation tells of."""
+    """Return the run directory that a classic evaluation's results file refers to."""
     try:
         if file.stat().st_size > _LARGEST_RESULT_BYTES:
             return None
@@ -272,7 +264,7 @@ def _told_by(file: Path) -> Path | None:
 
 
 def _find_here(word: str, start: Path | None, like: ComparedInputs | None) -> Path | None:
-    """Return the directory of a run of the workspace; None when it has no such one."""
+    """Return the directory of a run in the workspace; None if it does not exist."""
     from osmosis_ai.evaluation.run_name import is_archive
 
     if not word or not can_be_path(word):
@@ -292,15 +284,11 @@ def _find_here(word: str, start: Path | None, like: ComparedInputs | None) -> Pa
 
 
 def _only(word: str, names: list[str]) -> str | None:
-    """Return the one name that begins with a word; None for none.
-
-    Raises:
-        ConflictError: several do.
-    """
+    """Return the only name with the prefix; None if no name has it."""
     if len(names) > 1:
         more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
         raise ConflictError(
-            f"`{word}` is the beginning of {len(names)} runs: {', '.join(names[:_MOST_SHOWN])}{more}.",
+            f"`{word}` matches {len(names)} runs: {', '.join(names[:_MOST_SHOWN])}{more}.",
             details={"candidates": names[:_MOST_SHOWN]},
             hint="write more of the name",
         )
@@ -308,11 +296,7 @@ def _only(word: str, names: list[str]) -> str | None:
 
 
 def _commit(word: str, root: Path) -> str:
-    """Return the commit that `git:REF` names.
-
-    Raises:
-        NotFoundError: the repository has none of that name.
-    """
+    """Return the commit that `git:REF` refers to."""
     from osmosis_ai.workspace.git import run_git
 
     ref = word.removeprefix(GIT)
@@ -326,11 +310,7 @@ def _commit(word: str, root: Path) -> str:
 
 
 def _of_commit_here(root: Path, commit: str, like: ComparedInputs | None) -> Path | None:
-    """Return the newest finished run of a commit and config; None without one.
-
-    Raises:
-        ConflictError: it has runs of several configs, and nobody says which is meant.
-    """
+    """Return the newest finished run of a commit and config, or None."""
     from osmosis_ai.evaluation.local_results import read_local_results
 
     chosen = [(path, inputs) for path, inputs in _clean_runs(root, commit) if _same_config(inputs, like)]
@@ -346,7 +326,7 @@ def _of_commit_here(root: Path, commit: str, like: ComparedInputs | None) -> Pat
 
 
 def _clean_runs(root: Path, commit: str) -> Iterator[tuple[Path, ComparedInputs]]:
-    """Yield the runs of a commit without changes, the newest first; what cannot be read is none of them."""
+    """Yield readable runs of an unmodified commit, newest first."""
     from osmosis_ai.evaluation.local_samples import read_inputs
 
     for directory in newest_runs(root):
@@ -359,7 +339,7 @@ def _clean_runs(root: Path, commit: str) -> Iterator[tuple[Path, ComparedInputs]
 
 
 def _same_config(inputs: ComparedInputs, like: ComparedInputs | None) -> bool:
-    """Tell whether two runs are of the same config: by its path, else by rollout and dataset."""
+    """Whether two runs have the same config path or, without one, the same rollout and dataset."""
     if like is None:
         return True
     if inputs.config is not None and like.config is not None:
@@ -368,7 +348,7 @@ def _same_config(inputs: ComparedInputs, like: ComparedInputs | None) -> bool:
 
 
 def _missing(reference: str, word: str, start: Path | None) -> NotFoundError:
-    """Return what to say of a run that is not on this machine."""
+    """Return the error about a run that is not on this machine."""
     from difflib import get_close_matches
 
     root = workspace_of_runs(start).evals_dir
@@ -378,7 +358,7 @@ def _missing(reference: str, word: str, start: Path | None) -> NotFoundError:
         return NotFoundError(
             f"there is no finished run of the commit `{word.removeprefix(GIT)}` in {root}.",
             details={"reference": reference},
-            hint="check it out and evaluate it with `osmosis eval run`; runs with uncommitted changes are of no commit",
+            hint="check it out and evaluate it with `osmosis eval run`; runs with uncommitted changes do not count",
         )
     no_run_in = _is_path(word) and given.is_dir()
     if no_run_in:
@@ -396,11 +376,7 @@ def _missing(reference: str, word: str, start: Path | None) -> NotFoundError:
 
 
 def _name_there(word: str, client: PlatformClient, start: Path | None, like: ComparedInputs | None) -> str:
-    """Return the name, or the id that was asked for, of a run of the platform.
-
-    Raises:
-        NotFoundError, PlatformError: it has none; or as every call.
-    """
+    """Return the name of a platform's run, or the id by which it was requested."""
     from difflib import get_close_matches
 
     from osmosis_ai.api.http_errors import PlatformError
@@ -433,7 +409,7 @@ def _name_there(word: str, client: PlatformClient, start: Path | None, like: Com
 def _of_commit_there(
     word: str, client: PlatformClient, start: Path | None, like: ComparedInputs | None
 ) -> str:
-    """Return the newest finished run of a commit and config, among those that the platform lists first."""
+    """Return the newest finished run of a commit and config on the first page of the platform's list."""
     from osmosis_ai.workspace.layout import find_workspace
 
     commit = _commit(word, find_workspace(start, require_scaffold=False).root)

@@ -1,4 +1,4 @@
-"""Running an evaluation on this machine."""
+"""Run an evaluation on this machine."""
 
 from __future__ import annotations
 
@@ -29,47 +29,47 @@ _OPTIONS = {"isolation": "--isolate", "network": "--network none", "servers": "-
 
 
 def local_sandbox(root: Path, rollout_dir: Path, *, network: Network, port: int | None) -> Sandbox:
-    """Return the sandbox of a rollout here: it sees its workspace, without `.env`, earlier runs and other dotfiles.
+    """Return a local rollout's sandbox, which shows its workspace without `.env`, earlier runs and other dotfiles.
 
     Args:
         root: the workspace directory.
-        rollout_dir: the rollout's directory, to which it may write; nothing of that stays.
-        network: what it reaches.
-        port: that the user chose for its server.
+        rollout_dir: the rollout's directory, which is writable; changes are discarded.
+        network: allowed network access.
+        port: user-chosen port of the rollout server.
 
     Raises:
-        IsolationUnavailableError: this machine can hold nothing back.
-        OsmosisError: a port is asked for where there is no network.
+        IsolationUnavailableError: this machine cannot sandbox processes.
+        OsmosisError: a port is given without network access.
     """
     from osmosis_ai.sandbox import RunLimits, check_sandbox, choose_isolation
 
     if network == "none" and port is not None:
         raise OsmosisError(
-            "`--rollout-port` and `--network none` do not go together.",
+            "`--rollout-port` and `--network none` are mutually exclusive.",
             hint="leave the port out: the server is reached by a socket",
         )
     capability = check_sandbox()
     choose_isolation("required", capability, network)
-    # A link could lead out of the workspace.
+    # A link could point outside the workspace.
     shown = [place for place in root.iterdir() if not place.name.startswith(".") and not place.is_symlink()]
     return capability.sandbox(rollout_dir, readable=shown, limits=RunLimits(), network=network)
 
 
 def isolation_fact(sandbox: Sandbox | None) -> str | None:
-    """Return what a run's manifest and its page say of the sandbox; None without one."""
+    """Return the sandbox fields of a run's manifest and page; None without a sandbox."""
     return None if sandbox is None else f"bubblewrap, network {sandbox.network}"
 
 
 def advanced_note(advanced: Mapping[str, Any], sandbox: Sandbox | None) -> str:
-    """Return what the user should know of a config's ``[advanced]`` in a run on this machine.
+    """Return a note about a config's ``[advanced]`` section for a local run.
 
     Args:
         advanced: the section.
-        sandbox: what the run has by its options.
+        sandbox: sandbox that the options request.
     """
     from osmosis_ai.config.execution import EXECUTION
 
-    said = "`[advanced]` is recorded, but it means nothing to a run on this machine"
+    said = "`[advanced]` is recorded, but has no effect on this machine"
     asked = advanced.get(EXECUTION)
     given = set() if sandbox is None else {"isolation", *(["network"] if sandbox.network == "none" else [])}
     options = [
@@ -82,19 +82,20 @@ def advanced_note(advanced: Mapping[str, Any], sandbox: Sandbox | None) -> str:
 
 @dataclass(frozen=True)
 class EvalRunRequest:
-    """What the user asked for; every field but ``config`` may be left out.
+    """Options of a local evaluation; all but ``config`` are optional.
 
     Attributes:
-        config: a file of ``configs/eval/``.
-        dataset_file: rows from this file instead of ``data/<dataset>.*`` or the platform's dataset.
-        rows: ``"3,7,10-20"``, overrides the config's ``limit``.
-        output: directory of runs; ``.osmosis/evals`` of the workspace by default.
-        servers: rollout servers at once; as many as this machine has processors to spare for when None.
-        secret_values: values for ``[secrets].required``; the environment comes second.
-        slices: columns of the dataset by which results are shown, beside those that the config's decide.toml names.
-        previews: whether the journal may keep how input and output begin; the config and its decide.toml say so, too.
-        isolate: whether the rollout runs in a sandbox.
-        network: what it reaches; with less than its machine does, it runs in a sandbox.
+        config: a file in ``configs/eval/``.
+        dataset_file: use rows of this file instead of ``data/<dataset>.*`` or the platform's dataset.
+        rows: for example ``"3,7,10-20"``; overrides the config's ``limit``.
+        output: directory of runs; the workspace's ``.osmosis/evals`` by default.
+        servers: number of concurrent rollout servers; None to choose by available processors.
+        secret_values: values for ``[secrets].required``; they override the environment.
+        slices: dataset columns to show results by, in addition to those of the config's decide.toml.
+        previews: whether the journal may keep the beginning of input and output; the config and its
+            decide.toml can forbid it, too.
+        isolate: run the rollout in a sandbox.
+        network: allowed network access; a restriction implies a sandbox.
     """
 
     config: Path
@@ -118,10 +119,10 @@ class EvalRunRequest:
     network: Network = "host"
 
     def options(self, shown: Callable[[Path], str] = str) -> list[str]:
-        """Return the options with which the run is continued, or what failed in it done again.
+        """Return the options that a command needs to resume this run or retry its failures.
 
         Args:
-            shown: how files and directories are named.
+            shown: formats paths.
         """
         given: list[tuple[str, object]] = [
             ("--rows", self.rows),
@@ -139,13 +140,13 @@ class EvalRunRequest:
 
 @dataclass(frozen=True)
 class PreparedEvalRun:
-    """A run whose inputs have been found, read and checked.
+    """A run with validated inputs.
 
     Attributes:
-        notes: what the user should know before agreeing (pins that differ, ignored sections).
-        served: whether the policy is one of our own models, which costs nothing.
-        slices: columns of the dataset that have few enough values.
-        previews: whether the journal keeps how input and output of each sample begin.
+        notes: information to show before confirmation (differing pins, ignored sections).
+        served: whether Osmosis serves the policy, which then costs nothing.
+        slices: dataset columns with few enough values.
+        previews: whether the journal keeps the beginning of each sample's input and output.
     """
 
     request: EvalRunRequest
@@ -166,7 +167,7 @@ class PreparedEvalRun:
 
 @dataclass(frozen=True)
 class EvalRunResult:
-    """How the run ended and where it belongs, and its numbers by slice where they were asked for."""
+    """How the run ended, where it is, and its metrics by slice if requested."""
 
     prepared: PreparedEvalRun
     summary: RunSummary
@@ -176,15 +177,15 @@ class EvalRunResult:
 def prepare_eval_run(
     request: EvalRunRequest, *, start: Path | None = None, fetching: OpenNamedProgress | None = None
 ) -> PreparedEvalRun:
-    """Find and check everything a run needs; starts nothing, and writes nothing but a dataset into the cache.
+    """Find and validate the inputs of a run; writes nothing except a dataset to the cache.
 
     Args:
-        request: what the user asked for.
-        start: a directory of the workspace; the current one when None.
-        fetching: opens a display when a dataset of the platform has to be downloaded.
+        request: the user's options.
+        start: a directory in the workspace; the current one when None.
+        fetching: opens a progress display if a dataset of the platform is downloaded.
 
     Raises:
-        OsmosisError: says what is wrong and how to fix it.
+        OsmosisError: an input is missing or invalid.
     """
     from osmosis_ai.datasets import count_records, file_digest, select_rows
     from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec, keeps_previews
@@ -226,10 +227,10 @@ def prepare_eval_run(
 
 
 async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult | None:
-    """Run a prepared evaluation; None when ``hooks`` declined to dispatch.
+    """Run a prepared evaluation; return None if ``hooks`` declined to start.
 
     Raises:
-        OsmosisError: when the run could not start or be continued.
+        OsmosisError: the run could not start or be resumed.
     """
     from osmosis_ai.evaluation.budget import Budget
     from osmosis_ai.evaluation.policy import open_policy
@@ -274,7 +275,7 @@ async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult 
 
 
 def _servers(prepared: PreparedEvalRun) -> int:
-    """Return how many rollout servers the run has at most."""
+    """Return the maximum number of rollout servers."""
     from osmosis_ai.config.execution import read_execution
     from osmosis_ai.controller.server_process import default_servers
 
@@ -285,11 +286,7 @@ def _servers(prepared: PreparedEvalRun) -> int:
 
 
 def _rollout(workspace: WorkspaceDirectory, config: EvalConfig, request: EvalRunRequest) -> RolloutSource:
-    """Return the agent that a config names: a directory here, or one that is served elsewhere.
-
-    Raises:
-        OsmosisError: there is no such directory, no agent can be served there, or it cannot be isolated.
-    """
+    """Return the agent that a config names: a local directory or a remote agent."""
     from osmosis_ai.config.sections import served_agent
     from osmosis_ai.evaluation.rollout_source import ProjectSource
     from osmosis_ai.workspace.config_files import entrypoint_path, rollout_directory
@@ -298,7 +295,7 @@ def _rollout(workspace: WorkspaceDirectory, config: EvalConfig, request: EvalRun
     isolate = request.isolate or request.network == "none"
     if agent is not None:
         if isolate:
-            raise OsmosisError(f"the agent at {agent} is served elsewhere: nothing here can hold it back.")
+            raise OsmosisError(f"the agent at {agent} is remote: it cannot be sandboxed on this machine.")
         return _served(agent)
     entrypoint_path(workspace, config.experiment)
     directory = rollout_directory(workspace, config.experiment.rollout)
@@ -344,7 +341,7 @@ def _dataset_file(
 def _platform_dataset(
     workspace: WorkspaceDirectory, name: str, fetching: OpenNamedProgress | None
 ) -> tuple[Path, str]:
-    """Return the platform's dataset of that name, where somebody is logged in to one."""
+    """Return the platform's dataset of that name; None without a login."""
     from osmosis_ai.api.credentials import require_credentials
     from osmosis_ai.api.http_errors import PlatformError
     from osmosis_ai.services.context import find_checkout, open_context
@@ -377,7 +374,7 @@ def _platform_dataset(
 
 
 def _check_policy(spec: EvalRunSpec, request: EvalRunRequest, *, served: bool) -> None:
-    """Find out now whether the model can be named, keyed and, under a cost limit, priced."""
+    """Check early that the model is known, has a key and, with a cost limit, a price."""
     from osmosis_ai.inference import served_models
     from osmosis_ai.llm.prices import price_of
     from osmosis_ai.llm.providers import resolve_model
@@ -391,12 +388,12 @@ def _check_policy(spec: EvalRunSpec, request: EvalRunRequest, *, served: bool) -
         )
     except OsmosisError as error:
         if error.details.get("missing_variable") in spec.secret_names:
-            return  # it will be asked for
+            return  # the user is asked for it
         raise
     limited = request.budget is not None and request.budget.max_cost_usd is not None
     if limited and price_of(endpoint) is None:
         raise OsmosisError(
-            f"`--max-cost` needs the price of `{spec.experiment.model_path}`, and it is not known.",
+            f"`--max-cost` needs the price of `{spec.experiment.model_path}`, which is unknown.",
             hint="limit the run with `--max-tokens` or `--max-time` instead",
         )
 
@@ -404,7 +401,7 @@ def _check_policy(spec: EvalRunSpec, request: EvalRunRequest, *, served: bool) -
 def _provenance(
     workspace: WorkspaceDirectory, config: EvalConfig, dataset: Path, sandbox: Sandbox | None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return facts for the manifest, and what about them the user should know."""
+    """Return provenance for the manifest, and notes about it."""
     from osmosis_ai._version import __version__
     from osmosis_ai.evaluation.spec import PREVIEWS_KEY
     from osmosis_ai.workspace.git import read_git_state
@@ -438,7 +435,7 @@ def _provenance(
 
 
 def _in_workspace(workspace: WorkspaceDirectory, path: Path) -> str:
-    """Return a path as it is in every checkout of the workspace; that of a file elsewhere as it is."""
+    """Return a path relative to the workspace; paths outside it are unchanged."""
     resolved, root = path.resolve(), workspace.root.resolve()
     return resolved.relative_to(root).as_posix() if resolved.is_relative_to(root) else str(resolved)
 

@@ -1,4 +1,4 @@
-"""The dataset that a run has used, with the bytes of then: in the workspace, or on the platform."""
+"""Find the unchanged dataset of a run in the workspace or on the platform."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 def local_dataset(
     run: RunSamples, directory: Path, client: Callable[[], PlatformClient], start: Path | None = None
 ) -> Path:
-    """Return the file of the dataset of a run of this machine.
+    """Return the dataset file of a local run.
 
     Args:
         run: the run.
-        directory: its own, beside whose workspace `data/` is.
-        client: connects with the platform, where the workspace has no such file.
-        start: a directory of the workspace; that of ``directory`` when it is in one.
+        directory: its directory.
+        client: connects to the platform if the workspace does not have the file.
+        start: a directory in the workspace; by default the workspace around ``directory``.
 
     Raises:
         ConflictError: the file has changed.
-        NotFoundError: there is none.
+        NotFoundError: the file does not exist.
     """
     from osmosis_ai.evaluation.run_dataset_files import find_dataset_file
 
@@ -36,25 +36,25 @@ def local_dataset(
 def _of_platform(run: RunSamples, client: Callable[[], PlatformClient]) -> Path:
     name = run.inputs.dataset_name
     if name is None:
-        raise NotFoundError(f"the run {run.name} does not tell which dataset it has used.")
+        raise NotFoundError(f"the run {run.name} does not record which dataset it used.")
     try:
         return platform_dataset(client(), run)
     except ConflictError:
         raise
     except OsmosisError as error:
         raise NotFoundError(
-            f"the dataset {name} of the run {run.name} is not in `data/` any more, nor to be had from a platform: "
+            f"the dataset {name} of the run {run.name} is no longer in `data/` and not available from a platform: "
             f"{error.message}",
             hint="bring the file back; a comparison without slices does not need it",
         ) from None
 
 
 def platform_dataset(client: PlatformClient, run: RunSamples) -> Path:
-    """Return the file of a platform's run's dataset, with the bytes the run used.
+    """Return the dataset file of a platform's run.
 
     Raises:
-        PlatformError: no such dataset any more, or as every call.
-        ConflictError: it has other bytes now.
+        PlatformError: the dataset no longer exists or the request failed.
+        ConflictError: the dataset has changed.
     """
     from osmosis_ai.evaluation.run_dataset_files import require_unchanged
     from osmosis_ai.services.datasets import fetch_dataset

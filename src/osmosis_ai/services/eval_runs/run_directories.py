@@ -1,4 +1,4 @@
-"""The run directories of a workspace on this machine, and those that `--fresh` has archived."""
+"""Run directories of a workspace on this machine, including those archived by `--fresh`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def workspace_of_runs(start: Path | None) -> WorkspaceDirectory:
-    """Return the workspace, or the current directory where a classic evaluation has left runs without one.
+    """Return the workspace, or the current directory if it contains runs of a classic evaluation.
 
     Raises:
-        WorkspaceRequiredError: there is neither.
+        WorkspaceRequiredError: neither applies.
     """
     from osmosis_ai.workspace.layout import WorkspaceDirectory, find_workspace
 
@@ -31,17 +31,17 @@ def workspace_of_runs(start: Path | None) -> WorkspaceDirectory:
 
 
 def newest_runs(root: Path) -> list[Path]:
-    """Return the run directories of the workspace, newest first, without archived ones."""
+    """Return the workspace's run directories, newest first, without archived ones."""
     return [directory for directory in _dated(root) if not is_archive(directory.name)]
 
 
 def archived_names(root: Path) -> list[str]:
-    """Return the names of the runs that `--fresh` has archived, newest first."""
+    """Return the names of archived runs, newest first."""
     return [directory.name for directory in _dated(root) if is_archive(directory.name)]
 
 
 def unreadable_names(root: Path) -> list[str]:
-    """Return the directories that this user may not read, by name: whether they are runs nobody can tell."""
+    """Return the names of directories without read permission, which may or may not be runs."""
     try:
         folders = [path for path in root.iterdir() if path.is_dir()]
     except OSError:
@@ -55,32 +55,28 @@ def _dated(root: Path) -> list[Path]:
         try:
             dated.append((path.stat().st_mtime_ns, path.parent))
         except OSError:
-            continue  # it is being removed
+            continue  # being removed
     return [directory for _, directory in sorted(dated, reverse=True)]
 
 
 def readable(directory: Path) -> Path:
-    """Return a run's directory whose files are files.
-
-    Raises:
-        OsmosisError: to read one of them would have no end.
-    """
+    """Return a run's directory after checking that its files are regular files."""
     from osmosis_ai.evaluation.run_places import foreign_file
 
     name = foreign_file(directory)
     if name is None:
         return directory
     raise OsmosisError(
-        f"the run `{directory.name}` can not be read: `{directory / name}` is no regular file.",
-        hint="no run leaves such a thing there; move it away, or the run",
+        f"the run `{directory.name}` cannot be read: `{directory / name}` is not a regular file.",
+        hint="runs create only regular files there; move it or the run away",
     )
 
 
 def evaluation(directory: Path) -> Path:
-    """Return a run's directory that is an evaluation's.
+    """Return the directory of an evaluation.
 
     Raises:
-        OsmosisError: it is a training run's.
+        OsmosisError: it contains a training run.
     """
     from shlex import quote
 
@@ -90,6 +86,6 @@ def evaluation(directory: Path) -> Path:
         return directory
     named = quote(str(directory))
     raise OsmosisError(
-        f"{directory} is a training directory, and no evaluation.",
+        f"{directory} is a training directory, not an evaluation.",
         hint=f"osmosis train info {named}, osmosis train show {named}",
     )

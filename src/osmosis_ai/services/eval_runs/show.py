@@ -1,4 +1,4 @@
-"""Conversations of evaluations, read where they are: in directories of this machine and on the platform."""
+"""Read the conversations of evaluations on this machine and on the platform."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _CONVERSATION = re.compile(r"trajectories/row_([0-9]{1,18})_run_([0-9]{1,18})\.j
 
 
 class RunConversations(Protocol):
-    """A run whose conversations can be had; ``subject`` is what a sentence about it begins with.
+    """A run with conversations; ``subject`` starts a sentence about it.
 
-    ``extent`` says, once its samples have been read, that they are a retry's alone.
+    ``extent`` notes, after the samples have been read, that they belong to a retry only.
     """
 
     @property
@@ -60,7 +60,7 @@ class RunConversations(Protocol):
         ...
 
     def detail(self, sample: SampleEntry) -> SampleDetail:
-        """Return all that is known of a sample."""
+        """Return a sample in full."""
         ...
 
     def conversations(self, samples: Sequence[SampleEntry]) -> Sequence[StoredConversation]:
@@ -68,20 +68,20 @@ class RunConversations(Protocol):
         ...
 
     def no_sample(self, row: int, attempt: int | None) -> NotFoundError:
-        """Return what to say of a sample that is not there."""
+        """Return the error about a missing sample."""
         ...
 
     def problems(self) -> Sequence[str]:
-        """Return sentences about what of the run could not be read, once its samples have been."""
+        """Return sentences about unreadable parts of the run; call it after reading the samples."""
         ...
 
     def same_row(self, sample: SampleEntry) -> SampleEntry | None:
-        """Return the sample of this run on the row of another run's sample, the attempt of that number if there is one."""
+        """Return the sample on the row of another run's sample, if possible with the same attempt number."""
         ...
 
 
 class LocalConversations(AbstractContextManager["LocalConversations"]):
-    """A run directory of this machine, and where to keep what is worked out from it."""
+    """A run directory of this machine, with a directory for derived data."""
 
     extent = None
 
@@ -97,33 +97,28 @@ class LocalConversations(AbstractContextManager["LocalConversations"]):
         self._source.close()
 
     def samples(self, row: int | None, outcome: Outcome | None) -> Iterator[SampleEntry]:
-        """Yield samples by row and attempt."""
         query = SampleQuery(row=row, outcome=outcome)
         source, name = self._source, self.name
         for piece in pieces(lambda cursor: source.samples(name, query, limit=_PAGE, cursor=cursor)):
             yield from piece.items
 
     def detail(self, sample: SampleEntry) -> SampleDetail:
-        """Return all that is known of a sample."""
         return self._source.sample(self.name, sample.row, sample.attempt, SampleQuery())
 
     def conversations(self, samples: Sequence[SampleEntry]) -> Sequence[StoredConversation]:
-        """Return the conversation of each of ``samples``."""
         return [
             self._source.conversation(self.name, each.row, each.attempt, max_bytes=LARGEST_CONVERSATION_BYTES)
             for each in samples
         ]
 
     def no_sample(self, row: int, attempt: int | None) -> NotFoundError:
-        """Return what to say of a sample that is not there."""
         return self._source.no_sample(self.name, row, attempt)
 
     def problems(self) -> Sequence[str]:
-        """Return why not all of the journal is there, or whatever else is wrong with the run's files."""
+        """Return problems with the journal and the run's other files."""
         return self._source.run("eval", self.name).problems
 
     def same_row(self, sample: SampleEntry) -> SampleEntry | None:
-        """Return the sample on the row of another run's sample."""
         if sample.row_digest is None:
             return _nearest(self.samples(sample.row, None), sample)
         found = self._source.elsewhere(sample.row_digest, limit=_PAGE)
@@ -131,11 +126,7 @@ class LocalConversations(AbstractContextManager["LocalConversations"]):
 
 
 class PlatformConversations:
-    """A run of a platform; its files come by ``scratch``.
-
-    Raises:
-        PlatformError: no such run, or as every call.
-    """
+    """A run of a platform; its files are downloaded to ``scratch``."""
 
     place = "platform"
 
@@ -159,11 +150,10 @@ class PlatformConversations:
         self._problems: Sequence[str] = ()
 
     def samples(self, row: int | None, outcome: Outcome | None) -> Iterator[SampleEntry]:
-        """Yield samples by row and attempt."""
         from osmosis_ai.api.capabilities import Capability
         from osmosis_ai.services.capabilities import is_offered
 
-        # A reply says what is offered: the run has been asked for already.
+        # The capabilities are known: the run has already been requested.
         offered = self._client.offers is not None and is_offered(self._client.offers, Capability.EVAL_SAMPLES)
         found = self._told() if offered else self._listed()
         for number, attempts in groupby(found, key=lambda sample: sample.row):
@@ -173,11 +163,10 @@ class PlatformConversations:
                 return
 
     def detail(self, sample: SampleEntry) -> SampleDetail:
-        """Return what the platform tells of a sample."""
         return SampleDetail(sample, self._noted.get((sample.row, sample.attempt), {}))
 
     def conversations(self, samples: Sequence[SampleEntry]) -> Sequence[StoredConversation]:
-        """Return the conversation of each of ``samples``: of a retry's result that of the retry."""
+        """Return the conversations; for a retried sample, that of the retry."""
         from osmosis_ai.services.runs.download import run_download
 
         paths = [f"trajectories/row_{each.row}_run_{each.attempt}.json" for each in samples]
@@ -203,32 +192,31 @@ class PlatformConversations:
                 content = (self._scratch / file.path).read_bytes()
                 (self._scratch / file.path).unlink()
                 found[file.path] = StoredConversation(content, len(content))
-        none = StoredConversation(None, missing="the platform has no conversation of it")
+        none = StoredConversation(None, missing="the platform has no conversation for it")
         return [found.get(path, none) for path in paths]
 
     def no_sample(self, row: int, attempt: int | None) -> NotFoundError:
-        """Return what to say of a sample that is not there; no more of them are read than tell which are nearest."""
+        """Return the error about a missing sample; reads only enough samples to find the nearest ones."""
         near: list[tuple[int, int]] = []
         for number, attempts in groupby(self.samples(None, None), key=lambda sample: sample.row):
-            # Rows come in their order: this one and those behind it are farther off than all that are known.
+            # Rows are ordered: this row and all later ones are farther away than those already found.
             if len(near) == 3 and number - row > abs(near[-1][0] - row):
                 break
             near = nearest_samples([*near, *((number, each.attempt) for each in attempts)], row, attempt)
         return no_sample(self.name, row, attempt, near, rows=self._rows, n=self._n)
 
     def problems(self) -> Sequence[str]:
-        """Return what is missing where the platform has conversations, and no list of what came of them."""
+        """Report a missing list of samples if the platform has conversations."""
         return self._problems
 
     def same_row(self, sample: SampleEntry) -> SampleEntry | None:
-        """Return the sample on the row of another run's sample."""
         if sample.row_digest is None:
             return _nearest(self.samples(sample.row, None), sample)
         same = (each for each in self.samples(None, None) if each.row_digest == sample.row_digest)
         return _nearest(same, sample)
 
     def _plan(self, maker: str, source_row: int | None) -> DownloadPlan:
-        """Return the list of a run's conversations on a row of the dataset; of all where nobody knows which row it is."""
+        """Return the conversations to download for a dataset row; all if the row is unknown."""
         from osmosis_ai.services.runs.download import plan_download
         from osmosis_ai.workspace.layout import WorkspaceDirectory
 
@@ -261,7 +249,7 @@ class PlatformConversations:
             yield told_entry(each, self._threshold)
 
     def _note_extent(self) -> None:
-        """Say of a retry that only its own samples are shown; the original run has all of them."""
+        """Note that a retry has only its own samples, and the original run all of them."""
         original = self._retry_of
         if original is None:
             return
@@ -270,16 +258,12 @@ class PlatformConversations:
         rest = (
             f": `osmosis eval show {quote(f'platform:{known}')}` has all."
             if there
-            else "; the run that it is of is gone."
+            else "; the original run was deleted."
         )
-        self.extent = f"`{self.name}` is a retry, and these are its samples alone{rest}"
+        self.extent = f"`{self.name}` is a retry; only its own samples are shown{rest}"
 
     def _listed(self) -> Iterator[SampleEntry]:
-        """Yield the samples of the contract's ``summary.jsonl``; lines that are none are counted as a problem.
-
-        Raises:
-            OsmosisError: it could not be fetched.
-        """
+        """Yield the samples of the contract's ``summary.jsonl``; invalid lines are counted as a problem."""
         from osmosis_ai.services.runs.download import run_download
 
         self._note_extent()
@@ -304,7 +288,7 @@ class PlatformConversations:
                 if found is None:
                     unreadable += 1
                     self._problems = [
-                        f"{unreadable:,} lines of the platform's list of its samples can not be read: these samples are left out."
+                        f"{unreadable:,} lines of the platform's list of its samples cannot be read: these samples are omitted."
                     ]
                     continue
                 known = {name: found.get(name) for name in ("tokens", "duration_ms")}
@@ -314,9 +298,9 @@ class PlatformConversations:
                 yield _entry(*place, status, found.get("reward"), None, known, self._threshold)
 
     def _unlisted(self, plan: DownloadPlan) -> Iterator[SampleEntry]:
-        """Yield the samples that have a conversation, of which nothing else is known."""
+        """Yield the samples that are known only by their conversation."""
         self._problems = [
-            "The platform has no list of its samples: those with a conversation are shown, without what came of them."
+            "The platform has no list of its samples: only conversations are shown, without results."
         ]
         found = [match for file in plan.pending if (match := _CONVERSATION.fullmatch(file.path))]
         for row, attempt in sorted((int(match[1]), int(match[2])) for match in found):
@@ -324,7 +308,7 @@ class PlatformConversations:
 
 
 def _listed_sample(line: bytes) -> Mapping[str, Any] | None:
-    """Return what a line of ``summary.jsonl`` says; None where it is no sample."""
+    """Parse a line of ``summary.jsonl``; None if it is not a sample."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -336,7 +320,7 @@ def _listed_sample(line: bytes) -> Mapping[str, Any] | None:
 
 
 def told_entry(sample: EvalSample, pass_threshold: float) -> SampleEntry:
-    """Return a sample that a platform tells."""
+    """Convert a sample of the platform's list."""
     known = sample.model_dump(exclude={"row", "attempt", "status", "source_row_index", "reward"})
     place = sample.row, sample.attempt
     return _entry(*place, sample.status, sample.reward, sample.source_row_index, known, pass_threshold)
@@ -366,7 +350,7 @@ def _entry(
 
 
 def of_outcome(attempts: Sequence[SampleEntry], outcome: Outcome | None) -> Sequence[SampleEntry]:
-    """Return those of the attempts on a row that ended so."""
+    """Return the attempts with an outcome."""
     if outcome is None:
         return attempts
     if outcome == "flaky":
@@ -377,7 +361,7 @@ def of_outcome(attempts: Sequence[SampleEntry], outcome: Outcome | None) -> Sequ
 
 
 def _nearest(found: Iterator[SampleEntry], sample: SampleEntry) -> SampleEntry | None:
-    """Return of the attempts on a row that of the same number, else the first."""
+    """Return the attempt with the same number, or else the first."""
     first: SampleEntry | None = None
     for each in found:
         if each.attempt == sample.attempt:
@@ -391,18 +375,18 @@ def _is_number(value: Any) -> bool:
 
 
 MOST_SEARCHED = 2_000
-"""Conversations that one search reads."""
+"""Maximum number of conversations that one search reads."""
 _AT_ONCE = 20
 
 
 @dataclass(frozen=True)
 class WantedSamples:
-    """Which samples are asked for.
+    """A filter for samples.
 
     Attributes:
-        finish: finish reason of at least one of their model calls.
-        text: what the conversation, its previews or its error hold, without regard to case.
-        limit: how many at most.
+        finish: finish reason of at least one model call.
+        text: case-insensitive text in the conversation, its previews or its error.
+        limit: maximum number of samples.
     """
 
     row: int | None = None
@@ -415,12 +399,12 @@ class WantedSamples:
 
 @dataclass(frozen=True)
 class ShownConversation(ReadSample):
-    """A sample with its conversation, and beside it the same row in the other run where one asked for it."""
+    """A sample with its conversation and, if requested, the same row in the other run."""
 
     beside: ShownConversation | None = None
 
     def data(self) -> dict[str, Any]:
-        """Return it as scripts see it; what is not known is left out."""
+        """Return the JSON without unknown values."""
         sample = self.sample
         known = {
             "run": self.run,
@@ -452,16 +436,17 @@ class ShownConversation(ReadSample):
 
 @dataclass(frozen=True)
 class ShownRun:
-    """What was asked for.
+    """The result of :func:`show`.
 
     Attributes:
-        more: whether there are others like them.
-        searched: how many conversations were read for a text; None where none was asked for.
-        without: how many samples of a search have no conversation, so that only their previews and errors were read.
-        too_large: how many have one that is too large to be read.
-        unsearched: whether some samples were not looked at, for their number.
-        problems: sentences about what of the run could not be read.
-        extent: a sentence about whose samples they are, where another run has more.
+        more: whether more samples match.
+        searched: number of conversations searched for a text; None without a search.
+        without: number of searched samples without a conversation; only their previews and errors were
+            searched.
+        too_large: number of conversations that are too large to read.
+        unsearched: whether the search stopped at its limit.
+        problems: sentences about unreadable parts of the run.
+        extent: sentence about whose samples these are, if another run has more.
     """
 
     name: str
@@ -477,7 +462,6 @@ class ShownRun:
     extent: str | None = None
 
     def data(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
         known: dict[str, Any] = {
             "run": self.name,
             "place": self.place,
@@ -512,13 +496,13 @@ def show(
 
     Args:
         reference: the run, as the user named it (``services.eval_runs.resolver``).
-        wanted: which.
-        client: connects with the platform, when it has to be asked.
-        beside: another run, whose attempt on the same row is shown with each.
-        start: a directory of the workspace; the current one when None.
+        wanted: filter.
+        client: connects to the platform; called only if needed.
+        beside: another run whose attempt on the same row is shown next to each sample.
+        start: a directory in the workspace; the current one when None.
 
     Raises:
-        NotFoundError: there is no such run, or no sample of the row and attempt that were named.
+        NotFoundError: the run, or the requested row and attempt, does not exist.
         OsmosisError: a run cannot be read.
     """
     with ExitStack() as held:
@@ -530,11 +514,7 @@ def show(
 def shown_samples(
     run: RunConversations, wanted: WantedSamples, other: RunConversations | None = None
 ) -> ShownRun:
-    """Return those of a run's samples that are wanted, beside each the same row of the other run.
-
-    Raises:
-        NotFoundError: it has no sample of the row and attempt that were named.
-    """
+    """Return the matching samples of a run, each with the same row of the other run."""
     scan = _Scan(run, wanted)
     found = scan.read()
     if not found and wanted.row is not None and not (wanted.outcome or wanted.finish or wanted.text):
@@ -560,7 +540,7 @@ def shown_samples(
 
 
 def _with_nearest(missing: NotFoundError, problems: Sequence[str]) -> NotFoundError:
-    """Return the same with the nearest samples, which are links on a page, in its hint."""
+    """Add the nearest samples, which are links on a page, to the error's hint."""
     near = ", ".join(missing.details["samples"])
     numbers = f"{missing.hint}; the nearest, as ROW.ATTEMPT: {near}" if near else missing.hint
     hint = " ".join([*problems, numbers or ""])
@@ -579,13 +559,13 @@ def _opened(
 
 
 class _Scan:
-    """The samples that are wanted, each with its conversation; of a search so many are read, no more.
+    """Reads matching samples with their conversations, up to a limit for searches.
 
     Attributes:
-        searched, without, too_large: of a search's samples, how many conversations were read, how many have none, and how
-            many have too large a one.
-        gave_up: whether some samples were not looked at, for their number.
-        more: whether there are more samples that are wanted.
+        searched, without, too_large: number of a search's conversations that were read, missing, or too
+            large.
+        gave_up: whether the search stopped at its limit.
+        more: whether more samples match.
     """
 
     def __init__(self, run: RunConversations, wanted: WantedSamples) -> None:
@@ -596,7 +576,6 @@ class _Scan:
         self.more = False
 
     def read(self) -> list[tuple[SampleEntry, StoredConversation]]:
-        """Return those that are shown."""
         wanted = self._wanted
         samples = self._run.samples(wanted.row, wanted.outcome)
         rest = (
@@ -610,7 +589,8 @@ class _Scan:
             found = list(islice(self._search(rest), limit + 1))
             self.more = len(found) > limit
             return found[:limit]
-        # Each that comes is one that is wanted: that there is another is known without its conversation.
+        # `rest` yields only matches, so one more item shows that there are more without reading its
+        # conversation.
         shown = list(islice(rest, limit))
         self.more = next(rest, None) is not None
         return list(zip(shown, self._run.conversations(shown), strict=True))

@@ -1,4 +1,4 @@
-"""One run's numbers by the values of a column of its dataset, of a run on this machine and of one on the platform."""
+"""Metrics of a local or platform run by the values of a dataset column."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def require_sliceable(columns: Sequence[str], dataset: Path, selection: Selection) -> None:
-    """Check that a run can be sliced so, before it is made: a run is dearer than a typo.
+    """Check before a run starts that its results can be sliced by the columns.
 
     Raises:
-        OsmosisError: there is no such column, or it has too many values.
+        OsmosisError: a column does not exist or has too many values.
     """
     if not columns:
         return
@@ -31,12 +31,12 @@ def require_sliceable(columns: Sequence[str], dataset: Path, selection: Selectio
 
 
 def local_slices(run_dir: Path, dataset: Path, columns: Sequence[str]) -> tuple[RunSlice, ...]:
-    """Return the slices of a run of this machine.
+    """Return the slices of a local run.
 
     Args:
         run_dir: the run's directory.
-        dataset: the file that it used.
-        columns: of it.
+        dataset: dataset file that the run used.
+        columns: dataset columns to slice by.
 
     Raises:
         OsmosisError: the run or the dataset cannot be read.
@@ -50,12 +50,12 @@ def local_slices(run_dir: Path, dataset: Path, columns: Sequence[str]) -> tuple[
 
 
 def platform_slices(client: PlatformClient, name: str, columns: Sequence[str]) -> tuple[RunSlice, ...]:
-    """Return the slices of a run of the platform, its retries included.
+    """Return the slices of a platform's run, combined with its retries.
 
     Raises:
-        PlatformError: no such run, or as every call.
-        OsmosisError: the platform does not list single attempts, the dataset is no longer the one the run used, or
-            the run cannot be sliced by a column.
+        PlatformError: the run does not exist or the request failed.
+        OsmosisError: the platform does not list attempts, the dataset has changed since the run, or a column
+            cannot be used for slices.
     """
     from osmosis_ai.evaluation.comparison.run_samples import run_slices
     from osmosis_ai.services.eval_runs.resolver import find_run_samples

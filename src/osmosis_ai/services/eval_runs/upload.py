@@ -1,4 +1,4 @@
-"""Uploading a local evaluation through the platform's import protocol."""
+"""Upload a local evaluation through the platform's import protocol."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _SHORTEST_SECRET = 8
 
 @dataclass(frozen=True)
 class UploadFile:
-    """A file to be uploaded, as it was when it was hashed.
+    """A file with its identity at the time of hashing.
 
     Attributes:
-        path: its name on the wire, relative to the run's directory.
-        identity: inode, size and time of change.
+        path: wire name, relative to the run's directory.
+        identity: inode, size and modification time.
     """
 
     path: str
@@ -45,11 +45,7 @@ class UploadFile:
     identity: tuple[int, int, int]
 
     def require_unchanged(self) -> None:
-        """Check that the file is still what was hashed.
-
-        Raises:
-            OsmosisError: it is not.
-        """
+        """Check that the file has not changed since it was hashed."""
         try:
             found = self.file.lstat()
         except OSError:
@@ -65,8 +61,8 @@ class UploadableRun:
     """A complete run.
 
     Attributes:
-        described: what ``metrics.json`` says of the run itself.
-        files: by path.
+        described: run fields of ``metrics.json``.
+        files: files by path.
     """
 
     directory: Path
@@ -78,11 +74,10 @@ class UploadableRun:
 
     @property
     def size_bytes(self) -> int:
-        """How much there is to upload."""
         return sum(file.size for file in self.files)
 
     def announcement(self) -> EvalImportStart:
-        """Return what is said of the run before anything is sent."""
+        """Return the body that announces the upload."""
         from osmosis_ai.api.wire import eval_imports as wire
         from osmosis_ai.evaluation.manifest import SCHEMA_VERSION
 
@@ -130,10 +125,10 @@ _PROVENANCE = ("sdk_version", "git_head", "git_branch", "git_dirty", "config_bra
 
 
 def read_uploadable(directory: Path) -> UploadableRun:
-    """Read a run that is to be uploaded; call it while its lock is held.
+    """Read a run for upload; the caller must hold its lock.
 
     Raises:
-        OsmosisError: it is not complete, is damaged, or has a file that cannot be uploaded.
+        OsmosisError: the run is incomplete or damaged, or has a file that cannot be uploaded.
     """
     from osmosis_ai.evaluation.manifest import Manifest
     from osmosis_ai.evaluation.run_directory import RunDirectory
@@ -141,12 +136,12 @@ def read_uploadable(directory: Path) -> UploadableRun:
     found = RunDirectory(directory)
     for path in (directory, found.trials, found.manifest):
         if path.is_symlink():
-            raise _refused(f"`{path}` is a symbolic link", "upload the directory that it leads to")
+            raise _refused(f"`{path}` is a symbolic link", "upload the directory it points to")
     manifest = Manifest.load(found.manifest)
     if manifest.run_name != directory.name:
         raise _refused(
             f"the directory `{directory}` holds the run `{manifest.run_name}`",
-            "a run that was copied or put aside gets its own name back before it is uploaded",
+            "rename a copied or archived run to its own name before the upload",
         )
     described, threshold = _described(found, manifest)
     entries = _entries(found, manifest)
@@ -161,14 +156,14 @@ def read_uploadable(directory: Path) -> UploadableRun:
 
 
 def _described(found: RunDirectory, manifest: Manifest) -> tuple[Mapping[str, Any], float]:
-    """Return what the run's metrics say of it, and from which reward on a sample passes."""
+    """Return the run fields of its metrics, and the pass threshold."""
     metrics = found.read_metrics() or {}
     described, summary = metrics.get("eval_run"), metrics.get("summary")
     if not isinstance(described, dict) or not isinstance(summary, dict):
         raise _refused(f"`{found.metrics}` cannot be read", _AGAIN)
     status = described.get("status")
     if status != "finished":
-        raise _refused(f"the run `{manifest.run_name}` is {status}, not finished", "run it again to go on")
+        raise _refused(f"the run `{manifest.run_name}` is {status}, not finished", "run it again to continue")
     same = (described.get("id"), described.get("name"))
     known = [described.get(key) for key in ("dataset_name", "started_at", "completed_at")]
     if same != (manifest.local_run_id, manifest.run_name) or not all(isinstance(it, str) for it in known):
@@ -178,7 +173,7 @@ def _described(found: RunDirectory, manifest: Manifest) -> tuple[Mapping[str, An
 
 
 def _entries(found: RunDirectory, manifest: Manifest) -> list[IndexEntry]:
-    """Return the run's results as its index tells them, which must be what its journal does."""
+    """Return the index entries of the run after checking them against the journal."""
     from osmosis_ai.evaluation.index import read_index
     from osmosis_ai.evaluation.journal import JournalReader
 
@@ -186,7 +181,7 @@ def _entries(found: RunDirectory, manifest: Manifest) -> list[IndexEntry]:
     ledger = _ledger(found, rows, n)
     if ledger.open_count:
         left = f"{ledger.open_count} of {rows * n} samples are pending"
-        raise _refused(f"the run `{manifest.run_name}` is not finished: {left}", "run it again to go on")
+        raise _refused(f"the run `{manifest.run_name}` is not finished: {left}", "run it again to continue")
     with _opened(found.index) as lines, JournalReader(found.events) as journal:
         entries = read_index(lines, rows=rows, n=n)
         for entry in entries:
@@ -194,7 +189,7 @@ def _entries(found: RunDirectory, manifest: Manifest) -> list[IndexEntry]:
             told = (entry.rollout_id, entry.status, entry.reward, entry.tokens)
             if record is None or told != (record.rollout_id, record.status, record.reward, record.tokens):
                 where = f"row {entry.row_index}, attempt {entry.run_index + 1}"
-                raise _refused(f"`{found.index}` says of {where} what the journal does not", _AGAIN)
+                raise _refused(f"`{found.index}` does not match the journal for {where}", _AGAIN)
     return entries
 
 
@@ -206,7 +201,7 @@ def _ledger(found: RunDirectory, rows: int, n: int) -> Ledger:
 
     ledger = Ledger(rows, n)
     if not found.events.is_file():
-        raise _refused(f"`{found.events}` is missing", "a run that was downloaded is on its platform already")
+        raise _refused(f"`{found.events}` is missing", "a downloaded run is already on its platform")
     # The public SDK writes no digests.
     for offset, _, record in replay(found.events, chain=Chain(without_digests=True)):
         require_part_of_run(ledger, record, found.events)
@@ -215,7 +210,7 @@ def _ledger(found: RunDirectory, rows: int, n: int) -> Ledger:
 
 
 def _secret_values(manifest: Manifest) -> dict[str, bytes]:
-    """Return the values of the run's secrets that the environment has and that can be told from other text."""
+    """Return secret values in the environment that are distinctive enough to search for."""
     values = {name: os.environ.get(name, "").strip() for name in manifest.inputs.get("secret_names", ())}
     return {name: value.encode() for name, value in values.items() if len(value) >= _SHORTEST_SECRET}
 
@@ -245,7 +240,7 @@ def _files_of(found: RunDirectory, entry: IndexEntry, secrets: Mapping[str, byte
 
 
 def _below(directory: Path) -> Iterator[Path]:
-    """Yield the files below a directory, none where it is missing."""
+    """Yield the files below a directory; none if it is missing."""
     if not directory.is_dir():
         return
     for path in sorted(directory.iterdir()):
@@ -267,7 +262,7 @@ def _hashed(root: Path, path: Path, secrets: Mapping[str, bytes]) -> UploadFile:
         overlap = max(map(len, secrets.values()), default=1) - 1
         while block := stream.read(_BLOCK_BYTES):
             digest.update(block)
-            # A value may lie across two blocks.
+            # A value may span two blocks.
             seen = end + block
             for name, value in secrets.items():
                 if value in seen:
@@ -280,11 +275,7 @@ def _hashed(root: Path, path: Path, secrets: Mapping[str, bytes]) -> UploadFile:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Open a file that is one: no link, no pipe.
-
-    Raises:
-        OsmosisError: it is none, or cannot be read.
-    """
+    """Open a regular file, without following links."""
     try:
         return open_regular(path)
     except FileNotFoundError:
@@ -295,7 +286,7 @@ def _opened(path: Path) -> BinaryIO:
         raise _refused(f"`{path}` cannot be read: {error.strerror}", _COPY) from None
 
 
-_AGAIN = "the same `osmosis eval run` writes it anew from the journal"
+_AGAIN = "repeat the `osmosis eval run` command to rebuild it from the journal"
 _COPY = "put the file there, or remove it"
 
 
@@ -314,10 +305,10 @@ OpenProgress = Callable[[UploadableRun], Progress]
 
 @dataclass(frozen=True)
 class UploadedRun:
-    """A run, and what it is called on the platform.
+    """An uploaded run.
 
     Attributes:
-        sent: how many files this upload has sent.
+        sent: number of files that this upload sent.
     """
 
     run: UploadableRun
@@ -326,11 +317,10 @@ class UploadedRun:
 
     @property
     def name(self) -> str:
-        """Its name on the platform."""
+        """The run's name on the platform."""
         return self.session.eval_run_name or self.run.manifest.run_name
 
     def resource(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
         session = self.session
         return {
             "session_id": session.session_id,
@@ -346,10 +336,10 @@ class UploadedRun:
 
 
 def require_uploads(client: PlatformClient) -> None:
-    """Refuse a platform that takes no runs of other machines.
+    """Check that the platform accepts uploaded runs.
 
     Raises:
-        PlatformError: it does not, or cannot be asked.
+        PlatformError: it does not, or the request failed.
     """
     from osmosis_ai.api.capabilities import Capability
     from osmosis_ai.services.capabilities import require_offered
@@ -364,18 +354,19 @@ def upload_run(
     progress: OpenProgress | None = None,
     blobs: BlobClient | None = None,
 ) -> UploadedRun:
-    """Upload a complete run while nobody else works on it.
+    """Upload a complete run while holding its lock.
 
     Args:
         client: the platform.
-        directory: the run's.
-        progress: called when the run has been read; what it returns takes the number of bytes that are there.
-        blobs: connections to the store; otherwise opened and closed here.
+        directory: the run's directory.
+        progress: called after the run has been read; the returned function receives the number of uploaded
+            bytes.
+        blobs: HTTP client of the store; by default opened and closed here.
 
     Raises:
         RunLockedError: another process works on the run.
-        PlatformError: the platform refuses it, or cannot be reached; what has arrived stays.
-        OsmosisError: the run is not complete, is damaged, or changes meanwhile.
+        PlatformError: the platform refuses the run or is unreachable; uploaded files are kept.
+        OsmosisError: the run is incomplete, damaged, or changes during the upload.
     """
     from osmosis_ai.api.transfer import BlobClient
     from osmosis_ai.evaluation.run_lock import RunLock
@@ -395,11 +386,11 @@ def upload_run(
 
 
 class _Cancelled(Exception):
-    """The command is ending; a file under way is given up."""
+    """The command is ending, so the current file is abandoned."""
 
 
 class _Upload:
-    """One run on its way."""
+    """The upload of one run."""
 
     def __init__(
         self, client: PlatformClient, run: UploadableRun, blobs: BlobClient, progress: Progress | None
@@ -426,12 +417,12 @@ class _Upload:
             ended = self._imports.finalize(session.session_id)
         except OsmosisError as error:
             error.hint = (
-                error.hint or "what has arrived is kept for a day: run the same command again to go on"
+                error.hint or "uploaded files are kept for a day: run the same command again to continue"
             )
             raise
         _require_same(ended, announced)
         if ended.status != "finalized" or not (ended.eval_run_id and ended.eval_run_name):
-            raise _nonsense("it does not say which run came of it")
+            raise _nonsense("it does not name the new run")
         return UploadedRun(self._run, ended, len(pending))
 
     def _note_there(self, session: EvalImportSession) -> None:
@@ -481,11 +472,11 @@ class _Upload:
 
 
 def _require_same(session: EvalImportSession, announced: EvalImportStart) -> None:
-    """Check that the platform speaks of the files that were announced, each once."""
+    """Check that the platform lists exactly the announced files."""
     theirs = sorted((file.path, file.size, file.sha256) for file in session.files)
     if theirs != sorted((file.path, file.size, file.sha256) for file in announced.files):
-        raise _nonsense("its list of files is another one")
+        raise _nonsense("its list of files is different")
 
 
 def _nonsense(what: str) -> OsmosisError:
-    return OsmosisError(f"the platform's reply to the upload makes no sense: {what}.", code="PLATFORM_ERROR")
+    return OsmosisError(f"the platform's reply to the upload is invalid: {what}.", code="PLATFORM_ERROR")

@@ -1,1 +1,1 @@
-"""Runs of the platform of either kind: submitted, watched, their logs and files."""
+"""Platform runs of both kinds: submit, watch, read logs, download files."""

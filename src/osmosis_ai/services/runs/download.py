@@ -1,8 +1,8 @@
-"""A run's files, fetched: only into the run's own directory, only under names the contract knows, each whole.
+"""Download a run's files into its directory.
 
-The platform's list of files is a wish: a path that leads anywhere else, through a link or by its name, is
-counted as a failure and never written. What is there with the right size is left alone, so the same command
-continues where an earlier one ended.
+The platform's file list is untrusted: a path that is not in the contract, or that leads elsewhere through a
+link or its name, counts as a failure and is never written. Files are written atomically. Files of the right
+size are skipped, so repeating the command resumes a download.
 """
 
 from __future__ import annotations
@@ -40,19 +40,17 @@ URL_BATCH = 500
 
 @dataclass(frozen=True)
 class FailedFile:
-    """A file that did not arrive, and why."""
-
     path: str
     error: str
 
 
 @dataclass(frozen=True)
 class DownloadPlan:
-    """What is to be fetched.
+    """Files to download.
 
     Attributes:
-        pending: files to fetch; ``skipped`` are there already.
-        failures: files of the platform's list that must not be written.
+        pending: files to fetch; ``skipped`` files exist already.
+        failures: listed files that must not be written.
     """
 
     run: Run
@@ -68,17 +66,16 @@ class DownloadPlan:
 
     @property
     def pending_bytes(self) -> int:
-        """How much there is to fetch."""
         return sum(file.size for file in self.pending)
 
     @property
     def row_types(self) -> tuple[str, ...]:
-        """The types asked for that have a file for each sample."""
+        """The requested types with one file per sample."""
         return tuple(kind for kind in self.types if kind in ("trajectories", "artifacts"))
 
     @property
     def lacks_rows(self) -> bool:
-        """Whether rows were asked for, and the run has nothing of them."""
+        """Whether rows were requested, but the run has no files for them."""
         of_samples = tuple(f"{kind}/" for kind in self.row_types)
         listed = [file.path for file in (*self.pending, *self.skipped)] + [
             failed.path for failed in self.failures
@@ -88,14 +85,12 @@ class DownloadPlan:
 
 @dataclass(frozen=True)
 class DownloadOutcome:
-    """What was fetched, and what was not."""
-
     plan: DownloadPlan
     fetched: tuple[ManifestFile, ...]
     failures: tuple[FailedFile, ...]
 
     def resource(self) -> dict[str, Any]:
-        """Return it as scripts see it, but for what a command adds; ``status`` is the run's own."""
+        """Return the JSON without the command's own fields; ``status`` is the run's."""
         plan = self.plan
         listed = [*plan.pending, *plan.skipped]
         resource: dict[str, Any] = {
@@ -126,22 +121,22 @@ def plan_download(
     output: Path | None = None,
     overwrite: bool = False,
 ) -> DownloadPlan:
-    """Ask what files there are and decide which to fetch; writes nothing.
+    """List a run's files and decide which to fetch; writes nothing.
 
     Args:
         client: the platform.
         run: the run, as the platform describes it.
-        types: out of those of ``layout``.
-        workspace: whose directory takes the files when ``output`` does not.
-        layout: the files that runs of this kind have.
-        rows: dataset rows, ``3,7,10-20``; None for all.
-        output: the run's directory.
-        overwrite: fetch again what is there.
+        types: a subset of the types of ``layout``.
+        workspace: base of the default directory.
+        layout: files of runs of this kind.
+        rows: dataset rows, for example ``3,7,10-20``; None for all.
+        output: the run's directory; None for the default one.
+        overwrite: fetch existing files again.
 
     Raises:
-        NotFoundError: the run is gone, or the platform has no downloads.
-        OsmosisError: the run has not begun, the platform has no journals to download and one is wanted, or it lists
-            nothing that can be written.
+        NotFoundError: the run no longer exists, or the platform does not support downloads.
+        OsmosisError: the run has not started, journals are requested but not offered, or no listed file can
+            be written.
     """
     layout.require_begun(run)
     if JOURNAL_TYPE in types:
@@ -193,16 +188,16 @@ def run_download(
     progress: Callable[[int], None] | None = None,
     blobs: BlobClient | None = None,
 ) -> DownloadOutcome:
-    """Fetch what is pending, eight files at once; a file that fails does not keep the others back.
+    """Fetch pending files, eight at a time; a failed file does not stop the others.
 
     Args:
-        client: the platform; it signs the URLs.
+        client: the platform, which signs the URLs.
         plan: from :func:`plan_download`.
-        progress: takes the number of bytes that have arrived.
-        blobs: connections to the store; otherwise opened and closed here.
+        progress: receives the number of downloaded bytes.
+        blobs: HTTP client of the store; by default opened and closed here.
 
     Raises:
-        PlatformError: the platform no longer signs URLs; what has arrived stays.
+        PlatformError: the platform stopped signing URLs; downloaded files are kept.
     """
     from osmosis_ai.api.transfer import BlobClient
 
@@ -219,10 +214,10 @@ def run_download(
 def save_metrics(
     client: PlatformClient, run: Run, workspace: WorkspaceDirectory, output: Path | None
 ) -> tuple[Path | None, str | None]:
-    """Fetch a run's ``metrics.json`` to where its other files go.
+    """Fetch a run's ``metrics.json`` into the run's directory.
 
     Returns:
-        The file, or why there is none.
+        The file, or the reason why it is missing.
     """
     try:
         plan = plan_download(
@@ -239,7 +234,7 @@ def save_metrics(
 
 
 class _Cancelled(Exception):
-    """The command is ending; a transfer under way is given up."""
+    """The command is ending, so the current transfer is abandoned."""
 
 
 class _Fetch:
@@ -280,7 +275,7 @@ class _Fetch:
         return DownloadOutcome(self._plan, tuple(fetched), tuple(failures.values()))
 
     def _results(self, pool: ThreadPoolExecutor) -> Iterator[tuple[ManifestFile, str | None]]:
-        # URLs live for minutes: a batch is signed when the one before is nearly through.
+        # URLs expire within minutes, so a batch is signed when the previous one is almost done.
         running: dict[Future[str | None], ManifestFile] = {}
         for start in range(0, len(self._plan.pending), URL_BATCH):
             batch = self._plan.pending[start : start + URL_BATCH]
@@ -314,12 +309,12 @@ class _Fetch:
         return found
 
     def _fetch(self, file: ManifestFile, url: str) -> str | None:
-        """Fetch one file; return what went wrong."""
+        """Fetch one file and return the problem, if any."""
         from osmosis_ai.api.transfer import download
 
         target = self._plan.directory / file.path
         try:
-            # Looked at again: a link may have been put there since the plan.
+            # Check again: a link may have been created since the plan.
             problem = path_problem(file.path, self._plan.types, self._plan.directory, self._plan.layout)
             if problem is not None:
                 return problem
@@ -395,7 +390,7 @@ def _require_journals(client: PlatformClient) -> None:
 
 
 def _damage(directory: Path, path: str) -> str | None:
-    """Return what is wrong with a journal that has come; of other files nothing can be said."""
+    """Return what is wrong with a downloaded journal; other files cannot be checked."""
     if path != JOURNAL:
         return None
     from osmosis_ai.evaluation.journal import replay

@@ -1,6 +1,7 @@
-"""The files of a run: which there are, which a platform may name, and where they go on this machine.
+"""The files of a run: their types, valid names and local paths.
 
-A path that fits no known file of the types asked for, or that a symbolic link would lead elsewhere, is none.
+A path is rejected if it does not match a known file of the requested types or if a symbolic link leads
+elsewhere.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FileLayout:
-    """The files that runs of one kind have.
+    """The files of runs of one kind.
 
     Attributes:
-        key: what results call a run of the kind.
-        noun: what people call it.
-        follow: the command that follows such a run.
-        patterns: what the files of each type are called.
-        reserved: names that a platform keeps for itself.
-        by_name: the types that `all` leaves out, as not every platform has them.
-        not_begun: the code of the error about a run that has no files yet.
+        key: key of the run in JSON output.
+        noun: display name of the kind.
+        follow: command that follows such a run.
+        patterns: file name patterns by type.
+        reserved: names that the platform reserves.
+        by_name: types excluded from `all`, because not every platform has them.
+        not_begun: error code for a run that has no files yet.
     """
 
     key: str
@@ -46,19 +47,15 @@ class FileLayout:
 
     @property
     def all(self) -> tuple[str, ...]:
-        """The types of files that `all` stands for."""
+        """The file types that `all` stands for."""
         return tuple(name for name in self.patterns if name not in self.by_name)
 
     def home(self, workspace: WorkspaceDirectory) -> Path:
-        """Return where such runs have their directories."""
+        """Return the parent directory of such runs."""
         return workspace.evals_dir if self.key == "eval_run" else workspace.benchmarks_dir
 
     def require_begun(self, run: Run) -> None:
-        """Check that a run has anything to download.
-
-        Raises:
-            OsmosisError: it has not begun.
-        """
+        """Check that a run has started."""
         if run.status in WAITING:
             name = run.name or run.id
             raise OsmosisError(
@@ -103,16 +100,16 @@ _LONGEST_NAME = 96
 
 
 def parse_types(text: str, layout: FileLayout = EVAL_FILES) -> tuple[str, ...]:
-    """Return the types of ``metrics,trajectories`` or ``all`` (``all,journal`` is more), in the order given.
+    """Parse ``metrics,trajectories`` or ``all`` (also ``all,journal``), keeping the order.
 
     Raises:
-        OsmosisError: when one is unknown, or there is none.
+        OsmosisError: a type is unknown, or the list is empty.
     """
     asked = list(dict.fromkeys(word.strip().lower() for word in text.split(",")))
     unknown = [word for word in asked if word not in ("all", *layout.patterns)]
     if unknown:
         named = ", ".join(f"`{word}`" for word in unknown)
-        raise OsmosisError(f"--type does not know {named}; it takes {', '.join(layout.patterns)} or `all`.")
+        raise OsmosisError(f"--type: unknown {named}; it takes {', '.join(layout.patterns)} or `all`.")
     if "all" not in asked:
         return tuple(asked)
     if set(asked) - {"all", *layout.by_name}:
@@ -124,13 +121,13 @@ def check_rows(rows: str | None) -> str | None:
     """Return ``rows`` without spaces.
 
     Raises:
-        OsmosisError: when it is no list of rows such as ``3,7,10-20``.
+        OsmosisError: it is not a list of rows such as ``3,7,10-20``.
     """
     if rows is None:
         return None
     tight = re.sub(r"\s+", "", rows)
     if not _ROWS.fullmatch(tight):
-        raise OsmosisError(f"--rows takes rows such as 3,7,10-20, and not {rows!r}.")
+        raise OsmosisError(f"--rows takes rows such as 3,7,10-20, got {rows!r}.")
     for part in tight.split(","):
         first, _, last = part.partition("-")
         if last and int(last) < int(first):
@@ -141,10 +138,10 @@ def check_rows(rows: str | None) -> str | None:
 def run_directory(
     run: Run, workspace: WorkspaceDirectory, output: Path | None = None, layout: FileLayout = EVAL_FILES
 ) -> Path:
-    """Return where a run's files go: ``output``, or a directory of its own below ``.osmosis``.
+    """Return the directory for a run's files: ``output``, or a subdirectory of ``.osmosis``.
 
-    Names are folded to what every file system takes; the run's id is added where that would let two runs
-    meet, or where an evaluation of this machine has the place.
+    Names are normalized for all file systems. The run's id is appended if two runs could share a directory,
+    or if a local evaluation uses it.
     """
     if output is not None:
         return expanded(output).absolute()
@@ -162,7 +159,7 @@ def run_directory(
 def path_problem(
     path: str, types: Sequence[str], directory: Path, layout: FileLayout = EVAL_FILES
 ) -> str | None:
-    """Return why a path of the platform's list must not be written."""
+    """Return why a listed path must not be written; None if it may be."""
     kind = next((name for name in types if layout.patterns[name].fullmatch(path)), None)
     parts = path.split("/")
     if (
@@ -172,7 +169,7 @@ def path_problem(
         or any(part in ("", ".", "..") for part in parts)
         or any(part.endswith((".partial", ".partial.json")) for part in parts[-1:])
     ):
-        return "is no path of the files that were asked for"
+        return "is not a path of the requested file types"
     if layout.reserved is not None and layout.reserved.fullmatch(path):
         return "has a reserved name"
     place = directory
@@ -195,7 +192,7 @@ def breakdown(
 
 
 def safe_name(name: str) -> str:
-    """Return ``name`` as one path segment that no file system takes for anything else."""
+    """Return ``name`` as one path segment that is safe on all file systems."""
     folded = re.sub(r"[^A-Za-z0-9._-]", "_", name)
     folded = re.sub(r"^[.]+|[. ]+$", "_", folded)
     if len(folded) > _LONGEST_NAME:

@@ -1,4 +1,4 @@
-"""Numbers of a platform as JSON can say them: what is no finite number is null, wherever in a reply it stands."""
+"""Make platform numbers JSON-safe: non-finite numbers become null at any depth."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 
 def finite(value: float | None) -> float | None:
-    """Return ``value`` where JSON can say it."""
+    """Return ``value`` if it is finite, else None."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def plain(message: Any) -> Any:
-    """Return a message of the platform as the JSON it was, infinities as null."""
+    """Return a platform message as JSON data, with non-finite numbers as null."""
     return None if message is None else jsonable(message.to_wire())
 
 
 def jsonable(value: Any) -> Any:
-    """Return a value of JSON without infinities."""
+    """Return JSON data with non-finite numbers as null."""
     if isinstance(value, dict):
         return {key: jsonable(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Runs of the platform, of either kind: how they stand, looked at until they end, what they say, and stopping them."""
+"""Platform runs of both kinds: status, watching, logs and stopping."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
     from osmosis_ai.api.wire.training_runs import TrainingMetrics, TrainingRunDetail
 
 RunKind = Literal["eval", "train"]
-"""A kind of run, by the name of its command group."""
+"""Kind of a run, named like its command group."""
 
 TERMINAL: Mapping[RunKind, frozenset[str]] = {
     "eval": frozenset({"finished", "failed", "stopped"}),
     "train": frozenset({"finished", "failed", "crashed", "stopped", "killed", "unknown"}),
 }
-"""The statuses of a run that will not change any more."""
+"""Final statuses."""
 
 WAITING = frozenset({"pending", "queued"})
-"""The statuses of a run that has not begun."""
+"""Statuses of a run that has not started."""
 
 PATIENCE_S = 300.0
-"""How long a platform may be away while a run of its own is watched."""
+"""How long the platform may be unavailable while a run is watched."""
 
 _STREAM_TRIES = 3
-"""So often a stream may end without an event before nobody listens any more."""
+"""Number of streams that may end without an event before polling takes over."""
 
 
 class DescribedRun:
-    """A run in full, of either kind.
+    """A run of either kind with its metrics.
 
     Attributes:
-        metrics: None while there are none, or when they could not be had: ``metrics_error`` says why.
+        metrics: None if missing or unavailable; ``metrics_error`` has the reason.
     """
 
     kind: ClassVar[RunKind]
@@ -51,37 +51,35 @@ class DescribedRun:
 
     @property
     def run(self) -> Run:
-        """The run's own fields."""
         raise NotImplementedError
 
     @property
     def model(self) -> str | None:
-        """The policy's name."""
         raise NotImplementedError
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The numbers of the run that are known."""
+        """The known metrics of the run."""
         raise NotImplementedError
 
     @property
     def ended(self) -> bool:
-        """Whether the run will not change any more."""
+        """Whether the status is final."""
         return self.run.status in TERMINAL[self.kind]
 
     @property
     def waiting(self) -> bool:
-        """Whether the run has not begun."""
+        """Whether the run has not started."""
         return self.run.status in WAITING
 
     @property
     def in_progress(self) -> bool:
-        """Whether the metrics are a snapshot; nobody knows it of a run without a status."""
+        """Whether the metrics are a snapshot; False for a run without a status."""
         return bool(self.run.status) and not self.ended and not self.waiting
 
     @property
     def duration_ms(self) -> float | None:
-        """How long the run has taken: by its metrics, else by its clock; None where neither says."""
+        """The run's duration according to its metrics, or else its timestamps; None if unknown."""
         measured = self.metrics.overview.duration_ms if self.metrics is not None else None
         run = self.run
         if measured is not None or run.started_at is None:
@@ -90,7 +88,7 @@ class DescribedRun:
         return (end - run.started_at).total_seconds() * 1000 if end is not None else None
 
     def data(self) -> dict[str, Any]:
-        """Return what scripts see of a run of any kind, but for what a command adds."""
+        """Return the JSON without the command's own fields."""
         detail = self.detail
         return {
             "summary": self.summary,
@@ -106,17 +104,17 @@ class DescribedRun:
         }
 
     def outcome(self) -> dict[str, Any]:
-        """Return what a script wants to know of a run that it followed to its end."""
+        """Return the JSON of a run that was followed to its end."""
         known = {key: self.data()[key] for key in ("commit_sha", "summary", "metrics_error")}
         return {"status": self.run.status, "error": self.run.error, **known}
 
 
 class RunSeen(Protocol):
-    """A run at one moment."""
+    """A snapshot of a run."""
 
     @property
     def ended(self) -> bool:
-        """Whether the run will not change any more."""
+        """Whether the status is final."""
         ...
 
 
@@ -124,15 +122,14 @@ SeenT = TypeVar("SeenT", bound=RunSeen)
 
 
 class RunNews:
-    """Waits until something is new in a run: told by a platform that tells it, else for as long as ``pause`` takes.
+    """Waits for changes of a run: on an event stream if the platform offers one, else by ``pause``.
 
-    The first call of a stream returns at once, for it tells how the run stands; nothing that happens between a look
-    and the stream is missed.
+    A new stream immediately sends the current state, so no change between a poll and the stream is missed.
 
     Args:
-        client: the platform, which has answered a call before.
+        client: the platform, which must have answered a request before.
         kind, name: the run.
-        pause: waits where nobody tells.
+        pause: waits until the next poll.
     """
 
     def __init__(
@@ -144,7 +141,6 @@ class RunNews:
         self._failed = 0
 
     def __call__(self) -> None:
-        """Wait."""
         from osmosis_ai.api.http_errors import PlatformError
 
         if self._events is None and self._is_told():
@@ -161,7 +157,7 @@ class RunNews:
         self._pause()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the stream."""
         if self._events is not None:
             self._events.close()
 
@@ -178,16 +174,16 @@ def watch_run(
     tell: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[SeenT]:
-    """Yield the state of a run until it has ended; keep trying while the platform is briefly unreachable.
+    """Yield the state of a run until it ends, retrying while the platform is briefly unreachable.
 
     Args:
-        look: asks how the run stands.
-        pause: waits between two looks.
-        tell: told, once, when the platform does not answer and is waited for.
+        look: fetches the state.
+        pause: waits between two polls.
+        tell: receives one message when the platform becomes unreachable.
         clock: seconds.
 
     Raises:
-        PlatformError: what ``look`` raised, when waiting does not help or :data:`PATIENCE_S` were not enough.
+        PlatformError: ``look`` raised it, and retrying does not help or did not within :data:`PATIENCE_S`.
     """
     from osmosis_ai.api.http_errors import PlatformError, UnreadableReply
 
@@ -197,7 +193,8 @@ def watch_run(
         try:
             seen = look()
         except PlatformError as error:
-            # A page instead of a reply may be a proxy's for a while; of who never answered it is a wrong address.
+            # A page instead of a JSON reply may come from a proxy; before the first answer, it means a wrong
+            # address.
             passes = is_away(error) and (begun or not isinstance(error, UnreadableReply))
             if not passes or clock() - answered > PATIENCE_S:
                 raise
@@ -213,7 +210,7 @@ def watch_run(
 
 
 def is_away(error: PlatformError) -> bool:
-    """Tell whether the same call may well succeed a while later."""
+    """Whether the same request may succeed later."""
     return error.status is None or error.status >= 500 or error.status == 429
 
 
@@ -226,9 +223,9 @@ def run_log(
     cursor: str | None,
     level: str | None = None,
 ) -> tuple[LogPage, int]:
-    """Return a page of a run's log, the oldest line first, and how many lines were looked through for it.
+    """Return a page of a run's log, oldest line first, and how many lines were searched for it.
 
-    They are of a level and above, all lines when it is None.
+    Only lines of at least ``level`` are returned, or all lines if it is None.
     """
     from osmosis_ai.services.log_following import page_of_level
 
@@ -248,17 +245,17 @@ def follow_run_log(
     tell: Callable[[str], None],
     level: str | None = None,
 ) -> Iterator[LogEntry]:
-    """Yield the last ``first`` lines of a run's log, then every new one until the run has ended.
+    """Yield the last ``first`` lines of a run's log, then new ones until the run ends.
 
     Args:
         client: the platform.
-        kind: of the run.
+        kind: kind of the run.
         name: the run's name or id.
-        first: how many lines to begin with, of every level.
-        pause: waits between two looks.
-        tell: told why nobody works on the run now, each time that this is another reason, and once of a silent worker; at the
-            end that there was no line of the level.
-        level: the least; None for all lines.
+        first: number of lines to begin with, of every level.
+        pause: waits between two polls.
+        tell: receives the reason why no worker is active when it changes, one message about a silent worker,
+            and a message at the end if no line had the level.
+        level: minimum level; None for all lines.
     """
     from osmosis_ai.services.log_following import LogFollower, at_level, follow_log, none_of_level
 
@@ -287,11 +284,11 @@ def follow_run_log(
 
 @dataclass(frozen=True)
 class StopAnswer:
-    """What came of asking for a run to stop.
+    """The result of a stop request.
 
     Attributes:
-        ended: the status that it had before, where it had ended.
-        is_stopping: whether its worker has yet to end what it does.
+        ended: the final status, if the run had already ended.
+        is_stopping: whether the worker still has to finish its current work.
     """
 
     ended: str | None = None
@@ -299,10 +296,10 @@ class StopAnswer:
 
 
 def stop_run(client: PlatformClient, kind: RunKind, name: str) -> StopAnswer:
-    """Ask for a run to stop.
+    """Request that a run stops.
 
     Raises:
-        PlatformError: no such run, or as every call.
+        PlatformError: the run does not exist or the request failed.
     """
     from osmosis_ai.api.http_errors import PlatformError
 
@@ -322,10 +319,10 @@ def _runs(client: PlatformClient, kind: RunKind) -> EvalRuns | TrainingRuns:
 
 
 def get_run(client: PlatformClient, kind: RunKind, name: str) -> Run:
-    """Return a run's own fields.
+    """Return a run without its metrics.
 
     Raises:
-        PlatformError: no such run, or as every call.
+        PlatformError: the run does not exist or the request failed.
     """
     return _own(_detail(client, kind, name))
 

@@ -1,4 +1,4 @@
-"""A pinned commit must be where the platform fetches from; what can be known of that here, is said here."""
+"""Check as far as possible that the platform can fetch a pinned commit."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ GITHUB_TIMEOUT_S = 20.0
 
 
 def check_pinned_commit(root: Path, commit_sha: str, git: GitIdentity) -> str | None:
-    """Look for a commit in this clone and, where the origin is on GitHub, there.
+    """Look for a commit in this clone and, if the origin is on GitHub, there.
 
     Args:
         root: the work tree.
-        commit_sha: as the config has it.
-        git: who the repository is.
+        commit_sha: as written in the config.
+        git: identity of the repository.
 
     Returns:
-        What remains doubtful, for the user to know; None when nothing does.
+        A warning about what could not be verified, or None.
 
     Raises:
         OsmosisError: GitHub has no such commit.
@@ -56,7 +56,7 @@ def check_pinned_commit(root: Path, commit_sha: str, git: GitIdentity) -> str | 
     known = run_git(["branch", "--remotes", "--contains", commit_sha], cwd=root)
     if known.returncode == 0 and known.stdout.strip():
         return None
-    return f"commit {commit_sha} is on no remote branch that this clone knows of; it may not be pushed yet."
+    return f"commit {commit_sha} is not on any remote branch known to this clone; it may not be pushed yet."
 
 
 def _is_on_github(git: GitIdentity) -> bool:
@@ -67,7 +67,7 @@ def _is_on_github(git: GitIdentity) -> bool:
 
 
 def _ask_github(identity: str, commit_sha: str) -> Answer:
-    """Ask with the GitHub CLI, whose login this is; without it nothing is known."""
+    """Query GitHub with the GitHub CLI, which has the user's login; the result is unknown without it."""
     gh = shutil.which("gh")
     if gh is None:
         return "unknown"
@@ -87,5 +87,5 @@ def _ask_github(identity: str, commit_sha: str) -> Answer:
         return "unknown"
     if done.returncode == 0:
         return "present"
-    # 404 is also said of a repository that this login may not see; 422 only of a commit.
+    # GitHub returns 404 for repositories that this login cannot see, too, but 422 only for missing commits.
     return "absent" if "HTTP 422" in done.stderr else "unknown"

@@ -1,7 +1,7 @@
-"""The secrets of a run: names, and where each value will come from. Values never come from here.
+"""The secrets of a run: their names, and the source of each value.
 
-A value travels only when the user has put it into a secrets file for this one run; what the platform has
-stored stays there, and what this shell has exported is nobody's business.
+Only values from the user's secrets file are sent, for one run. Stored values stay on the platform. Exported
+variables of the shell are never sent.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class RunSecret:
     """A secret of a run.
 
     Attributes:
-        source: ``run`` for one supplied for this run, ``user_override`` for a personal one that hides the
-            workspace's, ``unknown`` where the platform could not be asked.
+        source: ``run`` for a value supplied for this run, ``user_override`` for a personal value that
+            overrides the workspace's, ``unknown`` if the platform could not be queried.
     """
 
     name: str
@@ -37,7 +37,7 @@ class RunSecret:
 
 @dataclass(frozen=True)
 class RunSecretPlan:
-    """All secrets of a run, in the config's order; ``doubt`` says why some are unknown."""
+    """The secrets of a run in the config's order; ``doubt`` says why sources are unknown."""
 
     secrets: tuple[RunSecret, ...]
     doubt: str | None = None
@@ -50,16 +50,16 @@ def plan_run_secrets(
     *,
     suppliable: Sequence[str] | None = None,
 ) -> RunSecretPlan:
-    """Find out where the value of each name will come from.
+    """Determine the source of each secret's value.
 
     Args:
         client: the platform.
         names: ``[secrets].required``.
-        supplied: values for this run; those of other names are ignored.
-        suppliable: the names for which such values are taken; None for all.
+        supplied: values for this run; other names are ignored.
+        suppliable: names that accept such values; None for all.
 
     Raises:
-        InteractiveRequiredError: some are nowhere; all of them are named.
+        InteractiveRequiredError: secrets are missing; the message lists all of them.
         PlatformError: the platform refuses this user or this repository.
     """
     from osmosis_ai.api.http_errors import PlatformError
@@ -102,10 +102,10 @@ def plan_run_secrets(
 
 
 def supplied_values(names: Sequence[str], values: Mapping[str, str]) -> dict[str, str]:
-    """Return those of the user's values for this run that a config asks for by ``names``.
+    """Return the supplied values whose names the config requires.
 
     Raises:
-        OsmosisError: one cannot be a secret's; it is not repeated.
+        OsmosisError: a value is invalid; the message does not contain it.
     """
     from osmosis_ai.workspace.secrets_file import value_problem
 
@@ -118,7 +118,7 @@ def supplied_values(names: Sequence[str], values: Mapping[str, str]) -> dict[str
 
 
 def unused_values(names: Sequence[str], values: Mapping[str, str]) -> str | None:
-    """Return what to say of values that a config does not ask for; None without any."""
+    """Return a warning about supplied values that the config does not use, or None."""
     unused = sorted(set(values) - set(names))
     if not unused:
         return None
@@ -126,20 +126,21 @@ def unused_values(names: Sequence[str], values: Mapping[str, str]) -> str | None
 
 
 def stand_ins(names: Iterable[str]) -> dict[str, str]:
-    """Return what a question says in place of values: it needs the names, and values travel with a submit alone."""
+    """Return placeholders for a preview, which needs only the names; values are sent only with a submit."""
     return dict.fromkeys(names, "given with the submit")
 
 
 @contextmanager
 def explaining_failures(look: str | None = None) -> Iterator[None]:
-    """Say of a submit that fails how to store the secrets that are missing, and whether there may be a run.
+    """Add hints to the error of a failed submit: how to store missing secrets, and whether the run may exist.
 
     Args:
-        look: the command that shows the run, which may exist when no reply came; None for a question, which makes none.
+        look: command that shows the run, which may exist if the platform did not reply; None for a preview,
+            which creates no run.
 
     Raises:
-        PlatformError: the one from inside, with what there is to say of it.
-        NotFoundError: instead of one about secrets that are missing.
+        PlatformError: the original error with a hint.
+        NotFoundError: replaces an error about missing secrets.
     """
     from osmosis_ai.api.http_errors import PlatformError
 
@@ -147,13 +148,13 @@ def explaining_failures(look: str | None = None) -> Iterator[None]:
         yield
     except PlatformError as error:
         if error.status is None and look is not None:
-            unsure = f"the run may exist all the same: look with `{look}` before you submit again"
+            unsure = f"the run may exist anyway: check with `{look}` before you submit again"
             error.hint = f"{error.hint.rstrip('?')}; {unsure}" if error.hint else unsure
         raise _explained(error) from None
 
 
 def _explained(error: PlatformError) -> OsmosisError:
-    """Return what to raise for a refused submit: one about secrets that are missing says how to store them."""
+    """Return the error for a refused submit, with instructions if secrets are missing."""
     if error.status != 404 or not error.message.startswith(_REFUSAL):
         return error
     listed = error.message.removeprefix(_REFUSAL).split("\n")[0].strip().rstrip(".")

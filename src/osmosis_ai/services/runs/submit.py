@@ -1,4 +1,4 @@
-"""How a run of any kind is submitted, and submitted again."""
+"""Submit and resubmit runs of either kind."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ CHECKS = {
     "rollout": "the rollout's directory at that commit",
     "limits": "its own limits on the settings",
 }
-"""Everything that a submit may be refused for, in the words of people."""
+"""Display names of all checks that can refuse a submit."""
 
 _ONLY_THE_PLATFORM = ("dataset", "model", "commit", "rollout", "limits")
 
 
 @dataclass(frozen=True)
 class Findings:
-    """How much of a submit is certain; both are keys of :data:`CHECKS`, in its order."""
+    """Completed and pending checks; both are keys of :data:`CHECKS`, in its order."""
 
     checked: tuple[str, ...]
     unchecked: tuple[str, ...]
 
     @classmethod
     def of(cls, verdict: SubmitCheck | None, *, doubtful: Sequence[str]) -> Findings:
-        """Return what was checked.
+        """Divide the checks into completed and pending ones.
 
         Args:
-            verdict: the platform's, where it can be asked.
-            doubtful: what could not be found out here, and no verdict covers.
+            verdict: the platform's preview, if available.
+            doubtful: checks that neither this machine nor the verdict settles.
         """
         unchecked = {*doubtful, *(() if verdict is not None else _ONLY_THE_PLATFORM)}
         return cls(
@@ -71,22 +71,21 @@ class Findings:
         )
 
     def with_checked(self, check: str) -> Findings:
-        """Return the findings after ``check`` has been made."""
         unchecked = [each for each in self.unchecked if each != check]
         return Findings(tuple(each for each in CHECKS if each not in unchecked), tuple(unchecked))
 
 
 def in_words(checks: Sequence[str]) -> str:
-    """Return checks as people read them."""
+    """Return the display names of checks."""
     return ", ".join(CHECKS[check] for check in checks)
 
 
 def code_notes(
     experiment: Experiment, repository: GitIdentity, git: GitState, verdict: SubmitCheck | None
 ) -> list[str]:
-    """Return which code will run, and which is checked out here."""
+    """Return notes about which code will run, and which is checked out here."""
     if served_agent(experiment.entrypoint) is not None:
-        return [f"The agent is served elsewhere ({experiment.entrypoint}): the repository's code is not run."]
+        return [f"The agent is remote ({experiment.entrypoint}): the repository's code is not run."]
     source = (
         f"commit {experiment.commit_sha}"
         if experiment.commit_sha
@@ -110,9 +109,9 @@ def code_warnings(
     git: GitState,
     verdict: SubmitCheck | None,
 ) -> list[str]:
-    """Return in what the code that will run may not be the code that is here."""
+    """Return warnings about how the code that will run may differ from the code here."""
     if served_agent(experiment.entrypoint) is not None:
-        return []  # the agent's code is where it is served
+        return []  # the remote server has the agent's code
     warnings = []
     if git.dirty:
         warnings.append("Uncommitted changes are not visible to the platform.")
@@ -162,7 +161,7 @@ def _push_warnings(git: GitState) -> list[str]:
 
 
 def _is_itself(root: Path, repository: GitIdentity) -> bool:
-    """Tell whether the origin is this very repository, which needs no push."""
+    """Whether the origin is this same repository, which needs no push."""
     return Path(repository.display_url).is_absolute() and Path(repository.display_url) == root.resolve()
 
 
@@ -179,11 +178,11 @@ class PreparedSubmit:
     """A run that is ready to be submitted.
 
     Attributes:
-        body: what is sent; may hold values of secrets.
-        notes: what the user is agreeing to.
-        warnings: what may not be as the user thinks.
-        findings: what was checked, and what was not.
-        imported: how the import of the entrypoint went; not that it failed.
+        body: request body; may contain secret values.
+        notes: information to show before confirmation.
+        warnings: possible surprises.
+        findings: completed and pending checks.
+        imported: result of importing the entrypoint; an import error is raised instead.
     """
 
     kind: RunKind
@@ -196,7 +195,7 @@ class PreparedSubmit:
     imported: ImportOutcome
 
     def resource(self) -> dict[str, Any]:
-        """Return what would be sent, without any value of a secret."""
+        """Return the request body without secret values."""
         payload = self.body.to_wire()
         if self.body.secrets is not None:
             provided = sorted(self.body.secrets.provided)
@@ -216,18 +215,18 @@ class PreparedSubmit:
 
     @property
     def rows_drawn(self) -> str | None:
-        """Which rows of its dataset an evaluation takes; how many there are, the platform knows."""
+        """The dataset rows that an evaluation uses, without their total, which only the platform knows."""
         from osmosis_ai.workspace.config_files import EvalConfig
 
         if not isinstance(self.config, EvalConfig):
             return None
         limit = self.config.evaluation.limit
         if limit is None:
-            return "a random 10 %, at least one, of a seed that the run records (the config sets no limit)"
+            return "a random 10 %, at least one, by a seed that the run records (the config sets no limit)"
         return f"the first {limit:,}, or all where there are fewer"
 
     def described(self) -> dict[str, Any]:
-        """Return the experiment in the words of a submit's result."""
+        """Return the experiment's fields of a submit's result."""
         experiment = self.config.experiment
         return {
             "rollout": experiment.rollout,
@@ -247,17 +246,17 @@ def prepare_submission(
     secret_values: Mapping[str, str] | None = None,
     tell: Tell = lambda _stage: None,
 ) -> PreparedSubmit:
-    """Read and check everything a submit needs; a platform that can tell beforehand what it would say is asked.
+    """Read and validate the inputs of a submit, including a preview by the platform if it supports one.
 
     Args:
         context: workspace directory, login and platform.
-        kind: what is submitted.
-        config: a file of ``configs/eval/`` or ``configs/training/``.
-        secret_values: from the user's secrets file, for this run alone.
-        tell: takes what takes a moment.
+        kind: kind of the run.
+        config: a file in ``configs/eval/`` or ``configs/training/``.
+        secret_values: values from the user's secrets file, for this run only.
+        tell: receives a message before each slow step.
 
     Raises:
-        OsmosisError: says what is wrong and how to fix it.
+        OsmosisError: an input is missing or invalid, or the platform would refuse the run.
     """
     from osmosis_ai.redaction import exposure_warnings
     from osmosis_ai.services.runs.secrets import (
@@ -277,7 +276,7 @@ def prepare_submission(
     secrets = plan_run_secrets(context.client, loaded.secrets, supplied)
     tell("Asking the platform")
     verdict = ask_platform(context, _body(kind, loaded, stand_ins(supplied)))
-    # The platform receives the config itself.
+    # Configs are sent in the request, so changes in them do not matter.
     state = read_git_state(context.workspace.root, ignored="configs")
     git = context.checkout.git
     doubts = [
@@ -311,34 +310,34 @@ def prepare_submission(
 
 
 def submit(context: PlatformContext, submission: PreparedSubmit) -> SubmittedRun:
-    """Submit, once.
+    """Submit a run, without repeating the request.
 
     Raises:
-        PlatformError: the platform refused; or it did not answer, and the run may exist all the same.
+        PlatformError: the platform refused, or did not answer; in the latter case the run may exist.
     """
     return post_run(context, submission.kind, submission.body)
 
 
 def require_import(submission: PreparedSubmit) -> None:
-    """Check that the entrypoint imported in time; submitting leaves a slow one to the platform.
+    """Check that the entrypoint was imported in time; a submit leaves a slow import to the platform.
 
     Raises:
-        OsmosisError: it did not.
+        OsmosisError: it was not.
     """
     if submission.imported.kind == "late":
         raise OsmosisError(
             submission.imported.problem,
             details={"entrypoint": submission.imported.entrypoint},
-            hint="import it by hand to see what it waits for; move slow work out of the module into functions",
+            hint="import it by hand to find the cause; move slow work out of the module into functions",
         )
 
 
 def check_dataset(context: PlatformContext, submission: PreparedSubmit) -> Dataset:
-    """Return the dataset a run will read, when it is ready; submitting leaves this to the platform.
+    """Return a run's dataset after checking that it is ready; a submit leaves this check to the platform.
 
     Raises:
-        PlatformError: there is none of that name.
-        OsmosisError: it is still being processed, or was not accepted.
+        PlatformError: the dataset does not exist.
+        OsmosisError: it is still being processed, or was rejected.
     """
     from osmosis_ai.services.datasets import require_ready
 
@@ -352,7 +351,7 @@ def _load(kind: RunKind, config: Path, workspace: WorkspaceDirectory) -> Config:
 
 
 def _settings_doubts(config: Config, verdict: SubmitCheck | None) -> list[str]:
-    """Return what this release has against the settings; the platform has the last word."""
+    """Return objections of this release to the settings; the platform decides."""
     from osmosis_ai.inference.catalog import base_model_of
     from osmosis_ai.workspace.config_files import EvalConfig
 
@@ -370,11 +369,7 @@ def _said(issue: Issue) -> str:
 
 
 def _import_code(context: PlatformContext, kind: RunKind, config: Config, tell: Tell) -> ImportOutcome:
-    """Look at the code as it is here.
-
-    Raises:
-        OsmosisError: it cannot run anywhere.
-    """
+    """Import the local entrypoint."""
     from osmosis_ai.services.rollout_preflight import import_entrypoint, served_elsewhere
     from osmosis_ai.workspace.config_files import entrypoint_path, rollout_directory
 
@@ -392,7 +387,7 @@ def _import_code(context: PlatformContext, kind: RunKind, config: Config, tell: 
 
 
 def _look_for_commit(context: PlatformContext, config: Config, tell: Tell) -> str | None:
-    """Return what is doubtful about the pinned commit, as far as can be told without the platform."""
+    """Return a warning about the pinned commit that does not need the platform, or None."""
     from osmosis_ai.services.runs.pinned_commit import check_pinned_commit
 
     commit_sha = config.experiment.commit_sha
@@ -403,12 +398,12 @@ def _look_for_commit(context: PlatformContext, config: Config, tell: Tell) -> st
 
 
 def ask_platform(context: PlatformContext, body: Body) -> SubmitCheck | None:
-    """Ask the platform what it would say to ``body``; None where it cannot be asked.
+    """Preview the submit of ``body`` on the platform; None if unsupported.
 
-    The hosted service is known to have no such route, and gets no request it does not know.
+    The hosted service has no such route, and is never sent a request that it does not know.
 
     Raises:
-        OsmosisError: it would refuse.
+        OsmosisError: the platform would refuse the run.
     """
     from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
     from osmosis_ai.api.wire.runs import EvalRunSubmit
@@ -433,10 +428,10 @@ def _body(kind: RunKind, config: Config, supplied: Mapping[str, str]) -> Body:
 
 
 def post_run(context: PlatformContext, kind: RunKind, body: Body) -> SubmittedRun:
-    """Submit ``body``, once.
+    """Submit ``body``, without repeating the request.
 
     Raises:
-        PlatformError: the platform refused; or it did not answer, and the run may exist all the same.
+        PlatformError: the platform refused, or did not answer; in the latter case the run may exist.
     """
     from osmosis_ai.api.wire.runs import EvalRunSubmit
     from osmosis_ai.services.runs.secrets import explaining_failures
@@ -448,17 +443,17 @@ def post_run(context: PlatformContext, kind: RunKind, body: Body) -> SubmittedRu
 
 
 _DIGITS = 12
-_NOT_SAID = "the platform does not say what was submitted: whether the commit was pinned, and [advanced], are left out."
+_NOT_SAID = "the platform does not report what was submitted: a pinned commit and [advanced] are omitted."
 
 
 @dataclass(frozen=True)
 class Change:
-    """What something was for the run, and what it would be now.
+    """A setting of the earlier run compared with its current value.
 
     Attributes:
-        what: its name.
-        before, now: None where nobody says.
-        changed: None where that cannot be told.
+        what: key of the setting.
+        before, now: None if unknown.
+        changed: None if unknown.
     """
 
     what: str
@@ -468,12 +463,11 @@ class Change:
 
     @property
     def label(self) -> str:
-        """Its name as people see it."""
         return f"{self.what[:1].upper()}{self.what[1:]}"
 
     @property
     def words(self) -> str:
-        """It in words."""
+        """The change as a phrase."""
         if self.changed is None:
             return f"{self.before or 'not recorded'}; now {self.now or 'known to the platform only'}"
         return f"was {self.before}, now {self.now}" if self.changed else f"{self.now} (unchanged)"
@@ -481,13 +475,13 @@ class Change:
 
 @dataclass(frozen=True)
 class PreparedResubmit:
-    """A run that is ready to be submitted again.
+    """A run that is ready to be resubmitted.
 
     Attributes:
-        run: the one whose config it is.
-        body: what is sent; may hold values of secrets.
-        changes: since then, everything that was looked at.
-        warnings: what may not be as the user thinks.
+        run: the original run.
+        body: request body; may contain secret values.
+        changes: all compared settings, including unchanged ones.
+        warnings: possible surprises.
     """
 
     kind: RunKind
@@ -498,28 +492,26 @@ class PreparedResubmit:
 
     @property
     def name(self) -> str:
-        """The run's name."""
         return self.run.name or self.run.id
 
     def changes_data(self) -> list[dict[str, Any]]:
-        """Return the changes as scripts see them."""
         return [asdict(change) for change in self.changes]
 
 
 def prepare_resubmit(
     context: PlatformContext, kind: RunKind, name: str, secret_values: Mapping[str, str]
 ) -> PreparedResubmit:
-    """Find out what a run was submitted with, and what has changed; a platform that can tell is asked.
+    """Read a run's config and compare it with the current state; the platform previews the submit if it can.
 
     Args:
         context: workspace directory, login and platform.
-        kind: of the run.
+        kind: kind of the run.
         name: the run's name or id.
-        secret_values: from the user's secrets file, for the new run alone.
+        secret_values: values from the user's secrets file, for the new run only.
 
     Raises:
-        PlatformError: no such run, or the platform would refuse it.
-        OsmosisError: it cannot be submitted again; the message says why.
+        PlatformError: the run does not exist, or the platform would refuse the new one.
+        OsmosisError: the run cannot be resubmitted.
     """
     from osmosis_ai.services.runs.secrets import (
         plan_run_secrets,
@@ -552,10 +544,10 @@ def prepare_resubmit(
 
 
 def resubmit(context: PlatformContext, prepared: PreparedResubmit) -> SubmittedRun:
-    """Submit the run again, once.
+    """Resubmit a run, without repeating the request.
 
     Raises:
-        PlatformError: the platform refused; or it did not answer, and the run may exist all the same.
+        PlatformError: the platform refused, or did not answer; in the latter case the run may exist.
     """
 
     return post_run(context, prepared.kind, prepared.body)
@@ -598,13 +590,13 @@ def _body_again(kind: RunKind, detail: Detail, provided: Mapping[str, str]) -> B
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise OsmosisError(
-            f"what the platform says of the run's config cannot be submitted: {where} is none that this version knows.",
+            f"the platform's copy of the run's config cannot be submitted: {where} is unknown to this version.",
             hint="submit its config again with `submit CONFIG`",
         ) from None
 
 
 def _recorded(kind: RunKind, detail: Detail) -> dict[str, Any]:
-    """Return the config as far as a platform's detail says it."""
+    """Return the config as far as the platform's run details contain it."""
     from osmosis_ai.config.sections import EvaluationSettings
 
     config = _without_nulls(detail.config or {})
@@ -657,7 +649,7 @@ def _changes(
 
 
 def _dataset_change(context: PlatformContext, detail: Detail, verdict: SubmitCheck | None) -> Change:
-    """Compare the rows by their digest, or else by when the dataset was last changed."""
+    """Compare datasets by digest or, without one, by modification time."""
     from osmosis_ai.api.http_errors import PlatformError
 
     before, now = detail.dataset_sha256, verdict.dataset_sha256 if verdict is not None else None
@@ -672,7 +664,7 @@ def _dataset_change(context: PlatformContext, detail: Detail, verdict: SubmitChe
         if error.status != 404:
             raise
         raise NotFoundError(
-            f"the dataset '{name}' of this run is not there any more.",
+            f"the dataset '{name}' of this run no longer exists.",
             hint="upload it again with `osmosis dataset upload FILE`",
         ) from None
     if dataset.updated_at is None or begun is None:

@@ -1,7 +1,7 @@
-"""The event loop for processes with thousands of connections, and how late it is.
+"""The event loop of processes with thousands of connections, and its lag.
 
-A loop that is late reads answers late and runs timers on time, so that clients give up on answers
-that have arrived. Nobody inside can see that; a heartbeat does.
+A late loop reads answers late but runs timers on time, so clients give up on answers that have already arrived. Code
+inside the loop cannot detect this; a heartbeat can.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 ResultT = TypeVar("ResultT")
 
 LATE_S = 0.25
-"""A loop that is this late, in seconds, makes others give up in vain."""
+"""The lag in seconds from which clients time out without need."""
 
 _BEAT_S = 0.1
 _RECENT_S = 1.0
 
 
 def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run ``main`` as ``asyncio.run`` does, on uvloop where it is installed."""
+    """Run ``main`` like ``asyncio.run``, on uvloop if it is installed."""
     try:
         import uvloop
     except ImportError:  # Windows, or an installation without the servers' extra
@@ -33,7 +33,7 @@ def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 @dataclass(frozen=True)
 class LoopState:
-    """How an event loop does."""
+    """The lag of an event loop."""
 
     lag_s: float
     busy: float = 0.0
@@ -41,7 +41,7 @@ class LoopState:
 
 
 class LoopLag:
-    """Measures how late the running event loop is, from :meth:`start` to :meth:`stop`."""
+    """Measures the lag of the running event loop, from :meth:`start` to :meth:`stop`."""
 
     def __init__(
         self,
@@ -57,19 +57,17 @@ class LoopLag:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to measure the running loop."""
         self._due = self._clock()
         self.beat()
         self._schedule()
 
     def stop(self) -> None:
-        """Measure no more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def beat(self) -> None:
-        """Note one heartbeat and expect the next."""
+        """Record a heartbeat and schedule the next."""
         now = self._clock()
         lag = max(0.0, now - self._due)
         if lag >= LATE_S:
@@ -80,7 +78,7 @@ class LoopLag:
         self._due = now + _BEAT_S
 
     def state(self) -> LoopState:
-        """Return how the loop does now; a heartbeat that is overdue counts already."""
+        """Return the current lag; an overdue heartbeat counts."""
         now = self._clock()
         overdue = now - self._due
         if overdue >= LATE_S:

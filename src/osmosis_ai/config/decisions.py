@@ -1,4 +1,4 @@
-"""Decide files: the thresholds, baseline, slices and tags for the runs of an eval config.
+"""Decide files: the rules, baseline, slices and previews for the runs of an eval config.
 
 The file is next to the config, as `configs/eval/<name>.decide.toml`, so that the config contains only what a platform
 reads. It is never sent.

@@ -91,7 +91,7 @@ def test_what_json_has_no_type_for_is_blanked_as_text() -> None:
 @pytest.mark.parametrize("value", ["true", "null", "1", "12345", "123456", "-1.50e10", "NaN", "+.5", "abcde"])
 def test_a_value_that_can_not_be_hidden_is_told_by_name_and_never_repeated(value: str) -> None:
     (warning,) = exposure_warnings({"API_KEY": value, "OTHER": "sk-1234567"})
-    assert warning.startswith("the value of API_KEY can not be hidden in logs and results: it ")
+    assert warning.startswith("the value of API_KEY cannot be hidden in logs and results: it ")
     assert value not in warning.replace("(true, false, null)", "")
 
 

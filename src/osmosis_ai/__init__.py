@@ -1,14 +1,14 @@
 """Osmosis: evaluate and train LLM agents.
 
-Agents are written against :mod:`osmosis_ai.rollout`, rewards and rubrics against the names here; so are agent loops.
-They are resolved on first use, so that importing the package costs nothing.
+Agents are written against :mod:`osmosis_ai.rollout`; rewards, rubrics and agent loops use the names exported here.
+These are imported on first use, so that importing the package is fast.
 """
 
 from __future__ import annotations
 
 from osmosis_ai._version import __version__
 
-TYPE_CHECKING = False  # what type checkers take for true; `typing` itself costs a third of a start
+TYPE_CHECKING = False  # type checkers assume True; importing `typing` takes a third of the start-up time
 if TYPE_CHECKING:
     from osmosis_ai.errors import OsmosisError
     from osmosis_ai.rewards import osmosis_reward, osmosis_rubric

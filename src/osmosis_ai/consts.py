@@ -1,4 +1,4 @@
-"""The package's name and version, under the path that 0.2 had."""
+"""The package's name and version, at their path of 0.2."""
 
 from __future__ import annotations
 

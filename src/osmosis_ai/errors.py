@@ -1,8 +1,7 @@
-"""One error hierarchy: a sentence for people, a code for machines, details for both.
+"""The hierarchy of errors that users can see: each has a message, a machine-readable code and details.
 
-Every error a user can meet is an :class:`OsmosisError`. The command line turns it into an
-exit status and an envelope; the platform turns it into a reply. Nothing below those edges
-prints or exits.
+Every such error is an :class:`OsmosisError`. The command line converts it to an exit status and an envelope, the
+platform to a reply. No other code prints errors or exits.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ ERROR_CODES: frozenset[str] = frozenset(get_args(ErrorCode))
 
 
 class OsmosisError(Exception):
-    """Something the user can act on.
+    """An error that the user can act on.
 
     Args:
-        message: what happened, where, and how to mend it.
+        message: what happened, where, and how to fix it.
         code: the machine-readable class of the error, one of :data:`ERROR_CODES`.
         details: JSON-encodable facts for programs; never a secret.
-        hint: one extra line that names the command or the edit that mends it.
+        hint: one additional line with the command or edit that fixes the problem.
 
     Raises:
         ValueError: if ``code`` is not one of the known codes.
@@ -52,7 +51,7 @@ class OsmosisError(Exception):
 
     default_code: ErrorCode = "VALIDATION"
     is_infrastructure: bool = False
-    """Whether nothing that the user wrote is at fault: the same again, a little later, may well succeed."""
+    """Whether the error is independent of the user's input, so that a retry may succeed."""
 
     def __init__(
         self,
@@ -72,12 +71,12 @@ class OsmosisError(Exception):
 
     @property
     def sentence(self) -> str:
-        """The message as it stands alone: it begins with a capital letter."""
+        """The message as a sentence that starts with a capital letter."""
         return self.message[:1].upper() + self.message[1:]
 
     @property
     def with_hint(self) -> str:
-        """The message, with the hint in brackets where there is one."""
+        """The message, followed by the hint in parentheses if there is one."""
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
 
@@ -88,23 +87,23 @@ class NotFoundError(OsmosisError):
 
 
 class ConflictError(OsmosisError):
-    """The request contradicts what is already there."""
+    """The request conflicts with existing state."""
 
     default_code = "CONFLICT"
 
 
 class ResumeRefusedError(ConflictError):
-    """What there is to resume belongs to other inputs."""
+    """The state to resume belongs to other inputs."""
 
 
 class WorkspaceRequiredError(OsmosisError):
-    """The command needs a Git work tree laid out as an Osmosis workspace."""
+    """The command needs a Git work tree with the layout of an Osmosis workspace."""
 
     default_code = "WORKSPACE_REQUIRED"
 
 
 class InteractiveRequiredError(OsmosisError):
-    """The command would have to ask, and nobody is there to answer."""
+    """The command needs an answer, but is not interactive."""
 
     default_code = "INTERACTIVE_REQUIRED"
 
@@ -127,10 +126,10 @@ class MissingExtraError(OsmosisError):
 
 
 def install_command(extra: str) -> str:
-    """Return the pip command that adds ``extra`` to this very installation.
+    """Return the pip command that adds ``extra`` to this installation.
 
-    The distribution's name on a public index belongs to another package, so the command
-    points to where this installation came from (PEP 610 ``direct_url.json``).
+    The distribution's name on a public index belongs to another package, so the command uses the source of this
+    installation (PEP 610 ``direct_url.json``).
     """
     from osmosis_ai.installation import installation_source
 
@@ -141,5 +140,5 @@ def install_command(extra: str) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """Return what an error says in words: of the system's without its number, and the path that is named anyhow."""
+    """Return an error's text; for an OS error, without its number and path."""
     return str(getattr(error, "strerror", None) or error)

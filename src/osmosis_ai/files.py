@@ -1,4 +1,4 @@
-"""Files that matter are whole or absent: never half-written, never world-readable by accident."""
+"""Write files atomically and with private permissions, and open files safely."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from osmosis_ai.errors import OsmosisError
 CONFIG_DIR_ENV = "OSMOSIS_CONFIG_DIR"
 _BUFFER_BYTES = 1 << 18
 _LONGEST_NAME = 255
-"""Of a file in every file system that we know, in bytes."""
+"""The maximum length of a file name on common file systems, in bytes."""
 _LONGEST_PATH = 4_000
-"""Of what a file system is asked for at once, in bytes, and a little less."""
+"""The maximum length of a path in one system call, in bytes, with a margin."""
 
 
 def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o600, durable: bool = True) -> None:
-    """Replace ``path`` with ``data`` in one step."""
+    """Replace ``path`` with ``data`` atomically."""
     with replacing(path, mode=mode, durable=durable) as handle:
         handle.write(data.encode("utf-8") if isinstance(data, str) else data)
 
 
 def write_new(path: Path, data: str) -> None:
-    """As :func:`write_atomic`, for a file that nothing is to take the place of."""
+    """Write a new file like :func:`write_atomic`, but fail if it exists."""
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
         written = Path(beside) / "new"
         write_atomic(written, data)
-        os.link(written, path)  # which, unlike a rename, fails where there is a file
+        os.link(written, path)  # unlike a rename, this fails if the file exists
 
 
 @contextlib.contextmanager
 def replacing(path: Path, *, mode: int = 0o600, durable: bool = True) -> Iterator[IO[bytes]]:
-    """Yield a file that becomes ``path`` in one step when the block ends well, and vanishes otherwise."""
+    """Yield a temporary file that replaces ``path`` atomically if the block succeeds, and is deleted otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
@@ -56,7 +56,7 @@ def replacing(path: Path, *, mode: int = 0o600, durable: bool = True) -> Iterato
 
 @contextlib.contextmanager
 def replacing_or_streaming(path: Path, *, mode: int = 0o600, durable: bool = True) -> Iterator[IO[bytes]]:
-    """As :func:`replacing`, for a path that a user named: a device or a pipe there is written to and stays."""
+    """Like :func:`replacing`, but write to the path itself if it is a device or pipe."""
     if not is_stream(path):
         with replacing(path, mode=mode, durable=durable) as handle:
             yield handle
@@ -66,36 +66,37 @@ def replacing_or_streaming(path: Path, *, mode: int = 0o600, durable: bool = Tru
 
 
 def is_stream(path: Path) -> bool:
-    """Tell whether there is a device or a pipe, or one of the links that stand for them, such as ``/dev/stdout``."""
-    in_dev = path.is_relative_to("/dev") and not path.is_relative_to("/dev/shm")  # the latter holds files
+    """Tell whether ``path`` is a device or pipe, or a link to one such as ``/dev/stdout``."""
+    in_dev = path.is_relative_to("/dev") and not path.is_relative_to(
+        "/dev/shm"
+    )  # /dev/shm holds regular files
     return path.exists() and (not path.is_file() or (path.is_symlink() and in_dev))
 
 
 def require_writable(path: Path) -> None:
-    """Find out whether a file can be written, by writing beside it; its directory is made."""
+    """Check that a file can be written, by writing a temporary one next to it; its directory is created."""
     import errno
 
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "it is a directory")
     if is_stream(path):
-        # Not opened: a pipe that nobody reads yet would hold us, and one that is read would end.
+        # Not opened: opening a pipe without a reader would block, and closing one would end its reader.
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         return
-    # Whether a file can be made there is not only a matter of permissions.
+    # Permissions alone do not show whether a file can be created there.
     with tempfile.TemporaryFile(dir=path.parent):
         pass
 
 
 def open_regular(path: Path | str, *, dir_fd: int | None = None) -> BinaryIO:
-    """Open a file where anybody may have put something else: no link is followed, no pipe waited for, no
-    device read."""
+    """Open a regular file at an untrusted path: links are not followed, pipes do not block, devices are not read."""
     return os.fdopen(regular_descriptor(path, dir_fd=dir_fd), "rb")
 
 
 def regular_descriptor(path: Path | str, *, dir_fd: int | None = None) -> int:
-    """Open as :func:`open_regular` does, and return the descriptor, which the caller closes."""
+    """Open like :func:`open_regular`, and return the descriptor, which the caller closes."""
     import errno
 
     try:
@@ -111,18 +112,18 @@ def regular_descriptor(path: Path | str, *, dir_fd: int | None = None) -> int:
 
 
 def is_read_by_all(about: os.stat_result) -> bool:
-    """Tell whether every user of this machine may read a file that is one; a pipe or a socket is not kept."""
+    """Tell whether every user of this machine may read a regular file; False for pipes and sockets."""
     return stat.S_ISREG(about.st_mode) and bool(about.st_mode & stat.S_IROTH)
 
 
 def can_be_path(text: str) -> bool:
-    """Tell whether a file can be there: asked for a longer name or path, a file system answers with an error."""
+    """Tell whether a file system accepts ``text`` as a path: longer names and paths are errors."""
     path = text.encode("utf-8", "surrogatepass")
     return len(path) <= _LONGEST_PATH and all(len(part) <= _LONGEST_NAME for part in path.split(b"/"))
 
 
 def expanded(path: Path | str) -> Path:
-    """Return a path with the home directory that its ``~`` stands for."""
+    """Return a path with ``~`` expanded."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -132,7 +133,7 @@ def expanded(path: Path | str) -> Path:
 
 
 def size_of(path: Path) -> int:
-    """Return a file's bytes; 0 where there is none."""
+    """Return a file's size in bytes; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except OSError:
@@ -140,20 +141,20 @@ def size_of(path: Path) -> int:
 
 
 def remove_tree(directory: Path) -> None:
-    """Remove a directory and all in it, whatever somebody made there; what can not be deleted is left."""
+    """Remove a directory of any content; what cannot be deleted is left."""
     import shutil
     import subprocess
 
     try:
         shutil.rmtree(directory, ignore_errors=True)
     except RecursionError:
-        # Before 3.13 Python gets no deeper than it may call itself, which directories may well be.
+        # Before 3.13, Python's removal is recursive, and untrusted directories may be deeper than its recursion limit.
         with contextlib.suppress(OSError):
             subprocess.run(["rm", "-rf", "--", directory], capture_output=True, check=False)
 
 
 def sync_directory(directory: Path) -> None:
-    """Make renames and new names in ``directory`` survive a power cut."""
+    """Make renames and new names in ``directory`` durable."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -162,7 +163,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def write_json(path: Path, value: Any, *, mode: int = 0o600, durable: bool = True) -> None:
-    """Write ``value`` as JSON, indented by two spaces and ended by a newline, in one step."""
+    """Write ``value`` as JSON atomically, indented by two spaces, with a final newline."""
     import json
 
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
@@ -171,7 +172,7 @@ def write_json(path: Path, value: Any, *, mode: int = 0o600, durable: bool = Tru
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Tell whether a write failed because there is no room: the disk, the quota, or the largest size of a file."""
+    """Tell whether a write failed for lack of space: the disk, a quota, or the maximum file size."""
     import errno
 
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -184,7 +185,7 @@ def config_dir(env: Mapping[str, str] | None = None) -> Path:
 
 
 def cache_dir() -> Path:
-    """Return the directory for what can be rebuilt (``OSMOSIS_CACHE_DIR``, else the user's cache)."""
+    """Return the cache directory (``OSMOSIS_CACHE_DIR``, else the user's cache)."""
     override = os.environ.get("OSMOSIS_CACHE_DIR")
     if override:
         return expanded(override)

@@ -1,7 +1,7 @@
-"""Where this installation came from, as its installer recorded it (PEP 610): a directory, a file, a URL, a repository.
+"""The source of this installation as its installer recorded it (PEP 610): a directory, a file, a URL, a repository.
 
-The name of this distribution on a public index is another project's. So nothing is ever installed by name: a command
-that adds to this installation, or replaces it, says where the rest came from.
+This distribution's name on a public index belongs to another project, so nothing is ever installed by name. Commands
+that extend or replace this installation use its source.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ SourceKind = Literal["directory", "file", "url", "repository", "unknown"]
 
 @dataclass(frozen=True)
 class InstallationSource:
-    """What was installed."""
-
     kind: SourceKind
     location: str = ""
     editable: bool = False
@@ -30,7 +28,7 @@ class InstallationSource:
     commit: str | None = None
 
     def arguments(self, extra: str | None = None) -> list[str] | None:
-        """Return what an installer is told to install this again; None where nobody knows."""
+        """Return the installer's arguments to install this again; None if the source is unknown."""
         extras = f"[{extra}]" if extra else ""
         if self.kind == "unknown":
             return None
@@ -41,8 +39,7 @@ class InstallationSource:
 
 
 def installation_source(distribution: metadata.Distribution | None = None) -> InstallationSource:
-    """Return where ``distribution`` (this one when None) came from; a record that cannot be read tells
-    nothing."""
+    """Return the source of ``distribution`` (default: this one); empty if the record is unreadable."""
     found = distribution or installed_distribution()
     if found is not None:
         return _recorded(found)
@@ -54,7 +51,7 @@ def installation_source(distribution: metadata.Distribution | None = None) -> In
 
 
 def installed_state() -> tuple[int, int] | None:
-    """Return what is another one once the package was installed anew; None while it is not there."""
+    """Return a value that changes when the package is reinstalled; None if it is not installed."""
     try:
         about = (_PACKAGE / "__init__.py").stat()
     except OSError:
@@ -63,7 +60,7 @@ def installed_state() -> tuple[int, int] | None:
 
 
 def installed_distribution() -> metadata.Distribution | None:
-    """Return the distribution that the running package is of; None where it runs from a source tree as it stands."""
+    """Return the distribution of the running package; None if it runs from a source tree that is not installed."""
     try:
         found = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:

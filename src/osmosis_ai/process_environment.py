@@ -1,8 +1,7 @@
-"""What of this process's own environment each kind of child gets: every name is written here, nothing goes by default.
+"""The environment variables that each kind of child process gets; every name is listed here, none is passed by default.
 
-Whoever starts a command has keys of their own in their shell, and no child of ours has a use for those that its
-work does not need. What a child needs beyond these tables (the key it serves with, a run's variables) its starter
-adds by hand.
+The user's shell contains keys that children do not need. Variables beyond these tables (the key of a server, a run's
+variables) are added by the code that starts the child.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ _PROGRAMS = frozenset(
     }
 )
 _PROGRAM_PREFIXES = ("LC_", "XDG_")
-# How a Python of ours finds the modules and models that this one found, and where a test measures what it runs.
-# Not HF_TOKEN, which is somebody's: a run that needs one has it as a secret.
+# How Python finds the same modules and models as this process, and where tests write measurements. Without HF_TOKEN,
+# which is personal: a run that needs one gets it as a secret.
 _PYTHON = frozenset(
     {
         *("PYTHONPATH", "COVERAGE_PROCESS_START", "OSMOSIS_CACHE_DIR"),
@@ -36,7 +35,8 @@ _PYTHON = frozenset(
     }
 )
 _PYTHON_PREFIXES = ("CUDA_", "HIP_", "ROCR_", "NCCL_", "PYTORCH_", "OMP_", "MKL_", "OPENBLAS_")
-# How Git reaches and trusts repositories; what redirects it (GIT_DIR and its kin, which hooks export) is not here.
+# How Git reaches and trusts repositories, without the variables that redirect it (GIT_DIR and others, exported by
+# hooks).
 _GIT = frozenset(
     {
         *("SSH_AUTH_SOCK", "SSH_AGENT_PID", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSH_VARIANT", "GIT_EXEC_PATH"),
@@ -44,7 +44,7 @@ _GIT = frozenset(
     }
 )
 _GIT_PREFIXES = ("GIT_CONFIG_", "GIT_SSL_")
-# Where packages come from, who may fetch them, and what compiles those that come as sources.
+# Where packages come from, the credentials for them, and the compilers of source packages.
 _BUILDS = frozenset(
     {
         *("NETRC", "CC", "CXX", "AR", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "ARCHFLAGS", "MAX_JOBS"),
@@ -60,7 +60,7 @@ _BUILDS = frozenset(
     }
 )
 PACKAGE_PREFIXES = ("UV_", "PIP_", "GIT_SSL_")
-"""Begin the names that decide where packages come from; needed where environments are built."""
+"""Prefixes of variables that select package sources; needed where environments are built."""
 _GITHUB = frozenset(
     {
         *("GH_TOKEN", "GITHUB_TOKEN", "GH_ENTERPRISE_TOKEN", "GITHUB_ENTERPRISE_TOKEN"),
@@ -72,7 +72,7 @@ _GITHUB = frozenset(
 def chosen(
     environ: Mapping[str, str], names: Iterable[str], prefixes: tuple[str, ...] = ()
 ) -> dict[str, str]:
-    """Return those variables that are in ``names`` or begin with one of ``prefixes``."""
+    """Return the variables in ``names`` and those that start with one of ``prefixes``."""
     wanted = frozenset(names)
     return {
         name: value for name, value in environ.items() if name in wanted or name.startswith(prefixes or "\0")
@@ -80,29 +80,29 @@ def chosen(
 
 
 def program_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what makes any program run: where things are, the language, the way to the network."""
+    """Return the variables that any program needs: paths, language, network."""
     return chosen(environ, _PROGRAMS, _PROGRAM_PREFIXES)
 
 
 def python_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what a Python process of ours needs to be like this one."""
+    """Return the variables that a Python child needs to work like this process."""
     return chosen(environ, _PROGRAMS | _PYTHON, (*_PROGRAM_PREFIXES, *_PYTHON_PREFIXES))
 
 
 def git_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what the user's Git needs."""
+    """Return the variables that the user's Git needs."""
     return chosen(environ, _PROGRAMS | _GIT, (*_PROGRAM_PREFIXES, *_GIT_PREFIXES))
 
 
 def build_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what uv needs, with the Git and the compilers that it starts."""
+    """Return the variables that uv, Git and compilers need."""
     return chosen(
         environ, _PROGRAMS | _GIT | _BUILDS, (*_PROGRAM_PREFIXES, *_GIT_PREFIXES, *PACKAGE_PREFIXES)
     )
 
 
 def github_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what the GitHub CLI needs, its login included."""
+    """Return the variables that the GitHub CLI needs, including its login."""
     return chosen(environ, _PROGRAMS | _GITHUB, _PROGRAM_PREFIXES)
 
 
@@ -157,6 +157,5 @@ _STARTERS: tuple[tuple[str, re.Pattern[str]], ...] = (
 
 
 def why_reserved(name: str) -> str | None:
-    """Return what a variable does that no file of a repository may: change how programs start, install or
-    connect."""
+    """Return the effect that a variable has and a repository must not: on how programs start, install or connect."""
     return next((reason for reason, pattern in _STARTERS if pattern.fullmatch(name)), None)

@@ -1,12 +1,12 @@
-"""No secret value leaves a sink: logs, stored errors and replies pass through here.
+"""Redact secrets in logs, stored errors and replies.
 
-Only text is blanked: a structure is walked and its texts are blanked one by one, since a blank in serialized
-JSON could end the document (a secret of `true`, or of digits). So what JSON writes without quotes can not be
-hidden, and what is too short is not: :func:`why_not_hidden` says so where a value is set.
+Only text is redacted: a structure is walked and its texts are redacted one by one, because a replacement in serialized
+JSON could break the document (a secret of `true`, or of digits). So values that JSON writes without quotes cannot be
+hidden, and values that are too short are not; :func:`why_not_hidden` reports both where a value is set.
 
-All places where a value occurs are found first and then blanked together, so that values which contain or
-overlap one another leave no rest behind, and text put in for one value is never taken for another. A text may have been
-cut in the midst of a value: what it ends with is blanked, too, where a value begins so.
+All occurrences of values are found first and then replaced together, so that values that contain or overlap one another
+leave no remainder, and a replacement is never mistaken for another value. A text may be cut off inside a value, so the
+beginning of a value at the end of a text is also redacted.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from urllib.parse import quote, quote_plus
 
 REDACTED = "[REDACTED]"
 SHORTEST_CHARACTERS = 6
-# A value of several lines is also hidden line by line, since logs are; short lines ("}", "EOF") are no secrets.
+# Logs are redacted line by line, so each line of a multi-line value is hidden; short lines ("}", "EOF") are not secret.
 _SHORTEST_LINE = 8
-# Errors are cut at a length by programs that know no secrets. Less than this of a value gives nothing away.
+# Programs that know no secrets cut errors at a length. A shorter beginning than this reveals nothing.
 _SHORTEST_BEGINNING = 8
-# Arguments of a tool are JSON in JSON, and what it answers may be JSON once more.
+# Arguments of a tool are JSON in JSON, and its result may contain another level.
 _JSON_IN_JSON = 3
 _JSON_WORDS = frozenset({"true", "false", "null"})
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(NaN|Infinity)")
 
 
 class Redactor:
-    """Blanks the given values, also as JSON (in JSON), Python, HTML or a URL would spell them."""
+    """Redacts the given values, also as written in JSON (in JSON), Python, HTML or a URL."""
 
     def __init__(self, values: Iterable[str] = (), *, shortest: int = SHORTEST_CHARACTERS) -> None:
         self._shortest = shortest
@@ -42,12 +42,12 @@ class Redactor:
         return f"Redactor({len(self._spellings)} spellings)"
 
     def add(self, values: Iterable[str]) -> None:
-        """Also blank ``values`` from now on."""
+        """Also redact ``values`` from now on."""
         found = {spelling for value in set(values) for spelling in _spellings(value, self._shortest)}
         self._spellings = tuple({*self._spellings, *found})
 
     def text(self, text: str) -> str:
-        """Return ``text`` with every secret blanked."""
+        """Return ``text`` with every secret redacted."""
         spans = _merged(sorted(self._occurrences(text)))
         pieces, end = [], 0
         for start, stop in spans:
@@ -56,11 +56,11 @@ class Redactor:
         return "".join([*pieces, text[end:]]) if pieces else text
 
     def in_pieces(self, texts: Iterable[str]) -> Iterator[str]:
-        """Yield, piece by piece, what :meth:`text` returns of all ``texts`` as one; of them only a piece is kept at a time."""
+        """Yield the result of :meth:`text` on the joined ``texts``, keeping only one piece in memory."""
         rest, blanked = "", -1
         for text in texts:
             rest += text
-            # What begins before it is in `rest` to its end, however a value is spelled.
+            # Any value that starts before this position is complete in `rest`, in every spelling.
             end = max(0, len(rest) - max(map(len, self._spellings), default=1) + 1)
             piece, blanked = self._blanked(rest, blanked, end, self._whole(rest))
             yield piece
@@ -68,7 +68,7 @@ class Redactor:
         yield self._blanked(rest, blanked, len(rest), self._occurrences(rest))[0]
 
     def _blanked(self, text: str, before: int, end: int, found: Iterable[tuple[int, int]]) -> tuple[str, int]:
-        """Return what is said of ``text`` up to ``end``, and how far behind it the last blank reaches."""
+        """Return the redacted ``text`` up to ``end``, and how far the last replacement extends beyond it."""
         said, at = [], 0
         spans = sorted(span for span in found if span[0] < end)
         for start, stop in _merged([(-1, before), *spans] if before >= 0 else spans):
@@ -77,7 +77,7 @@ class Redactor:
         return "".join([*said, text[at:end]]), at - end if at >= end and (said or before >= 0) else -1
 
     def tree(self, value: Any) -> Any:
-        """Return a JSON value with every secret blanked in its texts and keys."""
+        """Return a JSON value with every secret redacted in its texts and keys."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -104,7 +104,7 @@ class Redactor:
 
 
 def why_not_hidden(value: str) -> str | None:
-    """Return why a secret of this value would show in logs and results, or None when it is hidden everywhere."""
+    """Return why a secret with this value would be visible in logs and results, or None."""
     if value in _JSON_WORDS:
         return "it is a word of JSON (true, false, null)"
     if len(value) < SHORTEST_CHARACTERS:
@@ -115,9 +115,9 @@ def why_not_hidden(value: str) -> str | None:
 
 
 def exposure_warnings(values: Mapping[str, str]) -> list[str]:
-    """Return one sentence for each secret, by name, whose value can not be hidden; none repeats a value."""
+    """Return a sentence for each secret whose value cannot be hidden; none contains a value."""
     return [
-        f"the value of {name} can not be hidden in logs and results: {reason}."
+        f"the value of {name} cannot be hidden in logs and results: {reason}."
         for name, value in values.items()
         if (reason := why_not_hidden(value)) is not None
     ]
@@ -135,7 +135,7 @@ def _spellings(value: str, shortest: int) -> Iterator[str]:
 
 
 def _cut_off(text: str, spelling: str) -> int | None:
-    """Return where in ``text`` the beginning of ``spelling`` stands that the text ends with."""
+    """Return the position in ``text`` of a beginning of ``spelling`` that ends the text."""
     anchor = spelling[:_SHORTEST_BEGINNING]
     start = text.find(anchor, max(0, len(text) - len(spelling) + 1))
     while start >= 0:
@@ -155,7 +155,7 @@ def _escapings(text: str) -> Iterator[str]:
 
 
 def _merged(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Join spans, sorted by their start, that overlap or touch."""
+    """Merge overlapping and adjacent spans, which are sorted by their start."""
     current: tuple[int, int] | None = None
     for start, stop in spans:
         if current and start <= current[1]:
@@ -169,7 +169,7 @@ def _merged(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def clean_json(content: bytes, redactor: Redactor) -> bytes:
-    """Return a document of JSON without secrets; byte for byte as it was where it has none."""
+    """Return a JSON document with secrets redacted; unchanged byte for byte if it has none."""
     import orjson
 
     document = orjson.loads(content)
@@ -177,7 +177,7 @@ def clean_json(content: bytes, redactor: Redactor) -> bytes:
         clean = redactor.tree(document)
         if clean == document:
             return content
-        # What stood in a line of a file stays in one.
+        # A single-line document stays on one line.
         return orjson.dumps(clean, option=orjson.OPT_INDENT_2 if b"\n" in content.strip() else None)
-    except (RecursionError, TypeError):  # orjson writes 254 levels, and reads more
+    except (RecursionError, TypeError):  # orjson writes 254 levels but reads more
         raise ValueError("it is nested too deeply") from None

@@ -1,4 +1,4 @@
-"""How long a server asks its caller to wait: ``Retry-After`` is read here, for whoever calls anything."""
+"""Parse how long a server asks its clients to wait."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""``@osmosis_reward`` and ``@osmosis_rubric``: functions that score a text, held to what trainers call.
+"""``@osmosis_reward`` and ``@osmosis_rubric``: decorators of functions that score a text for trainers.
 
-A decorated function takes the documented parameters and returns a finite ``float``, or it says at once, at
-the decorator or at the call, which of them is wrong and how it should look. Nothing is converted: a reward
-that cannot be trusted is an error, never a zero.
+A decorated function takes the documented parameters and returns a finite ``float``. Otherwise the decorator or the call
+raises an error that says what is wrong and shows the expected form. Values are not converted: an invalid reward is an
+error, never a zero.
 """
 
 from __future__ import annotations
@@ -28,23 +28,22 @@ _NAMES = ("solution_str", "ground_truth", "extra_info")
 
 
 class RewardTypeError(OsmosisError, TypeError):
-    """A signature, an argument or a result has the wrong type; the message says which and shows the right one."""
+    """A signature, an argument or a result has the wrong type; the message shows the right one."""
 
 
 class RewardValueError(OsmosisError, ValueError):
-    """An argument or a result has the right type, and a value that cannot be used."""
+    """An argument or a result has the right type but an invalid value."""
 
 
 def osmosis_reward(function: _Function) -> _Function:
-    """Make a reward function of ``function``.
+    """Decorate a reward function.
 
-    The signature is ``(solution_str: str, ground_truth: str, extra_info: dict = None) -> float``; further
-    parameters may follow. ``extra_info`` may be ``dict | None``, and annotations may be strings. An ``async``
-    function stays one. A keyword ``data_source``, which some trainers pass, is dropped.
+    The signature is ``(solution_str: str, ground_truth: str, extra_info: dict = None) -> float``, optionally with
+    further parameters. ``extra_info`` may be ``dict | None``, and annotations may be strings. The function may be
+    ``async``. The keyword ``data_source``, which some trainers pass, is dropped.
 
     Raises:
-        RewardTypeError: (a ``TypeError``) the signature is another, or a call returns something else than a
-            ``float``.
+        RewardTypeError: (a ``TypeError``) the signature is different, or a call does not return a ``float``.
         RewardValueError: (a ``ValueError``) a call returns NaN or infinity.
     """
     signature = _Signature(function, "@osmosis_reward", _REWARD_SIGNATURE)
@@ -57,23 +56,24 @@ def osmosis_reward(function: _Function) -> _Function:
 
 
 def osmosis_rubric(function: _Function) -> _Function:
-    """Make a rubric function of ``function``: one that lets a model judge.
+    """Decorate a rubric function, which lets a model judge.
 
-    The signature is ``(solution_str: str, ground_truth: str | None, extra_info: dict) -> float``; further
-    parameters may follow, annotations may be strings, an ``async`` function stays one. Every call is checked
-    before the function runs: an ``extra_info`` that names a judge has ``provider``, ``model`` and ``rubric``, and
-    ``api_key`` or ``api_key_env`` (or the ``api_base`` of a server without keys); ``system_prompt``,
-    ``score_min``, ``score_max`` and ``model_info_overrides`` are optional. The function receives a copy of
-    ``extra_info`` with one more entry, ``model_info``: the judge's configuration with the overrides merged in,
-    ready for :func:`osmosis_ai.evaluate_rubric`. A function that carries its own judge is called without: with
-    no ``extra_info`` where it has a default, with None, or with entries of its own.
+    The signature is ``(solution_str: str, ground_truth: str | None, extra_info: dict) -> float``, optionally with
+    further parameters. Annotations may be strings, and the function may be ``async``.
+
+    The arguments are validated before the function runs. An ``extra_info`` that names a judge has ``provider``,
+    ``model`` and ``rubric``, and ``api_key`` or ``api_key_env`` (or the ``api_base`` of a server without keys);
+    ``system_prompt``, ``score_min``, ``score_max`` and ``model_info_overrides`` are optional. The function receives a
+    copy of ``extra_info`` with the additional entry ``model_info``: the judge's configuration including the overrides,
+    as :func:`osmosis_ai.evaluate_rubric` takes it. A function with its own judge is called without a judge in
+    ``extra_info``: with None, with its own entries, or, if the parameter has a default, without the argument.
 
     Raises:
-        RewardTypeError: (a ``TypeError``) the signature is another, or an argument of a call is missing or of
-            the wrong type, or it returns something else than a ``float``.
+        RewardTypeError: (a ``TypeError``) the signature is different, an argument of a call is missing or has the wrong
+            type, or the call does not return a ``float``.
         RewardValueError: (a ``ValueError``) a call returns NaN or infinity.
         JudgeArgumentError: (a ``TypeError``) an entry of ``extra_info`` is missing, blank or of the wrong type.
-        JudgeValueError: (a ``ValueError``) the bounds in ``extra_info`` enclose nothing.
+        JudgeValueError: (a ``ValueError``) the lower bound in ``extra_info`` is not below the upper bound.
     """
     signature = _Signature(function, "@osmosis_rubric", _RUBRIC_SIGNATURE)
     signature.expect("solution_str", str)
@@ -86,7 +86,7 @@ def osmosis_rubric(function: _Function) -> _Function:
 
 
 class _Signature:
-    """A function's parameters, and the sentence for what is wrong with them."""
+    """A function's parameters, and the messages about problems with them."""
 
     def __init__(self, function: Callable[..., Any], decorator: str, right: str) -> None:
         self.name = getattr(function, "__name__", type(function).__name__)
@@ -104,13 +104,12 @@ class _Signature:
         return RewardTypeError(f"{self._decorator} on `{self.name}`: {problem}. Expected: {self._shown()}")
 
     def expect(self, name: str, kind: type, *, optional: bool = False, annotated: bool = True) -> None:
-        """Check one annotation.
+        """Check the annotation of parameter ``name``.
 
         Args:
-            name: the parameter.
-            kind: what it must be annotated as.
-            optional: ``kind | None`` will do as well.
-            annotated: no annotation at all is wrong.
+            kind: the required annotation.
+            optional: also allow ``kind | None``.
+            annotated: a missing annotation is an error.
         """
         annotation = _resolved(self._function, self.parameters[name].annotation)
         if annotation is inspect.Parameter.empty:
@@ -121,7 +120,7 @@ class _Signature:
             raise self.error(f"`{name}` is annotated as `{_spelled(annotation)}`, not `{kind.__name__}`")
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
-        """Assign the arguments of a call to the parameters, defaults included; what is missing stays missing."""
+        """Bind the arguments of a call to the parameters, with defaults; missing arguments stay missing."""
         try:
             bound = self._signature.bind_partial(*args, **kwargs)
         except TypeError as error:
@@ -175,7 +174,7 @@ def _wrapped(
     def call(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = arguments(args, kwargs)
         result = function(*args, **kwargs)
-        # An async function behind a partial or another decorator does not look like one.
+        # An async function behind a partial or another decorator is not recognised as one.
         return (
             checked_later(result) if inspect.isawaitable(result) else _checked_result(signature.name, result)
         )
@@ -193,7 +192,7 @@ def _checked_result(name: str, result: object) -> float:
 
 
 def _prepared(signature: _Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
-    """Check the arguments of a rubric function's call, and put the judge's configuration beside them."""
+    """Check the arguments of a rubric function's call and add the judge's configuration."""
     bound = signature.bind(args, kwargs)
     for name in _NAMES:
         if name not in bound.arguments:
@@ -215,15 +214,15 @@ def _prepared(signature: _Signature, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _resolved(function: Callable[..., Any], annotation: Any) -> Any:
-    """An annotation written as a string, as what it means; unchanged when that cannot be found out."""
+    """Resolve an annotation written as a string; unchanged if that fails."""
     if not isinstance(annotation, str):
         return annotation
-    # One at a time: a name that only type checkers see must not keep the others from being resolved.
+    # Resolved one at a time: a name that exists only for type checkers must not prevent the others.
     one = types.SimpleNamespace(__annotations__={"it": annotation})
     names = getattr(inspect.unwrap(function), "__globals__", {})
     try:
         return typing.get_type_hints(one, globalns=names)["it"]
-    except Exception:  # whatever the annotation's own code raises: it is only a wrong annotation then
+    except Exception:  # an annotation's own code may raise anything; the annotation is then just wrong
         return annotation
 
 

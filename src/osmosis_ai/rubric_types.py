@@ -1,4 +1,4 @@
-"""The path under which 0.2 users know the judge's types and errors; they live in :mod:`osmosis_ai.rubric`."""
+"""The judge's types and errors at their path of 0.2; see :mod:`osmosis_ai.rubric`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Text looked for in SQLite without regard to case in every alphabet: its own ``LIKE`` knows ``a`` to ``z`` alone.
+"""Case-insensitive text search in SQLite for every alphabet; ``LIKE`` ignores case only from ``a`` to ``z``.
 
-To fold a text in Python takes some ten times as long as ``LIKE`` looks at it. So ``LIKE`` leaves out what lacks the ASCII
-of what is looked for, and of the rest only that is folded which has its first other letters, in one case or another.
+Case-folding a text in Python takes about ten times as long as searching it with ``LIKE``. So ``LIKE`` first excludes
+the texts that lack the ASCII characters of the search text, and only texts with its first other letters, in any case,
+are folded.
 """
 
 from __future__ import annotations
@@ -13,30 +14,30 @@ from collections.abc import Mapping
 from functools import cache, lru_cache
 
 HOLDS = "osmosis_holds"
-"""The function that tells whether a text holds another; it needs :func:`like_pattern` beside it to be quick."""
+"""The SQL function that tells whether a text contains another; combine it with :func:`like_pattern` for speed."""
 
 ESCAPE = "\\"
 _SPECIAL = re.compile(r"[\\%_]")
-# With `ss`, which `ß` is to whoever writes it in capitals.
+# Includes `ss`, because `ß` in capitals is `SS`.
 _BEYOND_ASCII = re.compile(r"(?:[^\0-\x7f]|[sS]{2})+")
 _BEHIND_LETTERS = 0x1F000
-"""No alphabet that has two cases goes on here."""
+"""No alphabet beyond this code point has two cases."""
 _FIRST = 4
 _FEW_CASES = 4
 
 
 def teach_holds(connection: sqlite3.Connection) -> None:
-    """Have a connection know :data:`HOLDS`."""
+    """Register :data:`HOLDS` on a connection."""
     connection.create_function(HOLDS, 2, _holds, deterministic=True)
 
 
 def bindable(text: str) -> str:
-    """Return a text as SQLite takes it; what it can not take becomes what hardly any text has."""
+    """Return a text that SQLite accepts; characters it does not accept become one that hardly occurs in texts."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "\ufffd")
 
 
 def like_pattern(text: str) -> str:
-    """Return the pattern of ``LIKE`` (with :data:`ESCAPE`) that fits whatever holds ``text``, and more."""
+    """Return a ``LIKE`` pattern (with :data:`ESCAPE`) that matches at least every text that contains ``text``."""
     known = _SPECIAL.sub(r"\\\g<0>", text)
     return f"%{_BEYOND_ASCII.sub('%', known)}%"
 
@@ -46,7 +47,7 @@ def _holds(text: str | None, wanted: str) -> bool:
         return text is not None
     folded, letters = _known(wanted)
     for cases in letters:
-        for case in cases:  # a generator would take longer than what it finds
+        for case in cases:  # a generator would be slower than what it saves
             if case in text:
                 break
         else:
@@ -56,7 +57,7 @@ def _holds(text: str | None, wanted: str) -> bool:
 
 @lru_cache
 def _known(wanted: str) -> tuple[str, list[list[str]]]:
-    """Return a text case-folded, and of the first letters of it that are not ASCII all cases they may be written in."""
+    """Return a case-folded text, and all case variants of its first letters that are not ASCII."""
     folded = wanted.casefold()
     letters = [_cases()[letter] for letter in dict.fromkeys(folded) if not letter.isascii()]
     return folded, [cases for cases in letters if len(cases) <= _FEW_CASES][:_FIRST]
@@ -64,7 +65,7 @@ def _known(wanted: str) -> tuple[str, list[list[str]]]:
 
 @cache
 def _cases() -> Mapping[str, list[str]]:
-    """Return of every folded letter those that fold to it, or to several with it among them."""
+    """Return, for each folded letter, the letters that fold to it or to a sequence that contains it."""
     found = defaultdict[str, list[str]](list)
     for letter in map(chr, range(_BEHIND_LETTERS)):
         for folded in letter.casefold():

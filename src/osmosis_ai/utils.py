@@ -1,4 +1,4 @@
-"""The decorators of reward functions, under the path that 0.2 had: this is :mod:`osmosis_ai.rewards` itself."""
+"""The decorators of reward functions at their path of 0.2; this module is :mod:`osmosis_ai.rewards` itself."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ if TYPE_CHECKING:
 else:
     from osmosis_ai import rewards
 
-    # What a test patches here must be the thing in use.
+    # The same object, so that patches in tests apply to the code in use.
     sys.modules[__name__] = rewards

@@ -195,7 +195,7 @@ def test_ctrl_c_stops_watching_and_says_that_the_run_goes_on(maze: Maze) -> None
     maze.get("/eval-runs/amber").mock(side_effect=interrupt)
     outcome = maze.osmosis("eval", "watch", "amber", "--plain")
     assert outcome.status == 130
-    assert "The run goes on; follow it again with: osmosis eval watch amber" in outcome.err
+    assert "The run continues; follow it again with: osmosis eval watch amber" in outcome.err
 
 
 def test_a_page_is_waited_for_only_from_a_platform_that_has_answered_before(maze: Maze) -> None:

@@ -249,7 +249,7 @@ def test_the_secret_key_is_rotated(cli: Cli, running: Any) -> None:
     done = envelope(cli, "secret-key", "rotate")
     assert done["resource"] == {"resealed": 1, "forgotten_keys": 0, "damaged": []}
     plain = cli("platform", "secret-key", "rotate", "--plain")
-    assert plain.status == 0 and "1 secret sealed anew" in plain.out
+    assert plain.status == 0 and "1 secret resealed" in plain.out
 
 
 def committed(path: Path) -> Path:

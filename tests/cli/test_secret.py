@@ -254,5 +254,5 @@ def test_a_value_that_can_not_be_hidden_is_stored_and_warned_about(
     outcome = cli("secret", "set", "API_KEY", "--env", "FROM_HERE", "--plain")
     assert outcome.status == 0
     (warning,) = [line for line in outcome.err.splitlines() if line.startswith("warning: ")]
-    assert warning.startswith("warning: the value of API_KEY can not be hidden in logs and results: ")
+    assert warning.startswith("warning: the value of API_KEY cannot be hidden in logs and results: ")
     assert why in warning

@@ -1,1 +1,1 @@
-"""The wire: what client and platform agree on, written once."""
+"""The wire format that client and platform share."""

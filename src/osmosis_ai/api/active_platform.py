@@ -1,4 +1,4 @@
-"""Which platform commands use: that of the environment, of the directory, or the hosted one."""
+"""The platform that commands use: from the environment, the directory, or the hosted default."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOCK_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class ActivePlatform:
-    """The platform in use, what chose it, and the directory whose record did."""
+    """The platform in use, its source, and the directory whose record selected it."""
 
     url: str
     source: str
@@ -51,13 +51,13 @@ def describe_platform(url: str) -> str:
 
 
 def record_platform(directory: Path, url: str) -> None:
-    """Let commands in ``directory`` and below use the platform at ``url``."""
+    """Save ``url`` as the platform of commands in ``directory`` and below."""
     with _changing() as recorded:
         recorded[str(directory)] = url
 
 
 def recorded_directories(platform_url: str | None = None) -> tuple[str, ...]:
-    """Return the directories that use a platform; with None, all that have a record."""
+    """Return the directories that use a platform, or all directories with a record if it is None."""
     return tuple(place for place, url in _read(_path()).items() if platform_url in (None, url))
 
 

@@ -1,4 +1,4 @@
-"""Messages as bytes: strict JSON out, and of what comes in an object of the kind that was asked for, or an error."""
+"""Encode messages as strict JSON, and decode and validate them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ M = TypeVar("M", bound=WireModel)
 
 
 def encode(body: WireModel | Mapping[str, Any]) -> bytes:
-    """Return a message as it is sent."""
     value = body.to_wire() if isinstance(body, WireModel) else body
     try:
         return json.dumps(value, allow_nan=False).encode("ascii")
@@ -25,7 +24,7 @@ def encode(body: WireModel | Mapping[str, Any]) -> bytes:
 
 
 def decode(content: bytes, model: type[M], call: str) -> M:
-    """Return the message that a success reply to ``call`` is; an empty one has no fields."""
+    """Decode the success reply to ``call``; an empty reply has no fields."""
     try:
         value = json.loads(content, parse_constant=lambda _: None) if content.strip() else {}
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What a platform says that it supports, so that a client does not have to find out by failing."""
+"""The capabilities that a platform reports, so that clients need not probe for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LONGEST_HEADER = 4_096
 
 
 class Capability(Enum):
-    """Something that not every platform supports."""
+    """A feature that not every platform supports."""
 
     what: str
     of_the_contract: bool
@@ -34,7 +34,7 @@ class Capability(Enum):
     RUN_EVENTS = "run-events", "live updates of runs", False
 
     def __new__(cls, value: str, what: str, of_the_contract: bool) -> Capability:
-        """Make a member whose value is its name on the wire alone."""
+        """Create a member whose value is only its name on the wire."""
         member = object.__new__(cls)
         member._value_ = value
         member.what, member.of_the_contract = what, of_the_contract
@@ -42,7 +42,7 @@ class Capability(Enum):
 
 
 HOSTED = frozenset(capability for capability in Capability if capability.of_the_contract)
-"""What is assumed of a platform that says nothing."""
+"""The capabilities of a platform that reports none."""
 
 _OWN_ROUTES = {
     re.compile(f"{PREFIX}{pattern}$"): capability
@@ -60,17 +60,16 @@ _OWN_ROUTES = {
 
 
 def capability_of_route(path: str) -> Capability | None:
-    """Return what a route belongs to that only our platform has; None for the routes of the hosted service."""
+    """Return the capability of a route that only our platform has; None for routes of the hosted service."""
     return next((found for pattern, found in _OWN_ROUTES.items() if pattern.search(path)), None)
 
 
 def capabilities_header(offered: Iterable[Capability]) -> str:
-    """Return the header's value for a platform that offers these."""
     return ", ".join(sorted(capability.value for capability in offered))
 
 
 def read_capabilities(headers: Mapping[str, str]) -> frozenset[Capability] | None:
-    """Return what a reply's headers (lower-case names) say is offered; None when they say nothing."""
+    """Parse the capabilities from a reply's headers (lower-case names); None if there are none."""
     said = headers.get(CAPABILITIES_HEADER.lower())
     if said is None:
         return None

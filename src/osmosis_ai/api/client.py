@@ -1,4 +1,4 @@
-"""The one HTTP client of the REST API, whichever platform answers."""
+"""The HTTP client of the REST API."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ _announcing = threading.Lock()
 
 
 class ClientWarning(NamedTuple):
-    """What the platform wants users to know of their version."""
+    """A platform's warning about this client's version."""
 
     code: Literal["UPGRADE_AVAILABLE", "DEPRECATED"]
     message: str
 
 
 class PlatformClient:
-    """Talks to one platform as one user about one repository; safe to share between threads."""
+    """A client for one platform, user and repository; thread-safe."""
 
     def __init__(
         self,
@@ -159,19 +159,18 @@ class PlatformClient:
         return f"PlatformClient({self.platform_url!r}, git_identity={self.git_identity!r})"
 
     def close(self) -> None:
-        """Close the connections."""
         self._http.close()
 
     def hide(self, values: Iterable[str]) -> None:
-        """Keep ``values`` out of every error from now on."""
+        """Redact ``values`` in every error from now on."""
         self._redactor.add(values)
 
     def verify(self) -> Verification:
-        """Return whose token this is, and the workspace of the repository if there is one."""
+        """Return the owner of the token, and the repository's workspace if there is one."""
         return self.auth.verify()
 
     def get(self, path: str, *, model: type[M], params: Query | None = None, git: GitScope = "required") -> M:
-        """Read ``path``; tried again when the platform is away for a moment."""
+        """Read ``path``, with retries."""
         return self.request("GET", path, model=model, params=params, git=git, retry=READING)
 
     def post(
@@ -185,7 +184,7 @@ class PlatformClient:
         git: GitScope = "required",
         headers: Mapping[str, str] | None = None,
     ) -> M:
-        """Send ``body`` (None sends ``{}``) to ``path``; once, unless ``retry`` says otherwise."""
+        """Send ``body`` (``{}`` if None) to ``path``; once, unless ``retry`` allows more."""
         return self.request(
             "POST",
             path,
@@ -205,7 +204,7 @@ class PlatformClient:
         timeout_s: float | None = None,
         git: GitScope = "required",
     ) -> None:
-        """Delete what ``path`` and ``body`` name; no body is sent without one."""
+        """Delete what ``path`` and ``body`` name; without ``body``, none is sent."""
         self.request("DELETE", path, model=WireModel, body=body, timeout_s=timeout_s, git=git)
 
     def request(
@@ -243,7 +242,7 @@ class PlatformClient:
     def stream(
         self, path: str, *, params: Query | None = None, accept: str, silence_s: float
     ) -> Iterator[httpx.Response]:
-        """Open a success reply that is read while it comes; errors in the middle are the reader's."""
+        """Open a reply as a stream, after checking its status; the reader handles errors in the middle."""
         request = self._http.build_request(
             "GET",
             f"{self.platform_url}{path}",
@@ -266,7 +265,7 @@ class PlatformClient:
             response.close()
 
     def _own_headers(self, git: GitScope, *, anonymous: bool = False) -> dict[str, str]:
-        """Return who asks, about which repository."""
+        """Return the headers with the token and the repository."""
         if git == "required" and self.git_identity is None:
             raise missing_git_scope(self._request_info)
         sent = {}
@@ -310,7 +309,6 @@ class PlatformClient:
         return refused if capability is None else unsupported(self.platform_url, capability, reply.status)
 
     def _exchange(self, request: httpx.Request, limit_s: float) -> Reply:
-        """Send and read the whole reply."""
         deadline = time.monotonic() + limit_s
         response = self._open(request)
         try:
@@ -319,7 +317,7 @@ class PlatformClient:
             response.close()
 
     def _open(self, request: httpx.Request) -> httpx.Response:
-        """Send, and return the reply unread; only a GET follows redirects, and only on its own origin."""
+        """Send a request and return the unread reply; only a GET follows redirects, and only within its origin."""
         for _ in range(_MOST_REDIRECTS):
             response = self._http.send(request, stream=True)
             following = response.next_request
@@ -356,7 +354,6 @@ class PlatformClient:
         )
 
     def unreachable(self, error: Exception) -> PlatformError:
-        """Return what to raise where the connection failed."""
         return PlatformError(
             self._redactor.text(f"Connection error: {reason(error)} ({self.platform_url})"),
             details={"platform_url": self.platform_url},
@@ -365,7 +362,7 @@ class PlatformClient:
 
     def _note_capabilities(self, reply: Reply) -> None:
         said = read_capabilities(reply.headers)
-        # An error without the header may be a proxy's; it tells nothing of the platform behind.
+        # An error without the header may be a proxy's and says nothing about the platform.
         if said is not None or (self.offers is None and reply.status < 300):
             self.offers = HOSTED if said is None else said
 

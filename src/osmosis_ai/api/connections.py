@@ -1,4 +1,4 @@
-"""How connections are opened: with time limits, without following redirects, with nobody else's credentials."""
+"""Open HTTP connections with time limits, without redirects, and without credentials from the environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def open_http(
     timeout_s: float,
     transport: httpx.BaseTransport | None = None,
 ) -> httpx.Client:
-    """Open an HTTP client for the host of ``url``; close it when done."""
+    """Open an HTTP client for the host of ``url``; the caller closes it."""
     import httpx
 
     parts = urlsplit(url)
@@ -52,7 +52,7 @@ def open_http(
 
 
 def reason(error: Exception) -> str:
-    """Return why a connection failed, in a few words that quote no URL."""
+    """Return a short reason for a failed connection, without the URL."""
     import re
 
     import httpx
@@ -67,7 +67,7 @@ def reason(error: Exception) -> str:
 
 
 def connection_hint(url: str, error: Exception) -> str:
-    """Return what to do when the host of ``url`` could not be reached."""
+    """Return a hint for a host that could not be reached."""
     import socket
     import ssl
 
@@ -94,7 +94,7 @@ def connection_hint(url: str, error: Exception) -> str:
 
 
 def _is_caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
-    """Tell whether ``error``, or what it was raised from, is a ``kind``."""
+    """Tell whether ``error`` or one of its causes is a ``kind``."""
     while error is not None and not isinstance(error, kind):
         error = error.__cause__ or error.__context__
     return error is not None

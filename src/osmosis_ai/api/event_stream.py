@@ -1,4 +1,4 @@
-"""What a platform says line by line while it happens: server-sent events, each a JSON object."""
+"""Server-sent events from a platform, each a JSON object."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ if TYPE_CHECKING:
     import httpx
 
 EVENTS = "text/event-stream"
-"""The content type of a stream."""
 
 SILENCE_S = 65.0
-"""The longest a stream may be silent: platforms send a comment at least every 60 s."""
+"""The longest silence of a stream, in seconds: platforms send a comment at least every 60 s."""
 
 _LARGEST_EVENT_BYTES = 1024 * 1024
 
 
 class StreamCut(PlatformError):
-    """A stream that had begun ended before the platform ended it."""
+    """A stream ended before the platform closed it."""
 
 
 def json_events(
     stream: AbstractContextManager[httpx.Response], *, unreachable: Callable[[Exception], PlatformError]
 ) -> Generator[dict[str, Any]]:
-    """Yield the JSON objects of a stream until the platform ends it; what is no JSON object is passed over."""
+    """Yield the JSON objects of a stream until the platform ends it; anything else in it is skipped."""
     import httpx
     from httpx_sse import EventSource, SSEError
 
@@ -49,14 +48,13 @@ def json_events(
 
 
 class _Bounded:
-    """The bytes of a stream, as long as no single event is larger than any line of a log."""
+    """The bytes of a stream, with the size of each event limited to that of a log line."""
 
     def __init__(self, response: httpx.Response) -> None:
         self._response = response
         self.read_bytes = 0
 
     def as_response(self) -> httpx.Response:
-        """Return what the reader of events takes."""
         import httpx
 
         kind = {"Content-Type": self._response.headers.get("Content-Type", "")}

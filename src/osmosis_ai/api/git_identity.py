@@ -1,4 +1,4 @@
-"""One repository, one identity: however its origin is spelt, `X-Osmosis-Git` says the same."""
+"""The identity of a repository: every spelling of its origin gives the same `X-Osmosis-Git`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from osmosis_ai.errors import OsmosisError
 
 IDENTITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*/[A-Za-z0-9._-]+")
-"""What the wire accepts (to be matched in full)."""
+"""The identities that the wire accepts (use ``fullmatch``)."""
 
 _GITHUB = "github.com"
 _GITHUB_ALIASES = ("www.github.com", "ssh.github.com")
@@ -24,15 +24,13 @@ _LONGEST_NAME = 64
 
 @dataclass(frozen=True)
 class GitIdentity:
-    """Who a repository is."""
-
     identity: str
     display_url: str
 
 
 @dataclass(frozen=True)
 class _Address:
-    """An origin on another machine, taken apart; ``port`` is None for the scheme's own."""
+    """The parsed address of a remote origin; ``port`` is None for the scheme's default."""
 
     scheme: str
     user: str
@@ -43,7 +41,7 @@ class _Address:
 
 
 def identify_origin(url: str, *, base: Path | None = None) -> GitIdentity:
-    """Return who the repository behind an origin is."""
+    """Return the identity of the repository behind an origin."""
     text = url.strip()
     if not text:
         raise OsmosisError("Git remote URL must not be empty.")
@@ -63,7 +61,7 @@ def identify_origin(url: str, *, base: Path | None = None) -> GitIdentity:
 
 
 def parse_identity(text: str) -> str:
-    """Return an identity that somebody typed, in the one spelling the wire uses."""
+    """Normalise an identity that a user typed."""
     identity = text.strip().lower()
     if not IDENTITY.fullmatch(identity) or identity.endswith(("/.", "/..")):
         raise OsmosisError(
@@ -107,7 +105,7 @@ def _identify_path(text: str, base: Path) -> GitIdentity:
 
 
 def _repository_at(path: Path) -> Path:
-    # The order in which Git itself looks a local path up.
+    # Git tries local paths in this order.
     if path.name == ".git":
         return path.parent
     bare = path.with_name(f"{path.name}.git") if path.name else path
@@ -122,7 +120,7 @@ def _hashed(owner: str, path: str, normalised: str) -> str:
 
 
 def _address_of(text: str) -> _Address | None:
-    """Take an origin on a host apart; None for a path on this machine."""
+    """Parse an origin with a host; None for a local path."""
     if re.match(r"[A-Za-z0-9+.-]+::", text):
         raise OsmosisError(
             f"Git remote helpers (`{text.split('::', 1)[0]}::`) are not supported.",
@@ -132,7 +130,7 @@ def _address_of(text: str) -> _Address | None:
         address = _address_of_url(text)
     else:
         colon = re.match(r"(?:(?P<user>[^/]*)@)?(?P<host>\[[^\]/]+\]|[^/:\[]+):(?P<path>.*)", text)
-        # Git's rule: a slash before the first colon makes it a path.
+        # As in Git, a slash before the first colon makes it a path.
         if colon is None:
             return None
         user = (colon["user"] or "").partition(":")[0]

@@ -1,4 +1,4 @@
-"""What a platform's refusal means: one place from HTTP to a sentence, a code and the next step."""
+"""Turn a platform's HTTP errors into a message, a code and a hint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _VERSION_STATUSES = ("current", "upgrade_available", "deprecated", "unsupported"
 
 
 class PlatformError(OsmosisError):
-    """A platform refused, or could not be understood or reached."""
+    """A platform refused a request, sent an invalid response, or could not be reached."""
 
     default_code = "PLATFORM_ERROR"
 
@@ -54,17 +54,17 @@ class PlatformError(OsmosisError):
 
     @property
     def refuses_git_scope(self) -> bool:
-        """Whether it is the repository of the request that was refused, not the request."""
+        """Whether the platform refused the repository rather than the request."""
         return self.platform_code in _GIT_SCOPE
 
 
 class UnreadableReply(PlatformError):
-    """Something answered, and not as a platform does: a proxy's page, for instance."""
+    """The response did not come from a platform; it may be a proxy's page."""
 
 
 @dataclass(frozen=True)
 class RequestInfo:
-    """Who asked: what the texts need to know of the request."""
+    """The facts about a request that error messages need."""
 
     platform_url: str
     token_origin: TokenOrigin | None = None
@@ -73,7 +73,7 @@ class RequestInfo:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back: status, headers by lower-case name, the whole body."""
+    """A reply: status, headers by lower-case name, the whole body."""
 
     status: int
     headers: Mapping[str, str]
@@ -81,7 +81,7 @@ class Reply:
 
 
 def unsupported(platform_url: str, capability: Capability, status: int | None = None) -> PlatformError:
-    """Return the error for a request about something that the platform does not have."""
+    """Return the error for a request that needs a capability the platform lacks."""
     return PlatformError(
         f"This platform does not support {capability.what}: {platform_url}.",
         status=status,
@@ -94,10 +94,10 @@ def unsupported(platform_url: str, capability: Capability, status: int | None = 
 
 
 def http_error(reply: Reply, request: RequestInfo, redactor: ReplyRedactor) -> PlatformError:
-    """Return the error for a reply that is no success."""
+    """Return the error for a reply that is not a success."""
     received = _object(reply.content)
     status, body = reply.status, dict(redactor.tree(received))
-    # Decided on what was received: a secret that happens to be part of a code must not change its meaning.
+    # Read before redaction: a secret that happens to be part of a code must not change its meaning.
     platform_code = received.get("code") if isinstance(received.get("code"), str) else None
     hint: str | None
     if status == 401:
@@ -143,13 +143,13 @@ def _details(status: int, body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _excerpt(reply: Reply, redactor: ReplyRedactor) -> str:
     whole = redactor.text(reply.content.decode("utf-8", "replace"))
-    # Once more: what a page writes as entities is only now what it stands for.
+    # Redacted again: HTML entities are only decoded now.
     text = redactor.text(_printable(_one_line(whole[:_READ_OF_A_PAGE])))[:_EXCERPT]
     return f"API error: HTTP {reply.status}." + (f" Response: {text}" if text else "")
 
 
 def _one_line(text: str) -> str:
-    """Return what a reader sees of a page or a traceback, in one line."""
+    """Return the visible text of a page or a traceback in one line."""
     if _MARKUP.search(text):
         from html import unescape
 
@@ -161,14 +161,14 @@ def _unauthorized(platform_code: str | None, request: RequestInfo) -> tuple[str,
     what = {"environment": "OSMOSIS_TOKEN", "given": "This token"}.get(
         request.token_origin or "saved", f"Your session on {request.platform_url}"
     )
-    mend = {
+    fix = {
         "environment": "set OSMOSIS_TOKEN to a valid token, or unset it and run `osmosis login`",
         "given": "check that it was copied whole and made for this platform",
     }.get(request.token_origin or "saved", "log in again with `osmosis login`")
     if platform_code in ("TOKEN_REVOKED", "TOKEN_EXPIRED"):
-        # It was copied well, and belongs here: only another one helps.
-        mend = "use another token of this platform" if request.token_origin == "given" else mend
-        return f"{what} has {'been revoked' if platform_code == 'TOKEN_REVOKED' else 'expired'}.", mend
+        # The given token is valid in form and for this platform, so only another token helps.
+        fix = "use another token of this platform" if request.token_origin == "given" else fix
+        return f"{what} has {'been revoked' if platform_code == 'TOKEN_REVOKED' else 'expired'}.", fix
     if platform_code in ("AUTH_HEADER_MISSING", "TOKEN_MISSING"):
         if request.token_origin is None:
             return "Not logged in. Run 'osmosis auth login' first.", "log in with `osmosis login`"
@@ -177,10 +177,10 @@ def _unauthorized(platform_code: str | None, request: RequestInfo) -> tuple[str,
             "a proxy in between may remove the Authorization header",
         )
     if request.token_origin == "environment":
-        mend += "; for another platform, also set OSMOSIS_PLATFORM_URL and OSMOSIS_TOKEN_PLATFORM_URL"
+        fix += "; for another platform, also set OSMOSIS_PLATFORM_URL and OSMOSIS_TOKEN_PLATFORM_URL"
     if request.token_origin in ("environment", "given"):
-        return f"{what} is not valid on {request.platform_url}.", mend
-    return f"{what} has expired or is no longer valid.", mend
+        return f"{what} is not valid on {request.platform_url}.", fix
+    return f"{what} has expired or is no longer valid.", fix
 
 
 def _outdated(body: Mapping[str, Any], request: RequestInfo) -> tuple[str, str]:
@@ -223,7 +223,6 @@ _GIT_SCOPE: Mapping[str | None, tuple[str, str]] = {
 
 
 def missing_git_scope(request: RequestInfo) -> PlatformError:
-    """Return the error for a request that needs a repository and has none."""
     message, hint = _NO_SCOPE
     code = "GIT_SCOPE_HEADER_REQUIRED"
     return PlatformError(
@@ -240,7 +239,7 @@ def _next_step(reply: Reply, request: RequestInfo) -> str | None:
         wait = retry_after_s(reply.headers)
         return f"wait {wait:.0f} s and try again" if wait else "wait a little and try again"
     if reply.status >= 500:
-        return f"{request.platform_url} failed; try again, and if it goes on failing see the platform's log"
+        return f"{request.platform_url} failed; try again, and if it keeps failing, see the platform's log"
     return None
 
 
@@ -278,5 +277,5 @@ def _object(content: bytes) -> dict[str, Any]:
 
 
 def _printable(text: str) -> str:
-    # A reply must not move the cursor or recolour the terminal it is shown on.
+    # A reply must not move the cursor or change colours in the terminal.
     return "".join(character for character in text if character.isprintable() or character in "\n\t")

@@ -1,4 +1,4 @@
-"""All of a list, page by page, from a server that may grow it meanwhile or never end it."""
+"""Read whole lists page by page, even if the server adds items meanwhile or never ends the list."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def iterate_pages(
             return
         if page.next_offset <= offset or seen >= MOST_ITEMS:
             raise PlatformError(
-                f"the platform's list does not end: after offset {offset} it goes on at {page.next_offset}.",
+                f"the platform's list does not end: after offset {offset} it continues at {page.next_offset}.",
                 hint="ask for single pages with `--limit`",
             )
         offset = page.next_offset
@@ -41,7 +41,7 @@ def iterate_log_pages(
     cursor: str | None = None,
     page_size: int = LARGEST_LOG_PAGE,
 ) -> Iterator[LogPage]:
-    """Yield log pages in the direction that ``fetch`` asks for, until there are no more."""
+    """Yield log pages in the direction of ``fetch`` until there are no more."""
     used: set[str] = set() if cursor is None else {cursor}
     while True:
         page = fetch(page_size, cursor)
@@ -55,7 +55,7 @@ def iterate_log_pages(
 
 
 def iterate_samples(fetch: Callable[[str | None], EvalSamplePage]) -> Iterator[EvalSample]:
-    """Yield a run's samples; a page that leads back to one before it, or has none, is the last."""
+    """Yield a run's samples; ends at a page without a cursor or with one that repeats."""
     cursor: str | None = None
     seen: set[str | None] = {None}
     while True:

@@ -1,4 +1,4 @@
-"""One spelling per platform: two URLs that name the same platform normalise to the same text."""
+"""Normalise platform URLs, so that URLs of the same platform are equal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def normalize_platform_url(raw: str) -> str:
-    """Return the one spelling of a platform's URL."""
+    """Return the normalised URL of a platform."""
     from urllib.parse import urlsplit
 
     text = raw.strip()
@@ -44,7 +44,7 @@ def normalize_platform_url(raw: str) -> str:
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether ``host`` is this machine by name or address."""
+    """Tell whether ``host`` is this machine, by name or address."""
     if not host:
         return False
     if host.lower() == "localhost" or host.lower().endswith(".localhost"):
@@ -58,7 +58,7 @@ def is_loopback(host: str | None) -> bool:
 
 
 def is_secure(url: str) -> bool:
-    """Whether credentials may travel to the normalised ``url``: HTTPS, or this very machine."""
+    """Tell whether credentials may be sent to the normalised ``url``: it is HTTPS or on this machine."""
     from urllib.parse import urlsplit
 
     parts = urlsplit(url)
@@ -66,7 +66,7 @@ def is_secure(url: str) -> bool:
 
 
 def ensure_secure(url: str, env: Mapping[str, str] | None = None) -> None:
-    """Refuse to send credentials to the normalised ``url`` in the clear, unless the user allows it."""
+    """Refuse to send credentials unencrypted to the normalised ``url`` unless the user allows it."""
     if not is_secure(url) and (os.environ if env is None else env).get(ALLOW_INSECURE_ENV) != "1":
         raise OsmosisError(
             f"refusing to use the insecure platform URL {url}.",
@@ -76,7 +76,7 @@ def ensure_secure(url: str, env: Mapping[str, str] | None = None) -> None:
 
 
 def _is_host(host: str) -> bool:
-    """Return whether ``host`` is an IP address, or a name as in RFC 1123 (underscores allowed) or IDNA."""
+    """Tell whether ``host`` is an IP address, or a name as in RFC 1123 (underscores allowed) or IDNA."""
     import ipaddress
 
     if ":" in host or host.rpartition(".")[2].isdigit():
@@ -101,6 +101,6 @@ def _host_of_bare(text: str) -> str:
 
 
 def _invalid(raw: str) -> OsmosisError:
-    # What stands before an `@` may be a password.
+    # The text before an `@` may be a password.
     shown = raw.strip().rpartition("@")[2]
     return OsmosisError(f"Invalid platform URL '{shown}'", hint=f"write it as {DEFAULT_PLATFORM_URL}")

@@ -1,4 +1,4 @@
-"""Values that must not be shown are taken out of whatever a platform answers: messages, bodies, excerpts."""
+"""Redact secrets in a platform's replies: messages, bodies, excerpts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _ALWAYS_SECRET_KEYS = frozenset({"value", "secret", "secret_value"})
 
 
 class ReplyRedactor(Redactor):
-    """Knows the values that are secret in one conversation; short ones, too, for the user just typed them."""
+    """Redacts the secrets of one conversation, even short ones, because the user has just typed them."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         super().__init__(values, shortest=1)
 
     def tree(self, value: Any) -> Any:
-        """Return a JSON value without any secret: in texts, in keys, and under keys that name one."""
+        """Return a JSON value with secrets redacted in texts, in keys, and under keys with secret names."""
         if not isinstance(value, Mapping):
             return super().tree(value)
         return {

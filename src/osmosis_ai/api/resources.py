@@ -1,4 +1,4 @@
-"""The platform's API, noun by noun: what can be asked of each."""
+"""The platform's API: one class per resource."""
 
 from __future__ import annotations
 
@@ -109,12 +109,12 @@ class Resource:
     def _page(
         self, path: str, *, model: type[_PageT], limit: int, offset: int, **filters: str | None
     ) -> _PageT:
-        """Return one page of a list; a filter that is None is not sent."""
+        """Return one page of a list; filters that are None are not sent."""
         params = {"limit": limit, "offset": offset, **filters}
         return self._client.get(path, model=model, params=params)
 
     def _log_page(self, path: str, *, limit: int, cursor: str | None, direction: LogDirection) -> LogPage:
-        """Return one page of a log, from ``cursor`` on in ``direction``."""
+        """Return one page of a log, from ``cursor`` in ``direction``."""
         params = {"limit": limit, "direction": direction, "cursor": cursor}
         return self._client.get(path, model=LogPage, params=params)
 
@@ -126,16 +126,14 @@ _SubmittedT = TypeVar("_SubmittedT", bound=SubmittedRun)
 
 
 class Runs(Resource, Generic[_SubmitT]):
-    """The runs of one kind in the repository's workspace."""
-
     path: ClassVar[str]
 
     def submit(self, run: _SubmitT) -> SubmittedRun:
-        """Submit a run, exactly once; secret values in it stay out of every error."""
+        """Submit a run; the request is never retried, and no error contains its secrets."""
         return self._submit(run, SubmittedRun)
 
     def check(self, run: _SubmitT) -> SubmitCheck | None:
-        """Ask what a submit of ``run`` would be told; no run comes of it."""
+        """Check a submit of ``run`` without creating a run; None if the platform cannot check."""
         if run.secrets is not None:
             self._client.hide(run.secrets.provided.values())
         try:
@@ -154,24 +152,22 @@ class Runs(Resource, Generic[_SubmitT]):
         cursor: str | None = None,
         direction: LogDirection = "older",
     ) -> LogPage:
-        """Return one page of a run's log."""
         path = routes.run_logs(self.path, name_or_id)
         return self._log_page(path, limit=limit, cursor=cursor, direction=direction)
 
     def events(self, name_or_id: str) -> Generator[dict[str, Any]]:
-        """Yield how a run stands, then what is new in it as it comes, until it has ended; a route of self-
-        hosted platforms."""
+        """Yield a run's state, then its updates until it ends; only on self-hosted platforms."""
         path = routes.run_events(self.path, name_or_id)
         stream = self._client.stream(path, accept=EVENTS, silence_s=SILENCE_S)
         return json_events(stream, unreachable=self._client.unreachable)
 
     def stop(self, name_or_id: str) -> StopReply:
-        """Ask for a run to stop; doing so twice changes nothing."""
+        """Request a run to stop; idempotent."""
         path = routes.run_stop(self.path, name_or_id)
         return self._client.post(path, None, model=StopReply, retry=REPEATING)
 
     def delete(self, name_or_id: str) -> None:
-        """Delete a run that has ended; a route of self-hosted platforms."""
+        """Delete a run that has ended; only on self-hosted platforms."""
         self._client.delete(routes.run(self.path, name_or_id))
 
     def _submit(self, run: _SubmitT, reply: type[_SubmittedT]) -> _SubmittedT:
@@ -181,12 +177,9 @@ class Runs(Resource, Generic[_SubmitT]):
 
 
 class RunsWithFiles(Runs[_SubmitT]):
-    """Runs of a kind whose files can be downloaded."""
-
     files: ClassVar[str]
 
     def manifest(self, name_or_id: str, *, types: Sequence[str], rows: str | None = None) -> SampleManifest:
-        """Return the list of a run's files."""
         return self._client.get(
             routes.run_manifest(self.path, name_or_id, self.files),
             model=SampleManifest,
@@ -194,7 +187,7 @@ class RunsWithFiles(Runs[_SubmitT]):
         )
 
     def download_urls(self, name_or_id: str, items: Sequence[DownloadItem]) -> DownloadUrls:
-        """Return where files of a manifest can be had for a while."""
+        """Return temporary URLs for files of a manifest."""
         return self._client.post(
             routes.run_download_urls(self.path, name_or_id, self.files),
             DownloadUrlsRequest(items=list(items)),
@@ -204,7 +197,7 @@ class RunsWithFiles(Runs[_SubmitT]):
 
 
 def _is_verdict(error: PlatformError) -> bool:
-    """Tell a refusal of the submit, or of who asks for which repository, from "there is nothing here"."""
+    """Tell whether an error refuses the submit or its user, rather than means that the route is missing."""
     return error.body.get("dry_run") is True or (error.platform_code or "").startswith("GIT_")
 
 
@@ -213,14 +206,12 @@ Waiting = Literal["authorization_pending", "slow_down"]
 
 
 class Auth(Resource):
-    """Device login, verification, revocation."""
-
     def verify(self) -> Verification:
-        """Return whose token this is; with a repository, also its workspace."""
+        """Return the owner of the token and, with a repository, its workspace."""
         return self._client.get(routes.VERIFY, model=Verification, git="optional")
 
     def authorize_device(self, device_name: str) -> DeviceAuthorization:
-        """Begin a login: return the code that the user confirms in a browser."""
+        """Start a login and return the code that the user confirms in a browser."""
         return self._client.request(
             "POST",
             routes.DEVICE_AUTHORIZE,
@@ -231,7 +222,7 @@ class Auth(Resource):
         )
 
     def poll_device_token(self, device_code: str) -> IssuedToken | Waiting:
-        """Return the token once the user has confirmed; until then, how to go on asking."""
+        """Return the token once the user has confirmed; until then, how to continue polling."""
         self._client.hide([device_code])
         try:
             issued = self._client.request(
@@ -263,7 +254,7 @@ class Auth(Resource):
         return issued
 
     def revoke(self, token_id: str) -> None:
-        """Revoke a token of this user; it may be the one in use."""
+        """Revoke a token of this user, possibly the one in use."""
         self._client.delete(routes.token(token_id), timeout_s=REVOKE_TIMEOUT_S, git="never")
 
 
@@ -277,20 +268,20 @@ _ENDINGS = {
 
 
 class Workspaces(Resource):
-    """What the user is a member of."""
+    """The user's workspaces."""
 
     def list(self) -> WorkspaceList:
         """Return every workspace of the user; needs no repository."""
         return self._client.get(routes.WORKSPACES, model=WorkspaceList, git="never")
 
     def quickstart(self, workspace_id: str) -> QuickstartStatus:
-        """Return how far the user's first steps in a workspace have got."""
+        """Return the user's progress with the first steps in a workspace."""
         return self._client.get(
             routes.QUICKSTART, model=QuickstartStatus, params={"organizationId": workspace_id}, git="never"
         )
 
     def record_quickstart(self, workspace_id: str, intent: Intent) -> QuickstartRecorded:
-        """Tell the platform what the user does first."""
+        """Record what the user does first."""
         choice = QuickstartChoice(organizationId=workspace_id, intent=intent)
         return self._client.post(
             routes.QUICKSTART, choice, model=QuickstartRecorded, git="never", retry=REPEATING
@@ -301,7 +292,7 @@ SecretScope = Literal["workspace", "user"]
 
 
 class Secrets(Resource):
-    """The secrets of the repository's workspace, and this user's own in it."""
+    """The secrets of the repository's workspace, and this user's own secrets in it."""
 
     def list(
         self,
@@ -310,23 +301,22 @@ class Secrets(Resource):
         limit: int = LARGEST_PAGE,
         offset: int = 0,
     ) -> SecretList:
-        """Return one page of names; with ``all`` a name may come in both scopes."""
+        """Return one page of names; with ``all``, a name may occur in both scopes."""
         return self._page(
             routes.ENVIRONMENT_SECRETS, model=SecretList, limit=limit, offset=offset, scope=scope
         )
 
     def handouts(self, *, limit: int = LARGEST_PAGE, offset: int = 0) -> SecretHandoutList:
-        """Return one page of what workers were handed, the newest first."""
+        """Return one page of the log of secrets that workers received, newest first."""
         return self._page(routes.SECRET_AUDIT, model=SecretHandoutList, limit=limit, offset=offset)
 
     def set(self, name: str, value: str, *, scope: SecretScope) -> Secret:
-        """Store a value under a name, in place of the former one."""
+        """Create or replace a secret."""
         self._client.hide([value])
         request = SecretSetRequest(name=name, value=value, scope=scope)
         return self._client.post(routes.ENVIRONMENT_SECRETS, request, model=Secret, retry=REPEATING)
 
     def delete(self, name: str, *, scope: SecretScope) -> None:
-        """Delete a secret."""
         self._client.delete(routes.ENVIRONMENT_SECRETS, SecretDeleteRequest(name=name, scope=scope))
 
 
@@ -334,14 +324,11 @@ PARTS_TIMEOUT_S = 120.0
 
 
 class Datasets(Resource):
-    """The datasets of the repository's workspace."""
-
     def list(self, *, limit: int = LARGEST_PAGE, offset: int = 0) -> DatasetList:
-        """Return one page, the newest first."""
+        """Return one page, newest first."""
         return self._page(routes.DATASETS, model=DatasetList, limit=limit, offset=offset)
 
     def get(self, name_or_id: str) -> Dataset:
-        """Return one dataset."""
         return self._client.get(routes.dataset(name_or_id), model=Dataset)
 
     def create(
@@ -363,7 +350,7 @@ class Datasets(Resource):
     def complete(
         self, dataset_id: str, *, extension: str, parts: Sequence[CompletedPart] | None = None
     ) -> Dataset:
-        """Tell the platform that all bytes are there; the platform takes it any number of times."""
+        """Tell the platform that all bytes are stored; idempotent."""
         request = DatasetCompleteRequest(file_extension=extension)
         if parts is not None:
             request.parts = list(parts)
@@ -376,15 +363,15 @@ class Datasets(Resource):
         )
 
     def abort(self, dataset_id: str) -> None:
-        """Give an upload up; doing so twice changes nothing."""
+        """Cancel an upload; idempotent."""
         self._client.post(routes.dataset_abort(dataset_id), None, model=WireModel, retry=REPEATING)
 
     def delete(self, name_or_id: str) -> None:
-        """Delete a dataset; a route of self-hosted platforms."""
+        """Delete a dataset; only on self-hosted platforms."""
         self._client.delete(routes.dataset(name_or_id))
 
     def download(self, name_or_id: str) -> DatasetDownload:
-        """Return where the bytes can be had for a while."""
+        """Return a temporary URL for the bytes."""
         return self._client.get(routes.dataset_download(name_or_id), model=DatasetDownload)
 
     def logs(
@@ -395,32 +382,30 @@ class Datasets(Resource):
         cursor: str | None = None,
         direction: LogDirection = "older",
     ) -> LogPage:
-        """Return one page of what was said while the dataset was checked."""
+        """Return one page of a dataset's validation log."""
         return self._log_page(
             routes.dataset_logs(name_or_id), limit=limit, cursor=cursor, direction=direction
         )
 
 
 class Rollouts(Resource):
-    """The rollouts of the connected repository."""
-
     def list(self, *, branch: str | None = None, limit: int = LARGEST_PAGE, offset: int = 0) -> RolloutList:
-        """Return one page, of the default branch or of ``branch``."""
+        """Return one page, of ``branch`` or of the default branch."""
         return self._page(routes.ROLLOUTS, model=RolloutList, limit=limit, offset=offset, branch=branch)
 
 
 class RolloutServers(Resource):
-    """The served agents of the repository's workspace; without a repository, of the token's workspace."""
+    """The remote agents of the repository's workspace; without a repository, of the token's workspace."""
 
     def list(self, *, limit: int = LARGEST_PAGE, offset: int = 0) -> RolloutServerList:
-        """Return one page, by name."""
+        """Return one page, sorted by name."""
         params = {"limit": limit, "offset": offset}
         return self._client.get(
             routes.ROLLOUT_SERVERS, model=RolloutServerList, params=params, git="optional"
         )
 
     def register(self, registration: RolloutServerRegistration) -> RegisteredRolloutServer:
-        """Register an agent under its name, in place of an earlier one; the platform asks it how it does."""
+        """Register or replace an agent; the platform checks its health."""
         if registration.api_key is not None:
             self._client.hide([registration.api_key])
         return self._client.post(
@@ -432,40 +417,35 @@ class RolloutServers(Resource):
         )
 
     def probe(self, name: str) -> RegisteredRolloutServer:
-        """Have the platform ask an agent how it does."""
+        """Have the platform check an agent's health."""
         path = routes.rollout_server_probe(name)
         return self._client.post(path, None, model=RegisteredRolloutServer, git="optional", retry=REPEATING)
 
     def remove(self, name: str) -> None:
-        """Forget an agent."""
         self._client.delete(routes.rollout_server(name), git="optional")
 
 
 class Models(Resource):
-    """Base models and LoRA adapters of the repository's workspace."""
-
     def list_base(self, *, limit: int = LARGEST_PAGE, offset: int = 0) -> BaseModelList:
         """Return one page of the models that can be evaluated and trained."""
         return self._page(routes.BASE_MODELS, model=BaseModelList, limit=limit, offset=offset)
 
     def list_lora(self, *, limit: int = LARGEST_PAGE, offset: int = 0) -> LoraModelList:
-        """Return one page of trained adapters."""
         return self._page(routes.LORA_MODELS, model=LoraModelList, limit=limit, offset=offset)
 
     def get(self, name: str) -> LoraModel:
-        """Return one adapter."""
         return self._client.get(routes.model(name), model=LoraModel)
 
     def deploy(self, name: str) -> DeploymentChange:
-        """Serve an adapter; doing so twice changes nothing."""
+        """Deploy an adapter; idempotent."""
         return self._client.post(routes.model_deploy(name), None, model=DeploymentChange, retry=REPEATING)
 
     def undeploy(self, name: str) -> DeploymentChange:
-        """Serve an adapter no longer; doing so twice changes nothing."""
+        """Undeploy an adapter; idempotent."""
         return self._client.post(routes.model_undeploy(name), None, model=DeploymentChange, retry=REPEATING)
 
     def download(self, name: str) -> ModelDownload:
-        """Return where the files of an adapter can be had for a while."""
+        """Return temporary URLs for the files of an adapter."""
         return self._client.get(routes.model_download(name), model=ModelDownload)
 
 
@@ -473,35 +453,32 @@ LARGEST_SAMPLE_PAGE = 5_000
 
 
 class EvalRuns(RunsWithFiles[EvalRunSubmit]):
-    """The evaluation runs of the repository's workspace."""
-
     path = routes.EVAL_RUNS
     files = "samples"
 
     def list(self, *, limit: int = LARGEST_PAGE, offset: int = 0) -> EvalRunList:
-        """Return one page, the newest first."""
+        """Return one page, newest first."""
         return self._page(self.path, model=EvalRunList, limit=limit, offset=offset)
 
     def get(self, name_or_id: str) -> EvalRunDetail:
-        """Return one run."""
         return self._client.get(routes.run(self.path, name_or_id), model=EvalRunDetail)
 
     def metrics(self, name_or_id: str) -> EvalMetrics:
-        """Return a run's numbers so far."""
+        """Return a run's metrics so far."""
         return self._client.get(routes.run_metrics(self.path, name_or_id), model=EvalMetrics)
 
     def check_retry(self, name_or_id: str, provided: Mapping[str, str]) -> RetryCheck:
-        """Return what a retry of a run would make; no run comes of it. ``provided`` as for :meth:`retry`."""
+        """Return what a retry of a run would contain without creating it; ``provided`` as for :meth:`retry`."""
         path = routes.run_check(routes.eval_run_retry(name_or_id))
         return self._client.post(path, self._again(provided), model=RetryCheck, retry=REPEATING)
 
     def retry(self, name_or_id: str, provided: Mapping[str, str]) -> SubmittedRun:
-        """Submit a run of another one's failed and unscored samples, exactly once."""
+        """Submit a retry of a run's failed and unscored attempts; the request is never retried."""
         path = routes.eval_run_retry(name_or_id)
         return self._client.post(path, self._again(provided), model=SubmittedRun)
 
     def merged(self, name_or_id: str) -> MergedEvaluation:
-        """Return the numbers of a run and its retries together."""
+        """Return the metrics of a run and its retries together."""
         return self._client.get(routes.eval_run_merged(name_or_id), model=MergedEvaluation)
 
     def samples(
@@ -513,8 +490,7 @@ class EvalRuns(RunsWithFiles[EvalRunSubmit]):
         details: bool = False,
         own: bool = False,
     ) -> EvalSamplePage:
-        """Return one page of what a run's attempts came to, those of its retries in place of what they
-        replace."""
+        """Return one page of a run's attempts; retried attempts replace the original ones unless ``own``."""
         params: dict[str, str | int | None] = {"limit": limit, "cursor": cursor}
         if details:
             params["details"] = "true"
@@ -532,22 +508,22 @@ FINALIZE_TIMEOUT_S = 300.0
 
 
 class EvalImports(Resource):
-    """The uploads of evaluations to the repository's workspace."""
+    """Uploads of local evaluations to the repository's workspace."""
 
     def start(self, request: EvalImportStart) -> EvalImportSession:
-        """Announce a run and its files; the same run again goes on with what was begun."""
+        """Announce a run and its files; for a run that was announced before, the upload is resumed."""
         return self._client.post(
             routes.EVAL_IMPORTS, request, model=EvalImportSession, timeout_s=PARTS_TIMEOUT_S, retry=SIGNING
         )
 
     def uploads(self, session_id: str, paths: Sequence[str]) -> list[ImportUpload]:
-        """Return where to send those of ``paths``, 1 to 100 of them, that are missing."""
+        """Return upload URLs for those of ``paths`` (1 to 100) that are missing."""
         path = routes.eval_import_uploads(session_id)
         asked = ImportUploadsRequest(paths=list(paths))
         return self._client.post(path, asked, model=ImportUploads, retry=SIGNING).files
 
     def complete(self, session_id: str, path: str, parts: Sequence[CompletedPart] | None) -> None:
-        """Say that all bytes of a file are there; ``parts`` of one that was sent in parts."""
+        """Report that all bytes of a file are stored; ``parts`` if it was sent in parts."""
         request = ImportUploadComplete(path=path)
         if parts is not None:
             request.parts = [ImportPart(part_number=part.PartNumber, etag=part.ETag) for part in parts]
@@ -560,7 +536,7 @@ class EvalImports(Resource):
         )
 
     def finalize(self, session_id: str) -> EvalImportSession:
-        """Make a run of what was sent."""
+        """Create a run from the uploaded files."""
         return self._client.post(
             routes.eval_import_finalize(session_id),
             None,
@@ -571,16 +547,13 @@ class EvalImports(Resource):
 
 
 class TrainingRuns(Runs[TrainingRunSubmit]):
-    """The training runs of the repository's workspace."""
-
     path = routes.TRAINING_RUNS
 
     def list(self, *, limit: int = LARGEST_PAGE, offset: int = 0) -> TrainingRunList:
-        """Return one page, the newest first."""
+        """Return one page, newest first."""
         return self._page(self.path, model=TrainingRunList, limit=limit, offset=offset)
 
     def get(self, name_or_id: str) -> TrainingRunDetail:
-        """Return one run."""
         return self._client.get(routes.run(self.path, name_or_id), model=TrainingRunDetail)
 
     def metrics(self, name_or_id: str) -> TrainingMetrics:
@@ -588,26 +561,24 @@ class TrainingRuns(Runs[TrainingRunSubmit]):
         return self._client.get(routes.run_metrics(self.path, name_or_id), model=TrainingMetrics)
 
     def resume(self, name_or_id: str) -> ResumeReply:
-        """Let a run that failed or was stopped go on from its last checkpoint."""
+        """Resume a run that failed or was stopped from its last checkpoint."""
         return self._client.post(routes.training_run_resume(name_or_id), None, model=ResumeReply)
 
     def checkpoints(self, name_or_id: str) -> CheckpointList:
-        """Return the adapters that a run has saved, the earliest first."""
+        """Return a run's saved adapters, oldest first."""
         return self._client.get(routes.training_run_checkpoints(name_or_id), model=CheckpointList)
 
     def validation(self, name_or_id: str, *, cursor: str | None = None) -> ValidationPage:
-        """Return samples of the newest validation, those without a score first, then the worst."""
+        """Return attempts of the newest validation: those without a score first, then by ascending reward."""
         path = routes.training_run_validation(name_or_id)
         return self._client.get(path, model=ValidationPage, params={"cursor": cursor})
 
     def validation_conversation(self, name_or_id: str, row: int, attempt: int) -> ValidationConversation:
-        """Return what was said in one of these samples."""
+        """Return the conversation of one of these attempts."""
         path = routes.training_run_conversation(name_or_id, row, attempt)
         return self._client.get(path, model=ValidationConversation)
 
 
 class BenchmarkRuns(RunsWithFiles[Any]):
-    """The benchmark runs of the repository's workspace."""
-
     path = routes.BENCHMARK_RUNS
     files = "outputs"

@@ -1,4 +1,4 @@
-"""Trying again, where that is safe: the waits are fixed, the server may ask for longer ones, stamina does it."""
+"""Retries for calls that are safe to repeat, with fixed waits that the server may extend; implemented by stamina."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import TypeVar
 
 from osmosis_ai.errors import OsmosisError
 
-# stamina reports every scheduled retry to its logger; without a handler Python prints it to stderr.
+# stamina logs every scheduled retry; without a handler, Python prints these records to stderr.
 logging.getLogger("stamina").addHandler(logging.NullHandler())
 
 T = TypeVar("T")
 LONGEST_REQUESTED_WAIT_S = 60.0
 AT_LEAST_S = 20.0
-"""How long any body may take, where somebody waits behind it."""
+"""The minimum time limit for a body that delays other requests, in seconds."""
 SLOWEST_BYTES_S = 64 << 10
-"""How much of a large one comes in each second at least, on the whole: 8 MiB in two and a half minutes."""
+"""The minimum average rate for large bodies, in bytes per second: 8 MiB may take two and a half minutes in all."""
 
 
 def longest_transfer_s(size: int) -> float:
-    """Return how long ``size`` bytes may take on a slow line, in seconds; silence alone is a connection's own timeout."""
+    """Return the time limit for ``size`` bytes on a slow line, in seconds. Silence has the connection's own timeout."""
     return AT_LEAST_S + size / SLOWEST_BYTES_S
 
 
 class Transient(Exception):
-    """A failure that may be gone at the next attempt; ``error`` is what to raise when there is none."""
+    """A failure that a retry may fix; ``error`` is raised if no attempt is left."""
 
     def __init__(self, error: OsmosisError, *, retry_after_s: float | None = None) -> None:
         super().__init__(error.message)
@@ -37,18 +37,17 @@ class Transient(Exception):
 
 @dataclass(frozen=True)
 class Waits:
-    """The seconds between attempts; one attempt more than there are waits."""
+    """The seconds between attempts; there is one attempt more than there are waits."""
 
     seconds: tuple[float, ...] = ()
     lasting_s: float = 0.0
 
     def lasting(self, seconds: float) -> Waits:
-        """Return the same waits, the last one repeated for so long, by this machine's monotonic clock."""
+        """Return these waits with the last one repeated until ``seconds`` (monotonic clock) have passed."""
         return replace(self, lasting_s=seconds)
 
     def run(self, attempt: Callable[[], T]) -> T:
-        """Call ``attempt`` until it returns, raises anything but :class:`Transient`, or was tried often
-        enough."""
+        """Call ``attempt`` until it returns, raises anything but :class:`Transient`, or no attempt is left."""
         import stamina
 
         left, until = iter(self.seconds), time.monotonic() + self.lasting_s
@@ -73,7 +72,7 @@ class Waits:
 
 @dataclass(frozen=True)
 class Retry:
-    """When a call of the REST API may be sent again."""
+    """The failures after which a REST API call may be repeated."""
 
     waits: Waits
     statuses: frozenset[int] = frozenset()
@@ -85,6 +84,6 @@ _BUSY_OR_BROKEN = frozenset({429, *range(500, 600)})
 NEVER = Retry(Waits())
 READING = Retry(Waits((0.2, 0.8)), frozenset({429, 502, 503, 504}))
 REPEATING = READING
-"""For what says how something is to be, and not what is to happen: the second time changes nothing."""
+"""For idempotent calls, which set a state instead of triggering an action."""
 COMPLETING = Retry(Waits((1.0, 2.0, 4.0, 8.0)), _BUSY_OR_BROKEN, after_timeouts=True, after_nonsense=True)
 SIGNING = Retry(Waits((0.5, 1.0)), _BUSY_OR_BROKEN, after_timeouts=True, after_nonsense=True)

@@ -43,7 +43,7 @@ def report(output: OutputContext, error: BaseException, words: Sequence[str]) ->
             message=failure.message,
             details=failure.details,
             cause=type(error).__name__,
-            # What mends the error is for programs too; where the help is, is not.
+            # A hint that fixes the error is also for programs; a pointer to the help is not.
             hint=failure.hint if isinstance(error, OsmosisError) else None,
         )
         output.say_json(envelope)

@@ -74,7 +74,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "doctor": CommandEntry(
         "command",
         "osmosis_ai.cli.workspaces:doctor",
-        "Check the workspace directory, and mend it with --fix.",
+        "Check the workspace directory, and fix it with --fix.",
     ),
     "dev": CommandEntry("group", "osmosis_ai.cli.dev_servers:app", "Develop rollouts.", hidden=True),
     "login": CommandEntry("command", "osmosis_ai.cli.auth:login_app", "Log in to a platform.", PLATFORM),

@@ -206,7 +206,7 @@ def probe(name: Registered) -> OperationResult:
 
 @served.command("remove")
 def remove(name: Registered, yes: YesOption = False) -> OperationResult:
-    """Forget a served agent and its key. It goes on being served; runs cannot name it any more.
+    """Forget a served agent and its key. Its server keeps running; runs can no longer name it.
 
     Examples:
         osmosis rollout server remove calculator

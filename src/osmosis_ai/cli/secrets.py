@@ -166,10 +166,10 @@ def audit(
     with platform_context() as context, current().status("Fetching the audit"):
         listing, page = secrets.list_handouts(context.client, limit=limit, everything=everything)
     return ListResult(
-        title="Secrets handed out",
+        title="Secret access log",
         items=[secrets.handout_item(handout) for handout in listing.items],
         columns=[
-            Column("Handed Out", value=lambda item: Timestamp(item["handed_at"])),
+            Column("Accessed", value=lambda item: Timestamp(item["handed_at"])),
             Column("Secrets", value=lambda item: ", ".join(item["names"]), keep=True),
             Column("Run", "run_name", keep=True),
             Column("Attempt", "attempt"),

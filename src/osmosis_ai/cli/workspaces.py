@@ -219,7 +219,7 @@ def doctor(
         bool, typer.Option("--fix", help="Create what is missing; nothing is overwritten.")
     ] = False,
 ) -> OperationResult:
-    """Check the workspace directory, and mend it with --fix. Works offline, without an account.
+    """Check the workspace directory, and fix it with --fix. Works offline, without an account.
 
     Examples:
         osmosis doctor

@@ -1,1 +1,1 @@
-"""What a config says: its sections and their keys, declared once for files, the wire, a platform and the trainer."""
+"""Configs: sections and keys, declared once for files, the wire, the platform and the trainer."""

@@ -1,4 +1,4 @@
-"""The benchmark config: one model that checks the whole file before any network call."""
+"""The benchmark config: a model that validates the whole file before any network call."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class BenchmarkAgent(ConfigSection):
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The names of the secrets that the config gives to this agent."""
+        """The names of the secrets that the config passes to this agent."""
         key = None if isinstance(self.model, HostedModel) else self.model.api_key_secret
         return tuple(name for name in (key, self.harness_api_key_secret) if name)
 
@@ -140,7 +140,7 @@ class BenchmarkConfig(ConfigSection):
     def _variables_are_not_secrets(
         cls, agents: list[BenchmarkAgent], info: ValidationInfo
     ) -> list[BenchmarkAgent]:
-        known = info.data  # Sections with errors of their own are missing.
+        known = info.data  # Sections with errors are missing.
         env, listed = known.get("env", {}), known.get("secrets", SecretNames()).required
         shared = {known.get("execution", BenchmarkExecution()).judge_api_key_secret}
         shared |= {*known.get("verifier", SecretNames()).required}
@@ -163,7 +163,7 @@ class BenchmarkConfig(ConfigSection):
         return tuple(dict.fromkeys([*names, *judge, *self.verifier.required, *self.secrets.required]))
 
     def payload(self, provided: Mapping[str, str]) -> dict[str, Any]:
-        """Return the body of a submit: what the file says, without empty parts."""
+        """Return the body of a submit: the content of the file without empty parts."""
         written = self.model_dump(exclude_unset=True)
         verifier = {"verifier_secrets": self.verifier.required} if self.verifier.required else {}
         required = self.secrets.required
@@ -175,13 +175,13 @@ class BenchmarkConfig(ConfigSection):
         }
         return {
             "experiment_config": written["experiment"],
-            # Agents always have `env` on the wire.
+            # On the wire, agents always have `env`.
             "agents": [{**agent, "env": agent.get("env", {})} for agent in written["agents"]],
             **{name: part for name, part in parts.items() if part},
         }
 
     def described(self) -> dict[str, Any]:
-        """Return the sections as results show them: of headers the names only, because a value may be a key."""
+        """Return the sections for display, with only the names of headers, because a value may be a key."""
         written = self.model_dump(exclude_unset=True)
         for agent in written["agents"]:
             if "extra_headers" in agent["model"]:
@@ -195,7 +195,7 @@ _MISSING = {"experiment": "Missing [experiment] section", "agents": "Missing [[a
 
 
 def parse_benchmark_config(document: Mapping[str, Any], shown_path: str, text: str) -> BenchmarkConfig:
-    """Check a parsed config."""
+    """Validate a parsed config."""
     try:
         return BenchmarkConfig.model_validate(document)
     except ValidationError as error:
@@ -208,7 +208,7 @@ def _issue(detail: ErrorDetails) -> Issue:
     for part in detail["loc"]:
         if isinstance(part, int):
             key += f"[{part}]"
-        # Pydantic adds the type of the model and the mark of a table's key.
+        # Pydantic adds the type of the model and a marker for a table's key.
         elif part != "[key]" and not (key.endswith("].model") and part in _MODEL_TYPES):
             key += f".{part}"
     key = key.removeprefix(".")

@@ -1,4 +1,4 @@
-"""Every rule of a config that can be checked without a network, applied to the parsed document all at once."""
+"""All checks of a parsed config that need no network; they report every issue at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FREE_SECTIONS = ("advanced", "env", "secrets")
 
 @dataclass(frozen=True)
 class ConfigKind:
-    """A kind of config: where its files are and which sections they have."""
+    """A kind of config: the directory of its files and its sections."""
 
     name: str
     article: str
@@ -40,11 +40,11 @@ class ConfigKind:
 
     @property
     def parts(self) -> dict[str, str]:
-        """The section that each part of a submit's body carries, in the order of the body."""
+        """The section for each part of a submit's body, in the order of the body."""
         return {f"{section}_config": section for section in (*self.sections, "advanced", "env")}
 
     def model(self, section: str) -> type[ConfigSection]:
-        """Return what declares the keys of a section."""
+        """Return the model that declares a section's keys."""
         return self.advanced if section == "advanced" else self.sections[section]
 
 
@@ -71,19 +71,19 @@ TRAINING = ConfigKind(
 
 
 def is_secret_name(name: str) -> bool:
-    """Tell whether ``name`` can name a secret: the same rule in configs, at the terminal and on the platform."""
+    """Tell whether ``name`` is a valid secret name; configs, the terminal and the platform use this rule."""
     return SECRET_NAME.fullmatch(name) is not None and len(name) <= LONGEST_SECRET_NAME
 
 
 def in_file_order(issues: Iterable[Issue], text: str) -> list[Issue]:
-    """Return the issues of a file, each with its line, as they stand in its ``text``."""
+    """Return a file's issues with their lines, in the order of ``text``."""
     lines = {".".join(path): line for path, line in key_lines(text).items()}
     placed = [replace(issue, line=lines.get(issue.key, lines.get(_section_of(issue)))) for issue in issues]
     return sorted(placed, key=lambda issue: issue.line or 0)
 
 
 def document_issues(document: Mapping[str, Any], kind: ConfigKind) -> list[Issue]:
-    """Return everything wrong in ``document`` itself, wherever it came from: a file, or the body of a submit."""
+    """Return all issues of ``document``, which may be a file or the body of a submit."""
     return [
         *_unknown_sections(document, kind),
         *_tables(document, kind),
@@ -114,7 +114,7 @@ def _unknown_sections(document: Mapping[str, Any], kind: ConfigKind) -> Iterator
 
 
 def _unknown_key(key: str, name: str, section: str, kind: ConfigKind) -> Issue:
-    """Say of a key nobody knows whether it is misspelled or in the wrong section."""
+    """Return the issue of an unknown key, which may be misspelled or in the wrong section."""
     models = {**kind.sections, **({"advanced": kind.advanced} if "advanced" in kind.free else {})}
     homes = [home for home, model in models.items() if home != section and name in model.model_fields]
     if homes:
@@ -138,7 +138,7 @@ def _tables(document: Mapping[str, Any], kind: ConfigKind) -> Iterator[Issue]:
 def section_issues(
     name: str, section: Mapping[str, Any], kind: ConfigKind, *, context: Mapping[str, Any] | None = None
 ) -> Iterator[Issue]:
-    """Yield everything wrong in one section, key by key."""
+    """Yield the issues of one section, key by key."""
     yield from table_issues(
         name,
         section,
@@ -156,13 +156,13 @@ def table_issues(
     unknown: Callable[[str, str], Issue],
     context: Mapping[str, Any] | None = None,
 ) -> Iterator[Issue]:
-    """Yield everything wrong in one table, key by key."""
+    """Yield the issues of one table, key by key."""
     try:
         model.model_validate(table, context=context)
     except ValidationError as error:
         details: dict[str, ErrorDetails] = {}
         for detail in error.errors(include_url=False):
-            details.setdefault(str(detail["loc"][0]), detail)  # each member of a union reports on its own
+            details.setdefault(str(detail["loc"][0]), detail)  # each member of a union has its own error
         for key, detail in details.items():
             if detail["type"] == "missing":
                 yield Issue(f"{name}.{key}", f"Missing '{key}' in [{name}] section")
@@ -179,7 +179,7 @@ def _pin_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
 
 
 def env_issues(env: Any, place: str) -> Iterator[Issue]:
-    """Yield what is wrong with a table of variables that stands at ``place``."""
+    """Yield the issues of a table of variables at ``place``."""
     if not isinstance(env, dict):
         yield Issue(place, f"must be a table, got {as_written(env)}")
         return
@@ -216,20 +216,20 @@ def _secrets_issues(document: Mapping[str, Any], kind: ConfigKind) -> Iterator[I
         return
     required = secrets["required"]
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-        # The value is never repeated: it may be a key pasted into the wrong place.
+        # The message never repeats the value, which may be a key pasted into the wrong place.
         yield Issue("secrets.required", "must be a list of strings, the names of secrets")
         return
     yield from secret_name_issues("secrets.required", required)
 
 
 def secret_name_issues(key: str, required: list[str]) -> Iterator[Issue]:
-    """Yield what is wrong with a list of names of secrets that stands at ``key``; what may be a pasted key is not said."""
+    """Yield the issues of a list of secret names at ``key``, without repeating what may be a pasted key."""
     for position, name in enumerate(required, start=1):
         if is_secret_name(name):
             continue
         rule = f"the name of a secret must match ^{SECRET_NAME.pattern}$"
         renamed = name.upper().replace("-", "_")
-        # Only what cannot be a pasted key is repeated.
+        # Only a name that cannot be a pasted key is repeated.
         if _LOOKS_LIKE_A_NAME.fullmatch(name) and "_" in name and is_secret_name(renamed):
             yield Issue(key, f"'{name}' is no name of a secret: {rule}", suggestion=renamed)
         else:

@@ -1,8 +1,10 @@
-"""What is decided about the runs of an eval config: rules, the baseline, slices, what is kept. It stands beside the config, in
-`configs/eval/<name>.decide.toml`, so that the config stays what a platform reads; it is never sent.
+"""Decide files: the rules, baseline, slices and previews for the runs of an eval config.
 
-A metric is described once, in :data:`METRICS`: which way is better, and on which scale a margin is given. The rules of
-the file, those of the command line and the statistics read that description.
+The file is next to the config, as `configs/eval/<name>.decide.toml`, so that the config contains only what a platform
+reads. It is never sent.
+
+A metric is described once, in :data:`METRICS`: which direction is better, and the scale of a margin. The rules of the
+file, those of the command line and the statistics use that description.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from osmosis_ai.config.sections import ConfigSection, Finite
 SUFFIX = ".decide.toml"
 DEFAULT_CONFIDENCE = 0.95
 MOST_CONFIDENCE = 0.999999
-"""What is surer has no quantile that a float can tell from certainty's, which is infinite."""
+"""The highest confidence level: beyond it, the quantile as a float is infinite."""
 LARGEST_REWARD = 1e100
-"""Squares of what is larger are beyond a float: nobody can tell its spread."""
+"""The largest reward: the squares of larger ones overflow a float, so their variance is unknown."""
 MOST_TIMES = 10
-"""A margin of a ratio at or above this is taken for percent by mistake: 10 would allow eleven times the cost."""
+"""A margin of a ratio at or above this is probably meant as percent: 10 would allow eleven times the cost."""
 
 Bound = Literal["min", "max"]
 Scale = Literal["share", "value", "amount"]
@@ -39,7 +41,7 @@ _NUMBERED = re.compile(r"(pass[@^])([1-9][0-9]{0,8})")
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of a run that can be asked for."""
+    """A metric of a run."""
 
     name: str
     higher_is_better: bool
@@ -62,19 +64,19 @@ METRICS: Mapping[str, Metric] = {
         Metric("latency", False, "amount"),
     )
 }
-"""``cost_per_row`` is in USD, all attempts of a row together; ``tokens`` and ``latency`` (seconds) are of one attempt."""
+"""``cost_per_row`` is in USD, over all attempts of a row; ``tokens`` and ``latency`` (seconds) are per attempt."""
 SCORE_METRICS = ("reward", "pass_rate", "pass@K", "pass^K")
 """Metrics that an attempt without a score could move in either direction."""
 
 
 def metric_named(name: str) -> Metric | None:
-    """Return what a metric is, by its name, `pass@4` and `pass^4` included; None where there is none."""
+    """Return a metric by name, including `pass@4` and `pass^4`; None if it does not exist."""
     numbered = _NUMBERED.fullmatch(name)
     return METRICS.get(f"{numbered[1]}K") if numbered else METRICS.get(name) if "K" not in name else None
 
 
 def needs_scores(name: str) -> bool:
-    """Whether a metric depends on the scores of attempts."""
+    """Tell whether a metric depends on the scores of attempts."""
     metric = metric_named(name)
     return metric is not None and metric.name in SCORE_METRICS
 
@@ -91,7 +93,7 @@ def suggested_metric(name: str) -> str | None:
 
 
 def limit_problem(metric: Metric, limit: float) -> str | None:
-    """Return what is wrong with a limit of a metric, or None."""
+    """Return why a limit is invalid for a metric, or None."""
     if not math.isfinite(limit):
         return "must be a finite number"
     if metric.scale == "share" and not 0 <= limit <= 1:
@@ -104,7 +106,7 @@ def limit_problem(metric: Metric, limit: float) -> str | None:
 def margin_problem(
     metric: Metric, margin: float, reward_range: tuple[float, float] | None = None
 ) -> str | None:
-    """Return what is wrong with a margin of a metric, or None; 0 is a margin that asks for an improvement."""
+    """Return why a margin is invalid for a metric, or None; a margin of 0 requires an improvement."""
     if not metric.compared:
         return f"{metric.name} is not compared with a baseline; give it a limit with {'min' if metric.higher_is_better else 'max'}"
     if not math.isfinite(margin):
@@ -180,7 +182,7 @@ _RULES: tuple[RuleSection, ...] = ("min", "max", "margin")
 
 @dataclass(frozen=True)
 class Decisions:
-    """What a decide file says; every default, for a config that has none."""
+    """The content of a decide file; all defaults for a config without one."""
 
     minima: Mapping[str, float]
     maxima: Mapping[str, float]
@@ -194,27 +196,27 @@ class Decisions:
 
     @classmethod
     def none(cls) -> Decisions:
-        """Return what is decided where nothing is written."""
+        """Return the defaults."""
         return cls({}, {}, {})
 
 
 def is_decide_file(path: Path) -> bool:
-    """Tell whether a file of `configs/eval/` is no config but what is decided about one."""
+    """Tell whether a file of `configs/eval/` is a decide file rather than a config."""
     return path.name.endswith(SUFFIX)
 
 
 def decide_file(config: Path) -> Path:
-    """Return where the decisions about a config stand, whether or not there are any."""
+    """Return the path of a config's decide file, whether or not it exists."""
     return config.with_name(config.name.removesuffix(".toml") + SUFFIX)
 
 
 def decided_config(decisions: Path) -> Path:
-    """Return the config that a decide file is about."""
+    """Return the path of the config that a decide file belongs to."""
     return decisions.with_name(decisions.name.removesuffix(SUFFIX) + ".toml")
 
 
 def parse_decisions(text: str, shown: str) -> Decisions:
-    """Read the text of a decide file."""
+    """Parse a decide file."""
     document = parse_toml(text, shown)
     issues = decision_issues(document)
     if issues:
@@ -271,7 +273,7 @@ def _numbers(rules: Mapping[str, float]) -> dict[str, float]:
 def _as_float(number: float) -> float:
     try:
         return float(number)
-    except OverflowError:  # an integer beyond every double
+    except OverflowError:  # an integer that is too large for a float
         return math.inf
 
 

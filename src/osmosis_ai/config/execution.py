@@ -1,8 +1,7 @@
-"""``[advanced.execution]``: what a run asks of the machine that executes it, of either kind.
+"""``[advanced.execution]``: a run's requirements for the machine that executes it, for every kind of run.
 
-Clients send the table as it is written, for it is no section of the wire's; our platform checks it when a run is
-submitted, and so do commands that check a config. A run may ask for more isolation than a machine gives by itself,
-never for less.
+The table is not a section of the wire, so clients send it as written. Our platform checks it when a run is submitted,
+and so do commands that check a config. A run may request more isolation than a machine's default, never less.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from osmosis_ai.sandbox.isolation import ISOLATION_ENV, IsolationSetting
 from osmosis_ai.sandbox.network import Network
 
 EXECUTION = "execution"
-"""The key of ``[advanced]`` that the table stands under."""
+"""The table's key in ``[advanced]``."""
 PLACE = f"advanced.{EXECUTION}"
 MOST_SERVERS = 8
 MOST_LABELS = 16
@@ -29,7 +28,7 @@ _LONGEST_LABEL = 64
 
 
 def pool_name(value: str) -> str:
-    """Return the name of a pool of workers."""
+    """Validate the name of a pool of workers."""
     plain = value.replace("-", "").replace("_", "").replace(".", "")
     if not (plain.isascii() and plain.isalnum()) or len(value) > _LONGEST_POOL:
         raise ValueError(
@@ -39,7 +38,7 @@ def pool_name(value: str) -> str:
 
 
 def label_name(value: str) -> str:
-    """Return a label of workers."""
+    """Validate a label of workers."""
     if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9_.=:/-]{{0,{_LONGEST_LABEL - 1}}}", value):
         raise ValueError(
             f"must be a label of workers, such as `a100` or `zone=eu`: letters, digits and `_.=:/-`, at most {_LONGEST_LABEL}"
@@ -51,7 +50,7 @@ Label = Annotated[str, AfterValidator(label_name)]
 
 
 class ExecutionSection(ConfigSection):
-    """`[advanced.execution]`: where a run is executed, and what its rollouts may reach there."""
+    """`[advanced.execution]`: where a run is executed, and what its rollouts may access there."""
 
     cpus: Positive | None = Field(default=None, examples=[2], description="processors the run needs")
     gpus: CountOrZero | None = Field(default=None, examples=[1], description="GPUs the run needs")
@@ -81,25 +80,25 @@ class ExecutionSection(ConfigSection):
 
     @property
     def needs_sandbox(self) -> bool:
-        """Whether the run asks to be held back, so that nothing may execute it without a sandbox."""
+        """Whether the run requires a sandbox."""
         return self.isolation == "required" or self.network == "none"
 
 
 def execution_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
-    """Yield everything wrong in the execution table of a config, and a table that looks like a misspelling of it."""
+    """Yield the issues in a config's execution table, or in a table that looks like a misspelling of it."""
     yield from _unreadable(document)
     advanced = document.get("advanced")
     table = advanced.get(EXECUTION) if isinstance(advanced, Mapping) else None
     if isinstance(table, Mapping) and table.get("isolation") == "off":
         yield Issue(
             f"{PLACE}.isolation",
-            "a config may ask for more isolation than a machine gives by itself, never for less: leave it out; whoever runs "
+            "a config may ask for more isolation than a machine gives by itself, never for less: leave it out; the operator of "
             f"that machine can set {ISOLATION_ENV}=off there",
         )
 
 
 def _unreadable(document: Mapping[str, Any]) -> Iterator[Issue]:
-    """Yield what keeps the table from being read."""
+    """Yield the issues that make the table unreadable."""
     advanced = document.get("advanced")
     if not isinstance(advanced, Mapping):
         return
@@ -116,8 +115,9 @@ def _unreadable(document: Mapping[str, Any]) -> Iterator[Issue]:
 
 
 def is_of_our_table(issue: Issue, advanced: Mapping[str, Any]) -> bool:
-    """Tell whether an issue is about a table of :func:`execution_issues` that has any key of ours, however it
-    is spelled, or about what stands in its place and is no table."""
+    """Tell whether an issue is about the execution table: one with any of our keys, possibly misspelled, or a value in
+    its place that is not a table.
+    """
     if issue.key == PLACE:
         return True
     section, _, rest = issue.key.partition(".")
@@ -127,7 +127,7 @@ def is_of_our_table(issue: Issue, advanced: Mapping[str, Any]) -> bool:
 
 
 def read_execution(advanced: Mapping[str, Any] | None) -> ExecutionSection:
-    """Return what the ``[advanced]`` of a run asks for; the defaults if it is wrong."""
+    """Return the requirements in a run's ``[advanced]``; the defaults if they are invalid."""
     document = {"advanced": advanced or {}}
     if any(_unreadable(document)):
         return ExecutionSection()

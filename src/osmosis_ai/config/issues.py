@@ -1,4 +1,4 @@
-"""What is wrong with a config, said in full: each issue names its key, the mistake, its line and the likely intent."""
+"""Issues of a config: each has its key, the problem, its line and the likely intent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST_VALUE = 60
 
 @dataclass(frozen=True)
 class Issue:
-    """One thing to mend."""
+    """One problem to fix."""
 
     key: str
     message: str
@@ -31,18 +31,18 @@ class Issue:
         notes = [f"line {self.line}"] if self.line else []
         notes += [f"did you mean '{self.suggestion}'?"] if self.suggestion else []
         text = f"{self.key}: {self.message}" + (f" ({'; '.join(notes)})" if notes else "")
-        # Keys and values are a repository's, and CI reads lines as commands.
+        # Keys and values come from a repository, and CI interprets lines as commands.
         return f"  - {' '.join(text.splitlines())}"
 
 
 def without_repeats(issues: Iterable[Issue], further: Iterable[Issue]) -> list[Issue]:
-    """Return those of ``further`` whose keys have no issue yet: one mistake is reported once."""
+    """Return those of ``further`` whose keys have no issue yet, so that a mistake is reported once."""
     reported = {issue.key for issue in issues}
     return [issue for issue in further if issue.key not in reported]
 
 
 class InvalidConfigError(OsmosisError):
-    """A config with everything that is wrong in it."""
+    """A config with all its issues."""
 
     def __init__(self, kind: str, shown_path: str, issues: Iterable[Issue]) -> None:
         self.issues = tuple(issues)
@@ -62,7 +62,7 @@ class InvalidConfigError(OsmosisError):
 
 
 def value_issue(key: str, value: Any, error: ErrorDetails, section: type[BaseModel]) -> Issue:
-    """Return what a failed check of one value means, in the words of a config."""
+    """Describe a failed validation of one value in the terms of a config."""
     declared = section.model_json_schema()["properties"][key.rpartition(".")[2]]
     choices = choices_of(declared)
     if error["type"] == "literal_error":
@@ -74,12 +74,12 @@ def value_issue(key: str, value: Any, error: ErrorDetails, section: type[BaseMod
 
 
 def members(declared: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the JSON schemas of the types that a declared key may have, besides being left out."""
+    """Return the JSON schemas of the types that a declared key may have, without null."""
     return [member for member in declared.get("anyOf", [declared]) if member.get("type") != "null"]
 
 
 def choices_of(declared: Mapping[str, Any]) -> list[str]:
-    """Return the values that a declared key may have, by its JSON schema; none where any of its type will do."""
+    """Return the allowed values of a declared key from its JSON schema; empty if any value of its type is allowed."""
     found = [
         member.get("enum", [member["const"]] if "const" in member else []) for member in members(declared)
     ]
@@ -87,7 +87,7 @@ def choices_of(declared: Mapping[str, Any]) -> list[str]:
 
 
 def type_in_words(declared: Mapping[str, Any]) -> str:
-    """Return the type of a declared key, by its JSON schema."""
+    """Return the type of a declared key from its JSON schema."""
     words = {
         "string": "a string",
         "integer": "an integer",
@@ -98,7 +98,7 @@ def type_in_words(declared: Mapping[str, Any]) -> str:
     def said(member: Mapping[str, Any]) -> str:
         if member.get("type") == "array":
             return f"an array of {'numbers' if member['items'].get('type') == 'number' else 'strings'}"
-        # What is no plain value (one of several tables) has no `type`.
+        # A union of tables has no `type`.
         return words.get(member.get("type", ""), "a table")
 
     return " or ".join(said(member) for member in members(declared))
@@ -127,7 +127,7 @@ def _type_or_range_message(error: ErrorDetails) -> str:
 
 
 def as_written(value: Any) -> str:
-    """Return ``value`` about as a TOML file would write it, shortened; tables and arrays are only named."""
+    """Format ``value`` roughly as TOML, shortened; for tables and arrays, return only the type."""
     if isinstance(value, dict):
         return "a table"
     if isinstance(value, list):
@@ -144,17 +144,17 @@ def _number_or_date(value: Any) -> str:
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """Return the one of ``known`` that ``word`` is most likely a misspelling of, if any is near enough."""
+    """Return the one of ``known`` that ``word`` is most likely a misspelling of, or None."""
     return next(iter(nearest(word, known, most=1)), None)
 
 
 def nearest(word: str, known: Iterable[str], *, most: int, cutoff: float = 0.7) -> list[str]:
-    """Return those of ``known`` that are like ``word``, the likest first, of equally like ones the first."""
+    """Return those of ``known`` that are similar to ``word``, the most similar first; ties keep their order."""
     from difflib import SequenceMatcher
     from heapq import nlargest
     from operator import itemgetter
 
-    # A suffix that all share says nothing: nope.toml is not like nokey.toml.
+    # A suffix that all share is ignored: nope.toml is not similar to nokey.toml.
     shared = PurePath(word).suffix
     matcher = SequenceMatcher(b=_folded(word.removesuffix(shared)))
 

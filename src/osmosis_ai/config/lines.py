@@ -1,8 +1,7 @@
-"""Where in a TOML text things stand. A line number that is given is right; where it is not sure, there is none.
+"""Line numbers of keys in a TOML text. A line number is either correct or None.
 
-The text is cut into statements by the TOML parser itself: lines are added until they parse on their own,
-which a line inside a multi-line value never does. So nothing in a string, a comment or an array can be
-mistaken for a key.
+The TOML parser itself splits the text into statements: lines are added until they parse on their own, which a line
+inside a multi-line value never does. So nothing in a string, a comment or an array can be mistaken for a key.
 """
 
 from __future__ import annotations
@@ -26,10 +25,12 @@ _EXCERPT_WIDTH = 100
 
 
 def parse_toml(text: str, shown_path: str) -> dict[str, Any]:
-    """Parse ``text``, the content of the file that people know as ``shown_path``."""
+    """Parse ``text``; errors call the file ``shown_path``."""
     try:
         document: dict[str, Any] = tomllib.loads(text)
-    except ValueError as error:  # mostly TOMLDecodeError; an endless integer is a plain ValueError
+    except (
+        ValueError
+    ) as error:  # mostly TOMLDecodeError; an integer with too many digits is a plain ValueError
         raise _syntax_error(text, shown_path, str(error)) from None
     except RecursionError:
         raise OsmosisError(f"Invalid TOML in {shown_path}: values are nested too deeply.") from None
@@ -37,7 +38,7 @@ def parse_toml(text: str, shown_path: str) -> dict[str, Any]:
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:
-    """Return the line (from 1) on which each table and key of ``text`` is written."""
+    """Return the line (from 1) of each table and key of ``text``."""
     found: dict[KeyPath, int] = {}
     arrays: set[KeyPath] = set()
     table: KeyPath | None = ()
@@ -59,7 +60,7 @@ def key_lines(text: str) -> dict[KeyPath, int]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Yield each statement (a header, or a key with its value): its first line, its text, what it parses to."""
+    """Yield each statement (a header, or a key with its value): first line, text, parsed value."""
     statement, started = "", 0
     for number, line in enumerate(_lines(text), start=1):
         if not statement:
@@ -74,12 +75,12 @@ def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
 
 
 def _lines(text: str) -> list[str]:
-    # TOML knows two line ends; str.splitlines knows ten, some of which may stand inside a string.
+    # TOML has two line endings; str.splitlines splits at ten, some of which may occur inside a string.
     return text.replace("\r\n", "\n").split("\n")
 
 
 def _header(parsed: dict[str, Any]) -> tuple[KeyPath, bool]:
-    """Return the path of a header, parsed alone, and whether it opens an element of an array."""
+    """Return the path of a header that was parsed alone, and whether it is an array element."""
     path: KeyPath = ()
     value: Any = parsed
     while isinstance(value, dict) and value:
@@ -121,6 +122,6 @@ def _excerpt(lines: list[str], line: int, column: int) -> str:
     first = max(0, column - _EXCERPT_WIDTH)
     shown = content[first : first + _EXCERPT_WIDTH]
     gutter = f"  {line} | "
-    # Tabs stay tabs, so that the caret stands under its column however wide the terminal draws them.
+    # Tabs are kept, so that the caret is under its column at any tab width.
     space = "".join("\t" if character == "\t" else " " for character in shown[: column - 1 - first])
     return f"{gutter}{shown}\n{' ' * (len(gutter) - 2)}| {space}^"

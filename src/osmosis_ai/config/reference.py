@@ -1,4 +1,4 @@
-"""The keys of a section as people read them: in the tables of the docs, in the configs of a new rollout, in its guide."""
+"""Tables and templates of config keys, for the docs, the configs of a new rollout and its guide."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ SECTIONS: Mapping[str, type[ConfigSection]] = {
     **TRAINING.sections,
     "advanced": TRAINING.advanced,
 }
-"""Every section whose keys are declared, by name."""
+"""Every section with declared keys, by name."""
 
 _TABLES: Mapping[str, type[ConfigSection]] = {
     **SECTIONS,
     "decide": DecideSettings,
     "execution": ExecutionSection,
 }
-"""Tables of the docs, by name."""
+"""The tables of the docs, by name."""
 
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 _COMMENTS_AT = 41
 
 
 def key_table(section: str) -> Iterator[str]:
-    """Yield a Markdown table of the keys of a section: type and range, default, meaning."""
+    """Yield a Markdown table of a section's keys: type and range, default, meaning."""
     yield "| key | type | default | |"
     yield "|---|---|---|---|"
     model = _TABLES[section]
@@ -50,7 +50,7 @@ def key_table(section: str) -> Iterator[str]:
 
 
 def commented_keys(section: str) -> str:
-    """Return a line of TOML for each key that may be left out, commented out, with what it means."""
+    """Return every optional key as a commented-out line of TOML with its meaning."""
     lines = []
     for key, field in SECTIONS[section].model_fields.items():
         if field.is_required():
@@ -61,7 +61,7 @@ def commented_keys(section: str) -> str:
 
 
 def keys_by_section() -> str:
-    """Return a Markdown table of the sections, with the names of their keys."""
+    """Return a Markdown table of the sections and the names of their keys."""
     rows = [
         f"| `[{name}]` | {', '.join(f'`{key}`' for key in model.model_fields)} |"
         for name, model in SECTIONS.items()

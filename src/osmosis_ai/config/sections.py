@@ -1,10 +1,10 @@
-"""What every section of a config is made of, and the sections that evaluations have; those of training are in ``training``.
+"""The base of all config sections, and the sections of evaluations; those of training are in ``training``.
 
-A key is declared once, in the model of its section: type, range, default, meaning. Files, the wire, this platform and
-what runs the config read that declaration, and so do the tables of the docs and the configs of a new rollout.
+A key is declared once, in the model of its section: type, range, default, meaning. Files, the wire, this platform, the
+executors of runs, the tables of the docs and the configs of a new rollout all use that declaration.
 
-Types are strict: a boolean is no number, a number in quotes is a string, and nan is no number at all. Ranges exclude
-only what no platform could accept. What this release alone refuses is declared beside them, as :class:`NarrowerHere`.
+Types are strict: a boolean is not a number, a number in quotes is a string, and nan is rejected. Ranges exclude only
+values that no platform could accept. Values that only this release rejects are declared with :class:`NarrowerHere`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic_core import CoreSchema, core_schema
 LARGEST_COUNT = 2**31 - 1
 
 SERVED_AGENT = "server://"
-"""Begins the entrypoint of an agent that is served elsewhere (`osmosis serve`)."""
+"""The prefix of a remote agent's entrypoint (`osmosis serve`)."""
 
 _COMMIT_SHA = re.compile(r"[0-9a-fA-F]{7,40}")
 _PLACEHOLDER = re.compile(r"<.*>", re.DOTALL)
@@ -49,7 +49,7 @@ def _written(value: str, meaning: str) -> str:
 
 
 def rollout_name_problem(rollout: str) -> str | None:
-    """Return what is wrong with ``rollout`` as the name of a directory under `rollouts/`, or None."""
+    """Return why ``rollout`` is not a valid directory name under `rollouts/`, or None."""
     if not rollout.strip():
         return "must not be empty"
     if PurePosixPath(rollout).is_absolute() or PureWindowsPath(rollout).drive:
@@ -60,12 +60,12 @@ def rollout_name_problem(rollout: str) -> str | None:
 
 
 def served_agent(entrypoint: str) -> str | None:
-    """Return what an entrypoint names after `server://`: an agent that is served elsewhere; None for a file."""
+    """Return the remote agent that an entrypoint names after `server://`, or None for a file."""
     return entrypoint.removeprefix(SERVED_AGENT) if entrypoint.startswith(SERVED_AGENT) else None
 
 
 def entrypoint_problem(entrypoint: str) -> str | None:
-    """Return what is wrong with ``entrypoint`` as a path inside the rollout's directory, or None."""
+    """Return why ``entrypoint`` is not a valid path inside the rollout's directory, or None."""
     agent = served_agent(entrypoint)
     if agent is not None:
         named = agent and agent == agent.strip() and agent.isprintable() and not _PLACEHOLDER.fullmatch(agent)
@@ -113,12 +113,12 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 ANY_PLATFORM: Mapping[str, bool] = MappingProxyType({"any_platform": True})
-"""The validation context of a reading in which :class:`NarrowerHere` bounds do not count."""
+"""The validation context that ignores :class:`NarrowerHere` bounds."""
 
 
 @dataclass(frozen=True)
 class NarrowerHere:
-    """A bound of this release's own runs, inside the range that the type declares for every platform."""
+    """A bound of this release's own runs, narrower than the range that the type declares for every platform."""
 
     accepts: Callable[[Any], bool]
     rule: str
@@ -133,13 +133,13 @@ class NarrowerHere:
 
 
 class ConfigSection(BaseModel):
-    """A table of a config; what is not written keeps the default that is declared here."""
+    """A table of a config; missing keys get their declared defaults."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
 
 
 class Experiment(ConfigSection):
-    """`[experiment]`: which agent, which model, which rows."""
+    """`[experiment]`: the agent, model and dataset."""
 
     rollout: Annotated[str, AfterValidator(_rollout)] = Field(description="directory under `rollouts/`")
     entrypoint: Annotated[str, AfterValidator(_entrypoint)] = Field(
@@ -160,7 +160,7 @@ class Experiment(ConfigSection):
 
 
 class EvaluationSettings(ConfigSection):
-    """`[evaluation]`: how much is evaluated, and what passes."""
+    """`[evaluation]`: how much is evaluated, and the threshold for passing."""
 
     limit: Count | None = Field(
         default=None,

@@ -1,7 +1,7 @@
-"""What this release's trainer reads in a training config, and what it has against one.
+"""The settings that this release's trainer reads from a training config, and checks of them.
 
-Importing this loads no model. A key of ``[advanced]`` that looks like a misspelling of one of ours is an error; any
-other unknown key is for another trainer and has no effect.
+Importing this module loads no model. A key of ``[advanced]`` that looks like a misspelling of one of ours is an error;
+any other unknown key is for another trainer and has no effect.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ENGINE_KEYS = {"policy_engine", "vllm_url", "vllm_command", "rollout_top_p"}
 def read_settings(
     document: Mapping[str, Any], *, shown_path: str = "the training config"
 ) -> TrainingSettings:
-    """Return the settings that a config's sections say; what is not written has its default."""
+    """Return the settings of a config; missing keys get their defaults."""
     written = {
         name: section if isinstance(section := document.get(name), Mapping) else {}
         for name in TRAINER_SECTIONS
@@ -53,7 +53,7 @@ def read_settings(
     model_path = model_path_of(document)
     if model_path is not None and base_model_of(model_path) == TINY_MODEL:
         values.setdefault("lr", TINY_MODEL_LR)
-    # Which engine is meant is not known where one of its keys is wrong.
+    # If one of the engine's keys is invalid, the intended engine is unknown.
     if not {key.rpartition(".")[2] for key in wrong} & _ENGINE_KEYS:
         try:
             settings = TrainingSettings(**values, ignored=ignored)
@@ -65,7 +65,7 @@ def read_settings(
 
 
 def settings_issues(document: Mapping[str, Any], kind: ConfigKind) -> list[Issue]:
-    """Return everything this release would refuse in a config beyond the rules of every platform, by its text."""
+    """Return the issues that only this release finds in a config, in the order of the text."""
     model_path = model_path_of(document)
     unknown = unknown_built_in(model_path) if model_path is not None else None
     found = [*([unknown] if unknown is not None else []), *execution_issues(document)]
@@ -78,14 +78,14 @@ def settings_issues(document: Mapping[str, Any], kind: ConfigKind) -> list[Issue
 
 
 def model_path_of(document: Mapping[str, Any]) -> str | None:
-    """Return the model that a config names, if it names one."""
+    """Return the model that a config names, or None."""
     experiment = document.get("experiment")
     model_path = experiment.get("model_path") if isinstance(experiment, Mapping) else None
     return model_path if isinstance(model_path, str) else None
 
 
 def unknown_built_in(model_path: str) -> Issue | None:
-    """Return what is wrong with a name that only a built-in model can have, and none has."""
+    """Return an issue if a name has the form of a built-in model but is not one."""
     if not model_path.startswith(BUILT_IN_PREFIX) or base_model_of(model_path) in served_models():
         return None
     return Issue(
@@ -109,7 +109,7 @@ def _explained(issue: Issue) -> Issue:
 
 
 def _wrong_together(error: ValidationError) -> Iterator[Issue]:
-    """Yield what is wrong with settings that are right one by one."""
+    """Yield the issues of settings that are valid individually but not in combination."""
     for detail in error.errors(include_url=False):
         for key, message in detail["ctx"]["problems"].items():
             yield Issue(f"{_SECTION_OF[key]}.{key}", message)

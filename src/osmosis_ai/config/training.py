@@ -1,7 +1,8 @@
-"""The sections of a training config and every key in them, declared once, and the settings that they make up together.
+"""The sections and keys of a training config, and the settings that they form together.
 
-``[training]``, ``[sampling]`` and ``[checkpoints]`` are every platform's; the keys of ``[advanced]`` are those of the
-trainer of this release. Lengths are in tokens, intervals in steps, timeouts in seconds. Settings that exist are valid.
+``[training]``, ``[sampling]`` and ``[checkpoints]`` apply to every platform; the keys of ``[advanced]`` are those of
+this release's trainer. Lengths are in tokens, intervals in steps, timeouts in seconds. Settings are validated when
+they are created.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ WhenCutOff = Literal["exclude", "zero", "grade"]
 
 TINY_MODEL = "osmosis/tiny"
 # LoRA learns at about ten times the rate of full fine-tuning (Thinking Machines, "LoRA Without Regret"): 1e-5 to 3e-4
-# is usual. At 1e-6, a hundred steps that all agree move weights of 2e-2 by 7e-6.
+# is usual. At 1e-6, a hundred steps with equal signs move weights of 2e-2 by 7e-6.
 DEFAULT_LR = 1e-5
 LOWEST_USEFUL_LR = 3e-6
-# Measured: 1e-3 is good, 2e-3 rough, from 3e-3 the policy collapses; below 1e-4 nothing visible happens.
+# Measured: 1e-3 works well, 2e-3 is unstable, from 3e-3 the policy collapses; below 1e-4 nothing visible happens.
 TINY_MODEL_LR = 1e-3
 TINY_MODEL_LOWEST_USEFUL_LR = 1e-4
 HIGHEST_SAFE_LR = 2e-3
-# GSPO (section 5.1): a sequence's ratio is a mean over its tokens and moves by a thousandth of a token's.
+# GSPO (section 5.1): a sequence's ratio is a mean over its tokens, so it moves a thousand times less than a token's.
 GSPO_CLIP = (3e-4, 4e-4)
 # Yao et al., 2025 ("Your efficient RL framework secretly brings you off-policy RL training"): cap C = 2.
 VLLM_IMPORTANCE_CAP = 2.0
 
-MAY_CHANGE = "may change when a run goes on"
-"""Marks a key that says how long, how often or where, not what is learned; a run goes on only with equal others."""
+MAY_CHANGE = "may change when a run resumes"
+"""Marks a key of duration, frequency or location. A resumed run may change it, but no key that affects learning."""
 
 
 class TrainingSection(ConfigSection):
@@ -63,7 +64,7 @@ class TrainingSection(ConfigSection):
 
 
 class SamplingSection(ConfigSection):
-    """`[sampling]`: how the policy is sampled while it trains."""
+    """`[sampling]`: how the policy is sampled during training."""
 
     rollout_temperature: Annotated[
         NotNegative,
@@ -78,7 +79,7 @@ class SamplingSection(ConfigSection):
 
 
 class CheckpointsSection(ConfigSection):
-    """`[checkpoints]`: when the policy is measured and kept."""
+    """`[checkpoints]`: when the policy is validated and saved."""
 
     eval_interval: Annotated[Count, MAY_CHANGE] = Field(default=10, description="steps between validations")
     checkpoint_save_freq: Annotated[Count, MAY_CHANGE] = Field(
@@ -87,7 +88,7 @@ class CheckpointsSection(ConfigSection):
 
 
 class AdvancedSection(ConfigSection):
-    """`[advanced]`, as far as it is for the trainer of this release; other keys are for others, and sent as written."""
+    """The keys of `[advanced]` for this release's trainer; keys for others are sent as written."""
 
     # the objective
     loss_type: LossType = Field(default="dapo", description="the policy loss")
@@ -106,7 +107,7 @@ class AdvancedSection(ConfigSection):
         description="refuse a step when learner and server differ by more; default 1e-4 for the built-in model, "
         "1e-2 for others in float32, else never",
     )
-    # rollouts that were cut off
+    # truncated attempts
     on_truncation: WhenCutOff = Field(
         default="grade",
         description="a rollout that reached max_response_length: exclude it, count it as zero, or grade it as it is",
@@ -145,7 +146,7 @@ class AdvancedSection(ConfigSection):
     )
     shard_model: Annotated[bool, MAY_CHANGE] = Field(
         default=False,
-        description="split the frozen model over these GPUs (FSDP2), for one that a single GPU can not hold; "
+        description="split the frozen model over these GPUs (FSDP2), for one that a single GPU cannot hold; "
         "vLLM then serves it",
     )
     # the adapter
@@ -180,7 +181,7 @@ TRAINER_SECTIONS: Mapping[str, type[ConfigSection]] = {
 
 # pydantic takes fields from the last base to the first.
 class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, TrainingSection):
-    """One training run's settings: the keys of all its sections."""
+    """The settings of a training run: the keys of all its sections."""
 
     ignored: tuple[str, ...] = ()
 
@@ -203,11 +204,11 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
 
     @property
     def normalise_advantages(self) -> bool:
-        """Whether advantages are divided by their group's standard deviation; Dr. GRPO does not."""
+        """Whether advantages are divided by their group's standard deviation; not in Dr. GRPO."""
         return self.loss_type != "dr_grpo"
 
     def warnings(self, model_path: str, *, processes: int | None = None) -> list[str]:
-        """Return what is allowed but probably not meant, a sentence each."""
+        """Return a sentence for each valid but probably unintended setting."""
         found = []
         if model_path == TINY_MODEL and self.lr < TINY_MODEL_LOWEST_USEFUL_LR:
             found.append(
@@ -235,7 +236,7 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
         return found
 
     def _without_effect(self) -> list[str]:
-        """Return what the objective's settings say in vain."""
+        """Return a sentence for each setting that the chosen objective ignores."""
         low, high = GSPO_CLIP if self.loss_type == "gspo" else (_default("clip_low"), _default("clip_high"))
         named = [
             f"`{key}`"
@@ -270,7 +271,7 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
         if self.policy_engine == "torch":
             return [
                 "shard_model = true splits what is learned, but the first process still serves the whole model: a "
-                'model that one GPU can not hold needs policy_engine = "vllm".'
+                'model that one GPU cannot hold needs policy_engine = "vllm".'
             ]
         return []
 
@@ -280,7 +281,7 @@ def _default(key: str) -> Any:
 
 
 def _engine_problems(settings: TrainingSettings) -> dict[str, str]:
-    """Return what is wrong, by key, with settings that are right one by one and wrong together."""
+    """Return, by key, the problems of settings that are valid individually but not in combination."""
     places = {"vllm_url": settings.vllm_url, "vllm_command": settings.vllm_command}
     named = [key for key, value in places.items() if value]
     if settings.policy_engine == "torch":

@@ -1,4 +1,4 @@
-"""A config as the text of a file, also where none was written: of a submit's body, or of a command's options."""
+"""Format a submit's body or a command's options as the text of a config file."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 
 def config_text(parts: Mapping[str, Any]) -> str:
-    """Return a config as its file would have it; what is null, or has no place in TOML, is left out."""
+    """Return a config as TOML; null and values without a TOML form are left out."""
     import tomli_w
 
     return tomli_w.dumps({name.removesuffix("_config"): value for name, value in _known(parts).items()})
 
 
 def _known(value: Any) -> Any:
-    """Return a value without what is null in it, and in what it holds."""
+    """Return a value without nulls, also inside it."""
     if isinstance(value, Mapping):
         return {str(key): _known(held) for key, held in value.items() if _has_place(held)}
     if isinstance(value, (list, tuple)):

@@ -1,8 +1,7 @@
-"""Rows from files: one stream of records from CSV, JSON Lines, JSON and Parquet.
+"""Dataset files: a stream of records from CSV, JSON Lines, JSON and Parquet.
 
-Nothing here holds a whole file: reading, counting, digesting and validating keep to a few
-megabytes whatever the file's size. A row is known by its position among the file's records,
-from 0; blank lines are not records.
+Reading, counting, digesting and validating use a few megabytes of memory for a file of any size. A row is identified
+by its position among the file's records, from 0; blank lines are not records.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Conversations in datasets: OpenAI's ``[{"role", "content"}, …]`` and the older ``[{"from", "value"}, …]``.
 
-A row of ours is one prompt. A conversation is one when it has instructions, one turn of the user, and at most
-the answer of the assistant behind it.
+A row contains one prompt. A conversation counts as one prompt if it has instructions, one user turn, and at most one
+assistant turn after it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROLES = {
 
 
 class SingleTurn(NamedTuple):
-    """A conversation of one prompt: instructions, what the user says, what the assistant answered."""
+    """A conversation with one prompt: system text, user text, assistant answer."""
 
     system: str | None
     prompt: str
@@ -30,7 +30,7 @@ class SingleTurn(NamedTuple):
 
 
 def conversation_of(value: object) -> list[Turn] | None:
-    """Return a column's value as turns of ``role`` and ``content``, or None if it is no conversation."""
+    """Return a column's value as turns of ``role`` and ``content``, or None if it is not a conversation."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json.loads(value)
@@ -52,7 +52,7 @@ def _turn(item: object) -> Turn | None:
 
 
 def read_conversation(turns: Sequence[Turn], *, wants_answer: bool) -> SingleTurn:
-    """Take a conversation of one prompt apart."""
+    """Split a conversation with one prompt into its parts."""
     system = [_text(turn) for turn in turns if turn["role"] == "system"]
     spoken = [turn for turn in turns if turn["role"] != "system"]
     answer = _text(spoken.pop()) if spoken and spoken[-1]["role"] == "assistant" else None

@@ -17,20 +17,20 @@ from osmosis_ai.datasets.reader import (
 from osmosis_ai.datasets.record_places import RecordPlace
 
 _MISSING = frozenset({"NaN", "nan"})
-"""How pandas and NumPy write a missing value if told to write one."""
+"""How pandas and NumPy write a missing value if configured to write one."""
 _OTHER_DELIMITERS = (";", "\t", "|")
 
 
 class CsvReader(RecordReader):
-    """Yields (number of the line on which the row starts, record of strings); a missing value is None."""
+    """Yields (line number of the row's start, record of strings); a missing value is None."""
 
-    _read_to = 0  # bytes, of whole lines
+    _read_to = 0  # bytes of whole lines
 
     def __iter__(self) -> Iterator[tuple[int, Record]]:
         return self.behind(0)
 
     def behind(self, rows: int) -> Iterator[tuple[int, Record]]:
-        """Yield what stands behind so many rows; the columns of those are not counted."""
+        """Yield the rows after the first ``rows``, whose columns are not checked."""
         for line, fields in self._rows(rows):
             if len(fields) == len(self.columns):
                 record: Record = dict(zip(self.columns, fields, strict=True))
@@ -41,18 +41,18 @@ class CsvReader(RecordReader):
                 self.report(f"line {line}: expected {len(self.columns)} columns, found {len(fields)}")
 
     def count(self) -> int:
-        """Return how many rows follow the header; their columns are not counted."""
+        """Return the number of rows without the header; their columns are not checked."""
         return sum(1 for _ in self._rows())
 
     def _rows(self, passed: int = 0) -> Iterator[tuple[int, list[str]]]:
-        """Yield (line on which the row starts, fields) of every row behind the header and so many rows."""
-        # The module's limit is one for the whole process: it is only ever raised.
+        """Yield (line number of the row's start, fields) of every row after the header and ``passed`` rows."""
+        # The module's limit applies to the whole process, so it is only ever raised.
         csv.field_size_limit(max(csv.field_size_limit(), MAX_RECORD_BYTES))
         with self.open() as raw:
             places = self.places(raw)
             begin = self._begin(raw, places.before(passed))
             text = io.TextIOWrapper(raw, encoding="utf-8", newline="")
-            # Strict: a quote that is never closed would otherwise swallow the rest of the file.
+            # Without strict mode, an unclosed quote would swallow the rest of the file.
             rows = csv.reader(self._lines(text, begin.line), strict=True)
             line, number = begin.line, begin.rows
             try:
@@ -80,7 +80,7 @@ class CsvReader(RecordReader):
         self.columns = tuple(names)
 
     def _begin(self, raw: io.BufferedReader, known: RecordPlace | None) -> RecordPlace:
-        """Stand where reading begins: at a place that is known, or behind a byte-order mark."""
+        """Seek to a known place, or past a byte-order mark."""
         if known is not None:
             self.go_to(raw, known)
         else:
@@ -90,7 +90,7 @@ class CsvReader(RecordReader):
         return known or self.place(0, self._read_to, 1)
 
     def _lines(self, text: io.TextIOWrapper, number: int) -> Iterator[str]:
-        """Yield lines, the first of which has a number, and count their bytes."""
+        """Yield lines, starting with line ``number``, and count their bytes."""
         while line := text.readline(MAX_RECORD_BYTES + 1):
             if len(line) > MAX_RECORD_BYTES:
                 self.fail_too_long(number)

@@ -1,7 +1,7 @@
-"""What a row is, apart from where it stands: a digest that the same row has in every format and file.
+"""Digests of rows that are equal for equal rows in every format and file.
 
-Two rows are the same when an agent and its grader get the same of both. JSON Lines leaves a key out where Parquet
-has a null, CSV has text where JSON has a number, and Parquet turns 3 into 3.0: none of these makes another row.
+Two rows are equal if an agent and its grader receive the same from both. JSON Lines omits a key where Parquet has a
+null, CSV has text where JSON has a number, and Parquet turns 3 into 3.0; these differences do not count.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 from osmosis_ai.datasets.rows import DatasetRow
 
 DIGEST_CHARACTERS = 32
-"""Of the SHA-256, in hex."""
+"""The length of a digest: a prefix of the SHA-256 in hex."""
 
 
 def row_digest(row: DatasetRow) -> str:
-    """Return the digest of what a rollout gets of a row: messages, expected answer, metadata."""
+    """Return the digest of a row as a rollout receives it: messages, expected answer, metadata."""
     return content_digest({"ground_truth": row.label, "messages": row.messages, "metadata": row.metadata})
 
 

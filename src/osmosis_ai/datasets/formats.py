@@ -1,4 +1,4 @@
-"""Which reader reads which file; every problem of a file names it and the place in it."""
+"""Choose the reader for a file; every error names the file and the position in it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def iter_records(path: Path, *, start: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (source row index from 0, record) for every record of a dataset file from a row on, as it
-    streams."""
+    """Yield (source row index from 0, record) for the records of a dataset file from row ``start``."""
     reader = open_reader(path, report=raise_for(path))
     for index, (number, record) in enumerate(reader.behind(start), start):
         yield index, reader.exactly(number, record)
 
 
 def count_records(path: Path) -> int:
-    """Return how many records a dataset file holds, without checking them."""
+    """Return the number of records in a dataset file, without checking them."""
     return open_reader(path, report=raise_for(path)).count()
 
 
 def require_file(path: Path) -> None:
-    """Refuse what is no file."""
+    """Raise an error if ``path`` is not a file."""
     if path.is_dir():
         raise OsmosisError(f"`{path}` is a directory; expected a dataset file.")
     if not path.is_file():
@@ -40,7 +39,7 @@ def extension_of(path: Path) -> str:
 
 
 def describe_file_problem(path: Path) -> str | None:
-    """Return why a file cannot be read as a dataset, whatever its records; None if it can."""
+    """Return why a file cannot be read as a dataset, regardless of its records, or None."""
     extension = extension_of(path)
     if extension in SUPPORTED_EXTENSIONS:
         with path.open("rb") as handle:
@@ -62,7 +61,7 @@ def open_reader(
     only: Collection[str] | None = None,
     uniform: bool = True,
 ) -> RecordReader:
-    """Return the reader for ``path`` by its extension; the arguments are those of the reader."""
+    """Return the reader for ``path`` by its extension; the other arguments are passed to the reader."""
     require_file(path)
     problem = describe_file_problem(path)
     if problem is not None:

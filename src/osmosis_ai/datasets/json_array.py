@@ -1,8 +1,7 @@
-"""JSON: one array of objects, decoded element by element as the file streams in.
+"""JSON: an array of objects, decoded element by element while the file is read.
 
-Only the standard decoder tells where a value ends, so it does the decoding here. An element cut
-off by the end of the window is tried again once the window has grown, up to the size limit of one
-record.
+Only the standard decoder can find the end of a value, so it decodes here. An element that is cut off at the end of the
+window is decoded again after the window has grown, up to the size limit of a record.
 """
 
 from __future__ import annotations
@@ -41,18 +40,20 @@ class JsonArrayReader(RecordReader):
         return self.behind(0)
 
     def behind(self, rows: int) -> Iterator[tuple[int, Record]]:
-        """Yield what stands behind so many rows; of those, what stands before a known place is not read."""
+        """Yield the elements after the first ``rows``; those before a known place are not read."""
         for number, value in self._elements(rows):
             record = self.admit(number, value)
             if record is not None and number > rows:
                 yield number, record
 
     def count(self) -> int:
-        """Return how many elements the array has."""
+        """Return the number of elements."""
         return sum(1 for _ in self._elements())
 
     def _elements(self, passed: int = 0) -> Iterator[tuple[int, Any]]:
-        """Yield (number from 1, value) of elements of the array, from the first or a known place before one."""
+        """Yield (number from 1, value) of the elements after ``passed``, starting at the array's beginning or a known
+        place.
+        """
         with self.open() as handle:
             window = _Window(self, handle, passed)
             number = window.rows_before
@@ -97,7 +98,7 @@ class JsonArrayReader(RecordReader):
 
 
 class _Window:
-    """The part of the file being looked at, as text, and where it stands in the file."""
+    """The buffered part of the file, as text, and its position in the file."""
 
     def __init__(self, reader: RecordReader, handle: io.BufferedReader, passed: int) -> None:
         self._reader = reader
@@ -108,12 +109,12 @@ class _Window:
         ).raw_decode
         self._text = ""
         self._position = 0
-        self.constant = ""  # NaN or an infinity in the element just taken, which JSON does not have
+        self.constant = ""  # NaN or an infinity in the last element; JSON has neither
         self._ended = False
-        self._counted = 0  # the position that line, column and offset are of
+        self._counted = 0  # the position that line, column and offset belong to
         self._line = 1
         self._column = 1
-        self.rows_before = 0  # the place where reading begins
+        self.rows_before = 0  # the number of rows before the start of reading
         self._places = reader.places(handle)
         if known := self._places.before(passed):
             reader.go_to(handle, known)
@@ -126,7 +127,7 @@ class _Window:
         self._position += characters
 
     def next_character(self) -> str:
-        """Skip blanks; return the character that follows, or "" at the end of the file."""
+        """Skip whitespace; return the next character, or "" at the end of the file."""
         while True:
             match = _BLANK.match(self._text, self._position)
             self._position = match.end() if match else self._position
@@ -137,7 +138,7 @@ class _Window:
             self._grow(BLOCK_BYTES)
 
     def take_element(self, number: int) -> Any:
-        """Decode the element that starts here and step behind it."""
+        """Decode the element at the current position and move past it."""
         while True:
             self.constant = ""
             try:
@@ -146,7 +147,7 @@ class _Window:
                 if self._ended or self._held() > MAX_RECORD_BYTES:
                     self._fail(number, error)
             else:
-                # A bare number may go on in what has not been read; nothing else can.
+                # Only a bare number may continue beyond the window.
                 if end < len(self._text) or self._ended:
                     self._refuse_surrogates(number, end)
                     self._note_repeats(number, self._text[self._position : end], value)
@@ -160,14 +161,14 @@ class _Window:
             note(number, names)
 
     def keep_place(self, rows: int) -> None:
-        """Remember that so many rows stand before what comes next, where that is worth while."""
-        # No character is shorter than a byte.
+        """Remember the current position as the place after ``rows`` rows, unless a known place is close."""
+        # A character has at least one byte.
         if self._reader.columns and self._offset + self._position - self._counted >= self._places.due_at:
             self._count()
             self._places.keep(self._reader.place(rows, self._offset, self._line, self._column))
 
     def where(self, position: int | None = None) -> str:
-        """Return "line L, column C" of a position in the window, by default the current one."""
+        """Return "line L, column C" of a position in the window (default: the current one)."""
         line, column = self._line_and_column(self._position if position is None else position)
         return f"line {line}, column {column}"
 
@@ -177,7 +178,7 @@ class _Window:
         return line, at - start if start >= 0 else self._column + at - self._counted
 
     def _count(self) -> None:
-        """Have line, column and offset be of the current position."""
+        """Update line, column and offset to the current position."""
         self._line, self._column = self._line_and_column(self._position)
         self._offset += len(self._text[self._counted : self._position].encode())
         self._counted = self._position
@@ -189,7 +190,7 @@ class _Window:
         return len(self._text) - self._position
 
     def _refuse_surrogates(self, number: int, end: int) -> None:
-        """Refuse half a character, which could never be written as UTF-8 again."""
+        """Refuse a lone surrogate, which cannot be written as UTF-8."""
         escape = self._text.find("\\u", self._position, end)
         if escape < 0 or not _SURROGATE.search(self._text, escape, end):
             return
@@ -211,7 +212,7 @@ class _Window:
         self._reader.fail(f"{self.where()}: not valid JSON: {error} (in row {number})")
 
     def _grow(self, count: int) -> None:
-        """Drop what has been passed and read ``count`` more bytes."""
+        """Drop the text before the current position and read ``count`` more bytes."""
         self._count()
         data = self._handle.read(count)
         self._ended = not data

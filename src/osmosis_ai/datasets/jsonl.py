@@ -1,10 +1,9 @@
-"""JSON Lines: one object a line, all with the same keys; blank lines are skipped.
+"""JSON Lines: one object per line, all with the same keys; blank lines are skipped.
 
-Files are read by blocks of whole lines, and a good block is decoded by one call: its line ends
-become ``,N,`` with a number N drawn at random, so that the decoded array alternates between
-records and N. A line that is no complete JSON value of its own cannot keep up that alternation
-without knowing N. A block that fails any check is gone through again line by line, to say which
-line is wrong, and why.
+Files are read in blocks of whole lines, and a valid block is decoded by one call: its line ends become ``,N,`` with a
+random number N, so that the decoded array alternates between records and N. A line that is not a complete JSON value
+cannot keep up that alternation without knowing N. A block that fails any check is read again line by line, to report
+which line is wrong, and why.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ _SEAM = b",%d," % _NUMBER
 class JsonLinesReader(RecordReader):
     """Yields (line number, object)."""
 
-    _block = b""  # the lines that the records now yielded come from
+    _block = b""  # the lines of the records that are being yielded
     _block_starts_at = 1
-    _lines: list[bytes] | None = None  # those of the block, once they are needed
+    _lines: list[bytes] | None = None  # the block's lines, split when needed
 
     def __iter__(self) -> Iterator[tuple[int, Record]]:
         return self.behind(0)
 
     def behind(self, rows: int) -> Iterator[tuple[int, Record]]:
-        """Yield what stands behind so many rows, of which lines are counted alone."""
+        """Yield the records after the first ``rows``, which are counted but not decoded."""
         with self.open(_BLOCK_BYTES) as handle:
             places = self.places(handle)
             begin = self._begin(handle, places.before(rows))
@@ -65,7 +64,7 @@ class JsonLinesReader(RecordReader):
                 offset += len(block) + 1
 
     def _begin(self, handle: io.BufferedReader, known: RecordPlace | None) -> RecordPlace:
-        """Stand where reading begins: at a place that is known, or behind a byte-order mark."""
+        """Seek to a known place, or past a byte-order mark."""
         if known is not None:
             handle.seek(known.offset)
             return known
@@ -73,7 +72,9 @@ class JsonLinesReader(RecordReader):
         return self.place(0, handle.tell(), 1)
 
     def _records(self, block: bytes, number: int, passed: int) -> Generator[tuple[int, Record], None, int]:
-        """Yield the records of a block, the first line of which has a number, behind so many rows; return how many it has."""
+        """Yield a block's records after the first ``passed``; ``number`` is its first line. Return its number of
+        records.
+        """
         records = self._decode_block(block)
         if records is not None:
             self._note_repeats(number, block, records)
@@ -89,7 +90,7 @@ class JsonLinesReader(RecordReader):
         return _rows_in(block)
 
     def exactly(self, number: int, record: Record) -> Record:
-        """Return the record just yielded with its numbers as they are written; metadata keeps only long integers."""
+        """Return the last record with its numbers as written; in metadata, only long integers."""
         if not self.uniform:
             is_exact = not may_have_lost_digits(record, least=0)
         else:
@@ -107,13 +108,13 @@ class JsonLinesReader(RecordReader):
         return exact
 
     def count(self) -> int:
-        """Return how many lines are not blank; they are not decoded."""
+        """Return the number of lines that are not blank, without decoding them."""
         with self.open(_BLOCK_BYTES) as handle:
             pass_byte_order_mark(handle)
             return sum(map(_rows_in, self._blocks(handle)))
 
     def _decode_block(self, block: bytes) -> list[Record] | None:
-        """Return the block's records if every line is a good one, else None."""
+        """Return the block's records if every line is valid, else None."""
         if not self.columns:
             return None
         try:
@@ -158,7 +159,7 @@ class JsonLinesReader(RecordReader):
         self.report(f"line {number}: not valid JSON: {describe_json_error(raw, error)} (column {column})")
 
     def _blocks(self, handle: io.BufferedReader) -> Iterator[bytes]:
-        """Yield runs of whole lines, without the line end that closes each run."""
+        """Yield blocks of whole lines, without the last line end of each block."""
         pieces: list[bytes] = []
         held = 0
         while data := handle.read(_BLOCK_BYTES):
@@ -181,5 +182,5 @@ _decode_as_written = json.JSONDecoder(parse_float=WrittenFloat, parse_int=writte
 
 
 def _rows_in(block: bytes) -> int:
-    """Return how many lines are not blank."""
+    """Return the number of lines that are not blank."""
     return sum(1 for raw in block.split(b"\n") if raw and not raw.isspace())

@@ -1,8 +1,7 @@
-"""Rows of other shapes become ours: which column is the prompt, the expected answer, the system prompt, the metadata.
+"""Map other dataset formats to ours: which column is the prompt, expected answer, system prompt or metadata.
 
-A mapping is a field of ours and the columns it is made of. A column is named as the file has it, or by the path to
-it (``reward_model.ground_truth``). What is guessed is guessed from the first record, by names that published datasets
-use; nothing is read into the values.
+A mapping assigns columns to our fields. A column is a name in the file, or a path (``reward_model.ground_truth``).
+Guesses use only the first record and the column names of published datasets; values are not interpreted.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _SAME: Mapping[str, Field] = {
     "label": "ground_truth",
     "answer": "ground_truth",
 }
-# In the order of preference. A list of messages counts as a prompt under any of the names of prompts.
+# In order of preference. A list of messages counts as a prompt under any of these names.
 _PROMPT_NAMES = (
     *("user_prompt", "prompt", "question", "problem", "query", "instruction", "task", "input"),
     *("messages", "conversations", "conversation", "goal", "text"),
@@ -44,12 +43,12 @@ _GROUND_TRUTH_NAMES = (
 )
 _SYSTEM_NAMES = ("system_prompt", "system", "system_message")
 _DEEPEST = 100
-"""Objects and lists inside one another, in metadata: more than people write, less than JSON writers refuse."""
+"""The maximum nesting of metadata: deeper than real data, less than JSON writers support."""
 _METADATA_NAMES = ("metadata", "extra_info")
 
 
 def parse_mapping(words: Iterable[str]) -> ColumnMapping:
-    """Read what a user typed: ``prompt=question,ground_truth=answer``, columns joined by ``+``."""
+    """Parse ``prompt=question,ground_truth=answer``; ``+`` joins columns."""
     mapping: dict[Field, Sequence[str]] = {}
     for part in (part.strip() for word in words for part in word.split(",")):
         if not part:
@@ -75,7 +74,7 @@ def _field_of(name: str) -> Field:
 
 
 def resolve_mapping(mapping: ColumnMapping, record: Record) -> ColumnMapping:
-    """Split joined columns (``a+b``), and hold every column against the file's first record."""
+    """Split joined columns (``a+b``), and check every column against the file's first record."""
     return {
         field: [column for name in columns for column in _split(name, record)]
         for field, columns in mapping.items()
@@ -93,7 +92,7 @@ def _split(name: str, record: Record) -> list[str]:
 
 
 def guess_mapping(record: Record) -> ColumnMapping:
-    """Return what the names of a file's first record suggest; a field that none suggests is left out."""
+    """Guess a mapping from the column names of a file's first record; unknown fields are left out."""
     names = {name.lower(): name for name in reversed(list(record))}
     taken: set[str] = set()
 
@@ -106,7 +105,7 @@ def guess_mapping(record: Record) -> ColumnMapping:
         return []
 
     prompt = first(_PROMPT_NAMES)
-    if prompt and prompt[0].lower() == "instruction":  # a task and what it is to be done with
+    if prompt and prompt[0].lower() == "instruction":  # a task and its input
         prompt += first(("input",))
     chat = conversation_of(value_at(record, prompt[0])) if prompt else None
     answered = chat is not None and chat[-1]["role"] == "assistant"
@@ -130,7 +129,7 @@ def _is_answer(value: object) -> bool:
 
 
 def answers_in_conversation(mapping: ColumnMapping, record: Record) -> bool:
-    """Say whether the prompt is a conversation whose last turn, the assistant's, is the expected answer."""
+    """Tell whether the prompt is a conversation whose last turn, by the assistant, is the expected answer."""
     columns = mapping.get("prompt", ())
     if "ground_truth" in mapping or len(columns) != 1:
         return False
@@ -139,7 +138,7 @@ def answers_in_conversation(mapping: ColumnMapping, record: Record) -> bool:
 
 
 def left_out(mapping: ColumnMapping, record: Record) -> list[str]:
-    """Name the columns that a mapping makes nothing of."""
+    """Return the columns that a mapping does not use."""
     used = {
         column if column in record else column.split(".")[0] for names in mapping.values() for column in names
     }
@@ -147,11 +146,11 @@ def left_out(mapping: ColumnMapping, record: Record) -> list[str]:
 
 
 class MissingAnswerError(ValueError):
-    """A row has everything but its expected answer."""
+    """A row lacks only its expected answer."""
 
 
 def map_record(mapping: ColumnMapping, record: Record) -> dict[str, Any]:
-    """Make our row of a record; every row of a mapping has the same columns, in one order."""
+    """Convert a record to our row; every row of a mapping has the same columns, in one order."""
     try:
         return _row(mapping, record)
     except RecursionError:
@@ -190,7 +189,7 @@ def _text_of(record: Record, columns: Sequence[str]) -> str | None:
 
 
 def _metadata_of(record: Record, columns: Sequence[str]) -> dict[str, Any] | None:
-    """Return an object as it is; what is none, or several columns, under the columns' names. No empty objects."""
+    """Return metadata without empty objects: one object unchanged, otherwise the values under their columns' names."""
     if len(columns) == 1:
         value = _decoded(value_at(record, columns[0]))
         if isinstance(value, dict):
@@ -200,7 +199,7 @@ def _metadata_of(record: Record, columns: Sequence[str]) -> dict[str, Any] | Non
 
 
 def _without_empty(value: Any, depth: int = 0) -> Any:
-    """Return a value without the empty objects in it, which metadata may not hold; they count as null."""
+    """Replace empty objects, which metadata must not contain, with null."""
     if depth > _DEEPEST:
         raise ValueError("nested too deeply")
     if isinstance(value, dict):
@@ -211,7 +210,7 @@ def _without_empty(value: Any, depth: int = 0) -> Any:
 
 
 def _readable(value: Any) -> Any:
-    """Return bytes as the text they are, and as absent what pandas writes where a number is missing."""
+    """Return bytes as text, and pandas' marker of a missing number as None."""
     if isinstance(value, float) and value != value:
         return None
     if isinstance(value, bytes):
@@ -223,7 +222,7 @@ def _readable(value: Any) -> Any:
 
 
 def _decoded(value: object) -> object:
-    """Return an object that a text column holds as JSON; any other value as it is."""
+    """Return the object in a JSON text; any other value unchanged."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
             return decode_json(value, as_written=True)
@@ -233,7 +232,7 @@ def _decoded(value: object) -> object:
 
 
 def has_column(record: Record, column: str) -> bool:
-    """Say whether a record has a column of that name, or a value at that path."""
+    """Tell whether a record has a column of that name, or a value at that path."""
     if column in record:
         return True
     head, found, rest = column.partition(".")
@@ -242,7 +241,7 @@ def has_column(record: Record, column: str) -> bool:
 
 
 def value_at(record: Record, column: str) -> Any:
-    """Return the value of a column or of a path into one; None where a record has none."""
+    """Return the value of a column or path; None if it is missing."""
     if column in record:
         return record[column]
     head, found, rest = column.partition(".")

@@ -1,9 +1,8 @@
 """The rules for a `metadata` column, checked row by row.
 
-Every row holds a non-empty object without empty objects inside it, its integers fit 64 bits, and
-a key path has one JSON type in the whole file (integers and other numbers are one type, nulls
-have none, the elements of an array share the path ``key[]``). What is remembered is one type per
-path, for a bounded number of paths.
+Every row has a non-empty object without empty objects inside it, and its integers fit in 64 bits. A key path has one
+JSON type in the whole file: integers and other numbers are one type, nulls have none, and the elements of an array
+share the path ``key[]``. The checker remembers one type per path, for a limited number of paths.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class MetadataChecker:
         self._found: list[str] = []
 
     def check(self, number: int, value: object) -> list[str]:
-        """Return what is wrong with the metadata of line or row ``number``, a sentence each."""
+        """Return the problems in the metadata of line or row ``number``, one sentence each."""
         self._found, self.repeated = [], []
         self.doubtful = False
         try:
@@ -91,7 +90,7 @@ class MetadataChecker:
         return f"is {kind}, but {path.kind} on {self.unit} {path.number}"
 
     def _describe_problem(self, value: Any, level: int) -> str | None:
-        """Say what is wrong with a value of itself, whatever the other rows hold."""
+        """Describe a problem with a value that does not depend on other rows."""
         if isinstance(value, (str, bool)):
             return None
         if isinstance(value, (dict, list)):
@@ -108,7 +107,7 @@ class MetadataChecker:
 
 
 class _Path:
-    """A key path, with the type it has in this file and the line or row that set it."""
+    """A key path, its type in this file, and the line or row that determined it."""
 
     __slots__ = ("children", "key", "kind", "number", "parent", "settled")
 
@@ -127,5 +126,5 @@ class _Path:
 
 
 def _shorten(value: int) -> str:
-    # Writing an integer takes time quadratic in its digits: of a long one, only the size is told.
+    # Formatting an integer takes time quadratic in its digits, so for a long one only the size is shown.
     return str(value) if value.bit_length() <= 128 else f"an integer of {value.bit_length()} bits"

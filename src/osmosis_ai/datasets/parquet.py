@@ -1,4 +1,4 @@
-"""Parquet: batches of rows, small enough that a row group of any size stays out of memory."""
+"""Parquet: read in batches that use little memory for row groups of any size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ParquetReader(RecordReader):
         return self.behind(0)
 
     def behind(self, rows: int) -> Iterator[tuple[int, Record]]:
-        """Yield what stands behind so many rows; row groups before it are not read."""
+        """Yield the records after the first ``rows``; row groups before them are not read."""
         import pyarrow as pa
 
         with self._open_parquet() as file:
@@ -33,7 +33,7 @@ class ParquetReader(RecordReader):
             wanted = [name for name in self.columns if self.only is None or name in self.only]
             size = self.path.stat().st_size
             try:
-                # One thread: each one more would keep memory of its own.
+                # A single thread: every additional one uses its own memory.
                 batches = file.iter_batches(
                     _batch_rows(file), row_groups=groups, columns=wanted, use_threads=False
                 )
@@ -50,7 +50,7 @@ class ParquetReader(RecordReader):
                 self.fail(f"row {number + 1}: cannot be read: {_first_line(error)}")
 
     def count(self) -> int:
-        """Return the number of rows that the file's footer gives."""
+        """Return the number of rows in the file's footer."""
         with self._open_parquet() as file:
             return int(file.metadata.num_rows)
 
@@ -68,7 +68,7 @@ class ParquetReader(RecordReader):
         import pyarrow.parquet as pq
 
         try:
-            # Without a buffer size and with pre-buffering, whole column chunks are read ahead.
+            # By default (no buffer size, pre-buffering), pyarrow reads whole column chunks ahead.
             file = pq.ParquetFile(self.path, buffer_size=1 << 20, pre_buffer=False)
         except (pa.ArrowException, OSError) as error:
             self.fail(f"not a Parquet file: {_first_line(error).rstrip('.')}")
@@ -81,7 +81,7 @@ class ParquetReader(RecordReader):
 
 
 def _shorten_floats(records: list[Record], schema: pa.Schema) -> None:
-    """Replace narrow floats by the shortest numbers that round to them: 0.1 for 0.10000000149011612."""
+    """Replace narrow floats with the shortest numbers that round to them: 0.1 for 0.10000000149011612."""
     for column in schema:
         if "float" in str(column.type):
             for record in records:
@@ -107,7 +107,7 @@ def _shortened(value: Any, kind: pa.DataType) -> Any:
 
 
 def _batch_rows(file: Any) -> int:
-    """Return how many rows make a batch of about the wanted size."""
+    """Return the number of rows per batch for the target size."""
     footer = file.metadata
     total = sum(footer.row_group(index).total_byte_size for index in range(footer.num_row_groups))
     row_bytes = total / max(footer.num_rows, 1)
@@ -115,7 +115,7 @@ def _batch_rows(file: Any) -> int:
 
 
 def _groups_behind(file: Any, rows: int) -> tuple[list[int], int]:
-    """Return the row groups that hold what stands behind so many rows, and the rows before the first of them."""
+    """Return the row groups after the first ``rows`` rows, and the number of rows before the first of these groups."""
     footer, before = file.metadata, 0
     for group in range(footer.num_row_groups):
         held = footer.row_group(group).num_rows

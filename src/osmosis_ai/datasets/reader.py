@@ -1,9 +1,9 @@
-"""What every format's reader promises.
+"""The common base of the readers of all formats.
 
-A reader yields ``(number, record)``: the line or row a person would look for, from 1, and the
-record as a dict. All records of one file have the same columns. What is wrong is handed to
-``report`` in a sentence that says where; a reader goes on behind a bad record when the format
-allows it and raises :class:`StopReading` otherwise. It holds one block of the file and one record at a time.
+A reader yields ``(number, record)``: the line or row number from 1, and the record as a dict. All records of one file
+have the same columns. A problem is passed to ``report`` as a sentence with its position. The reader then skips the bad
+record if the format allows it, and raises :class:`StopReading` otherwise. It keeps only one block of the file and one
+record in memory.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Progress = Callable[[int], None]
 NoteRepeats = Callable[[int, list[str]], None]
 
 BLOCK_BYTES = 1 << 20
-# One record: a line, a CSV field, an element of a JSON array. It bounds the memory of a reader
-# that meets a file without line ends, and is far above any prompt a model can take.
 METADATA_COLUMN = "metadata"
+# The limit of a record: a line, a CSV field, an element of a JSON array. It bounds a reader's memory for a file without
+# line ends, and is far above any prompt that a model accepts.
 MAX_RECORD_BYTES = 16 << 20
 _TYPE_NAMES: dict[type, str] = {
     type(None): "null",
@@ -49,7 +49,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class WrittenFloat(float):
-    """A number of a JSON file; ``str`` returns it as it is written there, such as ``1.10``."""
+    """A number of a JSON file; ``str`` returns it as written, such as ``1.10``."""
 
     __slots__ = ("_text",)
     _text: str
@@ -71,12 +71,12 @@ class WrittenFloat(float):
 
 
 def written_integer(text: str) -> int | WrittenFloat:
-    """Return an integer of a JSON file; ``-0``, which Python's integers do not have, keeps its text."""
+    """Return an integer of a JSON file; ``-0``, which Python's integers lack, keeps its text."""
     return WrittenFloat(text) if text == "-0" else int(text)
 
 
 class StopReading(Exception):
-    """The rest of the file cannot be read, or nobody wants it; what is wrong has been reported."""
+    """The rest of the file is unreadable or not needed; problems have been reported."""
 
 
 class RecordReader(ABC):
@@ -109,37 +109,36 @@ class RecordReader(ABC):
         """Yield (line or row number from 1, record)."""
 
     def behind(self, rows: int) -> Iterator[tuple[int, Record]]:
-        """Yield what stands behind so many rows; a format that can passes over them without decoding them."""
+        """Yield the records after the first ``rows``, which are not decoded if the format allows it."""
         return islice(self, rows, None)
 
     def exactly(self, number: int, record: Record) -> Record:
-        """Return the record just yielded with its numbers as they are written."""
+        """Return the last record with its numbers as written."""
         return record
 
     def count(self) -> int:
-        """Return how many records the file holds."""
         return sum(1 for _ in self)
 
     def metadata_type(self) -> str | None:
-        """Return the type of the ``metadata`` column where it can never hold an object, else None."""
+        """Return the type of the ``metadata`` column if it cannot contain objects, else None."""
         return None
 
     def open(self, block_bytes: int = BLOCK_BYTES) -> io.BufferedReader:
-        """Open the file for reading in blocks, telling ``progress`` of each."""
+        """Open the file for reading in blocks; ``progress`` is called for each."""
         return io.BufferedReader(_CountingFile(self.path, self.progress), buffer_size=block_bytes)
 
     def places(self, handle: io.BufferedReader) -> RecordPlaces:
-        """Return the places of records that are known of a file just opened."""
+        """Return the known places in an open file."""
         return places_in(handle.fileno(), type(self))
 
     def go_to(self, handle: io.BufferedReader, place: RecordPlace) -> None:
-        """Go on from a place as if what stands before it had been read."""
+        """Continue at a place as if everything before it had been read."""
         handle.seek(place.offset)
         self.columns, self._column_set = place.columns, frozenset(place.columns)
         self._first_number = place.first_number
 
     def place(self, rows: int, offset: int, line: int, column: int = 1) -> RecordPlace:
-        """Return the place of the record that is read next, with so many rows before it."""
+        """Return the place of the next record, which has ``rows`` rows before it."""
         return RecordPlace(rows, offset, line, column, self.columns, self._first_number)
 
     def admit(self, number: int, record: object) -> Record | None:
@@ -162,12 +161,12 @@ class RecordReader(ABC):
         return record
 
     def fail(self, problem: str) -> NoReturn:
-        """Report what makes the rest of the file unreadable, and end the reading."""
+        """Report why the rest of the file is unreadable, and stop reading."""
         self.report(problem)
         raise StopReading
 
     def fail_encoding(self) -> NoReturn:
-        """Report the first byte that is not UTF-8, and end the reading."""
+        """Report the first byte that is not UTF-8, and stop reading."""
         line, position, byte = find_invalid_utf8(self.path) or (1, 0, 0)
         self.fail(
             f"line {line}: not UTF-8: byte 0x{byte:02x} at position {position} of the file; "
@@ -175,7 +174,7 @@ class RecordReader(ABC):
         )
 
     def fail_too_long(self, number: int) -> NoReturn:
-        """Report a record beyond the limit, and end the reading."""
+        """Report a record that exceeds the limit, and stop reading."""
         self.fail(f"{self.unit} {number}: longer than {MAX_RECORD_BYTES >> 20} MiB, the limit of one row")
 
 
@@ -202,15 +201,15 @@ def decode_json(raw: bytes | str, *, as_written: bool = False) -> Any:
 
 
 def describe_json_error(raw: bytes | str, error: Exception) -> str:
-    """Return why :func:`decode_json` refused a text; NaN and infinities are named."""
+    """Return why :func:`decode_json` rejected a text; NaN and infinities are named."""
     text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
-    # The position is that of the word, or behind its sign.
+    # The position is that of the word, or just after its sign.
     constant = _CONSTANT.match(text, max(getattr(error, "pos", 0) - 1, 0))
     return f"{constant[1]} instead of null" if constant else getattr(error, "msg", str(error))
 
 
 def may_have_lost_digits(value: Any, *, least: float = 2**63) -> bool:
-    """Return whether ``value`` contains a float of at least this size. One of the default size may be a long integer.
+    """Tell whether ``value`` contains a float of at least this size, which at the default size may be a long integer.
 
     With a size of 0, an integer 0 counts too, because it may be written ``-0``.
     """
@@ -231,13 +230,13 @@ def may_have_lost_digits(value: Any, *, least: float = 2**63) -> bool:
 
 
 def may_repeat_keys(raw: bytes | str, value: Any) -> bool:
-    """Return False if no object of a JSON text has a key twice, which is quick to see; else :func:`repeated_keys` tells."""
+    """Return False if it is quick to see that no key is repeated; otherwise use :func:`repeated_keys`."""
     text = raw.encode() if isinstance(raw, str) else raw
     return text.count(b'":') + text.count(b'" :') != _count_keys(value)
 
 
 def repeated_keys(raw: bytes | str) -> list[str]:
-    """Return the keys that an object of a valid JSON text has more than once."""
+    """Return the keys that an object of a valid JSON text contains more than once."""
     found: list[str] = []
 
     def note(pairs: list[tuple[str, Any]]) -> None:
@@ -273,7 +272,7 @@ def find_invalid_utf8(path: Path) -> tuple[int, int, int] | None:
                 data.decode("utf-8")
                 cut = len(data)
             except UnicodeDecodeError as error:
-                # A character may be split between two blocks: its start waits for the rest.
+                # A character may be split between two blocks, so an incomplete one waits for the next block.
                 if not block or len(data) - error.start > 3:
                     return line + data.count(b"\n", 0, error.start), offset + error.start, data[error.start]
                 cut = error.start
@@ -285,7 +284,7 @@ def find_invalid_utf8(path: Path) -> tuple[int, int, int] | None:
 
 
 def count_line_ends(path: Path, length: int) -> int:
-    """Return how many line ends the first ``length`` bytes of a file hold."""
+    """Return the number of line ends in the first ``length`` bytes of a file."""
     ends = 0
     with path.open("rb") as handle:
         while length > 0 and (data := handle.read(min(length, BLOCK_BYTES))):
@@ -295,19 +294,19 @@ def count_line_ends(path: Path, length: int) -> int:
 
 
 def pass_byte_order_mark(handle: io.BufferedReader) -> None:
-    """Stand behind the mark where a file just opened begins with one."""
+    """Skip the byte-order mark of an open file, if it has one."""
     if handle.peek(len(BYTE_ORDER_MARK)).startswith(BYTE_ORDER_MARK):
         handle.read(len(BYTE_ORDER_MARK))
 
 
 def starts_with_byte_order_mark(path: Path) -> bool:
-    """Say whether the file begins with the UTF-8 byte-order mark that some editors write."""
+    """Tell whether the file starts with the UTF-8 byte-order mark that some editors write."""
     with path.open("rb") as handle:
         return handle.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK
 
 
 def describe_difference(expected: Collection[str], found: KeysView[str] | Collection[str]) -> str:
-    """Say which columns are missing and which are extra."""
+    """Describe which columns are missing and which are extra."""
     missing = [name for name in expected if name not in found]
     extra = [name for name in found if name not in expected]
     parts = [f"missing {quote_names(missing)}"] if missing else []
@@ -317,12 +316,12 @@ def describe_difference(expected: Collection[str], found: KeysView[str] | Collec
 
 
 def quote_names(names: Collection[str], *, most: int = 8) -> str:
-    """Join names for a sentence, each in quotes, the many cut short."""
+    """Join names for a sentence, each in quotes, at most ``most`` of them."""
     shown = ", ".join(f"'{name}'" for name in list(names)[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 def name_of_type(value: object) -> str:
-    """Name a JSON value's type in a sentence."""
+    """Return the name of a JSON value's type for a sentence."""
     kind = float if isinstance(value, float) else type(value)
     return _TYPE_NAMES.get(kind) or f"a {kind.__name__}"

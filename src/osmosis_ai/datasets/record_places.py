@@ -1,7 +1,7 @@
-"""Where records of large dataset files begin, remembered while the process lives: reading from a row on need not read what stands before.
+"""A cache of record positions in large dataset files, for the life of the process, to start reading at a later row.
 
-Invariant: a place is used for the very bytes it was found in. A file is known by device, inode, size and both of its
-times, in the hands of the reader that has it open; a replaced, grown or rewritten one is another file.
+Invariant: a place is used only for the bytes it was found in. A file is identified by device, inode, size and both of
+its times, taken from the reader's open descriptor; a replaced, grown or rewritten file is a different one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dataclasses import dataclass
 _BYTES_APART = 64 << 10
 _MOST_PLACES = 4096
 _MOST_FILES = 16
-# The times of some file systems have steps of two seconds: a younger file may be written again without their telling.
+# Some file systems have timestamps of two seconds, so a newer file may change again without a new timestamp.
 _SETTLED_NS = 3_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class RecordPlace:
-    """Where a record begins, and what a reader knows that stands there."""
+    """The position of a record and the reader's state there."""
 
     rows: int
     offset: int
@@ -33,7 +33,7 @@ class RecordPlace:
 
 
 class RecordPlaces:
-    """Places of one file, ascending and evenly apart; further apart the larger the file."""
+    """The places of one file, in ascending order and evenly spaced; the larger the file, the larger the spacing."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,13 +42,13 @@ class RecordPlaces:
         self.due_at = self._apart
 
     def before(self, rows: int) -> RecordPlace | None:
-        """Return the last known place with at most so many rows before it."""
+        """Return the last known place with at most ``rows`` rows before it."""
         with self._lock:
             found = bisect_right(self._places, rows, key=lambda place: place.rows)
             return self._places[found - 1] if found else None
 
     def keep(self, place: RecordPlace) -> None:
-        """Remember a place, unless one as far on is known."""
+        """Remember a place unless a later one is known."""
         with self._lock:
             if place.offset < self.due_at:
                 return
@@ -64,11 +64,11 @@ _known: OrderedDict[tuple[object, ...], RecordPlaces] = OrderedDict()
 
 
 def places_in(descriptor: int, kind: type) -> RecordPlaces:
-    """Return the places of an open file that are known, and to which a reader adds."""
+    """Return the cached places of an open file, to which a reader adds."""
     is_now = os.fstat(descriptor)
     if is_now.st_size < _BYTES_APART or time.time_ns() - is_now.st_ctime_ns < _SETTLED_NS:
         return RecordPlaces()
-    # A change in place, its time set back, is told by the time of change.
+    # The change time detects a change in place even if the modification time was reset.
     times = is_now.st_mtime_ns, is_now.st_ctime_ns
     key = (kind, is_now.st_dev, is_now.st_ino, is_now.st_size, *times)
     with _lock:

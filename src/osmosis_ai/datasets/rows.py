@@ -1,8 +1,8 @@
-"""What an agent gets of a record: messages, the expected answer, metadata.
+"""Convert records to rows for agents: messages, the expected answer, metadata.
 
-A file with a `metadata` column may leave out prompts and answers; any other file has both in
-every row. Empty strings, nulls and NaN count as absent, other values become text (numbers as the
-file writes them), further columns are passed over.
+A file with a `metadata` column may omit prompts and answers; any other file has both in every row. Empty strings,
+nulls and NaN count as missing, other values become text (numbers as written in the file), and further columns are
+ignored.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DatasetRow:
 
 
 def iter_rows(path: Path) -> Iterator[DatasetRow]:
-    """Yield the rows of a dataset file as it streams; any number of rows will do."""
+    """Yield the rows of a dataset file of any size while it is read."""
     report = raise_for(path)
     reader = open_reader(path, report=report, only=KNOWN_COLUMNS)
     for index, (number, record) in enumerate(reader):
@@ -62,7 +62,7 @@ def iter_rows(path: Path) -> Iterator[DatasetRow]:
 
 
 def find_row(path: Path, source_row_index: int, *, look_s: float) -> DatasetRow | None:
-    """Return one row of a dataset file; what stands before it is read and not checked."""
+    """Return one row of a dataset file; earlier rows are read but not checked."""
     deadline = time.monotonic() + look_s
 
     def in_time(_: int) -> None:
@@ -78,7 +78,7 @@ def find_row(path: Path, source_row_index: int, *, look_s: float) -> DatasetRow 
 
 
 def normalise(source_row_index: int, record: Record, columns: Collection[str] = ()) -> DatasetRow:
-    """Return a record as a row."""
+    """Convert a record to a row."""
     system = as_text(record.get(SYSTEM_COLUMN))
     prompt = as_text(record.get(PROMPT_COLUMN))
     label = answer_of(record)
@@ -101,7 +101,7 @@ def normalise(source_row_index: int, record: Record, columns: Collection[str] = 
 
 
 def missing_columns(columns: Any) -> list[str]:
-    """Name the columns that a file without metadata needs and ``columns`` lacks."""
+    """Return the required columns of a file without metadata that ``columns`` lacks."""
     missing = [] if PROMPT_COLUMN in columns else [PROMPT_COLUMN]
     if not any(name in columns for name in ANSWER_COLUMNS):
         missing.append(ANSWER_COLUMNS[0])
@@ -109,7 +109,7 @@ def missing_columns(columns: Any) -> list[str]:
 
 
 def missing_values(record: Record) -> list[str]:
-    """Name the columns that a row without metadata needs and that are absent or empty in it."""
+    """Return the required columns of a row without metadata that are missing or empty in it."""
     missing = [PROMPT_COLUMN] if as_text(record.get(PROMPT_COLUMN)) is None else []
     if answer_of(record) is None:
         missing.append(next((name for name in ANSWER_COLUMNS if name in record), ANSWER_COLUMNS[0]))
@@ -117,7 +117,7 @@ def missing_values(record: Record) -> list[str]:
 
 
 def answer_of(record: Record) -> str | None:
-    """Return `ground_truth`, or else `label`, as text; None where both are absent or empty."""
+    """Return `ground_truth`, or else `label`, as text; None if both are missing or empty."""
     for name in ANSWER_COLUMNS:
         text = as_text(record.get(name))
         if text is not None:
@@ -126,7 +126,7 @@ def answer_of(record: Record) -> str | None:
 
 
 def as_text(value: object) -> str | None:
-    """Return a value as text: strings and numbers as written, JSON for anything else; None if absent or NaN."""
+    """Return a value as text: strings and numbers as written, JSON for anything else; None if missing or NaN."""
     if value is None or value == "" or value != value:
         return None
     if isinstance(value, str):
@@ -151,7 +151,7 @@ def _json_text(value: object) -> str:
 
 
 def as_object(value: object) -> dict[str, Any] | None:
-    """Return a metadata value as an object; None where it is absent, blank or empty."""
+    """Return a metadata value as an object; None if it is missing, blank or empty."""
     if isinstance(value, str):
         if not value.strip():
             return None
@@ -169,7 +169,7 @@ def as_object(value: object) -> dict[str, Any] | None:
 
 
 def as_json(value: Any, path: str = METADATA_COLUMN) -> Any:
-    """Return a value in the types that every JSON writer knows."""
+    """Convert a value to types that every JSON writer supports."""
     if isinstance(value, dict):
         return {
             key: item if item.__class__ in _JSON_AS_IT_IS else as_json(item, f"{path}.{key}")

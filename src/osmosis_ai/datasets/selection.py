@@ -1,4 +1,4 @@
-"""Which rows of a file a run uses: sorted positions, without repetition, within the file."""
+"""The rows of a file that a run uses: sorted positions without repetition."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DIGEST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class RowsDrawn:
-    """How many rows of a file a run uses, and how they were chosen."""
+    """The number of rows that a run uses, and how they were chosen."""
 
     rows: int
     total: int | None
@@ -34,7 +34,7 @@ class RowsDrawn:
 
     @classmethod
     def read(cls, written: object) -> RowsDrawn | None:
-        """Return what a run wrote down of them; None where it wrote nothing, or what is none."""
+        """Parse what a run recorded; None if it is missing or invalid."""
         try:
             return _rows_adapter().validate_python(written)
         except ValueError:
@@ -42,7 +42,7 @@ class RowsDrawn:
 
     @property
     def words(self) -> str:
-        """It in words, as in ``20 of 200 rows, random 10 %, seed 7``."""
+        """Describe the rows, for example ``20 of 200 rows, random 10 %, seed 7``."""
         if self.total is None:
             return f"{self.rows:,} row{'' if self.rows == 1 else 's'}"
         if self.rows == self.total:
@@ -67,7 +67,7 @@ def _rows_adapter() -> TypeAdapter[RowsDrawn]:
 
 @dataclass(frozen=True)
 class Selection:
-    """The rows a run uses."""
+    """The rows that a run uses."""
 
     indices: Sequence[int]
     total_rows: int
@@ -83,21 +83,21 @@ class Selection:
 
     @property
     def drawn(self) -> RowsDrawn:
-        """How many rows there are, and how they were chosen."""
+        """The number of rows, and how they were chosen."""
         return RowsDrawn(len(self), self.total_rows, self.kind, self.fraction, self.seed)
 
     def describe(self) -> str:
-        """Return the rows in the notation that `--rows` takes: ``"0-9,12"``; "" for none."""
+        """Return the rows in the notation of `--rows`: ``"0-9,12"``; "" if there are none."""
         return ",".join(
             str(run.start) if len(run) == 1 else f"{run.start}-{run.stop - 1}" for run in _runs(self.indices)
         )
 
 
 def select_rows(total_rows: int, *, limit: int | None, rows: str | None) -> Selection:
-    """Choose rows: those that ``rows`` names, else the first ``limit``, else all."""
+    """Choose the rows in ``rows``, otherwise the first ``limit``, otherwise all."""
     if rows is not None:
         named = _parse_rows(rows, total_rows)
-        # As whoever only sees which they are has to call them: a platform that such a run is uploaded to.
+        # A platform that receives only the positions must describe the selection in the same way.
         first = isinstance(named, range) and named.start == 0
         return Selection(named, total_rows, "first" if first else "chosen")
     if limit is not None and limit < 0:
@@ -106,7 +106,7 @@ def select_rows(total_rows: int, *, limit: int | None, rows: str | None) -> Sele
 
 
 def sample_rows(total_rows: int, *, fraction: float, seed: int) -> Selection:
-    """Draw a random ``fraction`` of the rows, rounded, at least one; a seed always draws the same."""
+    """Draw a random ``fraction`` of the rows, rounded, at least one; the result depends only on the seed."""
     if not (math.isfinite(fraction) and 0 < fraction <= 1):
         raise OsmosisError(f"the fraction of rows must be above 0 and at most 1, found {fraction}.")
     count = min(total_rows, max(1, math.floor(total_rows * fraction + 0.5)))
@@ -163,7 +163,7 @@ def _runs(indices: Sequence[int]) -> Iterator[range]:
         if indices:
             yield indices
         return
-    # Within a run, a number and its place in the sequence grow together.
+    # Within a run, numbers and their positions increase together.
     for _, run in groupby(enumerate(indices), key=lambda pair: pair[1] - pair[0]):
         members = [index for _, index in run]
         yield range(members[0], members[-1] + 1)

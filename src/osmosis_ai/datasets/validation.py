@@ -1,8 +1,7 @@
-"""Whether the platform would take a dataset file, and if not, what to mend.
+"""Check whether the platform would accept a dataset file.
 
-Every row is read. The first problems are listed with their places, the rest are not counted:
-a file with one wrong line in a million and a file of another kind altogether both get an answer
-that fits on a screen.
+Every row is read. The first problems are listed with their positions and the rest are not counted, so that the report
+fits on a screen for any file.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ Numbered = tuple[int, Record]
 
 @dataclass
 class DatasetReport:
-    """What was found in a dataset file."""
+    """The result of a validation."""
 
     file: str
     file_name: str
@@ -64,7 +63,7 @@ class DatasetReport:
     warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # For who decides what to do about it; scripts read it among the warnings.
+        # For code that must decide what to do about it; in the JSON output it is among the warnings.
         self.unusable: str | None = None
         self.lacks_columns = False
 
@@ -75,9 +74,8 @@ def validate_dataset(
     """Check a dataset file by the platform's rules, reading all of it.
 
     Args:
-        path: the file.
-        progress: takes the number of bytes read so far.
-        missing_answer: the place of an answer that is missing in the file from which this one was made.
+        progress: receives the number of bytes read so far.
+        missing_answer: the position of a missing answer in the file from which this one was made.
     """
     require_file(path)
     size = path.stat().st_size
@@ -99,7 +97,7 @@ def _describe_basic_problem(path: Path, size: int) -> str | None:
 
 
 class _Validation:
-    """One pass over one file."""
+    """A single validation of one file."""
 
     def __init__(
         self,
@@ -113,7 +111,7 @@ class _Validation:
         self.progress = progress
         self.unusable = 0  # rows without a prompt or an answer
         self.first_unusable = ""
-        self.repeating = 0  # rows with a key more than once
+        self.repeating = 0  # rows with a repeated key
         self.first_repeating = ""
         self.may_be_integers = True  # every answer so far is missing or an integer with ".0"
         self.first_integer = ""
@@ -129,7 +127,7 @@ class _Validation:
         )
         records = iter(reader)
         with suppress(StopReading):
-            # The header, or the first good record, tells the columns.
+            # The header or the first valid record determines the columns.
             first = next(records, None)
             self._check_columns(reader)
             self._check_records(reader, chain(() if first is None else (first,), records))
@@ -171,7 +169,7 @@ class _Validation:
             self.report.row_count += 1
             if self.may_be_integers:
                 self._note_answer(f"{reader.unit} {number}", as_text(record[answer]))
-            # Most rows have both: only the others, and NaN, are looked at closely.
+            # Most rows have both, so only the others and NaN are checked in detail.
             if not (record[PROMPT_COLUMN] and record[answer] and record[answer] == record[answer]):
                 self._note_missing(reader, number, missing_values(record))
 
@@ -212,7 +210,7 @@ class _Validation:
         self.first_repeating = self.first_repeating or f"{number}: {quote_names(names)}"
 
     def _add_error(self, problem: str) -> None:
-        """Keep a problem; the sixth only leaves the note that there are more."""
+        """Add a problem; instead of the sixth, add a note that there are more."""
         if len(self.report.errors) < MOST_ERRORS:
             self.report.errors.append(problem)
             return

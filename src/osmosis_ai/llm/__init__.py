@@ -1,1 +1,1 @@
-"""Calling models: who serves a model, how many calls may run at once, what a call costs, what went wrong."""
+"""Model calls: providers, concurrency limits, prices and errors."""

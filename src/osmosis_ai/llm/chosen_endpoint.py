@@ -1,7 +1,7 @@
-"""The endpoint that `--model`, `--base-url` and `--api-key` name together.
+"""The endpoint that `--model`, `--base-url` and `--api-key` select together.
 
-With an address, the model is called there by the name that its server registered it under, and a key is not
-needed. Without one, the model's name says who serves it, as everywhere else.
+With an address, the model's name is passed to its server unchanged, and no key is required. Without one, the model's
+name determines the provider, as in every other command.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from osmosis_ai.llm.providers import ModelEndpoint, key_variables, resolve_model
 from osmosis_ai.llm.transport import openai_base_url
 
 NO_KEY = "no-key"
-"""What is sent to an address of the user's own where there is no key: clients and proxies want to see one."""
+"""The key sent to the user's own address if there is none: clients and proxies require one."""
 
 _PROTOCOL = "openai/"
 _ENDPOINT_KEY = "OPENAI_API_KEY"
-# What providers' keys begin with. An account's name in a path, as gateways have it, is no secret and begins otherwise.
+# The prefixes of providers' keys. An account name in a gateway's path is not secret and does not have them.
 _KEY_IN_A_PATH = re.compile(r"/(sk-|sk_|osm_|hf_|gsk_|xai-|nvapi-|AIza|AKIA)[\w-]{12,}")
 
 
 def choose_endpoint(
     model: str, env: Mapping[str, str], *, base_url: str | None = None, api_key: str | None = None
 ) -> ModelEndpoint:
-    """Return who is called for a model."""
+    """Return the endpoint of a model."""
     name = model.strip()
     if not name:
         raise OsmosisError("`--model` names no model.", hint="for instance `--model openai/gpt-5-mini`")
@@ -40,7 +40,7 @@ def choose_endpoint(
 
 
 async def probe(endpoint: ModelEndpoint, *, timeout_s: float = 60.0) -> ModelEndpoint:
-    """Make one tiny call; return the endpoint as its server answers to it."""
+    """Send one tiny request; return the endpoint adjusted to its server's answer."""
     try:
         await _ask(endpoint, timeout_s)
     except ModelCallError as error:
@@ -78,7 +78,7 @@ def _address(text: str) -> str:
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         parts, is_address = urlsplit(""), False
-    # It is written down with the run, and said in errors: nothing secret may be in it.
+    # The address is stored with the run and shown in errors, so it must not contain secrets.
     if "@" in text or "?" in text or "#" in text or _KEY_IN_A_PATH.search(parts.path):
         raise OsmosisError(
             "`--base-url` holds more than an address: no user name, password, key, query or fragment may be in it.",

@@ -1,9 +1,8 @@
-"""Calling one model, many times at once.
+"""A client for many concurrent calls of one model.
 
-A call waits for its turn before it touches the network (``llm.limiter``), is sent once per try,
-and is tried again only when trying again can help: rate limits, time-outs, lost connections and
-servers in trouble. The slot is given back while a call waits for its next try. A stream is tried
-again only before its first chunk: what was shown once is never shown differently.
+A call first waits for a slot (``llm.limiter``). It is retried only if a retry can help: after rate limits, timeouts,
+lost connections and server errors. The slot is released while a call waits for its next attempt. A stream is retried
+only before its first chunk, so that its output never changes after it was shown.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from osmosis_ai.llm.wire_json import dumps
 
 __all__ = ["ClientStats", "Completion", "ModelCallError", "ModelClient", "TokenUsage"]
 
-# stamina reports every scheduled retry to its logger; without a handler Python prints it to stderr.
+# stamina logs every scheduled retry; without a handler, Python prints these records to stderr.
 logging.getLogger("stamina").addHandler(logging.NullHandler())
 
 _T = TypeVar("_T")
@@ -39,9 +38,9 @@ _Chunks = AsyncGenerator[dict[str, Any], None]
 
 _FIRST_WAIT_S = 0.5
 _LONGEST_WAIT_S = 30.0
-# Rate limits are counted per minute almost everywhere: six tries must outlast one.
+# Almost all rate limits are per minute, so six attempts must last longer than one.
 _LONGEST_RATE_LIMIT_WAIT_S = 60.0
-# A provider that asks for more means "come back tomorrow": better to say so than to sit there.
+# A provider that asks for more means "come back tomorrow", so the call fails instead of waiting.
 _LONGEST_WAIT_ASKED_S = 300.0
 _PREFLIGHT_TRIES = 2
 _PREFLIGHT_BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 16}
@@ -49,7 +48,7 @@ _PREFLIGHT_BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens"
 
 @dataclass(frozen=True)
 class ClientStats:
-    """How calling goes, at one moment."""
+    """The state of a client at one moment."""
 
     limit: int
     in_flight: int
@@ -60,7 +59,7 @@ class ClientStats:
 
 
 class ModelClient:
-    """Calls one model; an async context manager, for one event loop."""
+    """A client for one model: an async context manager, bound to one event loop."""
 
     def __init__(
         self,
@@ -85,7 +84,6 @@ class ModelClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._transport.aclose()
 
     @property
@@ -94,13 +92,13 @@ class ModelClient:
         return self.endpoint.model_path
 
     async def complete(self, body: Mapping[str, Any], *, optional: Collection[str] = ()) -> Completion:
-        """Call the model and wait for its whole answer."""
+        """Call the model and return its whole reply."""
         return await self._complete(body, optional, tries=self._max_attempts)
 
     async def stream(
         self, body: Mapping[str, Any], *, restarted: Callable[[], object], optional: Collection[str] = ()
     ) -> _Chunks:
-        """Call the model and yield OpenAI chunks as they come, the usage chunk among them."""
+        """Call the model and yield OpenAI chunks as they arrive, including the usage chunk."""
         options = body.get("stream_options")
         droppable = {*optional, "stream_options"} if options is None else optional
         request = self._fit.request(
@@ -135,12 +133,12 @@ class ModelClient:
                 return
 
     async def preflight(self) -> None:
-        """Make one tiny call, to fail early when no call can succeed."""
+        """Send one tiny request, to fail early if no call can succeed."""
         try:
             await self._complete(_PREFLIGHT_BODY, (), tries=_PREFLIGHT_TRIES)
         except ModelCallError as error:
             busy = error.category == "rate_limit" and error.retryable
-            # Some reasoning models refuse a limit that is too small to finish thinking: they do answer.
+            # Some reasoning models reject a limit that is too small to finish thinking; such a reply counts as success.
             cut_short = (
                 error.category == "bad_request" and "output limit was reached" in error.provider_message
             )
@@ -148,7 +146,7 @@ class ModelClient:
                 raise
 
     def snapshot(self) -> ClientStats:
-        """Return how calling goes now; call it inside the event loop."""
+        """Return the current state; must be called inside the event loop."""
         limiter = self._limiter
         return ClientStats(
             limit=limiter.limit,
@@ -160,12 +158,12 @@ class ModelClient:
         )
 
     def rate_limit_holds(self) -> bool:
-        """Whether calls wait now because the provider refused some for their rate; call it inside the event loop."""
+        """Tell whether calls are waiting because of a rate limit; must be called inside the event loop."""
         limiter = self._limiter
         return limiter.refusals > 0 and limiter.waiting > 0
 
     def cost_of(self, usage: TokenUsage | None) -> float | None:
-        """Return what a call with this usage costs, in USD; None when that is not known."""
+        """Return the cost of a call with this usage in USD, or None if unknown."""
         if usage is None:
             return None
         if usage.stated_cost_usd is not None:
@@ -214,7 +212,7 @@ class ModelClient:
     async def _send(
         self, request: FittedRequest, slot: Slot, send: Callable[[Mapping[str, Any]], Awaitable[_T]]
     ) -> _T:
-        """One try, with the request corrected where the endpoint refuses a part of it."""
+        """Make one attempt; if the endpoint rejects a parameter, correct the request."""
         while True:
             try:
                 reply = await send(request.body)
@@ -246,12 +244,12 @@ class ModelClient:
         )
 
     def _explained(self, error: ModelCallError) -> ModelCallError:
-        """Add what the user can do about it."""
+        """Return the error with a hint for the user."""
         known = OPENAI_COMPATIBLE.get(self.endpoint.provider)
         own_address = known is not None and self.endpoint.base_url != known.base_url
         if error.hint is not None:
             return error
-        address = (self.endpoint.base_url or "").partition("?")[0]  # a query may hold a key
+        address = (self.endpoint.base_url or "").partition("?")[0]  # a query may contain a key
         keys = known.keys if known else LITELLM_KEYS.get(self.endpoint.provider)
         if error.category == "auth" and keys:
             error.hint = f"check the key: export {keys[0]}=..."
@@ -271,7 +269,7 @@ def _transport_for(endpoint: ModelEndpoint, *, timeout_s: float) -> ModelTranspo
 
 
 class _Backoff:
-    """Decides whether a failed try is followed by another, and after how long."""
+    """Decides whether a failed call is retried, and after how many seconds."""
 
     def __init__(self) -> None:
         self._failures = 0
@@ -283,7 +281,7 @@ class _Backoff:
         if error.retry_after_s is not None:
             if error.retry_after_s > _LONGEST_WAIT_ASKED_S:
                 return False
-            # Spread those who were all told the same moment.
+            # Spread calls that were given the same retry time.
             return error.retry_after_s + random.uniform(0, min(1.0, 0.1 * error.retry_after_s))
         if error.category == "rate_limit":
             return min(_LONGEST_RATE_LIMIT_WAIT_S, 2.0**self._failures) * random.uniform(0.75, 1.25)

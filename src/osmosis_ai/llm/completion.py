@@ -1,4 +1,4 @@
-"""What comes back from a model: the provider's reply as it is, and the few facts we read from it."""
+"""A model's reply, unchanged, and the facts that we read from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TokenUsage:
-    """Tokens of one call, as the provider counts them."""
+    """Tokens of one call, as counted by the provider."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -22,7 +22,7 @@ class TokenUsage:
 
 @dataclass
 class Completion:
-    """One answered call."""
+    """A successful call."""
 
     response: dict[str, Any]
     usage: TokenUsage | None
@@ -32,7 +32,7 @@ class Completion:
 
 
 def read_usage(usage: object) -> TokenUsage | None:
-    """Read a provider's ``usage`` object; None when it does not state both kinds of tokens."""
+    """Read a provider's ``usage`` object; None if it lacks either kind of tokens."""
     if not isinstance(usage, dict):
         return None
     prompt, completion = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
@@ -42,7 +42,7 @@ def read_usage(usage: object) -> TokenUsage | None:
     if total is not None:
         prompt = total - completion if prompt is None and completion is not None else prompt
         completion = total - prompt if completion is None and prompt is not None else completion
-    # A prompt is never empty: LiteLLM and some servers write zeros when the tokens were not counted.
+    # A prompt is never empty: LiteLLM and some servers report zeros if they did not count the tokens.
     if prompt is None or completion is None or not (prompt or completion):
         return None
     prompt_details = _mapping(usage.get("prompt_tokens_details"))
@@ -61,7 +61,7 @@ def read_usage(usage: object) -> TokenUsage | None:
 
 
 _MOST = 10**12
-"""No call has more tokens or costs more; sums of what a provider makes up must still fit where numbers are written."""
+"""The maximum tokens or cost of a call. Sums of invented values must still fit into number types."""
 
 
 def _number(value: object) -> float | None:

@@ -1,4 +1,4 @@
-"""OpenAI's protocol over aiohttp: one request, one reply, no retry and no waiting of its own."""
+"""OpenAI's protocol over aiohttp: one request, one reply, without retries or waiting."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from osmosis_ai.llm.wire_json import dumps, loads
 if TYPE_CHECKING:
     import aiohttp
 
-# A provider keeps connections longer than our own servers do, and a new TLS handshake costs more.
+# Providers keep connections open longer than our own servers, and a new TLS handshake is expensive.
 _PROVIDER_KEEP_ALIVE_S = 30.0
 _DONE = b"[DONE]"
-# No header can hold them; the HTTP library would say so with an error of its own.
+# Headers cannot contain these characters; the HTTP library would raise an error of its own.
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class ModelTransport(Protocol):
-    """How a request reaches a model: two methods, and everything else is above them."""
+    """Sends requests to a model; retries, limits and corrections are the client's."""
 
     async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send one request and return the ``chat.completion`` object; raises :class:`ModelCallError`."""
@@ -37,14 +37,13 @@ class ModelTransport(Protocol):
         """Send one request and yield its chunks; raises :class:`ModelCallError`."""
         ...
 
-    async def aclose(self) -> None:
-        """Close what is open."""
-        ...
+    async def aclose(self) -> None: ...
 
 
 MAX_REPLY_BYTES = 256 * 1024 * 1024
-"""How large a reply may be, a stream in all; with the log-probabilities of many candidates, the longest have tens of
-millions of bytes."""
+"""The maximum size of a reply or a whole stream. With the log-probabilities of many candidates, the longest have tens
+of millions of bytes.
+"""
 
 
 class DirectTransport:
@@ -75,7 +74,7 @@ class DirectTransport:
             if response.status != 200:
                 content = await self._read(response)
                 raise self._refusal(response, _decoded(content), content)
-            stopped: dict[int, bool] = {}  # of each choice, whether it has a finish reason
+            stopped: dict[int, bool] = {}  # choice -> whether it has a finish reason
             done = False
             async with aclosing(self._events(response)) as events:
                 async for event, data in events:
@@ -117,7 +116,7 @@ class DirectTransport:
             raise self._error("invalid_reply", words)
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        """Return a reply's bytes, unpacked; one without end must not fill this machine's memory."""
+        """Return a reply's bytes, decompressed and limited in size."""
         content = bytearray()
         async for piece in response.content.iter_any():
             content += piece
@@ -130,7 +129,6 @@ class DirectTransport:
         return self._error("invalid_reply", f"it is larger than {MAX_REPLY_BYTES} bytes", retryable=False)
 
     async def aclose(self) -> None:
-        """Close the session."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -151,7 +149,7 @@ class DirectTransport:
             )
         options: dict[str, Any] = {}
         if streaming:
-            # A long reply is fine as long as it keeps coming.
+            # A long reply is allowed as long as data keeps arriving.
             options["timeout"] = aiohttp.ClientTimeout(
                 total=None, sock_connect=min(15.0, self._timeout_s), sock_read=self._timeout_s
             )
@@ -165,14 +163,14 @@ class DirectTransport:
         except asyncio.TimeoutError:
             raise self._error("timeout", f"no answer within {self._timeout_s:g} s") from None
         except (aiohttp.InvalidURL, aiohttp.ClientSSLError) as error:
-            # A query may hold a key.
+            # A query may contain a key.
             words = str(error).replace(self._url, self._url.partition("?")[0])
             raise self._error("connection", words, retryable=False) from None
         except (aiohttp.ClientError, OSError) as error:
             raise self._error("connection", connection_failure(error)) from None
 
     def _redirected(self, response: aiohttp.ClientResponse) -> ModelCallError:
-        """Following it would take the key and the conversation to wherever the reply says."""
+        """Refuse a redirect, which would send the key and the conversation to an address from the reply."""
         target = _host_of(response.headers.get("Location", ""))
         where = f" to {target}" if target else ""
         return self._error(
@@ -224,7 +222,7 @@ class DirectTransport:
 
 
 def _decoded(content: bytes) -> Any:
-    """The JSON in ``content``; None when it is none."""
+    """Decode the JSON in ``content``; None if it is invalid."""
     try:
         return loads(content)
     except ValueError:
@@ -232,7 +230,7 @@ def _decoded(content: bytes) -> Any:
 
 
 def _is_keep_alive(event: str, data: bytes, payload: Any) -> bool:
-    """Return whether an event is no part of the reply: it is empty, or has another name and no choices."""
+    """Tell whether an event is not part of the reply: it is empty, or has another name and no choices."""
     if event == "error":
         return False
     if not data.strip():
@@ -243,7 +241,7 @@ def _is_keep_alive(event: str, data: bytes, payload: Any) -> bool:
 
 
 def _host_of(location: str) -> str:
-    """Where a redirect leads, without a path or a query that may hold what is secret."""
+    """Return the host of a redirect, without a path or query, which may contain secrets."""
     try:
         parts = urlsplit(location)
         return f"{parts.scheme}://{parts.hostname}" if parts.hostname else ""

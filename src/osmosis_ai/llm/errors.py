@@ -1,7 +1,7 @@
-"""What can go wrong in a model call, in the provider's own words, and never with a key in it.
+"""Errors of model calls: the provider's message with every key redacted.
 
-Every failure is a :class:`ModelCallError` with one category a person understands. Whether trying
-again can help is decided here, once, for every transport.
+Every failure is a :class:`ModelCallError` with one category. Whether a retry can help is decided here, for every
+transport.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _CODES: dict[Category, ErrorCode] = {
 _TRANSIENT: frozenset[Category] = frozenset(
     {"rate_limit", "timeout", "connection", "server", "invalid_reply"}
 )
-# A 429 or 403 for want of money does not pass by waiting.
+# A 429 or 403 for lack of credit is not retried.
 _OUT_OF_CREDIT = re.compile(
     r"insufficient[_ ](quota|credits?|balance|funds)|exceeded your current quota|billing", re.I
 )
@@ -62,7 +62,7 @@ _CONTEXT_LENGTH = re.compile(
 _LONGEST_MESSAGE = 2_000
 _LONGEST_EXAMINED = 65_536
 _REDACTED = "[redacted]"
-# JSON escapes with them, and JSON inside JSON doubles them.
+# JSON escapes with backslashes, and JSON inside JSON doubles them.
 _BACKSLASHES = r"\\*(?:%5[Cc]\\*)*"
 _KEY_SHAPED = re.compile(
     r"(?i:(?<=bearer )|(?<=bearer\s))[\w.~+/=*-]{8,}"
@@ -72,7 +72,7 @@ _KEY_SHAPED = re.compile(
 
 
 class ModelCallError(OsmosisError):
-    """A call to a model that failed for good, or after all its tries."""
+    """A model call that failed permanently, or after all its attempts."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class ModelCallError(OsmosisError):
         body: Mapping[str, Any] | None = None,
         hint: str | None = None,
     ) -> None:
-        # Half of a surrogate pair cannot be printed.
+        # A lone surrogate cannot be printed.
         words = provider_message.strip().encode("utf-8", "replace").decode()
         where = f"`{model_path}`" + (f" (HTTP {status})" if status else "")
         summary = _SENTENCES[category] + (f": {words}" if words else "")
@@ -106,26 +106,26 @@ class ModelCallError(OsmosisError):
 
 
 def redact(text: str, *secrets: str | None) -> str:
-    """Return ``text`` without the given secrets and without anything shaped like a provider's key."""
+    """Return ``text`` without the given secrets and without anything that looks like a provider's key."""
     return _KEY_SHAPED.sub(_REDACTED, _without(text, secrets))
 
 
 def beginning(content: bytes, *secrets: str | None) -> str:
-    """Return the first few thousand characters of a reply on one line, redacted before they are cut."""
+    """Return the first few thousand characters of a reply on one line; redacted before they are cut."""
     text = _without(content[:_LONGEST_EXAMINED].decode("utf-8", "replace"), secrets)[:_LONGEST_MESSAGE]
     return redact(" ".join(text.split()))
 
 
 def _without(text: str, secrets: Iterable[str | None]) -> str:
     for secret in sorted((s for s in secrets if s), key=len, reverse=True):
-        # Backslashes may be anywhere, so those of the secret itself do not count.
+        # The pattern allows backslashes anywhere, so those of the secret itself are dropped.
         if characters := secret.replace("\\", ""):
             text = re.sub(_BACKSLASHES.join(map(_written, characters)), _REDACTED, text)
     return text
 
 
 def _written(character: str) -> str:
-    """Return a pattern of one character as text, JSON, URLs and HTML write it."""
+    """Return a pattern for one character as text, JSON, URLs and HTML write it."""
     number = ord(character)
     utf8 = "%".join(f"{byte:02x}" for byte in character.encode("utf-8", "surrogatepass"))
     units = re.findall("....", character.encode("utf-16-be", "surrogatepass").hex())
@@ -142,7 +142,7 @@ def error_from_reply(
     model_path: str,
     secrets: Sequence[str],
 ) -> ModelCallError:
-    """Turn a provider's refusal into an error."""
+    """Convert a provider's error reply."""
     error = {
         key: redact(value, *secrets) if isinstance(value, str) else value
         for key, value in _error_object(payload).items()
@@ -171,7 +171,7 @@ def error_from_reply(
 
 
 def is_about_context_length(words: str) -> bool:
-    """Tell whether a refusal means that the conversation is too long."""
+    """Tell whether an error means that the conversation is too long."""
     return _CONTEXT_LENGTH.search(words) is not None
 
 
@@ -184,7 +184,7 @@ def _category(status: int, words: str) -> Category:
         return "not_found"
     if status in (408, 504, 524):
         return "timeout"
-    # 409 is a lock that passes; 425 is "too early".
+    # 409 is a temporary lock; 425 is "too early".
     if status >= 500 or status in (409, 425):
         return "server"
     if status == 413 or is_about_context_length(words):
@@ -193,7 +193,7 @@ def _category(status: int, words: str) -> Category:
 
 
 def _error_object(payload: Any) -> dict[str, Any]:
-    """Find the error object among the shapes providers use."""
+    """Find the error object in the formats that providers use."""
     if isinstance(payload, list) and payload:
         payload = payload[0]
     if not isinstance(payload, dict):
@@ -205,7 +205,7 @@ def _error_object(payload: Any) -> dict[str, Any]:
 
 
 def provider_words(payload: Any) -> str:
-    """Return the provider's own sentence, wherever in its reply (JSON, text, bytes) it put it."""
+    """Return the provider's message from its reply (JSON, text, bytes)."""
     error = _error_object(payload)
     for source in (error, payload if isinstance(payload, dict) else {}):
         for key in ("message", "error", "detail"):
@@ -220,14 +220,14 @@ def provider_words(payload: Any) -> str:
 
 
 def _with_raw(message: str, error: Mapping[str, Any]) -> str:
-    """OpenRouter says "Provider returned error" and puts the real words in ``metadata.raw``."""
+    """Add ``metadata.raw``, in which OpenRouter puts the message behind "Provider returned error"."""
     metadata = error.get("metadata")
     raw = metadata.get("raw") if isinstance(metadata, dict) else None
     return f"{message}: {raw}" if isinstance(raw, str) and raw else message
 
 
 def _validation_line(entry: Any) -> str:
-    """One entry of a FastAPI 422: where and what."""
+    """Format an entry of a FastAPI 422: where and what."""
     if not isinstance(entry, dict):
         return str(entry)
     loc = entry.get("loc")

@@ -1,7 +1,7 @@
-"""Addresses that a `.env` set: a key from anywhere else is never sent there.
+"""Addresses from a `.env`, which must not receive keys from another source.
 
-The command line pairs each address with the keys of the same file. A key may still come later (an option, a
-variable that a rubric names), so the code that puts an address and a key together asks here.
+The command line pairs each address with the keys of the same file. A key may be added later (an option, a variable that
+a rubric names), so the code that combines an address and a key checks here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from osmosis_ai.errors import ConflictError
 
 @dataclass(frozen=True)
 class FileAddress:
-    """An address from a file, and the values of that file, which may be sent there."""
+    """An address from a file, and the keys of that file, which may be sent to it."""
 
     value: str
     own: frozenset[str] = field(repr=False)
@@ -26,13 +26,13 @@ _addresses: dict[str, FileAddress] = {}
 
 
 def set_file_addresses(addresses: Mapping[str, FileAddress]) -> None:
-    """Remember which variables of this process are addresses from a file."""
+    """Record which variables of this process are addresses from a file."""
     _addresses.clear()
     _addresses.update(addresses)
 
 
 def refuse_redirect(variables: Iterable[str], env: Mapping[str, str], key: str | None) -> None:
-    """Refuse to send ``key`` to an address from a file that does not hold the key."""
+    """Refuse to send ``key`` to an address from a file that does not contain the key."""
     for name in variables:
         address = _addresses.get(name)
         if address is not None and env.get(name) == address.value and key and key not in address.own:
@@ -40,7 +40,7 @@ def refuse_redirect(variables: Iterable[str], env: Mapping[str, str], key: str |
 
 
 def address_conflict(name: str, path: Path, key: str = "a key", *, elsewhere: bool = False) -> ConflictError:
-    """Return the error about an address that lacks its key, or whose key is set ``elsewhere`` too."""
+    """Return the error for an address whose file lacks its key, or whose key is also set ``elsewhere``."""
     return ConflictError(
         f"{name} in {path} is accepted only with {key} from the same file"
         + (f", and {key} is set outside that file." if elsewhere else "."),

@@ -1,4 +1,4 @@
-"""Why a model stopped: the finish reason of a reply, in OpenAI's words."""
+"""Finish reasons of replies, in OpenAI's terms."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ FLAGGED: tuple[FlaggedFinish, ...] = get_args(FlaggedFinish)
 """Finish reasons that are counted and warned about: the reply was truncated, filtered or refused."""
 
 FLAGGED_NAMES: dict[str, str] = {"length": "truncated", "content_filter": "filtered", "refusal": "refused"}
-"""The word in output for each of these finish reasons."""
+"""The word for each of these finish reasons in output."""
 
 _WORD = re.compile(r"[a-z][a-z_]{0,39}")
 _SAME = {"max_tokens": "length", "max_output_tokens": "length", "safety": "content_filter"}
 
 
 def canonical(stated: object) -> str | None:
-    """Return a provider's finish reason in OpenAI's words; None if it states none."""
+    """Return a provider's finish reason in OpenAI's terms; None if it has none."""
     if not isinstance(stated, str) or not stated:
         return None
     word = stated.lower()
@@ -44,5 +44,5 @@ class FinishReason:
 
     @property
     def value(self) -> str | None:
-        """The finish reason; None if the provider stated none."""
+        """The finish reason; None if the provider sent none."""
         return "refusal" if self._refused and not self._answered else self._stated

@@ -1,12 +1,11 @@
-"""How many calls run at once: found out by probing, shared by all who use one provider account.
+"""Adaptive limit of concurrent calls, shared by all clients of one provider account.
 
-The limit starts modestly and doubles with every round of answers until the provider first says
-"too many" or the user's ceiling is reached; from then on a refusal cuts it by a fifth and a full
-round of answers adds a twentieth (additive increase, multiplicative decrease; Jacobson 1988).
-Refusals of calls that were sent before a cut say nothing new and do not cut again. A provider
-that says how long to wait is believed by everyone: no call starts until then.
+The limit starts low and doubles with every round of answers until the provider first returns a rate-limit error or the
+user's ceiling is reached. From then on an error cuts it by a fifth and a full round of answers adds a twentieth
+(additive increase, multiplicative decrease; Jacobson 1988). Errors of calls that were sent before a cut do not cut
+again. If a provider says how long to wait, no call of any client starts until then.
 
-The arithmetic is :class:`AdaptiveLimit`; waiting and waking is :class:`Limiter`.
+:class:`AdaptiveLimit` computes the limit; :class:`Limiter` queues and wakes calls.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ GROWTH = 0.05
 
 
 class AdaptiveLimit:
-    """The number of calls that may run at once, between 1 and a ceiling."""
+    """The number of concurrent calls, between 1 and a ceiling."""
 
     def __init__(self, ceiling: int, *, start: int = START) -> None:
         if ceiling < 1:
@@ -37,26 +36,26 @@ class AdaptiveLimit:
 
     @property
     def value(self) -> int:
-        """The limit now."""
+        """The current limit."""
         return int(self._limit)
 
     @property
     def epoch(self) -> int:
-        """Changes with every cut; a call remembers the epoch it was sent in."""
+        """The number of cuts so far; a call remembers the epoch in which it was sent."""
         return self._cuts
 
     def raise_ceiling(self, ceiling: int) -> None:
-        """Let the limit grow up to ``ceiling``, when that is higher than now."""
+        """Raise the ceiling to ``ceiling`` if that is higher."""
         self._ceiling = max(self._ceiling, ceiling)
 
     def answered(self, *, saturated: bool) -> None:
-        """Note an answer; only a limit that was fully used is worth raising."""
+        """Record an answer; the limit grows only if it was fully used."""
         if saturated:
             step = 1.0 if self._probing else max(1.0, GROWTH * self._limit) / self._limit
             self._limit = min(float(self._ceiling), self._limit + step)
 
     def refused(self, epoch: int) -> None:
-        """Note a refusal for the rate of calls, of a call sent in ``epoch``."""
+        """Record a rate-limit error of a call sent in ``epoch``."""
         if epoch == self._cuts:
             self._cuts += 1
             self._probing = False
@@ -65,7 +64,7 @@ class AdaptiveLimit:
 
 @dataclass(slots=True)
 class Slot:
-    """Leave to run one call; tell it what the provider said before giving it back."""
+    """Permission to run one call; receives the provider's reaction before it is released."""
 
     epoch: int
     refused: bool = False
@@ -73,7 +72,7 @@ class Slot:
 
 
 class Limiter:
-    """Lets calls through in order of arrival, as many at once as the adaptive limit says."""
+    """Starts calls in order of arrival, up to the adaptive limit."""
 
     def __init__(self, ceiling: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = AdaptiveLimit(ceiling)
@@ -86,26 +85,26 @@ class Limiter:
 
     @property
     def limit(self) -> int:
-        """How many calls may run at once now."""
+        """The number of calls that may run now."""
         return self._limit.value
 
     @property
     def in_flight(self) -> int:
-        """How many run now."""
+        """The number of running calls."""
         return self._in_flight
 
     @property
     def waiting(self) -> int:
-        """How many wait for their turn."""
+        """The number of waiting calls."""
         return len(self._waiting)
 
     def raise_ceiling(self, ceiling: int) -> None:
-        """Let more calls run at once, when ``ceiling`` is higher than the one so far."""
+        """Raise the ceiling to ``ceiling`` if that is higher."""
         self._limit.raise_ceiling(ceiling)
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[Slot]:
-        """Wait for leave to run one call, and give it back afterwards."""
+        """Wait for a slot, and release it afterwards."""
         await self._acquire()
         slot = Slot(self._limit.epoch)
         try:
@@ -114,7 +113,7 @@ class Limiter:
             self._release(slot)
 
     def pause(self, seconds: float) -> None:
-        """Start no call for ``seconds``; a longer pause already agreed stays."""
+        """Start no call for ``seconds``; a longer pause remains in effect."""
         self._paused_until = max(self._paused_until, self._clock() + seconds)
 
     async def _acquire(self) -> None:
@@ -128,7 +127,7 @@ class Limiter:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                # The turn came together with the cancellation: hand it on.
+                # The slot was assigned at the moment of the cancellation, so pass it on.
                 self._in_flight -= 1
             elif turn in self._waiting:
                 self._waiting.remove(turn)
@@ -150,7 +149,7 @@ class Limiter:
         return self._in_flight < self._limit.value and self._clock() >= self._paused_until
 
     def _wake(self) -> None:
-        """Let in whoever may run; while paused, come back when the pause is over."""
+        """Start waiting calls up to the limit; during a pause, schedule this for its end."""
         while self._waiting and self._open():
             turn = self._waiting.popleft()
             if not turn.done():

@@ -1,8 +1,8 @@
-"""Every provider that does not speak OpenAI's protocol, through LiteLLM.
+"""Calls of providers that do not speak OpenAI's protocol, through LiteLLM.
 
-LiteLLM takes seconds to import, so that happens in a thread at the first call. It only
-translates here: retries, limits and prices are ours. What the caller sends can choose how a model
-samples, never where a request goes or with which key: LiteLLM's own options are not passed on.
+Importing LiteLLM takes seconds, so this happens in a thread at the first call. LiteLLM only translates: retries, limits
+and prices are ours. Callers can set sampling parameters, but never a request's destination or key, so LiteLLM's own
+options are not passed on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from osmosis_ai.retry_after import retry_after_s
 
 logger = logging.getLogger(__name__)
 
-# LiteLLM lists these among OpenAI's parameters, but they say where a request goes.
+# LiteLLM lists these among OpenAI's parameters, but they determine where a request goes.
 _ROUTING = frozenset(
     {
         "api_base",
@@ -50,7 +50,7 @@ _ROUTING = frozenset(
 )
 _ROUTING_PREFIXES = ("aws_", "azure_", "litellm_", "s3_", "vertex_", "watsonx_")
 
-# LiteLLM's exception classes by name, the more specific first (several are subclasses of others).
+# LiteLLM's exception classes by name, the more specific ones first (several are subclasses of others).
 _CATEGORIES: dict[str, Category] = {
     "ContextWindowExceededError": "context_length",
     "AuthenticationError": "auth",
@@ -71,9 +71,10 @@ _CATEGORIES: dict[str, Category] = {
     "APIResponseValidationError": "invalid_reply",
     "APIConnectionError": "connection",
 }
-# "litellm.NotFoundError: NotFoundError: AnthropicException - " comes before the provider's words.
+# LiteLLM prefixes the provider's message with, for example, "litellm.NotFoundError: NotFoundError: AnthropicException -
+# ".
 _WRAPPING = re.compile(r"^(?:(?:litellm\.)?\w+(?:Error|Exception|Timeout): )*(?:\w+(?:Exception|Error) - )?")
-# What LiteLLM raises about a reply with HTTP 200 that it cannot read.
+# LiteLLM's messages about a reply with HTTP 200 that it cannot read.
 _NOT_A_COMPLETION = re.compile(
     r"Invalid response object .*'response_object': (?P<reply>.*?), 'model_response_object'"
     r"|Empty or invalid response|provider returned (?:a response with no )?'choices'|Expecting value: line"
@@ -120,13 +121,13 @@ class LiteLLMTransport:
                 yield payload
         except ModelCallError:
             raise
-        except Exception as error:  # providers' own exceptions come through, of any class
+        except Exception as error:  # providers' own exceptions may be of any class
             raise self._translated(error) from None
         finally:
             await chunks.aclose()
 
     async def aclose(self) -> None:
-        """Close LiteLLM's connections when nobody else in this process uses them."""
+        """Close LiteLLM's connections if no other client in this process uses them."""
         global _open_transports
         if self._litellm is None:
             return
@@ -134,7 +135,7 @@ class LiteLLMTransport:
         _open_transports -= 1
         if _open_transports == 0:
             await litellm.close_litellm_async_clients()
-            # What it closed it would otherwise hand out again.
+            # Otherwise LiteLLM would reuse closed connections.
             litellm.in_memory_llm_clients_cache.flush_cache()
 
     async def _call(self, body: Mapping[str, Any]) -> Any:
@@ -153,7 +154,7 @@ class LiteLLMTransport:
                 max_retries=0,
                 drop_params=True,
             )
-        except Exception as error:  # providers' own exceptions come through, of any class
+        except Exception as error:  # providers' own exceptions may be of any class
             raise self._translated(error) from None
 
     async def _loaded(self) -> Any:
@@ -165,7 +166,7 @@ class LiteLLMTransport:
         return self._litellm
 
     def _passes(self, name: str) -> bool:
-        """Tell whether a field of the request is passed on; say once when one is not."""
+        """Tell whether a field of the request is passed on; log once per field if not."""
         passes = self._passed_on.get(name)
         if passes is None:
             passes = self._passed_on[name] = name == "model" or _is_sampling(self._litellm, name)
@@ -176,7 +177,7 @@ class LiteLLMTransport:
         return passes
 
     def _is_supported(self, name: str) -> bool:
-        """Whether LiteLLM knows how to say this OpenAI parameter to the provider."""
+        """Tell whether LiteLLM can translate this OpenAI parameter for the provider."""
         openai_names = set(self._litellm.OPENAI_CHAT_COMPLETION_PARAMS) - {"stream", "stream_options", "seed"}
         if name not in openai_names:
             return True
@@ -186,7 +187,7 @@ class LiteLLMTransport:
         return supported is None or name in supported
 
     def _translated(self, error: Exception) -> ModelCallError:
-        """Turn LiteLLM's exception into ours."""
+        """Convert LiteLLM's exception to ours."""
         names = [cls.__name__ for cls in type(error).__mro__]
         category: Category = next((_CATEGORIES[name] for name in names if name in _CATEGORIES), "server")
         status = getattr(error, "status_code", None)
@@ -194,7 +195,7 @@ class LiteLLMTransport:
         retryable: bool | None = None
         most = 2_000
         if names[0] == "APIConnectionError" and not _is_network_trouble(error):
-            # LiteLLM wraps its own errors in a connection error: a missing package, or a KeyError in a reply.
+            # LiteLLM reports its own errors, such as a missing package or a KeyError in a reply, as connection errors.
             category, retryable = "invalid_reply", "No module named" not in words
             words = words.partition("\nTraceback")[0]
         elif category == "bad_request" and is_about_context_length(words):
@@ -222,14 +223,14 @@ class LiteLLMTransport:
 
 
 def import_litellm() -> Any:
-    """Import LiteLLM quietly and without its calls home."""
-    # Read at import: otherwise it fetches its price table from the network.
+    """Import LiteLLM without warnings and without network requests."""
+    # Read at import: otherwise LiteLLM downloads its price table.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     import litellm
 
-    # A remark of pydantic's about LiteLLM's types, of no use to whoever runs an evaluation.
+    # A warning of pydantic about LiteLLM's types, which users cannot act on.
     warnings.filterwarnings("ignore", message=r"Item '.*' on TypedDict class", category=UserWarning)
-    # Another one, about replies that are not completions; those are reported as failures.
+    # A warning about replies that are not completions; these are reported as failures.
     warnings.filterwarnings("ignore", message="Pydantic serializer warnings", category=UserWarning)
     litellm.suppress_debug_info = True
     litellm.telemetry = False
@@ -239,7 +240,7 @@ def import_litellm() -> Any:
 
 
 def _provider_words(message: str) -> str:
-    """Take LiteLLM's wrapping off what the provider said."""
+    """Remove LiteLLM's prefixes from the provider's message."""
     inner = _WRAPPING.sub("", message, count=1).strip()
     try:
         return provider_words(json.loads(inner))
@@ -248,13 +249,13 @@ def _provider_words(message: str) -> str:
 
 
 def _has_finished(chunks: Any) -> bool:
-    """Return whether the provider said why it stopped; LiteLLM ends a broken stream with a "stop" of its own."""
+    """Tell whether the provider sent a finish reason; LiteLLM ends a broken stream with its own "stop"."""
     names = ("received_finish_reason", "intermittent_finish_reason", "received_any_finish_reason")
     return any(getattr(chunks, name, True) for name in names)
 
 
 def _has_usage(chunks: Any) -> bool:
-    """Return whether the provider counted the tokens; LiteLLM otherwise estimates them with a tokenizer of its own."""
+    """Tell whether the provider counted the tokens; otherwise LiteLLM estimates them with its own tokenizer."""
     received = getattr(chunks, "chunks", None)
     return received is None or any(getattr(chunk, "usage", None) for chunk in received)
 
@@ -266,7 +267,7 @@ def _is_sampling(litellm: Any, name: str) -> bool:
 
 
 def _is_network_trouble(error: BaseException) -> bool:
-    """Whether a connection error of LiteLLM's really came from the network."""
+    """Tell whether a connection error of LiteLLM has a network cause."""
     import aiohttp
     import httpx
 

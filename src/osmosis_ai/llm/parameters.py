@@ -1,9 +1,8 @@
-"""Which parameters an endpoint takes, learnt from its refusals.
+"""Learn from an endpoint's errors which parameters it accepts.
 
-What *we* added to a request (a seed, the wish for a usage chunk) is left out where the endpoint
-refuses it; what the caller asked for is never dropped, at most sent under the endpoint's own name.
-A lesson counts only after the corrected request succeeded, so a refusal for another reason
-teaches nothing.
+Parameters that we added (a seed, the usage chunk) are dropped if the endpoint rejects them. The caller's parameters are
+never dropped, at most renamed to the endpoint's name. A correction is remembered only if the corrected request
+succeeds, so an error with another cause has no effect.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ _NEWER_NAMES = {"max_tokens": "max_completion_tokens"}
 
 
 class ParameterFit:
-    """Shapes requests for one endpoint.
+    """Adapts requests to one endpoint.
 
     Args:
-        renames: names known beforehand: ours -> the endpoint's.
+        renames: known renames: our name -> the endpoint's name.
     """
 
     def __init__(self, renames: Mapping[str, str]) -> None:
@@ -30,27 +29,27 @@ class ParameterFit:
 
     @property
     def refused(self) -> tuple[str, ...]:
-        """Names of the parameters the endpoint does not take."""
+        """The parameters that the endpoint does not accept."""
         return tuple(sorted(self._refused))
 
     def request(self, body: Mapping[str, Any], *, optional: Iterable[str]) -> FittedRequest:
-        """Shape one request; ``optional`` names what the caller did not ask for."""
+        """Adapt one request; ``optional`` names the parameters that the caller did not set."""
         return FittedRequest(self, body, frozenset(optional))
 
     def learn(self, refused: Iterable[str], renames: Mapping[str, str]) -> None:
-        """Remember what a successful correction showed."""
+        """Remember a successful correction."""
         self._refused.update(refused)
         self._renames.update(renames)
 
     def apply(self, body: Mapping[str, Any], optional: frozenset[str]) -> dict[str, Any]:
-        """Return ``body`` as the endpoint is known to take it."""
+        """Return ``body`` with the known corrections."""
         renames = self._renames
         dropped = self._refused & optional if self._refused else ()
         return {renames.get(name, name): value for name, value in body.items() if name not in dropped}
 
 
 class FittedRequest:
-    """One request, corrected as the endpoint refuses parts of it."""
+    """A request that is corrected when the endpoint rejects a parameter."""
 
     def __init__(self, fit: ParameterFit, body: Mapping[str, Any], optional: frozenset[str]) -> None:
         self._fit = fit
@@ -60,7 +59,7 @@ class FittedRequest:
         self._renamed: dict[str, str] = {}
 
     def correct(self, error: ModelCallError) -> bool:
-        """Change the request in answer to a refusal; False when there is nothing to change."""
+        """Correct the request after an error; False if no correction applies."""
         if error.status not in (400, 422):
             return False
         blamed = (error.body or {}).get("param")
@@ -77,7 +76,7 @@ class FittedRequest:
         return False
 
     def succeeded(self) -> None:
-        """Let the endpoint's other requests profit from the corrections."""
+        """Apply the corrections to the endpoint's other requests."""
         if self._dropped or self._renamed:
             self._fit.learn(self._dropped, self._renamed)
 

@@ -1,7 +1,7 @@
-"""What a call costs, as far as anyone here knows: a price that is not known is None, never zero.
+"""Prices of model calls; an unknown price is None, never zero.
 
-Prices come from the table that LiteLLM carries, read as a file: importing LiteLLM takes seconds.
-A table ages; a provider that states the cost in its reply (OpenRouter) is believed instead.
+Prices come from LiteLLM's table, which is read as a file because importing LiteLLM takes seconds. The table may be out
+of date, so a cost in the provider's reply (OpenRouter) takes precedence.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Price:
     above: tuple[tuple[int, Price], ...] = ()
 
     def cost(self, usage: TokenUsage) -> float:
-        """Return what a call with this usage costs, in USD."""
+        """Return the cost of a call with this usage, in USD."""
         for limit, price in self.above:
             if usage.prompt_tokens > limit:
                 return price.cost(usage)
@@ -52,7 +52,7 @@ FREE = Price(0.0, 0.0)
 
 
 def price_of(endpoint: ModelEndpoint) -> Price | None:
-    """Return the price of a model: nothing for one's own servers, None where it is not known."""
+    """Return the price of a model: zero for the user's own servers, None if unknown."""
     if endpoint.provider == "osmosis":
         return FREE
     known = OPENAI_COMPATIBLE.get(endpoint.provider)
@@ -70,7 +70,7 @@ def price_of(endpoint: ModelEndpoint) -> Price | None:
 
 
 def table_entry(endpoint: ModelEndpoint) -> Mapping[str, Any] | None:
-    """Return what LiteLLM's table says about a model; None when it is not in it."""
+    """Return the entry of a model in LiteLLM's table, or None."""
     table = _table()
     for name in (f"{endpoint.provider}/{endpoint.model}", endpoint.model_path, endpoint.model):
         entry = table.get(name)
@@ -81,7 +81,7 @@ def table_entry(endpoint: ModelEndpoint) -> Mapping[str, Any] | None:
 
 @lru_cache(maxsize=1)
 def _table() -> Mapping[str, Mapping[str, Any]]:
-    """LiteLLM's price table: about 3 MB of JSON, 11 ms, once."""
+    """Return LiteLLM's price table: about 3 MB of JSON, read once in 11 ms."""
     import orjson
 
     folder = litellm_folder()

@@ -1,8 +1,8 @@
-"""From a model's name to who serves it: the address, the key, and how to talk to it.
+"""Resolve a model's name to its provider, address, key and protocol.
 
-Providers that speak OpenAI's protocol are called directly; the table says where, and which
-variables hold the key and another address, by the names LiteLLM gives them. Every other provider
-goes through LiteLLM. A key lives in :attr:`ModelEndpoint.api_key` alone and is never printed.
+Providers that speak OpenAI's protocol are called directly; the table has their addresses and the variables of their
+keys and addresses, by LiteLLM's names. Every other provider is called through LiteLLM. Only
+:attr:`ModelEndpoint.api_key` contains a key, and it is never printed.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ OPENAI_COMPATIBLE: dict[str, Provider] = {
     "litellm_proxy": Provider(None, ("LITELLM_PROXY_API_KEY",), ("LITELLM_PROXY_API_BASE",)),
 }
 
-# Providers LiteLLM calls for us and whose key is one variable; the rest find their credentials
-# themselves (AWS profiles, application default credentials ...), and the preflight tells.
+# Providers called through LiteLLM whose key is one variable. The others find their credentials themselves (AWS
+# profiles, application default credentials ...), so only the preflight detects missing ones.
 LITELLM_KEYS: dict[str, tuple[str, ...]] = {
     "anthropic": ("ANTHROPIC_API_KEY",),
     "gemini": ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
@@ -135,7 +135,7 @@ _LITELLM_BASES = {
     "azure_ai": "AZURE_AI_API_BASE",
     "anthropic": "ANTHROPIC_API_BASE",
 }
-# LiteLLM looks up the credentials of clouds, and where they go, by itself.
+# LiteLLM looks up these clouds' credentials and addresses itself.
 _CLOUD_CREDENTIALS = frozenset(
     {
         *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_BEARER_TOKEN_BEDROCK"),
@@ -149,7 +149,7 @@ CLOUD_SETTINGS = frozenset(
         *("AZURE_API_VERSION", "AZURE_TENANT_ID", "AZURE_CLIENT_ID"),
     }
 )
-"""Parts of an address at the cloud's own host."""
+"""Settings that are part of an address at the cloud's own host."""
 _KEYLESS_BY_OTHER_MEANS = frozenset({"azure"})  # Entra ID tokens
 _LITELLM_MACHINERY = frozenset(
     {"__pycache__", "base_llm", "custom_httpx", "deprecated_providers", "pass_through"}
@@ -172,7 +172,7 @@ _SECRET_NAME = re.compile(r"(?:key|token|secret|password|(?<![a-z])(?:sig|auth|c
 
 @dataclass(frozen=True)
 class ModelEndpoint:
-    """Who serves a model and how it is called."""
+    """A model's provider and how to call it."""
 
     model_path: str
     provider: str
@@ -183,7 +183,7 @@ class ModelEndpoint:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What no message may show: the key, and the values in the address's query that are keys by their names."""
+        """The values to redact: the key, and values in the address's query whose names mark them as keys."""
         pairs = [pair.partition("=") for pair in urlsplit(self.base_url or "").query.split("&")]
         raw = [
             value for name, _, value in pairs if _SECRET_NAME.search(unquote_plus(name)) and len(value) >= 6
@@ -192,13 +192,13 @@ class ModelEndpoint:
 
     @property
     def limiter_key(self) -> str:
-        """What shares one rate limit: the provider's address and account."""
+        """Identifies a rate limit: the provider's address and account."""
         account = hashlib.sha256((self.api_key or "").encode()).hexdigest()[:12]
         return f"{self.provider}|{self.base_url or ''}|{account}"
 
     @property
     def renames(self) -> Mapping[str, str]:
-        """Parameters the provider knows under another name."""
+        """Parameters that the provider knows under another name."""
         known = OPENAI_COMPATIBLE.get(self.provider)
         return known.renames if known and self.transport == "openai" else {}
 
@@ -209,7 +209,7 @@ def resolve_model(
     *,
     served: Mapping[str, tuple[str, str | None]] | None = None,
 ) -> ModelEndpoint:
-    """Find who serves ``model_path``."""
+    """Find the provider of ``model_path``."""
     path = model_path.strip()
     if served and path in served:
         base_url, api_key = served[path]
@@ -222,7 +222,7 @@ def resolve_model(
 
 
 def split_model_path(path: str, *, served: Mapping[str, object] | None = None) -> tuple[str, str]:
-    """Take provider and model apart; a name without a provider must be a well-known one."""
+    """Split a model's name into provider and model; without a provider, it must be a well-known name."""
     served = served or {}
     provider, slash, model = path.partition("/")
     if not slash:
@@ -243,34 +243,34 @@ def is_provider(name: str) -> bool:
 
 
 def key_variables(provider: str) -> tuple[str, ...]:
-    """The variables that may hold the provider's key, the usual one first; none when it needs no single key."""
+    """Return the variables that may contain the provider's key, the usual one first; empty if it needs no single key."""
     known = OPENAI_COMPATIBLE.get(provider)
     return known.keys if known else LITELLM_KEYS.get(provider, ())
 
 
 def credential_variables() -> frozenset[str]:
-    """Every variable that holds a provider's credential."""
+    """Return every variable that contains a provider's credential."""
     compatible = (name for provider in OPENAI_COMPATIBLE.values() for name in provider.keys)
     through_litellm = (name for names in LITELLM_KEYS.values() for name in names)
     return frozenset({*compatible, *through_litellm, *_CLOUD_CREDENTIALS})
 
 
 def address_variables() -> dict[str, tuple[str, ...]]:
-    """Every variable that says where a provider is, with those that hold the credentials sent there."""
+    """Return every variable with a provider's address, and the variables with the credentials sent there."""
     found = {base: provider.keys for provider in OPENAI_COMPATIBLE.values() for base in provider.bases}
     found |= {base: LITELLM_KEYS.get(name, ()) for name, base in _LITELLM_BASES.items()}
     return found | {base: (*found[base], *_AZURE_KEYS) for base in ("AZURE_API_BASE", "AZURE_AI_API_BASE")}
 
 
 def keyless_address_variables() -> frozenset[str]:
-    """The address variables of providers that take no key."""
+    """Return the address variables of providers that need no key."""
     return frozenset(
         base for provider in OPENAI_COMPATIBLE.values() if not provider.needs_key for base in provider.bases
     )
 
 
 def address_variables_of(provider: str) -> tuple[str, ...]:
-    """The variables that may say where one provider is."""
+    """Return the address variables of one provider."""
     known = OPENAI_COMPATIBLE.get(provider)
     if known is not None:
         return known.bases
@@ -279,7 +279,7 @@ def address_variables_of(provider: str) -> tuple[str, ...]:
 
 
 def compatible_base_url(name: str, env: Mapping[str, str]) -> str | None:
-    """Where a provider that speaks OpenAI's protocol is: what its variable says, else its own address."""
+    """Return the address of a provider that speaks OpenAI's protocol: its variable's, otherwise its default."""
     provider = OPENAI_COMPATIBLE[name]
     given = _first(env, provider.bases)
     return _base_url(given, provider) if given else provider.base_url
@@ -294,7 +294,7 @@ def _resolve_compatible(path: str, name: str, model: str, env: Mapping[str, str]
             hint=f"export {provider.bases[0]}=http://localhost:8000/v1",
         )
     key = _first(env, provider.keys)
-    # A server of one's own behind the provider's protocol rarely wants a key; the preflight tells.
+    # The user's own server with the provider's protocol rarely requires a key; the preflight checks.
     if key is None and provider.needs_key and base_url == provider.base_url:
         raise _missing_key(path, provider.keys)
     if provider.model_prefix and "/" not in model:
@@ -327,7 +327,7 @@ def _base_url(value: str, provider: Provider) -> str:
 
 
 def _first(env: Mapping[str, str], names: tuple[str, ...]) -> str | None:
-    """The first of ``names`` that is set to something."""
+    """Return the value of the first of ``names`` that is set and not empty."""
     return next((value for name in names if (value := env.get(name, "").strip())), None)
 
 
@@ -343,7 +343,7 @@ def _unknown_name(path: str, served: Mapping[str, object]) -> OsmosisError:
     provider, slash, model = path.partition("/")
     if provider == "osmosis" and slash:
         if not served:
-            return OsmosisError(f"a built-in model such as `{path}` can not be called here.")
+            return OsmosisError(f"a built-in model such as `{path}` cannot be called here.")
         known = ", ".join(f"`{name}`" for name in served)
         return OsmosisError(f"there is no built-in model `{path}`; built in: {known}.")
     candidates = sorted({*OPENAI_COMPATIBLE, *_litellm_providers()})
@@ -363,7 +363,7 @@ def _unknown_name(path: str, served: Mapping[str, object]) -> OsmosisError:
 
 @lru_cache(maxsize=1)
 def _litellm_providers() -> frozenset[str]:
-    """The providers LiteLLM can chat with, read from its files so that it need not be imported."""
+    """Return LiteLLM's chat providers, read from its files because importing it is slow."""
     folder = litellm_folder()
     if folder is None:
         return frozenset(LITELLM_KEYS)
@@ -377,7 +377,7 @@ def _litellm_providers() -> frozenset[str]:
 
 
 def litellm_folder() -> Path | None:
-    """Where LiteLLM is installed, found without importing it."""
+    """Return the folder of LiteLLM without importing it."""
     from importlib.util import find_spec
 
     spec = find_spec("litellm")

@@ -1,6 +1,6 @@
 """Checks of replies with HTTP 200 from a model provider: a chat completion, a reported failure, or neither.
 
-Tool calls are completed here too: agents parse arguments as JSON and send the id back, so both must be there.
+Tool calls are also completed here: agents parse arguments as JSON and send the id back, so both must exist.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Part = Literal["message", "delta"]
 _FAILED = frozenset(
     {"error", "failed", "server_error", "abort", "network_error", "insufficient_system_resource"}
 )
-# One of these is in every message; proxies leave out what is null.
+# Every message has one of these; proxies omit null values.
 _MESSAGE_KEYS = frozenset(
     {
         *("role", "content", "tool_calls", "function_call", "refusal", "audio"),
@@ -167,7 +167,7 @@ class ToolCalls:
             ]
             if call.get("id") and continued:
                 position = continued[-1]
-                # Clients append what is repeated.
+                # Clients append repeated values.
                 del call["id"]
                 if function is not None:
                     function.pop("name", None)
@@ -206,7 +206,7 @@ def _is_blank(arguments: str) -> bool:
 
 
 def _said(choice: dict[str, Any]) -> Any:
-    """Return what a choice of a chunk says; a server that does not stream sends one chunk with a whole message."""
+    """Return the message or delta of a choice; a server that does not stream sends one chunk with a whole message."""
     delta, message = choice.get("delta"), choice.get("message")
     return message if delta is None or (delta == {} and isinstance(message, dict)) else delta
 
@@ -225,7 +225,7 @@ def _is_said(said: Any, part: Part) -> bool:
 def _is_error(error: Any, *, beside_choices: bool) -> bool:
     if not isinstance(error, dict):
         return bool(error)
-    # Some servers send the object with every reply, with empty fields or with code 0 for success.
+    # Some servers send the object with every reply, with empty fields or code 0 for success.
     code = error.get("code")
     success = beside_choices and (code == "0" or (type(code) is int and code == 0))
     return any(error.values()) and not success

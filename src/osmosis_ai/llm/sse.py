@@ -1,7 +1,7 @@
-"""Server-sent events as model servers send them: only ``event`` and ``data`` matter.
+"""Parse server-sent events from model servers; only ``event`` and ``data`` matter.
 
-Reads bytes in whatever pieces they arrive, with no limit on the length of a line: a chunk with
-logprobs or token ids can be long. WHATWG HTML, section 9.2.6.
+Accepts bytes in pieces of any size and lines of any length, because a chunk with logprobs or token ids can be long.
+WHATWG HTML, section 9.2.6.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 
 class EventParser:
-    """Turns the bytes of an event stream into (event name, data) pairs."""
+    """Parses the bytes of an event stream into (event name, data) pairs."""
 
     def __init__(self) -> None:
         self._rest = bytearray()  # of a line, which can have megabytes: appending must not copy it
@@ -31,7 +31,7 @@ class EventParser:
                 yield event
 
     def end(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the last event of a stream that ended without its blank line."""
+        """Yield the last event of a stream that ended without a blank line."""
         yield from self.feed(b"\n\n")
 
     def _line(self, line: bytes) -> tuple[str, bytes] | None:

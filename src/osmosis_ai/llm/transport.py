@@ -1,9 +1,8 @@
-"""One way to open an HTTP session for fan-out: nothing ever waits inside the connection pool.
+"""Open HTTP sessions for many concurrent requests, without a limit in the connection pool.
 
-Whoever sends many requests decides beforehand how many run at once (``llm.limiter``, a
-semaphore); the pool itself is unlimited, because queueing inside a client's pool costs more per
-request the more are waiting. Every session has timeouts, and none reads proxies or passwords
-from the environment behind the caller's back.
+Callers limit the number of concurrent requests themselves (``llm.limiter``, a semaphore): the more requests wait in a
+client's pool, the more each one costs. Every session has timeouts, and none reads proxies or passwords from the
+environment implicitly.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 USER_AGENT = f"osmosis/{__version__}"
 CONNECT_TIMEOUT_S = 15.0
 ONLY_ADDRESS_ENV = "_OSMOSIS_ONLY_ADDRESS"
-"""The host and port of the run's model, in a process that reaches nothing else: a rollout without a network."""
-# uvicorn closes an idle connection after 5 s; reusing one at that very moment fails the request.
+"""The host and port of the run's model, for a rollout without a network, which can reach only this address."""
+# uvicorn closes idle connections after 5 s; a request at that moment would fail.
 KEEP_ALIVE_S = 4.0
 
 
@@ -37,7 +36,7 @@ def open_session(
     proxy: str | None = None,
     resolver: AbstractResolver | None = None,
 ) -> aiohttp.ClientSession:
-    """Open a session for many requests at once; call it inside a running event loop and close it."""
+    """Open a session for many concurrent requests inside a running event loop; the caller closes it."""
     import aiohttp
 
     return aiohttp.ClientSession(
@@ -52,7 +51,7 @@ def open_session(
 
 
 def connection_failure(error: Exception) -> str:
-    """Say in plain words why a server could not be reached; aiohttp's own words are for its authors."""
+    """Return in plain words why a server could not be reached; aiohttp's messages are for developers."""
     import aiohttp
 
     if not isinstance(error, aiohttp.ClientConnectorError):
@@ -60,13 +59,13 @@ def connection_failure(error: Exception) -> str:
     where, cause = f"{error.host}:{error.port}", error.os_error
     if isinstance(cause, socket.gaierror):
         return f"the host `{error.host}` was not found ({cause.strerror})"
-    # asyncio puts its own sentence where the system's should be.
+    # asyncio replaces the system's message with its own.
     reason = os.strerror(cause.errno) if cause.errno else str(cause)
     return f"cannot connect to {where} ({reason[:1].lower()}{reason[1:]})"
 
 
 def environment_proxy(url: str) -> str | None:
-    """Return the proxy the environment names for ``url`` (``HTTPS_PROXY``, ``NO_PROXY`` ...), if any."""
+    """Return the proxy that the environment sets for ``url`` (``HTTPS_PROXY``, ``NO_PROXY`` ...), or None."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if is_loopback(host) or urllib.request.proxy_bypass(host):
@@ -75,18 +74,18 @@ def environment_proxy(url: str) -> str | None:
 
 
 def join_url(base: str, path: str) -> str:
-    """Return ``base`` with ``path`` after its own path; the query stays at the end."""
+    """Append ``path`` to the path of ``base``; the query stays at the end."""
     parts = urlsplit(base)
     return urlunsplit(parts._replace(path=parts.path.rstrip("/") + path, fragment=""))
 
 
 def openai_base_url(address: str, path: str = "") -> str:
-    """Return the base URL in an address that may end in ``/chat/completions`` or lack its ``path``; the query is kept."""
+    """Return the base URL of an address: without ``/chat/completions``, with ``path`` if missing; the query is kept."""
     parts = urlsplit(address.strip())
     base = parts.path.rstrip("/").removesuffix("/chat/completions").rstrip("/")
     return urlunsplit(parts._replace(path=base if base.endswith(path) else base + path, fragment=""))
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether ``host`` names this machine."""
+    """Tell whether ``host`` is this machine."""
     return host == "localhost" or host.endswith(".localhost") or host.startswith("127.") or host == "::1"

@@ -1,7 +1,7 @@
-"""JSON as models and agents write it: fast for what is valid, lenient for what Python lets through.
+"""Read and write JSON of models and agents: orjson, with the standard library as a lenient fallback.
 
-A model can produce half of a surrogate pair, and Python's writers pass it on as ``\\ud83d``; orjson
-refuses it both ways. Such a reply is rare and must not be lost: the standard library takes over.
+A model can produce a lone surrogate, which Python writes as ``\\ud83d`` and orjson rejects in both directions. Such a
+reply is rare and must not be lost.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import orjson
 
 
 def loads(content: bytes) -> Any:
-    """Read JSON."""
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:
@@ -24,7 +23,6 @@ def loads(content: bytes) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """Write compact JSON."""
     try:
         return orjson.dumps(value)
     except TypeError:

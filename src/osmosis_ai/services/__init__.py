@@ -1,1 +1,1 @@
-"""What a command does, one module per sub-app: plain values in, dataclasses out, no terminal."""
+"""The logic of commands, one module per sub-app: plain values in, dataclasses out, no terminal."""

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from osmosis_ai.rollout.loop.validation import ValidationResult
 
 TRIAL_MODEL = "osmosis/tiny"
-"""The model of ours that a trial asks: it needs no key and no network."""
+"""The built-in model of a self-test: it needs no key and no network."""
 
 TRIAL_TIMEOUT_S = 120.0
-"""How long a trial may take, in seconds."""
+"""Time limit of a self-test, in seconds."""
 
 DEFAULT_TIMEOUT_S = 600.0
 _TRIAL_TOKENS = 32
@@ -42,13 +42,12 @@ _INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True)
 class TrialRun:
-    """One rollout of an agent, of one turn.
+    """One single-turn attempt by an agent.
 
     Attributes:
-        model: was asked.
-        model_calls: how often.
+        model: the model that was called.
+        model_calls: the number of calls.
         finish_reason: why the agent ended.
-        duration_ms: how long it took, in milliseconds.
     """
 
     model: str
@@ -59,7 +58,7 @@ class TrialRun:
 
 @dataclass(frozen=True)
 class ValidatedAgent:
-    """An agent loop that is valid: its name, how many tools it has, what is suspicious, and how its trial went."""
+    """A valid agent loop: its name, the number of its tools, warnings, and the result of its self-test."""
 
     name: str
     tool_count: int
@@ -75,7 +74,7 @@ def validate(module: str, *, run: bool) -> ValidatedAgent:
         run: also run it once, for a single turn on :data:`TRIAL_MODEL`.
 
     Raises:
-        OsmosisError: when it cannot be loaded, is not valid, or its run fails; ``details`` has what is wrong.
+        OsmosisError: the agent cannot be loaded, is invalid, or its run fails; ``details`` lists the problems.
     """
     from osmosis_ai.rollout.loop.loading import load_agent_loop
     from osmosis_ai.rollout.loop.validation import validate_agent_loop
@@ -138,7 +137,7 @@ def _problem(found: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class AgentTestRequest:
-    """What the user asked for.
+    """The options of a test.
 
     Attributes:
         module: the agent, as ``module:attribute``.
@@ -146,9 +145,9 @@ class AgentTestRequest:
         model: as ``--model`` takes it.
         limit, offset: which rows.
         output: the results file, if any.
-        timeout_s: how long the agent may take for a row, in seconds.
-        probe: ask the model once before the first row.
-        row: the row that an interactive session begins with.
+        timeout_s: time limit of the agent for a row, in seconds.
+        probe: send the model one request before the first row.
+        row: the first row of an interactive session.
     """
 
     module: str
@@ -171,7 +170,6 @@ class AgentTestRequest:
 
     @property
     def completion_params(self) -> dict[str, Any]:
-        """The sampling parameters of every request."""
         return inputs.build_completion_params(self.temperature, self.max_tokens)
 
 
@@ -190,11 +188,11 @@ class PreparedAgentTest:
         return enumerate(self.reader.iter_rows(request.limit, request.offset), start=request.offset)
 
     def row_at(self, index: int) -> LoopRow:
-        """Return the row of an index in the file."""
+        """Return the row at an index in the file."""
         return next(self.reader.iter_rows(1, index))
 
     def open_model(self) -> AbstractAsyncContextManager[ModelClient]:
-        """Return what opens the model, probed where that is asked for."""
+        """Return a context manager that opens the model, with a probe if requested."""
         from osmosis_ai.evaluation.agent_loop.llm_client import open_model
 
         request = self.request
@@ -208,28 +206,28 @@ class PreparedAgentTest:
 
 
 class AgentTestHooks(Protocol):
-    """Who watches a test."""
+    """Callbacks that observe a test."""
 
     def started(self, interrupt: Callable[[], None]) -> None:
-        """Rows are being run from now on; ``interrupt`` stops that."""
+        """Rows start to run; ``interrupt`` stops them."""
 
     def row_ended(self, number: int, total: int, result: LocalRunResult) -> None:
         """Row ``number`` of ``total`` ended; rows are reported in order."""
 
     def ended(self) -> None:
-        """Nothing runs any more."""
+        """No row is running any more."""
 
 
 @dataclass
 class AgentTestOutcome:
-    """What came of the rows.
+    """The results of the rows.
 
     Attributes:
-        rows: of each, what a results file holds of it.
-        planned: how many were to be run.
-        duration_ms: from the first to the last, in milliseconds.
-        failures: the rows that failed, and why, with the place in the user's code.
-        affected: how many rows have a reply that was truncated, filtered or refused, by that word.
+        rows: the entries of the results file.
+        planned: the number of rows to run.
+        duration_ms: total duration, in milliseconds.
+        failures: the failed rows with the reason and the position in the user's code.
+        affected: the number of rows with a truncated, filtered or refused reply, by that word.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -240,34 +238,34 @@ class AgentTestOutcome:
 
     @property
     def passed(self) -> int:
-        """Rows whose agent ended well."""
+        """The number of rows whose agent succeeded."""
         return sum(row["success"] for row in self.rows)
 
     @property
     def pending(self) -> int:
-        """Rows that were not run to the end."""
+        """The number of rows that did not finish."""
         return self.planned - len(self.rows)
 
     @property
     def uncounted(self) -> int:
-        """Rows that called a model which did not report its tokens."""
+        """The number of rows whose model did not report its tokens."""
         counts = [row["token_usage"] for row in self.rows]
         return sum(bool(count.get("num_llm_calls") and not count.get("total_tokens")) for count in counts)
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of all rows, failed ones too."""
+        """The tokens of all rows, including failed ones."""
         return sum(row["token_usage"].get("total_tokens", 0) for row in self.rows)
 
     def add(self, result: LocalRunResult) -> None:
-        """Keep what matters of a row's result."""
+        """Add a row's result."""
         self.rows.append(row_result_json(result))
         self.affected.update(result.flagged_finishes)
         if not result.success:
             self.failures.append((result.row_index, result.raised or result.error or "failed"))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the results file."""
+        """Return the content of the results file."""
         return {
             "summary": {
                 "total": len(self.rows),
@@ -282,10 +280,10 @@ class AgentTestOutcome:
 
 
 def prepare_agent_test(request: AgentTestRequest) -> PreparedAgentTest:
-    """Check the options, load the agent, find the rows.
+    """Check the options, load the agent and find the rows.
 
     Raises:
-        OsmosisError: says what is wrong and how to fix it.
+        OsmosisError: a part is missing or invalid; the error says which and how to fix it.
     """
     from osmosis_ai.evaluation.agent_loop.dataset import DatasetReader
 
@@ -294,7 +292,7 @@ def prepare_agent_test(request: AgentTestRequest) -> PreparedAgentTest:
         require_writable_file(request.output)
     agent = inputs.load_agent(request.module)
     reader = DatasetReader(request.dataset)
-    # A bad row should not cost the model calls of those before it: all are read once before the first is run.
+    # All rows are read before the first one runs, so that a bad row does not waste the model calls before it.
     total = sum(1 for _ in reader.iter_rows(request.limit, request.offset))
     if total == 0:
         raise OsmosisError(
@@ -304,16 +302,16 @@ def prepare_agent_test(request: AgentTestRequest) -> PreparedAgentTest:
 
 
 async def run_agent_test(prepared: PreparedAgentTest, hooks: AgentTestHooks) -> AgentTestOutcome:
-    """Run every row; an interrupted test keeps what had ended.
+    """Run every row; an interrupted test keeps the rows that ended.
 
     Raises:
-        OsmosisError: the model cannot be called, a row of the file is bad, or the results cannot be written.
+        OsmosisError: the model cannot be called, a row is bad, or the results cannot be written.
     """
     from osmosis_ai.controller.dispatcher import Stop
     from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient
     from osmosis_ai.evaluation.agent_loop.runner import run_all
 
-    # An agent answers for the time of its row; what the first row would import of ours is no part of that.
+    # Imported here so that the first row's time limit does not include it.
     from osmosis_ai.rollout.backend.local import deadline  # noqa: F401
     from osmosis_ai.rollout.loop import context, eval_functions, schemas, tool_schemas  # noqa: F401
 
@@ -357,7 +355,7 @@ async def run_agent_test(prepared: PreparedAgentTest, hooks: AgentTestHooks) -> 
 
 
 async def run_session(prepared: PreparedAgentTest, terminal: SessionTerminal) -> AgentTestOutcome:
-    """Let the user step through rows; of a row that was run more than once, the last run is kept.
+    """Let the user step through rows; for a row that ran several times, the last result is kept.
 
     Raises:
         OsmosisError: the model cannot be called, or the results cannot be written.
@@ -391,10 +389,10 @@ async def run_session(prepared: PreparedAgentTest, terminal: SessionTerminal) ->
 
 
 def write_outcome(outcome: AgentTestOutcome, output: Path | None) -> None:
-    """Write the results file, whole or not at all; without a path, or before the first row's end, do nothing.
+    """Write the results file completely or not at all. Does nothing without a path or before the first row ends.
 
     Raises:
-        OsmosisError: it cannot be written.
+        OsmosisError: the file cannot be written.
     """
     from osmosis_ai.files import write_json
 
@@ -407,10 +405,10 @@ def write_outcome(outcome: AgentTestOutcome, output: Path | None) -> None:
 
 
 def require_writable_file(path: Path) -> None:
-    """Make sure that the results file can be made, and its directory.
+    """Check that the results file and its directory can be created.
 
     Raises:
-        OsmosisError: it cannot.
+        OsmosisError: they cannot.
     """
     from osmosis_ai.files import require_writable
 
@@ -445,14 +443,13 @@ def _check_options(request: AgentTestRequest) -> None:
 
 
 def prepare(module: str, options: ServeOptions) -> AgentServer:
-    """Return the server of an agent loop, its port taken.
+    """Return the server of an agent loop, bound to its port.
 
     Args:
         module: ``module:attribute`` of the agent loop.
-        options: how it is served.
 
     Raises:
-        OsmosisError: when the agent cannot be loaded or is not valid, nobody is logged in, or the port is taken.
+        OsmosisError: the agent cannot be loaded or is invalid, you are not logged in, or the port is taken.
     """
     from osmosis_ai.rollout.loop.server.serve import prepare_server
 

@@ -49,24 +49,24 @@ from osmosis_ai.workspace.git import checkout_root
 
 LONGEST_WAIT_S = 900.0
 _SHORTEST_INTERVAL_S, _LONGEST_INTERVAL_S, _SLOWER_BY_S = 1.0, 30.0, 5.0
-# Confirming takes minutes, and a connection may be lost for a moment of them.
+# The connection may drop for a moment during the minutes that a confirmation takes.
 _FAILURES_IN_A_ROW = 3
 LoginSource = Literal["token", "device", "saved"]
 
 
 @dataclass(frozen=True)
 class Account:
-    """Who the platform says one is.
+    """The account that the platform reports for a token.
 
     Args:
-        credentials: what one asked with.
-        directory: the one whose platform it is; None where the environment or the default chose it.
-        user: whose they are.
-        expires_at: when the token ends; None when nobody says.
-        token_id: its name at the platform.
-        saved_in: where a login for this platform is saved, in use or not; None when none is.
-        workspace: that of the repository one is in.
-        workspaces: all of the user's; None when the platform would not tell.
+        credentials: the token that was checked.
+        directory: the directory that selects the platform; None if the environment or the default does.
+        user: the token's owner.
+        expires_at: when the token expires; None if unknown.
+        token_id: the platform's id of the token.
+        saved_in: where a login for this platform is saved, even if it is not in use; None if there is none.
+        workspace: the current repository's workspace.
+        workspaces: all workspaces of the user; None if the platform did not return them.
     """
 
     credentials: Credentials
@@ -79,7 +79,6 @@ class Account:
     workspaces: tuple[Workspace, ...] | None
 
     def data(self) -> dict[str, Any]:
-        """Return the account as scripts see it."""
         facts: dict[str, Any] = {
             "email": self.user.email,
             "name": self.user.name,
@@ -103,11 +102,14 @@ class Account:
 def whoami(
     start: Path | None = None, store: CredentialStore | None = None, *, warn: Warn = log_warning
 ) -> Account:
-    """Return who the platform says one is, and in which workspace the repository around ``start`` is.
+    """Return the account and workspace that the platform reports for the current login.
+
+    Args:
+        start: a directory in the repository (default: the current directory).
 
     Raises:
-        OsmosisError: ``AUTH_REQUIRED`` when nobody is logged in or the token is no longer valid.
-        PlatformError: the platform cannot be asked.
+        OsmosisError: ``AUTH_REQUIRED`` if you are not logged in or the token is no longer valid.
+        PlatformError: the request failed.
     """
     store = store or CredentialStore()
     credentials = require_credentials(store)
@@ -129,10 +131,10 @@ def whoami(
 
 
 def verify_with_workspace(client: PlatformClient) -> Verification:
-    """Return whose token this is; without a workspace when the platform refuses the repository.
+    """Return the owner of the client's token; without a workspace if the platform refuses the repository.
 
     Raises:
-        PlatformError: the token is not accepted, or the platform cannot be asked.
+        PlatformError: the token is invalid, or the request failed.
     """
     try:
         return client.verify()
@@ -146,7 +148,7 @@ def known_user(user: User | None) -> User:
     """Return the user of a reply.
 
     Raises:
-        PlatformError: the reply names nobody.
+        PlatformError: the reply names no user.
     """
     if user is None or not user.id or not user.email:
         raise PlatformError("the platform does not say whose token this is.")
@@ -154,7 +156,7 @@ def known_user(user: User | None) -> User:
 
 
 def iso(moment: datetime | None) -> str | None:
-    """Return a moment as scripts see it: UTC, to the second."""
+    """Format a moment as the JSON output shows it: UTC, to the second."""
     if moment is None:
         return None
     return moment.astimezone(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
@@ -182,28 +184,26 @@ def _saved_in(store: CredentialStore, credentials: Credentials) -> TokenStoreKin
 
 
 class Time(Protocol):
-    """Tells and passes time, in seconds."""
+    """A clock in seconds, such as the module ``time``."""
 
-    def monotonic(self) -> float:
-        """Return the time since some moment."""
+    def monotonic(self) -> float: ...
 
-    def sleep(self, seconds: float, /) -> None:
-        """Let time pass."""
+    def sleep(self, seconds: float, /) -> None: ...
 
 
 def minutes_to_confirm(authorization: DeviceAuthorization) -> int:
-    """Return how long the user has, in minutes, at least one."""
+    """Return how many minutes the user has left to confirm, at least one."""
     return max(1, round(_wait_s(authorization) / 60))
 
 
 def await_token(
     client: PlatformClient, authorization: DeviceAuthorization, clock: Time = time
 ) -> IssuedToken:
-    """Ask for the token, as often as the platform allows, until the user has decided.
+    """Poll for the token, as often as the platform allows, until the user has decided.
 
     Raises:
-        OsmosisError: ``AUTH_REQUIRED`` when the user declined or did not confirm in time.
-        PlatformError: the platform kept failing.
+        OsmosisError: ``AUTH_REQUIRED`` if the user declined or did not confirm in time.
+        PlatformError: the platform failed several times in a row.
     """
     deadline = clock.monotonic() + _wait_s(authorization)
     interval = min(max(authorization.interval, _SHORTEST_INTERVAL_S), _LONGEST_INTERVAL_S)
@@ -241,12 +241,11 @@ def _may_pass(error: PlatformError) -> bool:
 
 @dataclass(frozen=True)
 class Login:
-    """A login that is saved and that the platform has vouched for.
+    """A saved login that the platform has verified.
 
     Args:
-        credentials: the login; its ``source`` is where the token is kept.
-        user: whose it is.
-        source: what it came from; ``saved`` when it was there already.
+        credentials: the login; its ``source`` is where the token is stored.
+        source: how it was obtained; ``saved`` for an existing login.
     """
 
     credentials: Credentials
@@ -254,7 +253,7 @@ class Login:
     source: LoginSource
 
     def resource(self) -> dict[str, Any]:
-        """Return the login as scripts see it."""
+        """Return the login as the JSON output shows it."""
         return {
             "email": self.user.email,
             "name": self.user.name,
@@ -269,10 +268,10 @@ class Login:
 
 
 def saved_login(store: CredentialStore | None = None, *, warn: Warn = log_warning) -> Login | None:
-    """Return the login that is saved for the active platform, if the platform still accepts it.
+    """Return the login saved for the active platform if the platform still accepts it.
 
     Raises:
-        PlatformError: the platform cannot be asked.
+        PlatformError: the request failed.
     """
     try:
         credentials = (store or CredentialStore()).load(active_platform().url)
@@ -290,16 +289,15 @@ def saved_login(store: CredentialStore | None = None, *, warn: Warn = log_warnin
 
 
 def login_with_token(token: str, store: CredentialStore | None = None, *, warn: Warn = log_warning) -> Login:
-    """Log in to the active platform with a token that the user already has.
+    """Log in to the active platform with an existing token.
 
     Args:
-        token: the token; one in ``OSMOSIS_TOKEN`` does not matter.
+        token: the token to save; ``OSMOSIS_TOKEN`` is ignored.
         store: where logins are saved.
-        warn: takes what went less well than it could have.
+        warn: receives warnings.
 
     Raises:
-        OsmosisError: the platform does not accept the token, or it cannot be saved; the former login is
-            then untouched.
+        OsmosisError: the platform rejects the token, or it cannot be saved. The previous login is then unchanged.
     """
     store, platform_url = store or CredentialStore(), active_platform().url
     _require_place_for_token(store)
@@ -311,10 +309,10 @@ def login_with_token(token: str, store: CredentialStore | None = None, *, warn: 
 
 
 def use_in_this_directory(platform_url: str) -> Path:
-    """Let commands in this checkout, or in the current directory outside Git, use a platform; return the directory.
+    """Select a platform for this checkout, or for the current directory outside Git, and return the directory.
 
     Raises:
-        OsmosisError: that cannot be recorded.
+        OsmosisError: the selection cannot be saved.
     """
     directory = checkout_root(Path.cwd()) or Path.cwd()
     record_platform(directory, platform_url)
@@ -322,7 +320,7 @@ def use_in_this_directory(platform_url: str) -> Path:
 
 
 def require_device_login() -> None:
-    """Refuse to begin a login that a token in the environment would outrank.
+    """Refuse a device login that a token in the environment would override.
 
     Raises:
         ConflictError: ``OSMOSIS_TOKEN`` is set.
@@ -341,18 +339,18 @@ def login_with_device(
     warn: Warn = log_warning,
     clock: Time = time,
 ) -> Login:
-    """Log in to the active platform by a code that the user confirms in a browser.
+    """Log in to the active platform with a code that the user confirms in a browser.
 
     Args:
         announce: shows the user the code and the page.
         store: where logins are saved.
-        warn: takes what went less well than it could have.
-        clock: tells and passes the time between polls.
+        warn: receives warnings.
+        clock: times the polls.
 
     Raises:
         ConflictError: ``OSMOSIS_TOKEN`` is set.
-        OsmosisError: ``AUTH_REQUIRED`` when the user declined or did not confirm in time;
-            ``TOKEN_REVOKE_FAILED`` when the new token could be neither saved nor revoked.
+        OsmosisError: ``AUTH_REQUIRED`` if the user declined or did not confirm in time;
+            ``TOKEN_REVOKE_FAILED`` if the new token could be neither saved nor revoked.
     """
     require_device_login()
     store, platform_url = store or CredentialStore(), active_platform().url
@@ -365,11 +363,11 @@ def login_with_device(
 
 
 def _keep(store: CredentialStore, new: Credentials, source: Literal["token", "device"], warn: Warn) -> Login:
-    """Save a login that the platform vouches for, and revoke the token it replaces."""
+    """Save a verified login and revoke the token it replaces."""
     former, unreadable = _former_login(store, new.platform_url)
     try:
         kept_in = store.save(new)
-    except BaseException as error:  # Ctrl-C as well: a token that nobody keeps must not stay valid
+    except BaseException as error:  # Ctrl-C too: a token that was not saved must not stay valid
         if source == "device":
             _take_back(new, error, warn)
         raise
@@ -391,11 +389,11 @@ def _keep(store: CredentialStore, new: Credentials, source: Literal["token", "de
 def _former_login(
     store: CredentialStore, platform_url: str
 ) -> tuple[Credentials | None, OsmosisError | None]:
-    """Return the saved login, and why its token cannot be read when there is one that cannot."""
+    """Return the saved login, and the error if its token cannot be read."""
     try:
         return store.load(platform_url), None
     except OsmosisError as error:
-        # A file that cannot be read as a whole is told of, and moved aside, when the new login is saved.
+        # If the whole file is unreadable, saving the new login reports it and moves it aside.
         return None, error if error.code in ("TOKEN_NOT_FOUND", "KEYRING_UNAVAILABLE") else None
 
 
@@ -403,7 +401,7 @@ def _take_back(new: Credentials, error: BaseException, warn: Warn) -> None:
     """Revoke a token that could not be saved.
 
     Raises:
-        OsmosisError: ``TOKEN_REVOKE_FAILED``, which then tells of both failures.
+        OsmosisError: ``TOKEN_REVOKE_FAILED``, which reports both failures.
     """
     reason = revoke(new)
     if reason is None:
@@ -419,7 +417,7 @@ def _take_back(new: Credentials, error: BaseException, warn: Warn) -> None:
 
 
 def _require_place_for_token(store: CredentialStore) -> None:
-    """Find out before anybody confirms anything that the only place allowed for the token is missing."""
+    """Fail before the user confirms anything if the only permitted token storage is missing."""
     if _token_store_setting() != "keyring":
         return
     try:
@@ -470,14 +468,13 @@ def _client(platform_url: str, token: str | None, warn: Warn) -> PlatformClient:
 
 @dataclass(frozen=True)
 class LogoutPlan:
-    """What logging out would end.
+    """What logging out would remove.
 
     Args:
-        platform_url: the active platform.
-        platforms: those whose saved login ends.
-        directories: those that no longer use the platform.
-        damaged: whether the saved logins cannot be read and will be moved aside.
-        env_token_set: whether ``OSMOSIS_TOKEN`` still signs you in after that.
+        platforms: the platforms whose saved login is removed.
+        directories: the directories that stop using the platform.
+        damaged: whether the saved logins are unreadable and will be moved aside.
+        env_token_set: whether ``OSMOSIS_TOKEN`` still logs you in afterwards.
     """
 
     platform_url: str
@@ -488,11 +485,11 @@ class LogoutPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to end."""
+        """Whether there is nothing to remove."""
         return not (self.platforms or self.directories or self.damaged)
 
     def resource(self, *, revoked: bool = False) -> dict[str, Any]:
-        """Return how things are afterwards, as scripts see it."""
+        """Return the state after the logout, as the JSON output shows it."""
         return {
             "logged_in": self.env_token_set,
             "revoked": revoked,
@@ -506,10 +503,10 @@ class LogoutPlan:
 
 
 def plan_logout(store: CredentialStore | None = None, *, everywhere: bool = False) -> LogoutPlan:
-    """Return what logging out of the active platform, or ``everywhere``, would end.
+    """Return what logging out of the active platform, or ``everywhere``, would remove.
 
     Raises:
-        OsmosisError: ``CREDENTIALS_UNAVAILABLE`` when the saved logins cannot be reached.
+        OsmosisError: ``CREDENTIALS_UNAVAILABLE`` if the saved logins cannot be read.
     """
     platform_url, damaged = active_platform().url, False
     saved: list[str] = []
@@ -529,10 +526,10 @@ def plan_logout(store: CredentialStore | None = None, *, everywhere: bool = Fals
 
 
 def logout(plan: LogoutPlan, store: CredentialStore | None = None, *, warn: Warn = log_warning) -> bool:
-    """Revoke and forget the logins of ``plan``, and return whether every token was revoked.
+    """Revoke and remove the logins of ``plan``, and return whether every token was revoked.
 
     Raises:
-        OsmosisError: ``CREDENTIALS_UNAVAILABLE`` when the saved logins cannot be changed.
+        OsmosisError: ``CREDENTIALS_UNAVAILABLE`` if the saved logins cannot be changed.
     """
     store = store or CredentialStore()
     revoked = []
@@ -561,7 +558,7 @@ def _revoke_saved(store: CredentialStore, platform_url: str, warn: Warn) -> bool
 
 
 def revoke(credentials: Credentials) -> str | None:
-    """Revoke a token and return why that was not possible; one that is no longer valid is as good."""
+    """Revoke a token; return why that failed. A token that is no longer valid counts as revoked."""
     try:
         with connect(credentials, timeout_s=REVOKE_TIMEOUT_S) as client:
             token_id = credentials.token_id or client.verify().token_id
@@ -574,7 +571,7 @@ def revoke(credentials: Credentials) -> str | None:
 
 
 def pass_on_warnings(store: CredentialStore, warn: Warn) -> None:
-    """Tell what ``store`` has collected, once."""
+    """Pass on each warning that ``store`` has collected, once."""
     for warning in store.warnings:
         warn(warning.message, warning.code)
     store.warnings.clear()

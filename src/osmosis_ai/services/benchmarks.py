@@ -50,7 +50,7 @@ class PreparedBenchmarkRun:
 
     @property
     def advice(self) -> str | None:
-        """Why results will not compare with published ones."""
+        """Return why results are not comparable with published ones."""
         if self.config.experiment.benchmark != "hle" or self.config.tasks.task_set == "parity":
             return None
         return 'published results on hle use its parity tasks: set task_set = "parity" in [tasks].'
@@ -66,7 +66,7 @@ def list_benchmarks(client: PlatformClient, *, limit: int, everything: bool) -> 
 
 
 def describe_benchmark(client: PlatformClient, key: str, *, limit: int, everything: bool) -> dict[str, Any]:
-    """Return a benchmark by its key, name or id, with the workspace's runs on it, as scripts see it."""
+    """Return a benchmark by key, name or id, with the workspace's runs on it, as the JSON output shows it."""
     detail = client.get(routes.benchmark(key), model=BenchmarkDetail)
     runs = list_runs(client, benchmark=detail.benchmark.id, limit=limit, everything=everything)
     return {
@@ -96,13 +96,13 @@ def get_run(client: PlatformClient, name_or_id: str) -> BenchmarkRunDetail:
 
 
 def describe_run(client: PlatformClient, name_or_id: str) -> dict[str, Any]:
-    """Return one run as scripts see it."""
+    """Return one run as the JSON output shows it."""
     detail = get_run(client, name_or_id)
     return {**jsonable(detail.model_dump(mode="json")), "benchmark_run": _run_item(detail.benchmark_run)}
 
 
 def listed_run(run: BenchmarkRun) -> dict[str, Any]:
-    """Return a run of a list as scripts see it, with its progress."""
+    """Return a listed run as the JSON output shows it, with its progress."""
     if run.expected_results is None:
         return _run_item(run)
     done = run.ingested_results or 0
@@ -116,12 +116,11 @@ def prepare_run(
     """Check everything that a submit needs.
 
     Args:
-        context: workspace directory, login and platform.
         path: a file of ``configs/benchmark/``.
         secret_values: values for names of `[secrets].required`, for this run only.
 
     Raises:
-        PlatformError: ``NOT_OFFERED`` when the platform has no benchmarks.
+        PlatformError: ``NOT_OFFERED`` if the platform has no benchmarks.
         OsmosisError: the config is invalid, or a secret is missing.
     """
     config = load_benchmark_config(path, context.workspace)
@@ -136,7 +135,7 @@ def prepare_run(
 
 
 def submit_run(client: PlatformClient, body: Mapping[str, Any]) -> SubmittedBenchmarkRun:
-    """Submit a run, exactly once."""
+    """Submit a run; the request is never retried."""
     with explaining_failures("osmosis benchmark runs list"):
         return client.post(routes.BENCHMARK_RUNS, body, model=SubmittedBenchmarkRun)
 

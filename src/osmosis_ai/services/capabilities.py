@@ -1,4 +1,4 @@
-"""Whether the platform that is asked offers what a command is about: a sentence of ours instead of its 404."""
+"""Check whether a platform offers a feature, to report a clear error instead of its 404."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ if TYPE_CHECKING:
 
 
 def require_offered(client: PlatformClient, capability: Capability) -> None:
-    """Refuse what the platform does not offer.
+    """Raise an error unless the platform offers a capability.
 
-    What a platform offers comes with each of its replies: after another call of the same client this costs
-    nothing, as the first one it asks `verify` and waits for the answer. So look up first what the command is about,
-    then require, then ask the user or send anything large:
+    Every reply of a platform lists its capabilities. After another call of the same client this check is free; as the
+    first call it sends `verify`. So look up the command's object first, then check the capability, then ask the user or
+    send anything large:
 
     >>> run = client.eval_runs.get(name)                          # doctest: +SKIP
     >>> require_offered(client, Capability.EVAL_RETRIES)          # doctest: +SKIP
 
-    A new capability is a member of :class:`~osmosis_ai.api.capabilities.Capability`, and of ``OFFERED`` in
+    To add a capability, add a member to :class:`~osmosis_ai.api.capabilities.Capability`, and to ``OFFERED`` in
     ``platform/http/versioning.py`` once our platform has its routes.
 
     Raises:
-        PlatformError: with the platform code ``NOT_OFFERED`` when it does not; as every call when it cannot be asked.
+        PlatformError: with the platform code ``NOT_OFFERED`` if the platform lacks the capability, or if the request
+            failed.
     """
     if client.offers is None:
         client.verify()
@@ -35,12 +36,12 @@ def require_offered(client: PlatformClient, capability: Capability) -> None:
 
 
 def is_offered(offers: Collection[Capability] | None, capability: Capability) -> bool:
-    """Tell whether a platform offers something by its replies so far; without any (None) it may."""
+    """Tell whether a platform offers a capability by its replies so far; without a reply (None), True."""
     return offers is None or capability in offers
 
 
 def why_empty(client: PlatformClient, capability: Capability) -> list[str]:
-    """Return what to say beside an empty list of something that the platform has just been asked for."""
+    """Return the notes for an empty list."""
     if is_offered(client.offers, capability):
         return []
     return [unsupported(client.platform_url, capability).message]

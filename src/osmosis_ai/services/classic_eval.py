@@ -1,7 +1,7 @@
-"""`osmosis eval -m module:agent`: an agent loop on a dataset, scored by eval functions.
+"""`osmosis eval -m module:agent`: run an agent loop on a dataset and score it with eval functions.
 
-What can be wrong is found in the order in which a user would look for it: options, agent, dataset, eval functions,
-model, results file; and before anything is started. The run itself is the one that `eval run` makes.
+Everything is checked before anything starts, in this order: options, agent, dataset, eval functions, model, results
+file. The run itself is the same as that of `eval run`.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ if TYPE_CHECKING:
     from osmosis_ai.rollout.loop.workflow import HostedLoopSettings
 
 EVAL_FN_TIMEOUT_S = 600.0
-"""How long the eval functions of a run may take, unless the user sets a time limit for both."""
+"""Default time limit of an attempt's eval functions, in seconds; the user's limit replaces it."""
 
 DEBUG_DIRECTORY = "local_debug"
 
 
 @dataclass(frozen=True)
 class ClassicEvalRequest:
-    """What the user asked for.
+    """The options of an evaluation.
 
     Attributes:
         module: ``module:attribute`` of the agent.
         dataset: a ``.json``, ``.jsonl`` or ``.parquet`` file.
         eval_fns: ``module:function`` each.
-        n: runs of each row.
-        batch_size: runs at once.
-        servers: the agent's servers, which share them out; at most so many as there are runs at once.
-        temperature, max_tokens: told to the agent as ``request.completion_params``.
-        base_url: of an OpenAI-compatible endpoint; the model is called there by the name it has there.
+        n: attempts per row.
+        batch_size: attempts at once.
+        servers: the agent's servers, which share the attempts; at most ``batch_size``.
+        temperature, max_tokens: passed to the agent in ``request.completion_params``.
+        base_url: an OpenAI-compatible endpoint; the model's name is passed to it unchanged.
         limit, offset: which rows.
         output: the results file.
-        debug: the agent's events are written to files.
+        debug: write the agent's events to files.
         ks: further k to estimate pass@k for.
-        timeout_s: how long a run may take, and then its eval functions.
-        probe: ask the model once before the first run.
-        previews: keep how input and output of each run begin.
+        timeout_s: time limit of an attempt, and again of its eval functions, in seconds.
+        probe: send the model one request before the first attempt.
+        previews: keep the beginning of each attempt's input and output.
     """
 
     module: str
@@ -95,7 +95,7 @@ class ClassicEvalRequest:
 
     @property
     def budget(self) -> Budget:
-        """When no further run is started; raises as :class:`Budget`."""
+        """The limits after which no further attempt starts; raises as :class:`Budget`."""
         return Budget(
             self.max_cost_usd, self.max_total_tokens, self.max_time_s, tokens_option="--max-total-tokens"
         )
@@ -114,7 +114,7 @@ class PreparedClassicEval:
 
     Attributes:
         open_model: opens the model's endpoint for a run.
-        results: where the results go; None keeps them with the run alone.
+        results: the results file; None if only the run keeps the results.
     """
 
     request: ClassicEvalRequest
@@ -131,17 +131,16 @@ class PreparedClassicEval:
 
     @property
     def output_root(self) -> Path:
-        """Where runs are."""
         return self.workspace.evals_dir
 
     @property
     def workspace(self) -> WorkspaceDirectory:
-        """The current directory, which keeps the run whatever else it is."""
+        """The current directory: a classic evaluation keeps its run there, whether or not it is a workspace."""
         return WorkspaceDirectory(self.source.directory)
 
     @property
     def settings(self) -> ClassicSettings:
-        """What the numbers depend on."""
+        """The settings that the scores depend on."""
         from osmosis_ai.evaluation.agent_loop.results import ClassicSettings
 
         request = self.request
@@ -152,7 +151,7 @@ class PreparedClassicEval:
 
 @dataclass(frozen=True)
 class ClassicEvalResult:
-    """How the run ended, and its numbers."""
+    """How the run ended, and its metrics."""
 
     prepared: PreparedClassicEval
     summary: RunSummary
@@ -160,10 +159,10 @@ class ClassicEvalResult:
 
 
 def prepare_classic_eval(request: ClassicEvalRequest) -> PreparedClassicEval:
-    """Find and check everything that a run needs; starts nothing.
+    """Find and check everything that a run needs, without starting anything.
 
     Raises:
-        OsmosisError: says what is wrong and how to fix it.
+        OsmosisError: a part is missing or invalid; the error says which and how to fix it.
     """
     from osmosis_ai.config.sections import EvaluationSettings, Experiment
     from osmosis_ai.evaluation.agent_loop.imported_agent import ImportedAgent, imported_files
@@ -185,7 +184,7 @@ def prepare_classic_eval(request: ClassicEvalRequest) -> PreparedClassicEval:
     results = ResultsFile(expanded(request.output), _config(request, agent)) if request.output else None
     if results is not None:
         results.check()
-    # No path, and so no config's: a module may be called as Windows calls a drive.
+    # Not validated: a config's path may not look like `C:...`, but a module may.
     experiment = Experiment.model_construct(
         rollout=agent.name, entrypoint=request.module, model_path=request.model.strip(), dataset=dataset.name
     )
@@ -216,10 +215,10 @@ def prepare_classic_eval(request: ClassicEvalRequest) -> PreparedClassicEval:
 
 
 async def run_classic_eval(prepared: PreparedClassicEval, hooks: RunHooks) -> ClassicEvalResult:
-    """Run a prepared evaluation, or continue it, and write the results file.
+    """Run or resume a prepared evaluation and write the results file.
 
     Raises:
-        OsmosisError: it could not start or be continued, or the results could not be written.
+        OsmosisError: the run could not start or resume, or the results could not be written.
     """
     from osmosis_ai._version import __version__
     from osmosis_ai.controller.server_process import default_servers
@@ -273,10 +272,10 @@ async def run_classic_eval(prepared: PreparedClassicEval, hooks: RunHooks) -> Cl
 
 
 def check_options(request: ClassicEvalRequest) -> None:
-    """Refuse values that make no sense.
+    """Reject invalid values.
 
     Raises:
-        OsmosisError: naming the first option that has one.
+        OsmosisError: the message names the first invalid option.
     """
     least = [
         ("--n", request.n, 1),
@@ -307,10 +306,10 @@ def check_options(request: ClassicEvalRequest) -> None:
 
 
 def _require_server() -> None:
-    """Refuse where the agent's server could not start for want of a package.
+    """Check that the packages of the agent's server are installed.
 
     Raises:
-        MissingExtraError: there is one missing.
+        MissingExtraError: a package is missing.
     """
     missing = next((name for name in ("fastapi", "uvicorn") if find_spec(name) is None), None)
     if missing is not None:
@@ -319,7 +318,7 @@ def _require_server() -> None:
 
 @contextlib.contextmanager
 def _user_code() -> Iterator[None]:
-    """Keep what modules print on import off stdout, and their directory from shadowing what is imported later."""
+    """Import user code: its prints stay off stdout, and its directory cannot shadow later imports."""
     path = list(sys.path)
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -362,7 +361,7 @@ def _require_tools(request: ClassicEvalRequest, agent: RolloutAgentLoop, selecti
 def _model(
     request: ClassicEvalRequest,
 ) -> Callable[[Mapping[str, str], Callable[[Exception], None]], AbstractAsyncContextManager[ModelEndpoint]]:
-    """Find out now whether the model can be named, keyed and, under a cost limit, priced; return what opens it."""
+    """Check the model's name, key and, under a cost limit, price; return the function that opens it."""
     from osmosis_ai.evaluation.policy import open_policy
     from osmosis_ai.inference.catalog import BUILT_IN_PREFIX, built_in_model
     from osmosis_ai.llm.chosen_endpoint import choose_endpoint, probe
@@ -405,7 +404,7 @@ def _hosting(request: ClassicEvalRequest, directory: Path) -> HostedLoopSettings
 
 
 def _config_text(prepared: PreparedClassicEval) -> str:
-    """Return the options as a config would have them, without the model's key."""
+    """Return the options as the text of a config, without the model's key."""
     from osmosis_ai.config.written import config_text
     from osmosis_ai.redaction import Redactor
 
@@ -414,7 +413,7 @@ def _config_text(prepared: PreparedClassicEval) -> str:
 
 
 def _config(request: ClassicEvalRequest, agent: RolloutAgentLoop) -> dict[str, Any]:
-    """Return the ``config`` of the results file: the documented fields, and what else decided the numbers."""
+    """Return the ``config`` of the results file: the documented fields and every other setting that affects scores."""
     return {
         "model": request.model,
         "n_runs": request.n,
@@ -435,10 +434,10 @@ def _config(request: ClassicEvalRequest, agent: RolloutAgentLoop) -> dict[str, A
 
 
 def _keep_runs_here(workspace: WorkspaceDirectory) -> None:
-    """Make the directory of runs, which Git ignores.
+    """Create the directory of runs, which Git ignores.
 
     Raises:
-        OsmosisError: it cannot be made.
+        OsmosisError: the directory cannot be created.
     """
     try:
         workspace.create_state_dir()

@@ -1,7 +1,6 @@
-"""What a command about a workspace needs before it can begin, found out in one fixed order.
+"""Check the prerequisites of workspace commands in a fixed order: work tree, directories, origin, identity, login.
 
-Work tree, directories, origin, identity, login: each is settled before the next is looked at, and nothing is
-sent before all of them are, so that the first thing wrong is the one the user hears of.
+No request is sent before all checks pass, so the first problem is the one that the user sees.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from osmosis_ai.workspace.git import read_origin
 from osmosis_ai.workspace.layout import WorkspaceDirectory, find_workspace
 
 Warn = Callable[[str, "str | None"], None]
-"""Takes a warning that does not stop the command: a sentence and its code."""
+"""Receives a warning that does not stop the command: a sentence and its code."""
 
 NOT_CONNECTED_CODES = ("GIT_REPOSITORY_NOT_CONNECTED", "GIT_SCOPE_HEADER_ACCESS_DENIED")
 _logger = logging.getLogger("osmosis_ai")
 
 
 def log_warning(message: str, code: str | None = None) -> None:
-    """Put a warning into the log; what services do with warnings unless told otherwise."""
+    """Log a warning: the default for services."""
     _logger.warning("%s", message, extra={"code": code})
 
 
@@ -43,7 +42,7 @@ class Checkout:
     git: GitIdentity
 
     def resource(self) -> dict[str, Any]:
-        """Return the keys that every result about a workspace carries."""
+        """Return the keys that every result about a workspace contains."""
         return {
             "git": {"identity": self.git.identity, "remote_url": self.git.display_url},
             "workspace_directory": str(self.workspace.root),
@@ -52,7 +51,7 @@ class Checkout:
 
 @dataclass(frozen=True)
 class PlatformContext:
-    """A checkout, who is logged in, and a client that speaks for both."""
+    """A checkout, its login, and a client for both."""
 
     checkout: Checkout
     credentials: Credentials
@@ -60,24 +59,23 @@ class PlatformContext:
 
     @property
     def workspace(self) -> WorkspaceDirectory:
-        """The workspace directory."""
         return self.checkout.workspace
 
     def resource(self) -> dict[str, Any]:
-        """Return the keys that every result about a workspace carries."""
+        """Return the keys that every result about a workspace contains."""
         return self.checkout.resource()
 
 
 def find_checkout(start: Path | None = None, *, require_scaffold: bool = True) -> Checkout:
-    """Return the checkout that ``start`` (a directory or file; the current directory when None) is in.
+    """Return the checkout that contains ``start``.
 
     Args:
-        start: where to look from.
-        require_scaffold: whether the directories of a workspace must be there.
+        start: a directory or file (default: the current directory).
+        require_scaffold: whether the directories of a workspace must exist.
 
     Raises:
         WorkspaceRequiredError: outside a Git work tree.
-        OsmosisError: directories are missing, or `origin` is, or it names no repository.
+        OsmosisError: directories or `origin` are missing, or `origin` does not name a repository.
     """
     workspace = find_workspace(start, require_scaffold=require_scaffold)
     origin = read_origin(workspace.root)
@@ -91,7 +89,7 @@ def find_checkout(start: Path | None = None, *, require_scaffold: bool = True) -
 
 
 def find_checkout_if_any(start: Path | None = None) -> Checkout | None:
-    """Return the checkout that ``start`` is in, whatever its directories; None when there is none to speak of."""
+    """Return the checkout that contains ``start``, without checking its directories; None outside one."""
     try:
         return find_checkout(start, require_scaffold=False)
     except OsmosisError:
@@ -102,15 +100,15 @@ def find_checkout_if_any(start: Path | None = None) -> Checkout | None:
 def open_context(
     start: Path | None = None, *, require_scaffold: bool = True, warn: Warn = log_warning
 ) -> Iterator[PlatformContext]:
-    """Settle everything a command about a workspace needs, and hold a connection while it runs.
+    """Check a workspace command's prerequisites and open a connection while it runs.
 
     Args:
-        start: a directory or file of the workspace directory; the current directory when None.
-        require_scaffold: whether the directories of a workspace must be there.
-        warn: takes what the platform says of this version.
+        start: a directory or file of the workspace directory (default: the current directory).
+        require_scaffold: whether the directories of a workspace must exist.
+        warn: receives the platform's warnings about this version.
 
     Raises:
-        OsmosisError: as :func:`find_checkout`; ``AUTH_REQUIRED`` and its kin when nobody is logged in.
+        OsmosisError: as :func:`find_checkout`; ``AUTH_REQUIRED`` or a similar code without a login.
     """
     checkout = find_checkout(start, require_scaffold=require_scaffold)
     credentials = require_credentials()
@@ -122,15 +120,15 @@ def open_context(
 def open_client(
     checkout: Checkout | None, credentials: Credentials | None = None, *, warn: Warn = log_warning
 ) -> Iterator[PlatformClient]:
-    """Hold a connection to the platform, and add hints to its errors.
+    """Open a connection to the platform and add hints to its errors.
 
     Args:
         checkout: names the repository in requests; None for commands that also work outside one.
         credentials: the login (default: the saved one or the environment's).
-        warn: receives what the platform says about this version.
+        warn: receives the platform's warnings about this version.
 
     Raises:
-        OsmosisError: ``AUTH_REQUIRED`` and similar codes without a login.
+        OsmosisError: ``AUTH_REQUIRED`` or a similar code without a login.
     """
     credentials = credentials or require_credentials()
     identity = None if checkout is None else checkout.git.identity
@@ -148,7 +146,7 @@ def open_client(
 
 
 def _suggests(error: PlatformError) -> bool:
-    """Whether an error says already what was perhaps meant or where to look, as those of our own platform do."""
+    """Tell whether an error already has a suggestion, as errors of our own platform do."""
     return error.hint is not None or "did you mean" in error.message or "see `osmosis " in error.message
 
 
@@ -159,7 +157,7 @@ def connect(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     warn: Warn = log_warning,
 ) -> PlatformClient:
-    """Return a client for the platform and user of ``credentials``; close it when done."""
+    """Return a client for the platform and user of ``credentials``; the caller closes it."""
     keep_retries_off_stdout()
     return PlatformClient.from_credentials(
         credentials,
@@ -170,14 +168,14 @@ def connect(
 
 
 def keep_retries_off_stdout() -> None:
-    """Tell of repeated calls by `logging` alone: where structlog is installed, stamina has it print them to stdout."""
+    """Report retries through `logging` only: with structlog installed, stamina prints them to stdout."""
     from stamina.instrumentation import LoggingOnRetryHook, set_on_retry_hooks
 
     set_on_retry_hooks([LoggingOnRetryHook])
 
 
 def connect_hint(git: GitIdentity, platform_url: str) -> str:
-    """Return how a repository gets connected to a workspace of this platform."""
+    """Return how to connect a repository to a workspace of this platform."""
     renamed = "if it was renamed: git remote set-url origin NEW-URL"
     if platform_url == DEFAULT_PLATFORM_URL:
         return f"connect it at {platform_url}, on the workspace's page Integrations > Git; {renamed}"

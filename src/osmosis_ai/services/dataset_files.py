@@ -36,18 +36,17 @@ PREVIEW_ROWS = 3
 
 
 def validate_file(path: Path, *, progress: Callable[[int], None] | None = None) -> DatasetReport:
-    """Check that the platform would take a dataset file; needs no workspace and no login.
+    """Check that the platform would accept a dataset file; needs no workspace and no login.
 
     Args:
-        path: the file.
-        progress: takes the number of bytes read so far.
+        progress: receives the number of bytes read so far.
 
     Returns:
-        The report of a valid file; it may hold warnings.
+        The report of a valid file; it may contain warnings.
 
     Raises:
-        OsmosisError: there is no such file, or it is not valid: the message lists the first
-            problems, the details are the whole report.
+        OsmosisError: the file does not exist or is invalid. The message lists the first problems; the details
+            are the whole report.
     """
     report = validate_dataset(path, progress=progress)
     if not report.valid:
@@ -60,14 +59,13 @@ def validate_file(path: Path, *, progress: Callable[[int], None] | None = None) 
 
 
 def check_file(path: Path, *, progress: Callable[[int], None] | None = None) -> DatasetReport:
-    """Check a file that is about to be uploaded.
+    """Check a file before its upload.
 
     Args:
-        path: the file.
-        progress: takes the number of bytes read so far.
+        progress: receives the number of bytes read so far.
 
     Raises:
-        OsmosisError: there is no such file, or the platform would not take it.
+        OsmosisError: the file does not exist, or the platform would reject it.
     """
     try:
         path.name.encode()
@@ -87,13 +85,12 @@ class ImportPlan:
     """What an import would do; nothing has been written.
 
     Attributes:
-        source: the file to read.
         target: the JSON Lines file to write.
-        mapping: our fields, each with the columns it is made of.
-        guessed: the fields of ``mapping`` that nobody named.
+        mapping: our fields and the columns that each is made from.
+        guessed: the fields of ``mapping`` that the user did not name.
         answer_in_conversation: the expected answer is the last turn of the prompt's conversation.
-        left_out: columns that nothing is made of.
-        preview: the first rows as they would be written; a row that cannot be is left out.
+        left_out: columns that are not imported.
+        preview: the first rows as they would be written, without those that cannot be converted.
     """
 
     source: Path
@@ -111,14 +108,14 @@ class ImportPlan:
 
 @dataclass
 class ImportReport:
-    """What came of an import.
+    """The result of an import.
 
     Attributes:
         row_count: rows written.
-        skipped: rows left out because they could not be made into one.
-        problems: what was wrong with the first of those.
-        dataset: what the platform's rules say of the new file.
-        missing_answer: the place of the first row left out because only its answer is missing.
+        skipped: rows left out because they could not be converted.
+        problems: what was wrong with the first skipped rows.
+        dataset: the validation report of the new file.
+        missing_answer: the position of the first row left out only because its answer is missing.
     """
 
     row_count: int = 0
@@ -131,18 +128,16 @@ class ImportReport:
 def plan_import(
     source: Path, *, mapping: Sequence[str] = (), target: Path | None = None, skip_invalid: bool = False
 ) -> ImportPlan:
-    """Find out what becomes of a file's columns, from its first rows.
+    """Decide from its first rows how a file's columns are imported.
 
     Args:
         source: a .jsonl, .csv, .json or .parquet file.
-        mapping: ``field=column`` as typed. Without any, every field is guessed; otherwise only what a row
-            cannot do without.
-        target: where to write; by default ``data/NAME.jsonl`` of the workspace directory, or beside the work.
-
-        skip_invalid: leave rows out that cannot be read, instead of refusing the file.
+        mapping: ``field=column`` as typed. If empty, every field is guessed; otherwise only the required ones.
+        target: the file to write (default: ``data/NAME.jsonl`` of the workspace directory, or next to the source).
+        skip_invalid: skip unreadable rows instead of rejecting the file.
 
     Raises:
-        OsmosisError: the file cannot be read, a mapping is wrong, or a field that rows need is not to be found.
+        OsmosisError: the file cannot be read, a mapping is wrong, or a required field is not found.
     """
     first_records = _first_records(source, skip_invalid=skip_invalid)
     first = first_records[0]
@@ -232,10 +227,10 @@ def _default_directory() -> Path:
 
 
 def check_target(target: Path, *, overwrite: bool) -> None:
-    """Refuse to write over a file that nobody said to replace.
+    """Refuse to replace a file unless ``overwrite`` is set.
 
     Raises:
-        ConflictError: there is a file at the target, and ``overwrite`` is not set.
+        ConflictError: the target exists and ``overwrite`` is not set.
     """
     if target.exists() and not overwrite:
         raise ConflictError(f"{target} exists; `--overwrite` replaces it, `--output` names another file.")
@@ -248,17 +243,17 @@ def import_rows(
     skip_invalid: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> ImportReport:
-    """Write the rows of a plan; the new file is there whole, or not at all.
+    """Write the rows of a plan; the new file is written completely or not at all.
 
     Args:
-        plan: what :func:`plan_import` returned.
-        overwrite: replace a file that is there.
-        skip_invalid: leave rows out that cannot be made into one of ours, instead of refusing the file.
-        progress: takes the number of bytes read so far.
+        plan: the result of :func:`plan_import`.
+        overwrite: replace an existing file.
+        skip_invalid: skip rows that cannot be converted instead of rejecting the file.
+        progress: receives the number of bytes read so far.
 
     Raises:
-        ConflictError: there is a file at the target, and ``overwrite`` is not set.
-        OsmosisError: the file or a row cannot be read or made into one of ours, or nothing can be written.
+        ConflictError: the target exists and ``overwrite`` is not set.
+        OsmosisError: the file or a row cannot be read or converted, or the target cannot be written.
     """
     check_target(plan.target, overwrite=overwrite)
     report = ImportReport()
@@ -305,7 +300,7 @@ def _rows(
             except RecursionError:
                 add(f"{reader.unit} {number}: nested too deeply")
     except StopReading:
-        # The rest of the file cannot be read, which is no row to leave out.
+        # Even with ``skip_invalid``: the rest of the file is unreadable, which is more than one bad row.
         raise OsmosisError(_failure(plan, [last] if skip_invalid else problems)) from None
     if problems and not skip_invalid:
         raise OsmosisError(_failure(plan, problems))
@@ -328,7 +323,7 @@ def _failure(plan: ImportPlan, problems: Sequence[str]) -> str:
 
 
 def _line(row: Record) -> bytes:
-    """Return a row as one JSON line, dates and the like as text, integers of any length whole."""
+    """Return a row as one JSON line: dates and similar values as text, integers of any length in full."""
     try:
         return orjson.dumps(row, default=str, option=orjson.OPT_APPEND_NEWLINE)
     except TypeError:
@@ -336,7 +331,7 @@ def _line(row: Record) -> bytes:
 
 
 def mapping_rows(plan: ImportPlan) -> list[dict[str, Any]]:
-    """Return what becomes of each column, as scripts read it: ``column``, ``becomes``, ``guessed``."""
+    """Return the mapping of each column as the JSON output shows it: ``column``, ``becomes``, ``guessed``."""
     rows = [
         {"column": column, "becomes": OUTPUT_COLUMNS[name], "guessed": name in plan.guessed}
         for name, columns in plan.mapping.items()

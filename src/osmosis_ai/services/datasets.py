@@ -5,7 +5,7 @@ upload in parts, or this process is killed, the same command resumes it with the
 them in its own record or, without one, asks a self-hosted platform for the open upload of the same user and bytes.
 
 The cache, ``<cache>/datasets/<id>/``, holds ``metadata.json`` and ``<sha256>.<extension>``. The digest is checked
-before every use, and the platform is asked each time whether the dataset has other bytes now.
+before every use, and the platform is asked each time whether the dataset has changed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OpenNamedProgress = Callable[[str, int | None], AbstractContextManager[Progress]
 """Opens a display for a download, given the dataset's name and size in bytes."""
 IN_PROGRESS = frozenset({"pending", "uploading", "processing"})
 READY = "uploaded"
-# What a store or a platform says of an upload that is no longer known there.
+# Statuses of a store or platform for an upload that it no longer knows.
 _GONE = frozenset({400, 403, 404, 409, 410})
 _EXTENSIONS = ("jsonl", "csv", "json", "parquet")
 _LOCK_TIMEOUT_S = 3600.0
@@ -60,7 +60,7 @@ _KEYS = (
 
 
 def list_datasets(client: PlatformClient, *, limit: int, everything: bool) -> Listing[Dataset]:
-    """Return the workspace's datasets, the newest first; arguments as in ``fetch_listing``."""
+    """Return the workspace's datasets, newest first; arguments as in ``fetch_listing``."""
     from osmosis_ai.services.listing import fetch_listing
 
     return fetch_listing(
@@ -76,8 +76,8 @@ class DatasetPreview:
     """The first rows of a dataset, as far as the platform keeps them.
 
     Attributes:
-        available: whether the platform has a preview at all.
-        message: why there is none.
+        available: whether the platform has a preview.
+        message: why there is no preview.
     """
 
     dataset: Dataset
@@ -87,7 +87,6 @@ class DatasetPreview:
     message: str | None = None
 
     def data(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
         shown = {
             "dataset": dataset_item(self.dataset),
             "rows": list(self.rows),
@@ -99,10 +98,10 @@ class DatasetPreview:
 
 
 def preview_dataset(client: PlatformClient, name: str, *, rows: int) -> DatasetPreview:
-    """Return up to ``rows`` rows of a dataset; that there are none is no error.
+    """Return up to ``rows`` rows of a dataset. A missing preview is not an error.
 
     Raises:
-        PlatformError: no such dataset, or as every call.
+        PlatformError: the dataset does not exist, or the request failed.
     """
     dataset = client.datasets.get(name)
     found = dataset.data_preview
@@ -121,12 +120,12 @@ def preview_dataset(client: PlatformClient, name: str, *, rows: int) -> DatasetP
 
 
 def dataset_logs(client: PlatformClient, name: str, *, limit: int, cursor: str | None) -> LogPage:
-    """Return a page of what was said while a dataset was checked, the oldest first."""
+    """Return a page of a dataset's validation log, oldest first."""
     return client.datasets.logs(name, limit=limit, cursor=cursor)
 
 
 def dataset_item(dataset: Dataset) -> dict[str, Any]:
-    """Return a dataset as scripts see it: every key, and ``platform_url`` where there is one."""
+    """Return a dataset as the JSON output shows it: every key, and ``platform_url`` if it has a page."""
     known = dataset.model_dump(mode="json", include={*_KEYS, "platform_url"})
     item = {key: known[key] for key in _KEYS}
     return {**item, "platform_url": known["platform_url"]} if known["platform_url"] else item
@@ -143,22 +142,21 @@ def upload_dataset(
     state_dir: Path | None = None,
     blobs: BlobClient | None = None,
 ) -> Dataset:
-    """Upload a checked file as the dataset of its name, and return the dataset.
+    """Upload a checked file as the dataset named after it.
 
     Args:
-        client: the platform.
         path: the file; its stem is the dataset's name.
-        report: what :func:`~osmosis_ai.services.dataset_files.check_file` found.
-        overwrite: replace the bytes of a dataset that has the name already.
-        progress: takes the number of bytes that are there so far.
-        warn: takes what the user should know, and its code.
-        state_dir: where an upload in parts is remembered; the cache by default.
-        blobs: connections to the store; otherwise opened and closed here.
+        report: the result of :func:`~osmosis_ai.services.dataset_files.check_file`.
+        overwrite: replace an existing dataset of this name.
+        progress: receives the number of bytes stored so far.
+        warn: receives warnings and their codes.
+        state_dir: where an upload in parts is recorded (default: the cache).
+        blobs: connections to the store; opened and closed here by default.
 
     Raises:
         ConflictError: the name is taken and ``overwrite`` is not set.
         PlatformError: the platform or its store refused, or could not be reached.
-        OsmosisError: the file changed meanwhile.
+        OsmosisError: the file changed during the upload.
     """
     if state_dir is None:
         from osmosis_ai.files import cache_dir
@@ -175,7 +173,7 @@ def upload_dataset(
 
 @dataclass(frozen=True)
 class _Sender:
-    """One file on its way to one name."""
+    """Uploads one file as one dataset."""
 
     client: PlatformClient
     path: Path
@@ -196,7 +194,7 @@ class _Sender:
         return self.noted.intent.sha256
 
     def resume(self) -> Dataset | None:
-        """Go on with an upload of the same bytes that broke off; None when there is none to go on with."""
+        """Resume an interrupted upload of the same bytes; None if there is no such upload."""
         from osmosis_ai.api.http_errors import PlatformError
         from osmosis_ai.api.transfer import find_unfinished_upload
 
@@ -213,7 +211,6 @@ class _Sender:
         return None
 
     def start(self, *, overwrite: bool) -> Dataset:
-        """Announce the upload and send everything."""
         dataset = self._create(overwrite=overwrite)
         if dataset.upload is None:
             self._abort(dataset.id)
@@ -224,7 +221,7 @@ class _Sender:
         return self._send(dataset.id, dataset.upload)
 
     def _can_go_on(self, unfinished: UnfinishedUpload) -> bool:
-        """Tell whether the platform waits for parts, or may have been told already that all are there."""
+        """Tell whether the platform waits for parts, or may have received the call that completes the upload."""
         dataset = self.client.datasets.get(unfinished.dataset_id)
         if dataset.id != unfinished.dataset_id:
             return False
@@ -236,7 +233,6 @@ class _Sender:
         return was_completed or dataset.status in ("pending", "uploading")
 
     def _create(self, *, overwrite: bool) -> Dataset:
-        """Announce the upload, and return the dataset."""
         from osmosis_ai.api.http_errors import PlatformError
 
         size, extension = self.report.file_size, self.report.extension
@@ -280,7 +276,7 @@ class _Sender:
             dataset = self.client.datasets.complete(
                 dataset_id, extension=self.report.extension, parts=upload.parts
             )
-        except BaseException as error:  # Ctrl-C as well: nothing half-sent stays on the platform
+        except BaseException as error:  # Ctrl-C too: no partial upload stays on the platform
             if (
                 isinstance(error, PlatformError)
                 and error.status is None
@@ -306,7 +302,7 @@ class _Sender:
 
 
 def warn_of_size(dataset: Dataset, report: DatasetReport, warn: Warn) -> None:
-    """Warn if the platform stores another number of bytes than it was sent, unless it converted the file."""
+    """Warn if the platform stores a different number of bytes than were sent, unless it converted the file."""
     converted = dataset.file_format not in (None, report.extension)
     if dataset.file_size not in (0, report.file_size) and not converted:
         warn(
@@ -327,10 +323,10 @@ def _broken_off(error: PlatformError) -> PlatformError:
 
 
 def follow_check(client: PlatformClient, name: str) -> LogFollower:
-    """Return the log of a dataset from here on; call it before an upload that replaces one.
+    """Return a follower of a dataset's log from now on. Call it before an upload that replaces the dataset.
 
     Raises:
-        PlatformError: as every call; not when there is no such dataset yet.
+        PlatformError: the request failed. A dataset that does not exist yet is not an error.
     """
     from osmosis_ai.api.http_errors import PlatformError
     from osmosis_ai.services.log_following import LogFollower
@@ -352,17 +348,16 @@ def wait_until_checked(
     pause: Callable[[], None],
     tell: Callable[[str], None],
 ) -> Dataset:
-    """Return the dataset when the platform has checked it.
+    """Wait until the platform has checked a dataset, and return it.
 
     Args:
-        client: the platform.
         dataset: as the upload returned it.
-        log: of the dataset, from before the upload.
-        pause: waits between two looks.
-        tell: takes each line of the platform's log, as it comes.
+        log: the dataset's log, from before the upload.
+        pause: waits between two polls.
+        tell: receives each line of the platform's log as it arrives.
 
     Raises:
-        OsmosisError: the platform did not accept the dataset; the message says why.
+        OsmosisError: the platform rejected the dataset; the message says why.
     """
     lines: list[LogEntry] = []
     while True:
@@ -396,19 +391,18 @@ def download_dataset(
     progress: OpenProgress | None = None,
     blobs: BlobClient | None = None,
 ) -> tuple[Dataset, Path]:
-    """Download a dataset, and return it with the file.
+    """Download a dataset and return it with the file.
 
     Args:
-        client: the platform.
         name: the dataset's name or id.
-        output: a file; or a directory: one that exists, or any path that ends in a separator.
-        overwrite: replace a file that is there.
-        progress: opens a display for so many bytes (None: nobody knows); it takes those that are there.
-        blobs: connections to the store; otherwise opened and closed here.
+        output: a file, an existing directory, or any path that ends in a separator.
+        overwrite: replace an existing file.
+        progress: opens a progress display for a number of bytes (None if unknown); it receives the bytes so far.
+        blobs: connections to the store; opened and closed here by default.
 
     Raises:
-        ConflictError: the file is there already.
-        PlatformError: no such dataset, or as every call.
+        ConflictError: the file exists.
+        PlatformError: the dataset does not exist, or the request failed.
         OsmosisError: the dataset is not ready, or the disk is full.
     """
     from osmosis_ai.api.transfer import download
@@ -434,10 +428,10 @@ def download_dataset(
 
 
 def require_ready(dataset: Dataset) -> Dataset:
-    """Return ``dataset`` when its bytes can be had.
+    """Return ``dataset`` if it can be downloaded.
 
     Raises:
-        OsmosisError: the platform is not done with it, or did not accept it.
+        OsmosisError: the platform is still processing the dataset, or rejected it.
     """
     if dataset.status == READY:
         return dataset
@@ -456,7 +450,7 @@ def require_ready(dataset: Dataset) -> Dataset:
 
 
 def _file_name(dataset: Dataset, suggested: str | None) -> str:
-    """Return a plain file name: a platform must not choose a directory."""
+    """Return a plain file name: a platform must not choose the directory."""
     stem = dataset.file_name or dataset.id
     named = f"{stem}.{dataset.file_format}" if dataset.file_format else stem
     for name in (suggested, named, dataset.id):
@@ -467,7 +461,7 @@ def _file_name(dataset: Dataset, suggested: str | None) -> str:
 
 
 def _target(output: str | None, name: str) -> tuple[Path | None, Path]:
-    """Return the directory, if one was meant, and the file."""
+    """Return the directory, if ``output`` names one, and the file."""
     if output is None:
         return Path.cwd(), Path.cwd() / name
     path = expanded(output)
@@ -487,10 +481,10 @@ def _refuse_existing(target: Path, *, overwrite: bool) -> None:
 
 @dataclass(frozen=True)
 class CachedDataset:
-    """A platform dataset as a file.
+    """A platform dataset as a local file.
 
     Attributes:
-        source: whether it was in the cache or had to be downloaded.
+        source: whether it came from the cache or was downloaded.
     """
 
     path: Path
@@ -506,18 +500,17 @@ def fetch_dataset(
     progress: OpenNamedProgress | None = None,
     blobs: BlobClient | None = None,
 ) -> CachedDataset:
-    """Return the current bytes of a platform dataset.
+    """Return the current bytes of a platform dataset as a file in the cache.
 
     Args:
-        client: the platform.
         name: the dataset's name or id.
-        cache: where datasets are kept; the user's cache by default.
-        progress: opens a display when bytes have to be fetched.
-        blobs: connections to the store; otherwise opened and closed here.
+        cache: the directory of cached datasets (default: the user's cache).
+        progress: opens a progress display if a download is needed.
+        blobs: connections to the store; opened and closed here by default.
 
     Raises:
-        PlatformError: no such dataset, or as every call.
-        OsmosisError: it is not ready, of no known format, or the disk is full.
+        PlatformError: the dataset does not exist, or the request failed.
+        OsmosisError: the dataset is not ready, its format is unknown, or the disk is full.
     """
     import filelock
 
@@ -582,7 +575,7 @@ def _download_to_cache(
 
 
 def _remove_old(directory: Path, current: Path) -> None:
-    """Remove the bytes of earlier versions; not at once, an evaluation may be reading them."""
+    """Remove earlier versions after a delay, because a running evaluation may be reading them."""
     for path in directory.glob("*.*"):
         is_data = path.suffix[1:] in _EXTENSIONS and len(path.stem) == 64
         if is_data and path != current and time.time() - path.stat().st_mtime > _KEPT_S:
@@ -590,7 +583,7 @@ def _remove_old(directory: Path, current: Path) -> None:
 
 
 def _version(dataset: Dataset, platform_url: str) -> dict[str, Any]:
-    """Return what changes when the bytes do."""
+    """Return the fields that change when the bytes do."""
     known = dataset.model_dump(mode="json")
     return {
         "platform_url": platform_url,
@@ -609,7 +602,7 @@ def _extension(dataset: Dataset) -> str:
 
 
 def _segment(dataset_id: str) -> str:
-    """Return an id as one directory name; an id that is none gets its digest."""
+    """Return an id as one directory name; an id that is not a valid name is replaced by its digest."""
     if re.fullmatch(r"[A-Za-z0-9_-]{1,96}", dataset_id):
         return dataset_id
     import hashlib

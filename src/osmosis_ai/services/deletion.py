@@ -1,4 +1,4 @@
-"""Delete datasets and ended runs from a platform. What refers to them keeps their names."""
+"""Delete datasets and ended runs from a platform. Objects that refer to them keep their names."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def find_deletable_dataset(client: PlatformClient, name: str) -> Dataset:
-    """Return the dataset that is to be deleted.
+    """Return the dataset to delete.
 
     Raises:
-        PlatformError: there is none, or the platform deletes nothing; or as every call.
+        PlatformError: it does not exist, the platform does not support deletion, or the request failed.
     """
     dataset = client.datasets.get(name)
     _require_deletion(client)
@@ -27,11 +27,11 @@ def find_deletable_dataset(client: PlatformClient, name: str) -> Dataset:
 
 
 def find_deletable_run(client: PlatformClient, kind: RunKind, name: str) -> Run:
-    """Return the run that is to be deleted.
+    """Return the run to delete.
 
     Raises:
-        PlatformError: there is none, or the platform deletes nothing; or as every call.
-        ConflictError: it has not ended.
+        PlatformError: it does not exist, the platform does not support deletion, or the request failed.
+        ConflictError: the run has not ended.
     """
     from osmosis_ai.services.runs.lifecycle import TERMINAL, get_run
 
@@ -48,21 +48,21 @@ def find_deletable_run(client: PlatformClient, kind: RunKind, name: str) -> Run:
 
 
 def count_adapters(client: PlatformClient, kind: RunKind, run: Run) -> int:
-    """Return how many adapters would go with a run."""
+    """Return how many adapters are deleted with a run."""
     return len(client.training_runs.checkpoints(run.id).checkpoints) if kind == "train" else 0
 
 
 def delete_dataset(client: PlatformClient, dataset: Dataset) -> None:
-    """Delete a dataset, for good.
+    """Delete a dataset permanently.
 
     Raises:
-        PlatformError: the platform refused; or it did not answer, and the dataset may be gone all the same.
+        PlatformError: the platform refused; or it did not answer, and the dataset may be deleted nevertheless.
     """
     _delete(lambda: client.datasets.delete(dataset.id), "osmosis dataset list")
 
 
 def delete_run(client: PlatformClient, kind: RunKind, run: Run) -> None:
-    """Delete a run, for good; raises as :func:`delete_dataset`."""
+    """Delete a run permanently; raises the same errors as :func:`delete_dataset`."""
     runs = client.eval_runs if kind == "eval" else client.training_runs
     _delete(lambda: runs.delete(run.id), f"osmosis {kind} list")
 

@@ -1,4 +1,4 @@
-"""Development rollout servers: a pushed commit, served by the hosted platform for a while."""
+"""Development rollout servers: the hosted platform serves a pushed commit for a limited time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ENTRYPOINT = "main.py"
 
 @dataclass(frozen=True)
 class PreparedDevServer:
-    """The body that starts a server.
+    """The body of the request that starts a server.
 
     Attributes:
         dirty: whether the checkout has uncommitted changes, which are not served.
@@ -47,7 +47,7 @@ def prepare_dev_server(
     """Check that the last commit of a rollout's directory can be served.
 
     Raises:
-        PlatformError: ``NOT_OFFERED`` when the platform has no such servers.
+        PlatformError: ``NOT_OFFERED`` if the platform has no such servers.
         OsmosisError: the directory is not a rollout's, or the commit is not pushed.
     """
     workspace, here = context.workspace, directory.resolve()
@@ -94,7 +94,7 @@ def list_dev_servers(client: PlatformClient, *, limit: int, everything: bool) ->
 
 
 def log_lines(client: PlatformClient, server_id: str, *, tail: int, follow: bool) -> Iterator[dict[str, Any]]:
-    """Yield the last ``tail`` lines of a log; with ``follow`` also new ones, until the platform ends the stream."""
+    """Yield the last ``tail`` lines of a log; with ``follow``, also new ones until the platform ends the stream."""
     if not follow:
         params: dict[str, str | int | None] = {"limit": tail, "direction": "older"}
         page = client.get(routes.dev_server_logs(server_id), model=LogPage, params=params)

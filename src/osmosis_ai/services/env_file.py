@@ -1,7 +1,7 @@
-"""The `.env` of a checkout: text that someone else may have written.
+"""The `.env` of a checkout, which is untrusted text.
 
-It may set keys and addresses of model providers in this process, and the secrets that a config lists in its rollout.
-An address from the file never meets a key from elsewhere.
+It may set keys and addresses of model providers in this process, and in the rollout the secrets that a config lists.
+An address from the file is never used with a key from another source.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_BYTES = 1 << 20
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _ADDRESS = re.compile(r"(?P<service>.+)_(API_BASE|BASE_URL)")
 _CREDENTIAL = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)")
-# A region such as `evil.example/` would become the host of a cloud's URL.
+# Restricted, because a region such as `evil.example/` would become the host of a cloud's URL.
 _PLAIN_SETTING = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NAMES_SHOWN = 12
 Warn = Callable[[str, "str | None"], None]
@@ -48,10 +48,10 @@ class EnvFile:
         return {name: self.values[name] for name in names if name in self.values and not why_reserved(name)}
 
     def refuse_foreign_keys(self, env: Mapping[str, str]) -> None:
-        """Refuse ``env`` if it holds an address from this file and a key for it from elsewhere.
+        """Raise an error if ``env`` has an address from this file and a key for it from another source.
 
         Raises:
-            ConflictError: naming both variables.
+            ConflictError: the message names both variables.
         """
         for name, value in self.values.items():
             if env.get(name) == value and (name in address_variables() or _ADDRESS.fullmatch(name)):
@@ -59,7 +59,7 @@ class EnvFile:
                     raise address_conflict(name, self.path, key, elsewhere=True)
 
     def foreign_keys(self, address: str, env: Mapping[str, str]) -> list[str]:
-        """Return the variables of ``env`` that hold a key for ``address`` from elsewhere."""
+        """Return the variables of ``env`` with a key for ``address`` from another source."""
         own = self.values.values()
         return [key for key in _keys_of(address, env) if env.get(key, "").strip() and env[key] not in own]
 
@@ -70,9 +70,8 @@ def load_env_file(
     """Set in ``environ`` what an environment file may set, and return the file; None if it is ignored.
 
     Args:
-        path: the file.
-        environ: a variable that is set keeps its value.
-        warn: gets a sentence about a file, a line or a name that is ignored.
+        environ: variables that are already set keep their value.
+        warn: receives a sentence about each ignored file, line or name.
         named: whether the user named the file, and so trusts its owner.
 
     Raises:
@@ -83,7 +82,7 @@ def load_env_file(
     if file is None:
         return None
     addresses = address_variables()
-    # `OPENAI_API_BASE` of the shell also stands against `OPENAI_BASE_URL` of the file.
+    # `OPENAI_API_BASE` of the shell also overrides `OPENAI_BASE_URL` of the file.
     shadowed = [keys for name, keys in addresses.items() if name in environ]
     accepted = {name for name, keys in addresses.items() if keys not in shadowed}
     accepted |= credential_variables() | CLOUD_SETTINGS
@@ -110,7 +109,7 @@ def load_env_file(
 
 
 def _pair(file: EnvFile, address: str, environ: MutableMapping[str, str], warn: Warn) -> None:
-    """Make sure that only keys of the file can go to an address of the file."""
+    """Ensure that only keys from the file are sent to an address from the file."""
     keys = _keys_of(address, file.values)
     has_key = any(key in file.values for key in keys)
     foreign = file.foreign_keys(address, environ)
@@ -125,7 +124,7 @@ def _pair(file: EnvFile, address: str, environ: MutableMapping[str, str], warn: 
 
 
 def _keys_of(address: str, names: Iterable[str]) -> list[str]:
-    """Return the variables whose values may be sent to ``address``: the known ones, and those of ``names`` like it."""
+    """Return the variables whose values may be sent to ``address``: known ones, and similar ones among ``names``."""
     match = _ADDRESS.fullmatch(address)
     alike = (
         [name for name in names if name.startswith(f"{match['service']}_") and _CREDENTIAL.fullmatch(name)]
@@ -144,7 +143,7 @@ def _is_local(address: str) -> bool:
 
 def _read(path: Path, warn: Warn, *, named: bool) -> EnvFile | None:
     try:
-        # A pipe that the user named is waited for, one that is found is not.
+        # Opening waits for a pipe only if the user named it.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if named else os.O_NONBLOCK))
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from error
@@ -172,7 +171,7 @@ def _untrusted(status: os.stat_result) -> str | None:
 
 
 def _tracked(path: Path) -> str | None:
-    """Return why a file counts as part of the repository: it, or the file it links to, is tracked."""
+    """Return why a file counts as part of the repository: it or its link target is tracked."""
     from osmosis_ai.workspace.git import checkout_root, is_tracked
 
     for place in dict.fromkeys([path.parent.resolve() / path.name, path.resolve()]):
@@ -195,7 +194,7 @@ def _parse(path: Path, text: str, warn: Warn) -> EnvFile:
         if binding.error or (binding.key is not None and not _NAME.fullmatch(binding.key)):
             warn(f"{path}, line {binding.original.line}: ignored, not `NAME=value`", None)
         elif binding.key is not None and binding.value is not None:
-            # `${NAME}` means a name of this file: a variable of the shell must not get into an address.
+            # `${NAME}` refers to this file only: a variable of the shell must not get into an address.
             parts = list(parse_variables(binding.value))
             needed = {part.name for part in parts if isinstance(part, Variable) and part.default is None}
             if needed <= values.keys():

@@ -36,13 +36,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Deployments:
-    """How many adapters are deployed, and may be; ``active`` is None where inference is not offered."""
+    """The number of deployed adapters and the limit; ``active`` is None if the platform offers no inference."""
 
     active: int | None = None
     maximum: int | None = None
 
     def data(self) -> dict[str, Any]:
-        """Return what scripts see; nothing where inference is not offered."""
+        """Return the counts as the JSON output shows them; empty if the platform offers no inference."""
         if self.active is None:
             return {}
         return {"active_deployments": self.active, "max_active_deployments": self.maximum}
@@ -63,7 +63,7 @@ def list_base_models(client: PlatformClient, *, limit: int, everything: bool) ->
 def list_lora_models(
     client: PlatformClient, *, limit: int, everything: bool
 ) -> tuple[Listing[LoraModel], Deployments]:
-    """Return the adapters, and how many are deployed; arguments as in ``fetch_listing``."""
+    """Return the adapters and how many are deployed; arguments as in ``fetch_listing``."""
     from osmosis_ai.services.listing import fetch_listing
 
     deployments = Deployments()
@@ -85,42 +85,41 @@ def get_lora_model(client: PlatformClient, name: str) -> LoraModel:
     """Return an adapter.
 
     Raises:
-        PlatformError: there is none of that name, or as every call.
+        PlatformError: the adapter does not exist, or the request failed.
     """
     return ask_by_name(client, name, client.models.get)
 
 
 def deploy(client: PlatformClient, name: str) -> DeploymentChange:
-    """Have an adapter served; doing so twice changes nothing.
+    """Deploy an adapter. Deploying it twice changes nothing.
 
     Raises:
-        PlatformError: there is none, it cannot be served, or too many are; or as every call.
+        PlatformError: the adapter does not exist or cannot be served, the limit is reached, or the request failed.
     """
     return ask_by_name(client, name, client.models.deploy)
 
 
 def undeploy(client: PlatformClient, name: str) -> DeploymentChange:
-    """Have an adapter served no longer; doing so twice changes nothing.
+    """Undeploy an adapter. Undeploying it twice changes nothing.
 
     Raises:
-        PlatformError: there is none, or it is not this user's to take back; or as every call.
+        PlatformError: the adapter does not exist, this user may not undeploy it, or the request failed.
     """
     return ask_by_name(client, name, client.models.undeploy)
 
 
 def ask_by_name(client: PlatformClient, name: str, ask: Callable[[str], _T]) -> _T:
-    """Return what the platform answers about an adapter, which may be called ``BASE:NAME`` as its endpoint calls it.
+    """Return the platform's answer about an adapter, whose name may also be ``BASE:NAME`` as in its endpoint.
 
-    A platform's own names may have colons, so a name is shortened only when there is none of it, and only to that
-    of an adapter of this very base model.
+    The platform's own names may contain colons. ``BASE:`` is therefore removed only if the full name does not exist,
+    and only if the adapter has exactly this base model.
 
     Args:
-        client: the platform.
         name: the adapter's name or id, or ``BASE:NAME``.
         ask: the call that takes the name.
 
     Raises:
-        PlatformError: there is none of that name, or as ``ask``.
+        PlatformError: no adapter has this name, or as ``ask``.
     """
     from osmosis_ai.api.http_errors import PlatformError
 
@@ -134,12 +133,12 @@ def ask_by_name(client: PlatformClient, name: str, ask: Callable[[str], _T]) -> 
 
 
 def can_be_deployed(model: LoraModel) -> bool:
-    """Tell whether the platform offers to serve an adapter: only then does it say a status, if a null one."""
+    """Tell whether the platform can serve an adapter: only then does its reply contain a status, even if null."""
     return "deployment_status" in model.model_fields_set
 
 
 def inference_url(platform_url: str) -> str:
-    """Return where deployed adapters answer: the hosted platform has a host for it, others do it themselves.
+    """Return the URL of deployed adapters: a host of its own on the hosted platform, otherwise the platform itself.
 
     ``OSMOSIS_INFERENCE_URL`` overrides it.
     """
@@ -152,12 +151,12 @@ def inference_url(platform_url: str) -> str:
 
 
 def base_item(model: BaseModelRow) -> dict[str, Any]:
-    """Return a base model as scripts see it."""
+    """Return a base model as the JSON output shows it."""
     return model.model_dump(mode="json")
 
 
 def lora_item(model: LoraModel) -> dict[str, Any]:
-    """Return a listed adapter as scripts see it."""
+    """Return a listed adapter as the JSON output shows it."""
     known = model.model_dump(mode="json")
     deployment = ("deployment_status", "deployed_at", "deployed_by") if can_be_deployed(model) else ()
     keys = (
@@ -170,7 +169,7 @@ def lora_item(model: LoraModel) -> dict[str, Any]:
 
 
 def lora_detail(model: LoraModel) -> dict[str, Any]:
-    """Return an adapter in full as scripts see it."""
+    """Return all facts about an adapter as the JSON output shows them."""
     known = model.model_dump(mode="json")
     more = ("hf_upload_status", "hf_url", "uploaded_by", "inference_model")
     return {**lora_item(model), **{key: known[key] for key in more}}
@@ -193,7 +192,7 @@ def _name_without_base(client: PlatformClient, name: str) -> str | None:
 
 @dataclass(frozen=True)
 class DownloadedModel:
-    """An adapter's folder; ``fetched`` is False when it was there already, every byte of it."""
+    """An adapter's folder; ``fetched`` is False if it was already complete."""
 
     name: str
     base_model: str | None
@@ -202,7 +201,6 @@ class DownloadedModel:
     fetched: bool
 
     def resource(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
         return {
             "model_name": self.name,
             "base_model": self.base_model,
@@ -214,7 +212,7 @@ class DownloadedModel:
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """What is to be fetched, and where to."""
+    """What to download, and where to."""
 
     listed: ModelDownload
     directory: Path
@@ -222,24 +220,22 @@ class ModelPlan:
 
     @property
     def total_bytes(self) -> int:
-        """How much there is to fetch."""
         return sum(file.size for file in self.listed.files)
 
 
 def plan_model_download(
     client: PlatformClient, name: str, *, workspace: WorkspaceDirectory, output: Path | None = None
 ) -> ModelPlan:
-    """Ask what files an adapter has, and decide where they go; writes nothing.
+    """Look up an adapter's files and decide where they go; writes nothing.
 
     Args:
-        client: the platform.
         name: the adapter's name or id, or ``BASE:NAME``.
-        workspace: whose ``.osmosis/models`` takes it when ``output`` does not.
+        workspace: its ``.osmosis/models`` is the default location.
         output: the adapter's folder.
 
     Raises:
-        PlatformError: there is no such adapter, or the platform has no downloads of models.
-        OsmosisError: what the platform lists is no adapter that can be written.
+        PlatformError: the adapter does not exist, or the platform has no downloads of models.
+        OsmosisError: the platform's list of files is not a valid adapter.
     """
     from osmosis_ai.services.runs.files import safe_name
 
@@ -259,18 +255,18 @@ def download_model(
     progress: Callable[[int], None] = lambda _bytes: None,
     blobs: BlobClient | None = None,
 ) -> DownloadedModel:
-    """Fetch an adapter; one that is there already is only checked.
+    """Download an adapter; an existing one is only verified.
 
     Args:
         client: the platform; it signs the URLs.
         plan: from :func:`plan_model_download`.
-        progress: takes the number of bytes that have arrived.
-        blobs: connections to the store; otherwise opened and closed here.
+        progress: receives the number of bytes downloaded so far.
+        blobs: connections to the store; opened and closed here by default.
 
     Raises:
-        ConflictError: the folder holds something else.
-        OsmosisError: a file did not arrive as the platform named it, or the disk refused it; what has arrived
-            stays for the next time.
+        ConflictError: the folder contains something else.
+        OsmosisError: a file does not match its size or digest, or the disk refused it. Downloaded files are kept for
+            the next attempt.
     """
     from osmosis_ai.api.transfer import BlobClient
     from osmosis_ai.files import sync_directory
@@ -289,7 +285,7 @@ def download_model(
                 _fetch(client, listed, staging, progress, own)
         _check_adapter(staging)
         try:
-            staging.rename(directory)  # onto an empty directory, or nothing
+            staging.rename(directory)  # works on an empty or missing directory
             sync_directory(directory.parent)
         except OSError as error:
             raise OsmosisError(f"cannot write {directory}: {error.strerror or error}.") from None
@@ -311,7 +307,7 @@ def _check_listing(listed: ModelDownload) -> None:
 
 
 def _is_whole(directory: Path, listed: ModelDownload) -> bool:
-    """Tell whether every file is there with its digest; files of the user's beside them do not matter."""
+    """Tell whether every file exists with its digest; other files in the folder do not matter."""
     return directory.is_dir() and all(
         file.sha256 is not None and _is_right(directory / file.path, file) for file in listed.files
     )

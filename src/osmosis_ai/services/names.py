@@ -1,4 +1,4 @@
-"""The names there are of runs, datasets, models and served agents: for a suggestion, and for the shell's Tab."""
+"""Names of runs, datasets, models and remote agents, for suggestions and shell completion."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _LATEST, _SUGGESTED, _LIKENESS = 50, 3, 0.6
 
 
 def names_of(client: PlatformClient, kind: Kind, *, timeout_s: float = LOOK_TIMEOUT_S) -> list[str]:
-    """Return the names of a kind that the platform lists first, the newest.
+    """Return the names on the first page of a list, newest first.
 
-    It is asked once: names are a help, and nobody waits for help.
+    Names are only a convenience, so the request is not retried.
 
     Raises:
-        PlatformError: as every call.
+        PlatformError: the request failed.
     """
     path, model, items, key = _lists()[kind]
     page = client.request(
@@ -46,11 +46,10 @@ def names_of(client: PlatformClient, kind: Kind, *, timeout_s: float = LOOK_TIME
 
 
 def suggestion(client: PlatformClient, path: str) -> str | None:
-    """Return a hint with the names that were perhaps meant by a call that found nothing, or where names are listed.
+    """Return a hint after a call that found nothing: similar names, or the command that lists them.
 
     Args:
-        client: the platform.
-        path: of the call.
+        path: the path of the failed call.
     """
     from difflib import get_close_matches
 
@@ -83,14 +82,14 @@ def _asked(path: str) -> tuple[Kind, str] | None:
     }
     for prefix, kind in owners.items():
         if path == routes.run_check(prefix):
-            return None  # what was not found there is something that the config names
+            return None  # the missing object is one that the config names
         if path.startswith(f"{prefix}/"):
             return kind, unquote(path[len(prefix) + 1 :].partition("/")[0])
     return None
 
 
 def _lists() -> Mapping[Kind, tuple[str, type[Page], str, str]]:
-    """Where each kind is listed, as what, and which attributes are the items and a name."""
+    """Return for each kind: the path of its list, the page model, and the attributes of the items and of a name."""
     from osmosis_ai.api import routes
     from osmosis_ai.api.wire.benchmarks import BenchmarkList, BenchmarkRunList
     from osmosis_ai.api.wire.datasets import DatasetList

@@ -1,8 +1,8 @@
 """Check before a submit that a rollout's entrypoint imports on this machine.
 
-Packages that only the platform installs are no failure. A syntax error or an exception during the import is
-reported before anything is sent. A child process imports the entrypoint under a module name other than
-``__main__``, so nothing is served; its siblings can be imported by their names and relatively.
+Missing packages that only the platform installs are not a failure. A syntax error or an exception during the import
+is reported before anything is sent. A child process imports the entrypoint under a module name other than
+``__main__``, so it serves nothing. The entrypoint can import its siblings by name and relatively.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HINT = (
 _PLACEHOLDER = "placeholder-of-the-preflight"
 _PACKAGE = "_osmosis_entrypoint"
 _TAIL_BYTES = 2000
-# Without the current directory in front: its modules must not shadow those that the probe itself needs.
+# The current directory is not on the path: its modules must not shadow those that the probe needs.
 _PROBE = (
     "import sys; sys.path[:] = filter(None, sys.path); "
     "from osmosis_ai.services.rollout_preflight import probe_entrypoint; probe_entrypoint(*sys.argv[1:])"
@@ -39,17 +39,17 @@ _PROBE = (
 
 @dataclass(frozen=True)
 class ImportOutcome:
-    """How the import of an entrypoint went.
+    """The result of importing an entrypoint.
 
     Attributes:
-        kind: ``unknown`` where packages are missing that the platform installs, ``late`` when it was still going on
-            at the time limit.
+        kind: ``unknown`` if packages are missing that the platform installs, ``late`` if the import exceeded the time
+            limit.
         entrypoint: the script, relative to the workspace directory.
-        problem: what went wrong, in a sentence; empty for an import that succeeded.
-        file: the rollout's own file that failed, relative to the workspace directory, where that is known.
+        problem: what failed, as a sentence; empty if the import succeeded.
+        file: the rollout's own file that failed, relative to the workspace directory, if known.
         line: the line in it.
-        details: what a program may want to know.
-        hint: what fixes the problem.
+        details: facts for the JSON output.
+        hint: how to fix the problem.
     """
 
     kind: Literal["imported", "unknown", "late", "failed"]
@@ -61,13 +61,13 @@ class ImportOutcome:
     hint: str = HINT
 
     def require(self, command: str) -> ImportOutcome:
-        """Return the outcome unless it is that the code cannot be imported.
+        """Return the outcome unless the code cannot be imported.
 
         Args:
-            command: what the user ran (``eval submit``).
+            command: the user's command (``eval submit``).
 
         Raises:
-            OsmosisError: it cannot; the details say where.
+            OsmosisError: the import failed; the details say where.
         """
         if self.kind != "failed":
             return self
@@ -80,7 +80,7 @@ class ImportOutcome:
 
 
 def served_elsewhere(entrypoint: str) -> ImportOutcome:
-    """Return what is known of an agent of which nothing is here: nothing, before a run asks it."""
+    """Return the outcome for a remote agent, which cannot be checked before a run calls it."""
     return ImportOutcome(
         "unknown", entrypoint, f"`{entrypoint}` is served elsewhere: the run asks it when it starts."
     )
@@ -94,14 +94,14 @@ def import_entrypoint(
     secret_names: tuple[str, ...] = (),
     timeout_s: float = TIMEOUT_S,
 ) -> ImportOutcome:
-    """Import a rollout's entrypoint in a process of its own.
+    """Import a rollout's entrypoint in a child process.
 
     Args:
         rollout_dir: the rollout's directory.
         entrypoint: its script, relative to that.
         env: variables that the run will have.
-        secret_names: variables that it will have too; a placeholder stands in for each value.
-        timeout_s: seconds after which it is given up.
+        secret_names: further variables of the run; each gets a placeholder as its value.
+        timeout_s: time limit in seconds.
     """
     from osmosis_ai.controller.environments import read_project, unmet_requirements
 
@@ -111,7 +111,7 @@ def import_entrypoint(
     if unmet:
         problem = f"`{shown}` was not imported here: {'; '.join(unmet)}. The platform builds its environment."
         return ImportOutcome("unknown", shown, problem)
-    # To import needs no key: code that nobody has read yet never sees a real one here.
+    # An import needs no key, so unreviewed code never gets a real one here.
     variables = {**python_environment(os.environ), **dict.fromkeys(secret_names, _PLACEHOLDER), **env}
     with tempfile.TemporaryDirectory(prefix="osmosis-preflight-") as scratch:
         report = Path(scratch) / "report.json"
@@ -144,7 +144,7 @@ def _read(report: Path) -> dict[str, Any] | None:
 
 def probe_entrypoint(entrypoint: str, report: str) -> None:
     """In the child process: import ``entrypoint`` and write the outcome to ``report`` as JSON."""
-    # Before the rollout's directories are on the path: its modules must not shadow ours.
+    # Imported before the rollout's directories are on the path: its modules must not shadow ours.
     from osmosis_ai.rollout.loop.entrypoints import holds_an_agent_loop
 
     watch_parent()
@@ -160,16 +160,16 @@ def probe_entrypoint(entrypoint: str, report: str) -> None:
             _check_agent_loop(module, path)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # the user's code may as well call `sys.exit`
+    except BaseException as error:  # user code may call `sys.exit`
         outcome = _failure(error, project)
     Path(report).write_text(json.dumps(outcome), encoding="utf-8")
 
 
 def _check_agent_loop(module: types.ModuleType, path: Path) -> None:
-    """Check that the agent and its eval functions are what a rollout's server can host.
+    """Check that a rollout server can host the agent and its eval functions.
 
     Raises:
-        OsmosisError: they are not.
+        OsmosisError: it cannot.
     """
     from osmosis_ai.rollout.loop.hosting import agent_of, hosted_loop
     from osmosis_ai.rollout.loop.workflow import HostedLoopSettings
@@ -204,7 +204,7 @@ def _failure(error: BaseException, project: Path) -> dict[str, object]:
 
 
 def _place(error: BaseException, project: Path) -> dict[str, object]:
-    """Return the innermost place of the rollout's own code."""
+    """Return the innermost position in the rollout's own code."""
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         places.append((error.filename, error.lineno))

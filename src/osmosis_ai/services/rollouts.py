@@ -30,7 +30,7 @@ _KEYS = ("id", "name", "is_active", "repo_full_name", "last_synced_commit_sha", 
 
 
 AGENT_KEY_ENV = "OSMOSIS_ROLLOUT_SERVER_KEY"
-"""Has the key of a served agent: of one that is registered by hand, or run from this machine."""
+"""The variable with the key of a remote agent, registered by hand or run on this machine."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class InitializedRollout:
     written: PlacedRollout
 
     def resource(self) -> dict[str, Any]:
-        """Return what was written as scripts see it; paths are relative to the workspace directory."""
+        """Return what was written as the JSON output shows it; paths are relative to the workspace directory."""
         return {
             "name": self.written.name,
             "workspace_directory": str(self.workspace.root),
@@ -55,18 +55,18 @@ class InitializedRollout:
 def initialize_rollout(
     name: str | None, *, example: bool = False, force: bool = False, start: Path | None = None
 ) -> InitializedRollout:
-    """Write a rollout's skeleton and configs into the workspace that ``start`` is in.
+    """Write a rollout's skeleton and configs into the workspace that contains ``start``.
 
     Args:
-        name: the rollout's name; None, where an example is wanted, for the example's own.
-        example: write an agent that works, with its data, instead of a skeleton.
-        force: replace what has that name.
-        start: a directory of the workspace; the current one when None.
+        name: the rollout's name; None for the name of the example.
+        example: write a working agent with its data instead of a skeleton.
+        force: replace existing files of the same name.
+        start: a directory of the workspace (default: the current directory).
 
     Raises:
         WorkspaceRequiredError: outside a Git work tree.
-        ConflictError: when something has that name already.
-        OsmosisError: when the name is not allowed, or the workspace lacks a directory.
+        ConflictError: a rollout or file of this name exists.
+        OsmosisError: the name is invalid, or the workspace lacks a directory.
     """
     workspace = find_workspace(start)
     if example:
@@ -78,11 +78,11 @@ def initialize_rollout(
 
 @dataclass(frozen=True)
 class RolloutListing:
-    """The rollouts of a repository, as the platform has read them.
+    """The rollouts of a repository, as the platform last read them.
 
     Attributes:
-        listing: the rollouts, and where they stand in the whole.
-        sync_error: why they may be out of date; None when they are not.
+        listing: one page of the rollouts.
+        sync_error: why the list may be out of date; None if it is current.
     """
 
     listing: Listing[Rollout]
@@ -92,7 +92,7 @@ class RolloutListing:
 def list_rollouts(
     client: PlatformClient, *, branch: str | None, limit: int, everything: bool
 ) -> RolloutListing:
-    """Return the rollouts of the default branch or of ``branch``; the rest as in ``fetch_listing``."""
+    """Return the rollouts of ``branch`` (default: the default branch); other arguments as in ``fetch_listing``."""
     from osmosis_ai.services.listing import fetch_listing
 
     problems: list[str] = []
@@ -107,18 +107,18 @@ def list_rollouts(
 
 
 def rollout_item(rollout: Rollout) -> dict[str, Any]:
-    """Return a rollout as scripts see it."""
+    """Return a rollout as the JSON output shows it."""
     known = rollout.model_dump(mode="json", include=set(_KEYS))
     return {key: known[key] for key in _KEYS}
 
 
 def agent_key(env: Mapping[str, str] = os.environ) -> str | None:
-    """Return the key of a served agent, where the user has set one."""
+    """Return the key of a remote agent, if the user has set one."""
     return env.get(AGENT_KEY_ENV, "").strip() or None
 
 
 def list_servers(client: PlatformClient, *, limit: int, everything: bool) -> Listing[ListedRolloutServer]:
-    """Return the registered agents; the rest as in ``fetch_listing``."""
+    """Return the registered agents; arguments as in ``fetch_listing``."""
     return fetch_listing(
         lambda size, offset: client.rollout_servers.list(limit=size, offset=offset),
         lambda page: page.rollout_servers,
@@ -128,17 +128,17 @@ def list_servers(client: PlatformClient, *, limit: int, everything: bool) -> Lis
 
 
 def server_item(server: ListedRolloutServer) -> dict[str, Any]:
-    """Return a registered agent as scripts see it."""
+    """Return a registered agent as the JSON output shows it."""
     return server.model_dump(mode="json")
 
 
 def register_server(
     client: PlatformClient, name: str, address: str, *, api_key: str | None
 ) -> RegisteredRolloutServer:
-    """Register an agent that is served at ``HOST:PORT``; the platform asks it how it does.
+    """Register an agent served at ``HOST:PORT``. The platform checks its health.
 
     Raises:
-        OsmosisError: it is no such address.
+        OsmosisError: the address is invalid.
         PlatformError: the platform refuses it.
     """
     from osmosis_ai.api.wire.rollout_servers import RolloutServerRegistration
@@ -152,25 +152,25 @@ def register_server(
 
 
 def probe_server(client: PlatformClient, name: str) -> RegisteredRolloutServer:
-    """Have the platform ask an agent how it does.
+    """Have the platform check an agent's health.
 
     Raises:
-        PlatformError: there is none of this name.
+        PlatformError: no agent has this name.
     """
     return client.rollout_servers.probe(name)
 
 
 def remove_server(client: PlatformClient, name: str) -> None:
-    """Have the platform forget an agent.
+    """Remove an agent from the platform.
 
     Raises:
-        PlatformError: there is none of this name.
+        PlatformError: no agent has this name.
     """
     client.rollout_servers.remove(name)
 
 
 def health_of(found: RegisteredRolloutServer) -> dict[str, Any]:
-    """Return how an agent does as scripts see it."""
+    """Return an agent's health as the JSON output shows it."""
     return {
         "id": found.id,
         "status": found.status,
@@ -180,10 +180,9 @@ def health_of(found: RegisteredRolloutServer) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class AppliedTemplate:
-    """A template that is now in a workspace.
+    """A template that was copied into a workspace.
 
     Attributes:
-        written: what was written.
         configs: its configs, relative to the workspace's root.
     """
 
@@ -191,7 +190,7 @@ class AppliedTemplate:
     configs: tuple[str, ...]
 
     def resource(self) -> dict[str, Any]:
-        """Return what was written as scripts see it; paths are relative to the workspace directory."""
+        """Return what was written as the JSON output shows it; paths are relative to the workspace directory."""
         return {
             "name": self.written.name,
             "destinations": list(self.written.destinations),
@@ -201,27 +200,27 @@ class AppliedTemplate:
 
 
 def list_templates() -> list[RolloutTemplate]:
-    """Return all templates, by name.
+    """Return all templates, sorted by name.
 
     Raises:
-        OsmosisError: where the environment names a place for them, and there are none.
+        OsmosisError: the directory that the environment names has no templates.
     """
     root = templates_root()
     return [RolloutTemplate(root, name) for name in template_names()]
 
 
 def apply_template(name: str, *, force: bool = False, start: Path | None = None) -> AppliedTemplate:
-    """Copy a template into the workspace that ``start`` is in; directories that it lacks are made.
+    """Copy a template into the workspace that contains ``start``; missing directories are created.
 
     Args:
         name: the template's name.
-        force: replace a rollout, configs and data of those names.
-        start: a directory of the work tree; the current one when None.
+        force: replace an existing rollout, configs and data of the same names.
+        start: a directory of the work tree (default: the current directory).
 
     Raises:
         WorkspaceRequiredError: outside a Git work tree.
         NotFoundError: there is no such template.
-        ConflictError: something of it exists already; what is there word for word is none.
+        ConflictError: one of its files exists with different content.
     """
     workspace = find_workspace(start, require_scaffold=False)
     template = find_template(name)

@@ -1,4 +1,4 @@
-"""Environment secrets: what a run's process finds in its environment. Values go in and never come out."""
+"""Environment secrets: set, list and delete the variables that a run's process gets. Values are write-only."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _HANDOUT_KEYS = ("id", "handed_at", "names", "run_id", "run_name", "attempt", "m
 
 
 def parse_scope(text: str) -> Scope:
-    """Return the scope that somebody typed.
+    """Parse a secret scope.
 
     Raises:
-        OsmosisError: there is no such scope.
+        OsmosisError: unknown scope.
     """
     if text == "personal":
         return "personal"
@@ -38,13 +38,13 @@ def parse_scope(text: str) -> Scope:
 
 
 def check_name(name: str) -> str:
-    """Return ``name`` if it can name a secret.
+    """Return ``name`` if it is a valid secret name.
 
     Raises:
-        OsmosisError: it cannot.
+        OsmosisError: the name is invalid.
     """
     if not is_secret_name(name):
-        # Not repeated: it may be the value, given in place of the name.
+        # The error does not repeat the name: the user may have passed the value in its place.
         raise OsmosisError(
             "A secret's name consists of capital letters, digits and `_`, beginning with a letter, "
             f"{LONGEST_SECRET_NAME} characters at most.",
@@ -54,14 +54,14 @@ def check_name(name: str) -> str:
 
 
 def check_value(value: str, *, source: str) -> str:
-    """Return ``value`` if it can be kept as a secret; no error repeats it.
+    """Return ``value`` if it can be stored as a secret. No error repeats it.
 
     Args:
-        value: the secret, taken as it is: nothing is trimmed.
-        source: where it came from, for the error.
+        value: stored unchanged; nothing is trimmed.
+        source: where the value came from, for the error.
 
     Raises:
-        OsmosisError: it is empty or no text.
+        OsmosisError: the value is empty or not valid text.
     """
     if not value:
         raise OsmosisError(f"{source} is empty.")
@@ -73,10 +73,10 @@ def check_value(value: str, *, source: str) -> str:
 
 
 def value_from_environment(variable: str) -> str:
-    """Return the value of an environment variable, to be kept as a secret.
+    """Return the value of an environment variable, to be stored as a secret.
 
     Raises:
-        OsmosisError: it is not set, empty, or no text.
+        OsmosisError: the variable is unset, empty, or not valid text.
     """
     value = os.environ.get(variable)
     if value is None:
@@ -90,11 +90,11 @@ def value_from_environment(variable: str) -> str:
 def list_secrets(
     client: PlatformClient, scope: Scope | None = None, *, limit: int, everything: bool
 ) -> tuple[Listing[Secret], str | None]:
-    """Return secrets of one scope or (None) of both, and where the platform shows them.
+    """Return the secrets of one scope, or of both if it is None, and the address of the platform's page for them.
 
     Raises:
-        OsmosisError: ``limit`` and ``everything`` exclude each other.
-        PlatformError: as every call.
+        OsmosisError: both ``limit`` and ``everything`` are set.
+        PlatformError: the request failed.
     """
     pages: list[str] = []
 
@@ -111,11 +111,11 @@ def list_secrets(
 def list_handouts(
     client: PlatformClient, *, limit: int, everything: bool
 ) -> tuple[Listing[SecretHandout], str | None]:
-    """Return which secrets workers were handed, the newest first, and where the platform shows it.
+    """Return the log of secrets that workers received, newest first, and the address of its page.
 
     Raises:
-        OsmosisError: ``limit`` and ``everything`` exclude each other.
-        PlatformError: the platform keeps no audit; as every call.
+        OsmosisError: both ``limit`` and ``everything`` are set.
+        PlatformError: the platform keeps no such log, or the request failed.
     """
     pages: list[str] = []
 
@@ -130,27 +130,27 @@ def list_handouts(
 
 
 def handout_item(handout: SecretHandout) -> dict[str, Any]:
-    """Return what a worker was handed, as scripts see it."""
+    """Return a log entry as the JSON output shows it."""
     known = handout.model_dump(mode="json", include=set(_HANDOUT_KEYS))
     return {key: known[key] for key in _HANDOUT_KEYS}
 
 
 def set_secret(client: PlatformClient, name: str, value: str, scope: Scope) -> Secret:
-    """Store a value under a name, in place of the former one.
+    """Create or replace a secret.
 
     Raises:
-        PlatformError: as every call; the value is in none of it.
+        PlatformError: the request failed; the error never contains the value.
     """
     return client.secrets.set(check_name(name), value, scope=_ON_THE_WIRE[scope])
 
 
 def require_secret(client: PlatformClient, name: str, scope: Scope) -> None:
-    """Check that a secret is there before anybody is asked to agree to its end.
+    """Check that a secret exists before the user is asked to confirm its deletion.
 
-    A platform that fails to list is not taken for one that has no such secret.
+    If the platform fails to list secrets, the check passes.
 
     Raises:
-        NotFoundError: it is not there; says so when the other scope has it.
+        NotFoundError: the secret does not exist; the error says if it exists in the other scope.
         PlatformError: the request was refused.
     """
     try:
@@ -172,19 +172,19 @@ def delete_secret(client: PlatformClient, name: str, scope: Scope) -> None:
     """Delete a secret.
 
     Raises:
-        PlatformError: ``NOT_FOUND`` when it is not there, or as every call.
+        PlatformError: ``NOT_FOUND`` if it does not exist, or the request failed.
     """
     client.secrets.delete(check_name(name), scope=_ON_THE_WIRE[scope])
 
 
 def secret_item(secret: Secret) -> dict[str, Any]:
-    """Return a secret as scripts see it: everything but the value, which nobody gets."""
+    """Return a secret as the JSON output shows it, without its value."""
     known = secret.model_dump(mode="json", include=set(_KEYS))
     return {**{key: known[key] for key in _KEYS}, "scope": shown_scope(secret.scope)}
 
 
 def shown_scope(wire_scope: str | None) -> str | None:
-    """Return the word users have for a scope of the wire."""
+    """Return the user's word for a scope of the wire."""
     return "personal" if wire_scope == "user" else wire_scope
 
 

@@ -1,7 +1,7 @@
 """The command that upgrades this installation.
 
-Another project has this distribution's name on the public index, so the command takes the newer version from where
-this installation came. Nothing is looked up or installed here.
+Another project has this distribution's name on the public index, so the command takes the newer version from the
+source of this installation. Nothing is looked up or installed here.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Method = Literal["uv_tool", "pipx", "uv", "pip"]
 
 @dataclass(frozen=True)
 class UpgradeCommand:
-    """What installed Osmosis, and what to type in a shell to upgrade it."""
+    """What installed Osmosis, and the shell command that upgrades it."""
 
     method: Method
     command: str
 
 
 def upgrade_command() -> UpgradeCommand:
-    """Return the command that installs the newest version from where this installation came.
+    """Return the command that installs the newest version from the source of this installation.
 
     Raises:
-        OsmosisError: the installation came from a single file or from an unknown place (PLATFORM_ERROR).
+        OsmosisError: the installation came from a single file or an unknown source (PLATFORM_ERROR).
     """
     source, method = installation_source(installed_distribution()), _method()
     arguments = source.arguments()
@@ -52,7 +52,7 @@ def upgrade_command() -> UpgradeCommand:
 
 
 def _method() -> Method:
-    """Return what installed this: a tool that keeps an environment for it, or an installer of this environment."""
+    """Return the tool that manages this environment, or the installer that was used in it."""
     if (Path(sys.prefix) / "uv-receipt.toml").is_file():
         return "uv_tool"
     if (Path(sys.prefix) / "pipx_metadata.json").is_file():
@@ -63,8 +63,8 @@ def _method() -> Method:
 
 
 def _install_commands(method: Method, wanted: list[str]) -> list[list[str]]:
-    """Return what installs ``wanted`` over this installation, which may have the same version."""
-    # These two tools recorded the source and the extras that they were given.
+    """Return the commands that install ``wanted`` over this installation, which may have the same version."""
+    # These two tools recorded the source and the extras of the installation.
     if method == "uv_tool":
         return [["uv", "tool", "upgrade", "--reinstall", DISTRIBUTION]]
     if method == "pipx":

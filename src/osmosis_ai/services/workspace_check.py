@@ -1,8 +1,8 @@
 """`osmosis check` and `osmosis doctor`: check a workspace directory and its configs, without an account or a network.
 
-The only code that a check runs is the import of the entrypoints, each in a child process, and only if it is allowed.
-What cannot be checked on this machine is reported as unchecked. The doctor asks the platform of a logged-in user which
-workspace the repository belongs to; no answer is no failure, and neither is a machine without a working sandbox.
+A check runs no code except the import of the entrypoints, each in a child process and only if imports are allowed.
+What cannot be checked on this machine is reported as unchecked. If you are logged in, the doctor asks the platform
+which workspace the repository belongs to. A missing answer or a machine without a working sandbox is not an error.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _PLACES = "configs are .toml files in configs/eval/, configs/training/ and confi
 
 @dataclass(frozen=True)
 class Problem:
-    """One finding: something to fix, or to know.
+    """An error or warning.
 
     Attributes:
         check: ``config``, ``import`` or ``dataset``.
         file: relative to the workspace directory.
-        line: in the file, from 1, when that is sure.
-        key: the config's key it is about.
-        suggestion: what was probably meant.
+        line: in the file, from 1, if known for certain.
+        key: the config key.
+        suggestion: the likely intended value.
     """
 
     severity: Severity
@@ -60,14 +60,14 @@ class Problem:
     suggestion: str | None = None
 
     def text(self) -> str:
-        """Return it as one line of a report."""
+        """Return the problem as one line of a report."""
         place = f"{self.file}:{self.line}" if self.line is not None else self.file
         named = f"{self.key}: " if self.key else ""
         meant = f" (did you mean '{self.suggestion}'?)" if self.suggestion else ""
         return f"{place}: {named}{self.message}{meant}"
 
     def data(self) -> dict[str, Any]:
-        """Return it as scripts see it; what is not known is left out."""
+        """Return the problem as the JSON output shows it; unknown fields are left out."""
         known = {
             "severity": self.severity,
             "check": self.check,
@@ -82,11 +82,11 @@ class Problem:
 
 @dataclass
 class CheckReport:
-    """What was looked at, and what is wrong with it.
+    """What was checked, and the problems found.
 
     Attributes:
         configs, entrypoints, datasets: files that were checked, relative to the workspace directory.
-        unchecked: what could not be told here, each in a sentence.
+        unchecked: what could not be checked on this machine, one sentence each.
     """
 
     workspace: WorkspaceDirectory
@@ -98,16 +98,16 @@ class CheckReport:
 
     @property
     def errors(self) -> list[Problem]:
-        """What makes the check fail."""
+        """The problems that make the check fail."""
         return [problem for problem in self.problems if problem.severity == "error"]
 
     @property
     def warnings(self) -> list[Problem]:
-        """What may not be meant."""
+        """The problems that do not make the check fail."""
         return [problem for problem in self.problems if problem.severity == "warning"]
 
     def resource(self) -> dict[str, Any]:
-        """Return the report as scripts see it."""
+        """Return the report as the JSON output shows it."""
         return {
             "workspace_directory": str(self.workspace.root),
             "checked": {
@@ -129,7 +129,7 @@ class CheckOptions:
     Attributes:
         imports: whether entrypoints are imported, which runs their code.
         strict: whether rows that cannot be evaluated are errors.
-        import_timeout_s: how long one import may take, in seconds.
+        import_timeout_s: time limit of one import, in seconds.
     """
 
     imports: bool = True
@@ -147,14 +147,12 @@ def check_workspace(
     """Check configs, the code they run and the datasets they name.
 
     Args:
-        paths: configs, dataset files, or directories to look for configs in; all of the workspace's when empty.
-        options: how much is checked.
-        start: a directory of the workspace; the current one when None.
-        tell: takes what takes a moment.
+        paths: configs, dataset files, or directories that contain configs; all configs of the workspace if empty.
+        start: a directory of the workspace (default: the current directory).
+        tell: receives the name of each slow step.
 
     Raises:
-        OsmosisError: there is no workspace, or nothing to check in it; what is wrong with what is there, is in the
-            report.
+        OsmosisError: there is no workspace, or nothing to check. Problems in existing files are in the report.
     """
     from osmosis_ai.workspace.layout import find_workspace
 
@@ -170,7 +168,7 @@ def check_workspace(
 
 
 class _Check:
-    """One pass; an entrypoint or dataset that several configs name is looked at once."""
+    """One check; an entrypoint or dataset that several configs name is checked once."""
 
     def __init__(self, report: CheckReport, options: CheckOptions, tell: Tell) -> None:
         self.report = report
@@ -180,7 +178,7 @@ class _Check:
         self._imported: set[tuple[Any, ...]] = set()
 
     def config(self, path: Path) -> None:
-        """Check a config, then what it names."""
+        """Check a config and what it names."""
         shown = self._shown(path)
         self._tell(f"Checking {shown}")
         self.report.configs.append(shown)
@@ -196,7 +194,7 @@ class _Check:
         self._find_dataset(config, shown)
 
     def dataset(self, path: Path) -> None:
-        """Check a dataset file, all of its rows."""
+        """Check all rows of a dataset file."""
         from osmosis_ai.datasets import validate_dataset
 
         shown = self._shown(path)
@@ -213,7 +211,7 @@ class _Check:
             self._add("error" if strict else "warning", "dataset", warning, shown)
 
     def _load(self, path: Path) -> Config | None:
-        """Return a config that names code and data of this workspace; None for another file, when it is right."""
+        """Return a config that names code and data of this workspace; None for any other kind of valid config."""
         from osmosis_ai.config.decisions import is_decide_file
         from osmosis_ai.workspace.config_files import (
             load_benchmark_config,
@@ -234,7 +232,7 @@ class _Check:
         return load_training_config(path, self._workspace)
 
     def _check_decided(self, path: Path) -> None:
-        """Say of what is decided about no config that nothing finds it there."""
+        """Check that a decide file belongs to a config."""
         from osmosis_ai.config.decisions import decided_config, is_decide_file
 
         config = decided_config(path)
@@ -274,7 +272,7 @@ class _Check:
             )
 
     def _add_doubts(self, config: Config, shown: str) -> None:
-        """Say what this release has against a config; of built-in models and of our own table it is certain."""
+        """Add this release's warnings about a config; those about built-in models and our model table are errors."""
         from osmosis_ai.config.execution import is_of_our_table
 
         for issue in config.doubts:
@@ -371,10 +369,10 @@ class _Check:
 
 
 def _inputs(workspace: WorkspaceDirectory, paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Return the configs and the dataset files meant by ``paths``, each once; what is decided about a config with it.
+    """Return the configs and dataset files that ``paths`` mean, without duplicates, and the configs' decide files.
 
     Raises:
-        OsmosisError: one is not there or is neither, or there is nothing to check.
+        OsmosisError: a path does not exist or is neither, or there is nothing to check.
     """
     if not paths:
         configs = _configs_below(workspace, workspace.root)
@@ -414,7 +412,7 @@ def _configs_below(workspace: WorkspaceDirectory, directory: Path) -> list[Path]
 
 
 def _decided_about(workspace: WorkspaceDirectory, config: Path) -> list[Path]:
-    """Return the decide file beside an eval config: what is wrong in it would show after the evaluation, at the gate."""
+    """Return the decide file next to an eval config. Without this check, its errors show only after the evaluation."""
     from osmosis_ai.config.decisions import decide_file, is_decide_file
 
     if is_decide_file(config) or not config.is_relative_to(workspace.eval_configs_dir.resolve()):
@@ -444,13 +442,13 @@ def _homes(workspace: WorkspaceDirectory) -> tuple[Path, ...]:
 
 
 def _place(error: str) -> tuple[int | None, str]:
-    """Split what is wrong with a dataset into the line it begins with, if any, and the rest."""
+    """Split a dataset error into its line number, if it starts with one, and the rest."""
     match = re.match(r"line ([0-9]+)(?:: |, (?=column ))", error)
     return (int(match[1]), error[match.end() :]) if match else (None, error)
 
 
 def github_annotations(problems: Iterable[Problem]) -> list[str]:
-    """Return a GitHub Actions workflow command for each problem; no problem's text can begin another command.
+    """Return a GitHub Actions workflow command for each problem, escaped so that no text can start another command.
 
     https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
     """
@@ -477,11 +475,10 @@ def _property(text: str) -> str:
 
 @dataclass(frozen=True)
 class Origin:
-    """A repository's `origin`, fit to be shown.
+    """A repository's `origin`, without credentials.
 
     Args:
-        remote_url: its address.
-        identity: what platforms call the repository.
+        identity: the platform's name for the repository.
         warning: why there is no identity.
     """
 
@@ -492,14 +489,13 @@ class Origin:
 
 @dataclass(frozen=True)
 class Checkup:
-    """What the doctor found.
+    """The result of the doctor.
 
     Args:
         report: the directories and guides.
-        origin: where the repository is from.
-        sandbox: what this machine can do to hold rollouts back.
-        limits: what would hold the rollouts of a platform to what they may take here, in words.
-        workspace: the one it belongs to on the platform one is logged in to.
+        sandbox: what this machine can use to sandbox rollouts.
+        limits: how a platform on this machine would limit the resources of rollouts, as text.
+        workspace: the repository's workspace on the platform you are logged in to.
     """
 
     report: doctor.DoctorReport
@@ -509,7 +505,7 @@ class Checkup:
     workspace: WorkspaceMembership | None = None
 
     def resource(self) -> dict[str, Any]:
-        """Return the checkup as scripts see it."""
+        """Return the checkup as the JSON output shows it."""
         git: dict[str, Any] = {"identity": self.origin.identity, "remote_url": self.origin.remote_url}
         if self.origin.warning is not None:
             git["warning"] = self.origin.warning
@@ -534,16 +530,16 @@ class Checkup:
 
 
 def examine(path: Path | None = None, *, fix: bool = False) -> Checkup:
-    """Check the workspace directory that ``path`` (the current directory when None) is in.
+    """Check the workspace directory that contains ``path``.
 
     Args:
-        path: a directory of the work tree.
+        path: a directory of the work tree (default: the current directory).
         fix: create what is missing.
 
     Raises:
         WorkspaceRequiredError: outside a Git work tree.
-        ConflictError: when something stands in the way of the fix.
-        OsmosisError: when directories are missing and ``fix`` is not set; its details are the resource.
+        ConflictError: an existing file prevents the fix.
+        OsmosisError: directories are missing and ``fix`` is not set; its details are the resource.
     """
     from osmosis_ai import sandbox
 
@@ -573,7 +569,7 @@ def _origin_of(root: Path) -> Origin:
 
 
 def _linked_workspace(identity: str) -> WorkspaceMembership | None:
-    """Return the workspace of a repository; None when nobody is logged in or the platform does not say."""
+    """Return the workspace of a repository; None without a login or if the platform does not answer."""
     from osmosis_ai.api.credentials import require_credentials
 
     try:

@@ -1,11 +1,11 @@
 """Workspaces: list them, find the current one and checkouts of others, clone their repositories.
 
-The current workspace is the one whose repository the current directory is a checkout of; commands ask the platform.
-So switching workspaces means changing to another directory. The recorded checkouts are hints that decide nothing: a
-directory that no longer exists is ignored, and an unreadable file counts as empty.
+The current directory's repository determines the current workspace; commands ask the platform which one it is. To
+switch workspaces, change to another directory. Recorded checkouts are only hints: a directory that no longer exists
+is ignored, and an unreadable file counts as empty.
 
-Addresses that a platform returns are checked before Git sees them: no option, no remote helper, and no local path
-unless the platform runs on this machine.
+Addresses from a platform are checked before Git sees them: options and remote helpers are rejected, and so are local
+paths unless the platform runs on this machine.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ class Membership:
     """A workspace of the user.
 
     Args:
-        workspace: what the platform says of it.
-        current: whether the repository around the current directory belongs to it.
+        current: whether the current directory's repository belongs to it.
         directory: a checkout of it on this machine.
     """
 
@@ -73,7 +72,7 @@ class Membership:
         return None if connected is None else connected.repo_full_name
 
     def item(self) -> dict[str, Any]:
-        """Return the workspace as scripts see it."""
+        """Return the workspace as the JSON output shows it."""
         return {
             "id": self.workspace.id,
             "name": self.workspace.name,
@@ -86,7 +85,7 @@ class Membership:
 
 @dataclass(frozen=True)
 class CurrentWorkspace:
-    """The workspace of the current directory's repository, and who one is in it."""
+    """The workspace of the current directory's repository, and the user's role in it."""
 
     membership: WorkspaceMembership
     user: User
@@ -95,7 +94,6 @@ class CurrentWorkspace:
     checkout: Checkout
 
     def data(self) -> dict[str, Any]:
-        """Return the workspace as scripts see it."""
         return {
             "id": self.membership.id,
             "name": self.membership.name,
@@ -108,10 +106,10 @@ class CurrentWorkspace:
 
 
 def list_workspaces(start: Path | None = None, *, warn: Warn = log_warning) -> tuple[Membership, ...]:
-    """Return every workspace of the user; works anywhere, and marks that of the repository around ``start``.
+    """Return every workspace of the user and mark the current one; also works outside a repository.
 
     Raises:
-        OsmosisError: nobody is logged in, or the platform cannot be asked.
+        OsmosisError: you are not logged in, or the request failed.
     """
     credentials = require_credentials()
     checkout = find_checkout_if_any(start)
@@ -134,7 +132,7 @@ def current_workspace(start: Path | None = None, *, warn: Warn = log_warning) ->
     Raises:
         WorkspaceRequiredError: outside a Git work tree.
         NotFoundError: the repository belongs to no workspace of the user.
-        OsmosisError: there is no origin, nobody is logged in, or the platform cannot be asked.
+        OsmosisError: there is no origin, you are not logged in, or the request failed.
     """
     with open_context(start, require_scaffold=False, warn=warn) as context:
         verified = context.client.verify()
@@ -153,12 +151,11 @@ def current_workspace(start: Path | None = None, *, warn: Warn = log_warning) ->
 
 
 def find_workspace_directory(name: str, start: Path | None = None, *, warn: Warn = log_warning) -> Membership:
-    """Return the workspace called ``name`` (or with this id), with a checkout of it on this machine.
+    """Return the workspace with this name or id, and a checkout of it on this machine.
 
     Raises:
-        NotFoundError: the user has no such workspace, or no checkout of it is known; the hint says how to
-            get one.
-        OsmosisError: nobody is logged in, or the platform cannot be asked.
+        NotFoundError: the user has no such workspace, or no checkout of it is known; the hint says how to get one.
+        OsmosisError: you are not logged in, or the request failed.
     """
     memberships = list_workspaces(start, warn=warn)
     chosen = named_membership(name, memberships)
@@ -172,10 +169,10 @@ def find_workspace_directory(name: str, start: Path | None = None, *, warn: Warn
 
 
 def named_membership(name: str, memberships: Sequence[Membership]) -> Membership:
-    """Return the workspace called ``name`` (or with this id); upper and lower case matter only where they must.
+    """Return the workspace with this name or id. Case matters only if names differ in nothing else.
 
     Raises:
-        NotFoundError: there is none, or several differ in nothing else.
+        NotFoundError: there is none, or several names differ only in case.
     """
     for member in memberships:
         if name in (member.workspace.name, member.workspace.id):
@@ -197,7 +194,7 @@ def named_membership(name: str, memberships: Sequence[Membership]) -> Membership
 def _checkout_hint(member: Membership) -> str:
     if member.repository is None:
         return "connect a repository to it first, then clone that and run `osmosis workspace current` in it"
-    # Only what looks like GitHub's own may be: the identity of any other origin is not its address.
+    # Only for an address that looks like GitHub's: the identity of any other origin is not its address.
     address = (
         f"https://github.com/{member.repository}.git"
         if IDENTITY.fullmatch(member.repository) and active_platform().url == DEFAULT_PLATFORM_URL
@@ -225,11 +222,11 @@ def _not_connected(context: PlatformContext) -> OsmosisError:
 
 
 class WorkspaceDirectories:
-    """The checkouts of one platform's workspaces.
+    """The recorded checkouts of one platform's workspaces.
 
     Args:
         platform_url: the platform, normalised.
-        directory: where ``workspace-directories.json`` is (default: this user's settings).
+        directory: the directory of ``workspace-directories.json`` (default: this user's settings).
     """
 
     def __init__(self, platform_url: str, directory: Path | None = None) -> None:
@@ -237,7 +234,7 @@ class WorkspaceDirectories:
         self._platform_url = platform_url
 
     def find(self, workspace_id: str) -> Path | None:
-        """Return the checkout of a workspace, if it is still there."""
+        """Return the checkout of a workspace if it still exists."""
         recorded = self._read().get(self._platform_url, {}).get(workspace_id)
         if not isinstance(recorded, str):
             return None
@@ -245,7 +242,7 @@ class WorkspaceDirectories:
         return directory if directory.is_absolute() and (directory / ".git").exists() else None
 
     def remember(self, workspace_id: str, directory: Path) -> None:
-        """Note that ``directory`` is a checkout of the workspace."""
+        """Record that ``directory`` is a checkout of the workspace."""
         platforms = self._read()
         known = platforms.get(self._platform_url, {})
         if known.get(workspace_id) == str(directory):
@@ -264,10 +261,10 @@ class WorkspaceDirectories:
 
 
 def github_urls(full_name: str) -> dict[str, str]:
-    """Return the addresses of a repository of GitHub, by the name of their transport.
+    """Return the addresses of a GitHub repository by transport.
 
     Raises:
-        OsmosisError: this is no name of a repository.
+        OsmosisError: the repository's name is invalid.
     """
     if not IDENTITY.fullmatch(full_name) or full_name.endswith(("/.", "/..")):
         raise OsmosisError("The platform names a repository that cannot be one.", code="PLATFORM_ERROR")
@@ -275,14 +272,13 @@ def github_urls(full_name: str) -> dict[str, str]:
 
 
 def checked_clone_url(url: str, *, nearby: bool) -> str:
-    """Return an address that a platform gives, when it is one that may be cloned.
+    """Return an address from a platform if it is safe to clone.
 
     Args:
-        url: the address.
-        nearby: whether the platform is on this machine, and its paths are paths here.
+        nearby: whether the platform runs on this machine, so that its paths are local paths.
 
     Raises:
-        OsmosisError: it may not.
+        OsmosisError: the address is not safe to clone.
     """
     identify_origin(url)
     if url.startswith("-") or _transport(url) not in (_NEARBY if nearby else _FROM_AFAR):
@@ -295,15 +291,15 @@ def checked_clone_url(url: str, *, nearby: bool) -> str:
 
 
 def clone_into(url: str, target: Path) -> Path:
-    """Clone ``url`` into ``target``, which is there whole or not at all; a clone of it that is there is taken.
+    """Clone ``url`` into ``target``, completely or not at all; an existing clone of it is reused.
 
     Args:
         url: from :func:`github_urls` or :func:`checked_clone_url`.
-        target: a directory that is not there yet.
+        target: a directory that does not exist yet.
 
     Raises:
-        ConflictError: something else is there.
-        OsmosisError: Git cannot clone; with what it says.
+        ConflictError: the target contains something else.
+        OsmosisError: Git failed; the error contains its output.
     """
     if target.exists() or target.is_symlink():
         return _existing_clone(url, target)

@@ -1,1 +1,1 @@
-"""The workspace directory: a Git work tree that holds rollouts, their configs and their data."""
+"""The workspace directory: a Git work tree with rollouts, their configs and their data."""

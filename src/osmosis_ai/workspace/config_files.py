@@ -1,7 +1,7 @@
-"""A config that was loaded is right as far as one can tell without a network; one that is wrong is reported whole.
+"""Load config files. A loaded config is valid as far as this can be checked without a network.
 
-The order: where the file stands, that it can be read, that it is TOML; then every remaining mistake at once.
-What is written in the file is kept as it was written: :meth:`EvalConfig.payload` sends that and nothing else.
+Checks run in this order: the file's location, that it can be read, that it is TOML; then all remaining issues are
+reported at once. A config keeps the file's content unchanged: :meth:`EvalConfig.payload` sends exactly that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from osmosis_ai.workspace.layout import WorkspaceDirectory, find_workspace
 from osmosis_ai.workspace.rollout_paths import RolloutPathError, entrypoint_file, rollout_directory
 
 _NAMED = 5
-"""How many of a directory's configs an error names."""
+"""The maximum number of a directory's configs that an error names."""
 
 __all__ = [
     "Decisions",
@@ -64,7 +64,7 @@ class _Config:
     doubts: tuple[Issue, ...] = ()
 
     def payload(self) -> dict[str, Any]:
-        """Return the body that submits this config: what is written in the file, empty sections left out."""
+        """Return the body of a submit: the file's content without empty sections."""
         body = {
             part: dict(self.written[section])
             for part, section in self.kind.parts.items()
@@ -92,24 +92,24 @@ class TrainingConfig(_Config):
 
     @property
     def settings(self) -> TrainingSettings:
-        """What the trainer of this release runs it with."""
+        """The settings for this release's trainer."""
         return read_settings(self.written)
 
 
 def load_eval_config(path: Path, workspace: WorkspaceDirectory) -> EvalConfig:
-    """Read and check a config of `configs/eval/`."""
+    """Load and check a config of `configs/eval/`."""
     document, known = _read(path, workspace, EVAL)
     return EvalConfig(**known, evaluation=EvaluationSettings(**document.get("evaluation", {})))
 
 
 def load_training_config(path: Path, workspace: WorkspaceDirectory) -> TrainingConfig:
-    """Read and check a config of `configs/training/`; as :func:`load_eval_config`."""
+    """Load and check a config of `configs/training/`."""
     _, known = _read(path, workspace, TRAINING)
     return TrainingConfig(**known)
 
 
 def load_benchmark_config(path: Path, workspace: WorkspaceDirectory) -> BenchmarkConfig:
-    """Read and check a config of `configs/benchmark/`; as :func:`load_eval_config`."""
+    """Load and check a config of `configs/benchmark/`."""
     found = _locate(path, workspace, BENCHMARK)
     shown = found.relative_to(workspace.root).as_posix()
     text = _read_text(found, shown)
@@ -117,7 +117,7 @@ def load_benchmark_config(path: Path, workspace: WorkspaceDirectory) -> Benchmar
 
 
 def load_decisions(path: Path, workspace: WorkspaceDirectory | None = None) -> Decisions:
-    """Read and check a decide file."""
+    """Load and check a decide file."""
     inside = workspace is not None and path.is_relative_to(workspace.root)
     shown = path.relative_to(workspace.root).as_posix() if workspace and inside else str(path)
     if not path.is_file():
@@ -126,28 +126,27 @@ def load_decisions(path: Path, workspace: WorkspaceDirectory | None = None) -> D
 
 
 def decisions_about(config: Path, workspace: WorkspaceDirectory | None = None) -> Decisions:
-    """Return what is decided about the runs of a config, by the file beside it; nothing where there is none."""
+    """Load the decide file next to a config; the defaults if there is none."""
     beside = decide_file(config)
     return load_decisions(beside, workspace) if beside.exists() else Decisions.none()
 
 
 def decisions_of_run(config: str | None, workspace: WorkspaceDirectory) -> Decisions:
-    """Return what is decided about the runs of a config that a run says it was made from."""
+    """Load the decide file of the config that a run names."""
     try:
         beside = (workspace.root / (config or "")).resolve()
         if config is None or not beside.is_relative_to(workspace.eval_configs_dir.resolve()):
             return Decisions.none()
         return decisions_about(beside, workspace)
-    except (OSError, ValueError):  # no file can be called so
+    except (OSError, ValueError):  # not a valid file name
         return Decisions.none()
 
 
 def decisions_around(config: str | None, directory: Path) -> tuple[Decisions | None, Sequence[str]]:
-    """Return what is decided about a run by its own directory, in the workspace around it, and what is wrong
-    there."""
+    """Return the decisions of the workspace around a run's directory, and the errors in their file."""
     if len(directory.parts) < 4:
         return None, ()
-    # Git, which knows a workspace everywhere, would be one more process for every page.
+    # Not searched with Git, which would start a process for every page.
     workspace = WorkspaceDirectory(directory.parents[2])
     if directory.parent != workspace.evals_dir:
         return None, ()
@@ -158,14 +157,14 @@ def decisions_around(config: str | None, directory: Path) -> tuple[Decisions | N
 
 
 def entrypoint_path(workspace: WorkspaceDirectory, experiment: Experiment) -> Path:
-    """Return the script that serves the rollout of ``experiment``."""
+    """Return the entrypoint script of ``experiment``'s rollout."""
     return entrypoint_file(workspace, experiment.rollout, experiment.entrypoint)
 
 
 def _read(
     path: Path, workspace: WorkspaceDirectory, kind: ConfigKind
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the sections of a config, and the fields that both kinds have."""
+    """Return the sections of a config, and the fields common to both kinds."""
     found = _locate(path, workspace, kind)
     shown = found.relative_to(workspace.root).as_posix()
     text = _read_text(found, shown)
@@ -191,7 +190,7 @@ def _read(
 
 
 def _code_issues(experiment: Mapping[str, Any], workspace: WorkspaceDirectory) -> Iterator[Issue]:
-    """Check that the code is there, unless the config takes it from another place in the repository's history."""
+    """Check that the code exists, unless the config takes it from another commit."""
     if (
         "branch" in experiment
         or "commit_sha" in experiment
@@ -205,7 +204,7 @@ def _code_issues(experiment: Mapping[str, Any], workspace: WorkspaceDirectory) -
 
 
 def require_config_file(path: Path, kind: ConfigKind) -> None:
-    """Check that a config is there, before a login is asked for."""
+    """Check that a config exists, before a login is required."""
     try:
         workspace = find_workspace(None, require_scaffold=False)
     except OsmosisError:

@@ -1,4 +1,4 @@
-"""What would change in a file, as people read it: a unified diff that stays short, whatever the two files hold."""
+"""Unified diffs of files for display, limited in length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_LINES = 60
 
 
 def difference(path: Path, content: bytes, name: str, *, as_text: bool = True) -> str:
-    """Return how ``content`` differs from what ``path`` holds; nothing when it does not, or nothing is there."""
+    """Return the diff between ``path`` and ``content``; empty if they are equal or the file does not exist."""
     if not path.is_file():
         return ""
     size = path.stat().st_size
@@ -29,7 +29,7 @@ def difference(path: Path, content: bytes, name: str, *, as_text: bool = True) -
 
 
 def join_differences(differences: Mapping[str, str]) -> str:
-    """Return the differences of several files as one text, shortened as each of them is."""
+    """Join the diffs of several files into one text, shortened as each of them is."""
     return shortened("".join(differences.values()).splitlines()).rstrip("\n")
 
 
@@ -40,7 +40,7 @@ def _unified(before: str, after: str, name: str) -> list[str]:
 
 
 def shortened(lines: list[str]) -> str:
-    """Return ``lines`` as a text, the first of them where there are many, and how many there are besides."""
+    """Return the first ``lines`` as a text, and the number of omitted ones."""
     hidden = len(lines) - _MOST_LINES
     shown = lines if hidden <= 0 else [*lines[:_MOST_LINES], f"… and {hidden:,} more lines"]
     return "".join(f"{line}\n" for line in shown)

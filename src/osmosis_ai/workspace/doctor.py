@@ -1,8 +1,8 @@
-"""The doctor's verdict rests on the directories alone; guides for coding agents are a courtesy.
+"""Check and fix a workspace directory. Only missing directories make it invalid; guides for coding agents are optional.
 
-Keys must not get into the repository: what `.gitignore` lacks is added, a `.env` that Git tracks already is named.
-Mending only adds: nothing that exists is changed but for lines at the end of `.gitignore`, nothing is written through
-a link, and what stands in the way is found before the first write.
+Keys must not get into the repository: missing lines of `.gitignore` are added, and a tracked `.env` is reported. A fix
+only adds: existing files are unchanged except for lines at the end of `.gitignore`, links are never written through,
+and obstacles are reported before the first write.
 """
 
 from __future__ import annotations
@@ -35,17 +35,16 @@ class DoctorReport:
 
     @property
     def missing_directories(self) -> tuple[str, ...]:
-        """What makes the workspace invalid."""
+        """The missing directories, which make the workspace invalid."""
         return tuple(path for path in self.missing if path in REQUIRED_DIRECTORIES)
 
     @property
     def valid(self) -> bool:
-        """Whether every required directory is there."""
         return not self.missing_directories
 
 
 def check(path: Path | None = None) -> DoctorReport:
-    """Report on the workspace that ``path`` (the current directory when None) is in."""
+    """Check the workspace that contains ``path`` (default: the current directory)."""
     root = find_workspace(path, require_scaffold=False).root
     directories = [name for name in REQUIRED_DIRECTORIES if not (root / name).is_dir()]
     guides = [name for name in AGENT_GUIDES if not (root / name).is_file()]
@@ -58,7 +57,7 @@ def check(path: Path | None = None) -> DoctorReport:
 
 
 def fix(path: Path | None = None) -> DoctorReport:
-    """Create what :func:`check` finds missing, and report on the result."""
+    """Create what :func:`check` reports as missing, and return the new report."""
     before = check(path)
     obstacles = sorted({found for name in before.missing if (found := _obstacle(before.root, name))})
     if obstacles:
@@ -78,7 +77,7 @@ def fix(path: Path | None = None) -> DoctorReport:
 
 
 def guide_text(name: str) -> str:
-    """Return the guide for coding agents that belongs at ``name`` in a workspace."""
+    """Return the text of the guide for coding agents at ``name`` in a workspace."""
     text = (files("osmosis_ai.workspace") / "templates" / "guides" / name).read_text(encoding="utf-8")
     if _KEYS not in text:
         return text
@@ -88,7 +87,7 @@ def guide_text(name: str) -> str:
 
 
 def _obstacle(root: Path, name: str) -> str | None:
-    """Return what on the way from ``root`` to the missing ``name`` is a link or not a directory."""
+    """Return the first path between ``root`` and the missing ``name`` that is a link or not a directory."""
     target = root / name
     if target.is_symlink() or target.exists():
         return name

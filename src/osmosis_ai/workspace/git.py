@@ -1,12 +1,12 @@
-"""What Git says about a work tree: read by the `git` binary, never prompting, never running a repository's code.
+"""Read the state of a work tree with the `git` binary, without prompts and without running a repository's code.
 
-A repository may name programs in its own configuration (file monitors, hooks); they stay off here, and nothing is
-fetched that a partial clone lacks. Git gets the variables it needs and no others: not the keys in the user's shell,
-nor those with which Git hooks redirect their children. The directory asked about is the one meant.
+A repository may name programs in its configuration (file monitors, hooks); they are disabled here, and nothing is
+fetched that a partial clone lacks. Git receives only the variables it needs: not the keys in the user's shell, nor the
+variables with which Git hooks redirect their children. So Git always reads the directory that is passed in.
 
-Reads are the binary's: starting it costs 2 ms, importing GitPython 147 ms, and every command asks. GitPython knows
-neither `safe.directory` (another user's repository), nor `url.<base>.insteadOf`, nor index version 4, nor SHA-256. It
-writes what is ours (:mod:`osmosis_ai.workspace.samples`).
+Every command reads the state: starting the binary takes 2 ms, importing GitPython 147 ms. GitPython also lacks
+`safe.directory` (another user's repository), `url.<base>.insteadOf`, index version 4 and SHA-256. It is used only for
+writing (:mod:`osmosis_ai.workspace.samples`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _QUIET_VARIABLES = {
 
 @dataclass(frozen=True)
 class GitState:
-    """Where a work tree stands."""
+    """The state of a work tree."""
 
     head: str | None
     branch: str | None
@@ -50,7 +50,7 @@ def run_git(
     env: Mapping[str, str] | None = None,
     timeout_s: float = GIT_TIMEOUT_S,
 ) -> subprocess.CompletedProcess[str]:
-    """Run one Git command in ``cwd`` and return how it ended, whatever its exit status."""
+    """Run one Git command in ``cwd`` and return its result, even if it failed."""
     try:
         return subprocess.run(
             ["git", *_SAFE_OPTIONS, "-C", str(cwd), *arguments],
@@ -71,7 +71,7 @@ def run_git(
 
 
 def worktree_root(directory: Path) -> Path | None:
-    """Return the top of the work tree that ``directory`` is in, or None outside of one."""
+    """Return the root of the work tree that contains ``directory``, or None outside of one."""
     found = run_git(["rev-parse", "--show-toplevel"], cwd=directory)
     if found.returncode == 0 and found.stdout.strip():
         return Path(found.stdout.rstrip("\n"))
@@ -84,12 +84,12 @@ def worktree_root(directory: Path) -> Path | None:
 
 
 def checkout_root(directory: Path) -> Path | None:
-    """Return the top of the checkout around ``directory`` without asking Git, which costs a process."""
+    """Return the root of the checkout that contains ``directory``, without starting Git."""
     return next((place for place in (directory, *directory.parents) if os.path.lexists(place / ".git")), None)
 
 
 def is_tracked(root: Path, name: str) -> bool:
-    """Whether the repository holds a file at ``name`` (in any case of letters), relative to its work tree."""
+    """Tell whether the repository tracks a file at ``name``, relative to its work tree and in any case."""
     found = run_git(["ls-files", "--cached", "-z", "--", f":(icase,literal){name}"], cwd=root)
     if found.returncode != 0:
         raise OsmosisError(f"Git cannot read {root}: {found.stderr.strip()}")
@@ -97,13 +97,13 @@ def is_tracked(root: Path, name: str) -> bool:
 
 
 def tracked_env_files(root: Path) -> tuple[str, ...]:
-    """Return the files named `.env` that the repository holds, anywhere in it; none where Git cannot tell."""
+    """Return all tracked files named `.env` in the repository; empty if Git fails."""
     found = run_git(["ls-files", "--cached", "-z", "--", ":(icase,glob)**/.env"], cwd=root)
     return tuple(name for name in found.stdout.split("\0") if name)
 
 
 def read_git_state(root: Path, *, ignored: str = "") -> GitState:
-    """Return the commit, the branch and what is not committed or pushed."""
+    """Return the commit, the branch, and uncommitted and unpushed changes."""
     paths = [".", ":(exclude).osmosis", *([f":(exclude){ignored}"] if ignored else [])]
     found = run_git(
         ["status", "--porcelain=v2", "--branch", "--untracked-files=normal", "--", *paths], cwd=root
@@ -123,13 +123,13 @@ def read_git_state(root: Path, *, ignored: str = "") -> GitState:
 
 
 def read_origin(root: Path) -> str | None:
-    """Return the URL of the remote `origin` as Git knows it, credentials included, or None."""
+    """Return the URL of the remote `origin` as Git reports it, including credentials, or None."""
     found = run_git(["remote", "get-url", "origin"], cwd=root)
     return found.stdout.strip() or None if found.returncode == 0 else None
 
 
 def without_credentials(url: str) -> str:
-    """Return ``url`` fit to be shown: no password, and no user but that of SSH."""
+    """Return ``url`` without the password, and without a user except that of SSH."""
     try:
         parts = urlsplit(url)
     except ValueError:

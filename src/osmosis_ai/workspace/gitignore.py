@@ -1,7 +1,7 @@
-"""What a workspace's `.gitignore` must keep out of the repository: keys, and what commands write on this machine.
+"""Check and extend a workspace's `.gitignore`, which must ignore keys and local state.
 
-Lines are only ever added, at the end and in the file's own line endings; a workspace that ignores these files in
-its own words is left alone.
+Lines are only added, at the end and with the file's own line endings. A workspace that ignores these files with
+different patterns is left unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SAME_AS = {
 
 
 def missing_patterns(root: Path) -> tuple[str, ...]:
-    """Return which of :data:`PATTERNS` the `.gitignore` of ``root`` does not ignore."""
+    """Return those of :data:`PATTERNS` that the `.gitignore` of ``root`` does not ignore."""
     try:
         content = (root / FILE_NAME).read_bytes()
     except FileNotFoundError:
@@ -30,7 +30,7 @@ def missing_patterns(root: Path) -> tuple[str, ...]:
 
 
 def add_patterns(root: Path, patterns: tuple[str, ...]) -> None:
-    """Append ``patterns`` to the `.gitignore` of ``root``, which is made when there is none."""
+    """Append ``patterns`` to the `.gitignore` of ``root``, which is created if missing."""
     if not patterns:
         return
     path = root / FILE_NAME
@@ -46,7 +46,7 @@ def add_patterns(root: Path, patterns: tuple[str, ...]) -> None:
 
 
 def obstacle(root: Path) -> str | None:
-    """Return what must not be written through or over: a `.gitignore` that is a link or no file."""
+    """Return the path of a `.gitignore` that must not be written because it is a link or not a file."""
     path = root / FILE_NAME
     return FILE_NAME if path.is_symlink() or (path.exists() and not path.is_file()) else None
 

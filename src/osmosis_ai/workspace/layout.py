@@ -1,4 +1,4 @@
-"""A workspace directory is a Git work tree with four directories in fixed places; nothing else marks it."""
+"""The layout of a workspace directory: a Git work tree with four directories at fixed paths, without a marker file."""
 
 from __future__ import annotations
 
@@ -15,52 +15,46 @@ DATASET_EXTENSIONS = ("jsonl", "csv", "json", "parquet")
 
 @dataclass(frozen=True)
 class WorkspaceDirectory:
-    """The directories of a workspace, by what they are for."""
+    """The directories of a workspace."""
 
     root: Path
 
     @property
     def rollouts_dir(self) -> Path:
-        """One directory per agent."""
         return self.root / "rollouts"
 
     @property
     def eval_configs_dir(self) -> Path:
-        """TOML files for evaluations."""
         return self.root / "configs" / "eval"
 
     @property
     def training_configs_dir(self) -> Path:
-        """TOML files for training runs."""
         return self.root / "configs" / "training"
 
     @property
     def benchmark_configs_dir(self) -> Path:
-        """TOML files for benchmark runs; need not be there."""
+        """TOML files for benchmark runs; optional."""
         return self.root / "configs" / "benchmark"
 
     @property
     def data_dir(self) -> Path:
-        """Dataset files."""
         return self.root / "data"
 
     @property
     def state_dir(self) -> Path:
-        """What commands write on this machine; never part of the repository."""
+        """Local state of commands; never part of the repository."""
         return self.root / ".osmosis"
 
     @property
     def evals_dir(self) -> Path:
-        """One directory per local evaluation run."""
         return self.state_dir / "evals"
 
     @property
     def benchmarks_dir(self) -> Path:
-        """One directory per benchmark run that was downloaded."""
         return self.state_dir / "benchmarks"
 
     def create_state_dir(self) -> Path:
-        """Make :attr:`state_dir`, ignored by Git through a file of its own, and return it."""
+        """Create :attr:`state_dir` with its own `.gitignore`, and return it."""
         ignore = self.state_dir / ".gitignore"
         if not ignore.exists():
             write_atomic(ignore, "*\n", mode=0o644, durable=False)
@@ -68,8 +62,7 @@ class WorkspaceDirectory:
 
 
 def find_workspace(start: Path | None = None, *, require_scaffold: bool = True) -> WorkspaceDirectory:
-    """Return the workspace that ``start`` (a directory or a file in it; the current directory when None) is
-    in."""
+    """Return the workspace that contains ``start`` (a directory or file; default: the current directory)."""
     place = expanded(start or Path.cwd()).absolute()
     if not place.exists():
         raise NotFoundError(f"No such directory: {place}")
@@ -92,12 +85,12 @@ def find_workspace(start: Path | None = None, *, require_scaffold: bool = True) 
 
 
 def missing_directories(workspace: WorkspaceDirectory) -> list[str]:
-    """Return the required directories that are not there, relative to the root."""
+    """Return the missing required directories, relative to the root."""
     return [path for path in REQUIRED_DIRECTORIES if not (workspace.root / path).is_dir()]
 
 
 def find_dataset_file(workspace: WorkspaceDirectory, name: str) -> Path | None:
-    """Return the file in `data/` that holds the dataset ``name``, or None."""
+    """Return the file in `data/` with the dataset ``name``, or None."""
     if Path(name).name != name:
         raise OsmosisError(f"`{name}` is not the name of a dataset: it has a directory in it.")
     candidates = [workspace.data_dir / f"{name}.{extension}" for extension in DATASET_EXTENSIONS]
@@ -116,7 +109,7 @@ def find_dataset_file(workspace: WorkspaceDirectory, name: str) -> Path | None:
 
 
 def similar_dataset(workspace: WorkspaceDirectory, name: str) -> str | None:
-    """Return the dataset in `data/` whose name ``name`` is most likely a misspelling of, or None."""
+    """Return the dataset in `data/` that ``name`` is most likely a misspelling of, or None."""
     from osmosis_ai.config.issues import closest
 
     files = workspace.data_dir.iterdir() if workspace.data_dir.is_dir() else ()

@@ -1,7 +1,7 @@
-"""A rollout is put into a workspace whole or not at all, and never over what somebody else wrote unless forced.
+"""Write a rollout into a workspace, completely or not at all; existing files are replaced only if forced.
 
-What stands in the way is found before the first write, and told with its differences. Everything is written beside
-its place first and then renamed into it; when a rename fails, those before it are taken back.
+Conflicts are found before the first write and reported with diffs. All files are first written next to their
+targets and then renamed; if a rename fails, the earlier ones are undone.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _LEFT_BEHIND = ("__pycache__", ".venv")
 
 @dataclass(frozen=True)
 class RolloutFiles:
-    """A rollout with what belongs to it: its directory, its configs, its data."""
+    """A rollout's directory, configs and data."""
 
     name: str
     contents: Mapping[str, bytes]
 
     def renamed(self, name: str) -> RolloutFiles:
-        """Return the same rollout under another name; data keep theirs."""
+        """Return the rollout under another name; data files keep their names."""
         own = re.escape(self.name)
         path = re.compile(rf"(rollouts/|configs/(?:eval|training)/){own}(?=/|\.toml\b|\b(?![-\w]))".encode())
         key = re.compile(rf"((?:\bname|\brollout)\s*=\s*\"){own}(?=\")".encode())
@@ -48,14 +48,14 @@ class RolloutFiles:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """What is replaced as a whole: the rollout's directory, then each file outside it."""
+        """The units that are replaced as a whole: the rollout's directory, then each file outside it."""
         directory = f"rollouts/{self.name}"
         return directory, *(path for path in self.contents if not path.startswith(f"{directory}/"))
 
 
 @dataclass(frozen=True)
 class PlacedRollout:
-    """What was written, as paths relative to the workspace's root."""
+    """The written paths, relative to the workspace's root."""
 
     name: str
     destinations: tuple[str, ...]
@@ -64,17 +64,14 @@ class PlacedRollout:
 
     @property
     def rollout_dir(self) -> str:
-        """Its directory."""
         return f"rollouts/{self.name}"
 
     @property
     def eval_config(self) -> str:
-        """Its eval config."""
         return f"configs/eval/{self.name}.toml"
 
     @property
     def training_config(self) -> str:
-        """Its training config."""
         return f"configs/training/{self.name}.toml"
 
 
@@ -98,7 +95,7 @@ def place(
 
 
 def obstacle_on_the_way(root: Path, name: str) -> str | None:
-    """Return which directory between ``root`` and ``name`` is a link or no directory; None without any."""
+    """Return the first path between ``root`` and ``name`` that is a link or not a directory, or None."""
     for parent in reversed(PurePosixPath(name).parents[:-1]):
         place = root / parent
         if place.is_symlink() or (place.exists() and not place.is_dir()):
@@ -115,7 +112,7 @@ def _is_same_data(root: Path, target: str, rollout: RolloutFiles) -> bool:
 
 
 def _is_same(root: Path, target: str, rollout: RolloutFiles) -> bool:
-    """Whether a file, or a directory, is what would be written; what Python and uv leave in it does not count."""
+    """Tell whether a file or directory equals what would be written, ignoring files of Python and uv."""
     if obstacle_on_the_way(root, target) is not None:
         return False
     if target in rollout.contents:
@@ -162,7 +159,7 @@ def _check_targets(root: Path, targets: Sequence[str], rollout: RolloutFiles, *,
 
 
 def _differences(root: Path, present: Sequence[str], rollout: RolloutFiles) -> dict[str, str]:
-    """Return, by path, what `--force` would change."""
+    """Return the changes that `--force` would make, by path."""
     changed = [
         (path, difference(root / path, content, path, as_text=not path.startswith("data/")))
         for path, content in rollout.contents.items()
@@ -201,7 +198,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _move_in(root: Path, beside: Path, targets: Sequence[str]) -> None:
-    """Rename what is ready in ``beside`` into its places, and what was there out of them; all, or none."""
+    """Replace ``targets`` in ``root`` with the files in ``beside``: all, or none."""
     aside = beside / "old"
     aside.mkdir()
     with contextlib.ExitStack() as undo:

@@ -1,4 +1,4 @@
-"""A config can only name code inside its own workspace: one directory under `rollouts/`, one file inside that."""
+"""Resolve the rollout and entrypoint of a config: a directory under `rollouts/` and a file inside it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 
 class RolloutPathError(OsmosisError):
-    """The rollout or the entrypoint that a config names cannot be used."""
+    """The rollout or entrypoint that a config names cannot be used."""
 
     def __init__(
         self, key: str, problem: str, *, suggestion: str | None = None, hint: str | None = None
@@ -24,7 +24,6 @@ class RolloutPathError(OsmosisError):
 
 
 def rollout_directory(workspace: WorkspaceDirectory, rollout: str) -> Path:
-    """Return the directory of ``rollout``."""
     key = "experiment.rollout"
     if problem := rollout_name_problem(rollout):
         raise RolloutPathError(key, problem)
@@ -42,7 +41,7 @@ def rollout_directory(workspace: WorkspaceDirectory, rollout: str) -> Path:
 
 
 def entrypoint_file(workspace: WorkspaceDirectory, rollout: str, entrypoint: str) -> Path:
-    """Return the script that serves ``rollout``."""
+    """Return the entrypoint script of ``rollout``."""
     key = "experiment.entrypoint"
     directory = rollout_directory(workspace, rollout)
     if problem := entrypoint_problem(entrypoint):

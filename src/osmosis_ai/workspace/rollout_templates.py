@@ -1,7 +1,7 @@
-"""Templates are rollouts of a workspace that somebody else wrote: with their configs, and with the data these name.
+"""Rollout templates, with their configs and the data that these name.
 
-The workspace is the one that comes with this package, or a directory of the user's (``OSMOSIS_WORKSPACE_TEMPLATE_PATH``).
-Nothing is fetched. A directory is read as what it is, somebody's: no link in it is followed, and its size is bounded.
+They come from the workspace in this package, or from a directory of the user's (``OSMOSIS_WORKSPACE_TEMPLATE_PATH``).
+Nothing is downloaded. A directory is untrusted: links in it are not followed, and its size is limited.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ PATH_ENV = "OSMOSIS_WORKSPACE_TEMPLATE_PATH"
 REPO_ENV = "OSMOSIS_WORKSPACE_TEMPLATE_REPO"
 REF_ENV = "OSMOSIS_WORKSPACE_TEMPLATE_REF"
 EXAMPLE = "multiply"
-"""The first template: what `osmosis demo` evaluates, and a new rollout begins with when an example is asked for."""
+"""The first template: `osmosis demo` evaluates it, and new rollouts with an example start from it."""
 
 ROLLOUT_NAME = re.compile(r"[a-z][a-z0-9-]*")
-# Made by using a rollout, or never to be handed on.
+# Created by using a rollout, or private.
 _LEFT_OUT = frozenset({".env", ".git", ".mypy_cache", ".osmosis", ".ruff_cache", ".venv", "__pycache__"})
 _MOST_FILES, _MOST_BYTES = 1_000, 64 * 1024 * 1024
 _ELSEWHERE = {
@@ -38,14 +38,14 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True)
 class RolloutTemplate:
-    """A rollout to begin with."""
+    """A template of a rollout."""
 
     root: Path
     name: str
 
     @property
     def summary(self) -> str:
-        """What its `pyproject.toml` says it is; empty when that says nothing."""
+        """The description in its `pyproject.toml`; empty if there is none."""
         path = self.root / "rollouts" / self.name / "pyproject.toml"
         if path.is_symlink() or not path.is_file():
             return ""
@@ -60,7 +60,7 @@ class RolloutTemplate:
         return tuple(path for path in candidates if (self.root / path).is_file())
 
     def paths(self) -> tuple[str, ...]:
-        """Return its files, relative to a workspace's root: of the rollout, its configs, their data."""
+        """Return its files relative to a workspace's root: the rollout, its configs, their data."""
         directory = self.root / "rollouts" / self.name
         found = [path.relative_to(self.root).as_posix() for path in _files_below(directory)]
         if not 0 < len(found) <= _MOST_FILES:
@@ -84,7 +84,7 @@ class RolloutTemplate:
         return RolloutFiles(self.name, contents)
 
     def _dataset(self, config: str) -> str | None:
-        """Return the file in `data/` that the config names; None when it names none that is there."""
+        """Return the file in `data/` that the config names, or None if there is none."""
         document = parse_toml(_text(self.root / config), str(self.root / config))
         experiment: Any = document.get("experiment")
         name = experiment.get("dataset") if isinstance(experiment, dict) else None
@@ -95,7 +95,6 @@ class RolloutTemplate:
 
 
 def template_names() -> list[str]:
-    """Return the names of all templates, sorted."""
     rollouts = templates_root() / "rollouts"
     return sorted(
         path.name for path in rollouts.iterdir() if ROLLOUT_NAME.fullmatch(path.name) and path.is_dir()
@@ -103,7 +102,6 @@ def template_names() -> list[str]:
 
 
 def find_template(name: str) -> RolloutTemplate:
-    """Return the template ``name``."""
     names = template_names()
     if name in names:
         return RolloutTemplate(templates_root(), name)
@@ -136,7 +134,7 @@ def templates_root() -> Path:
 
 
 def own_root() -> Path:
-    """Return the directory with the workspace that comes with this package: of a wheel, or of its checkout."""
+    """Return the directory of the workspace in this package, from a wheel or its checkout."""
     package = Path(__file__).resolve().parents[1]
     for candidate in (package / "samples", package.parents[1]):
         if (candidate / "rollouts" / EXAMPLE).is_dir():

@@ -1,6 +1,6 @@
-"""The sample workspace: the first template in a repository of its own, from a checkout or an installed wheel.
+"""The sample workspace: the first template in its own repository, from a checkout or an installed wheel.
 
-The copy owes nothing to the user's Git configuration and leaves no trace in it.
+The copy does not depend on the user's Git configuration and does not change it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NO_USER_CONFIG = {
 
 
 def copy_sample_workspace(target: Path) -> WorkspaceDirectory:
-    """Make ``target`` a workspace with the samples in it: a Git repository with one commit on `main`."""
+    """Create a sample workspace at ``target``: a Git repository with one commit on `main`."""
     sample = RolloutTemplate(own_root(), EXAMPLE).read()
     if target.exists() and any(target.iterdir()):
         raise ConflictError(f"{target} is not empty.")
@@ -43,9 +43,9 @@ def copy_sample_workspace(target: Path) -> WorkspaceDirectory:
 
 
 def _first_commit(root: Path) -> None:
-    """Commit what is in ``root`` with GitPython, which reads no configuration, ignore file or hook for it."""
+    """Commit the files in ``root`` with GitPython, which applies no configuration, ignore file or hook here."""
     git = _import_git()
-    # The binary makes the repository: GitPython would give it the variables of a Git hook that this runs in.
+    # `git init` runs as a binary: GitPython would pass on the variables of a Git hook that this runs in.
     done = run_git(["init", "--quiet", "--template="], cwd=root, env=_NO_USER_CONFIG)
     if done.returncode != 0:
         raise OsmosisError(f"Git could not set up {root}: {done.stderr.strip()}")
@@ -61,7 +61,7 @@ def _first_commit(root: Path) -> None:
 
 
 def _import_git() -> Any:
-    """Import GitPython, which asks Git for its version, which fails where the user's configuration is broken."""
+    """Import GitPython. It asks Git for its version, which fails if the user's configuration is broken."""
     users = {name: os.environ.get(name) for name in _NO_USER_CONFIG}
     os.environ.update(_NO_USER_CONFIG)
     try:

@@ -1,4 +1,4 @@
-"""A new rollout: a skeleton to write an agent into, or the example under a name of its own, with its configs."""
+"""Create a new rollout with its configs: a skeleton, or the example under a new name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def init_rollout(workspace: WorkspaceDirectory, name: str, *, force: bool = Fals
 def init_example(
     workspace: WorkspaceDirectory, name: str | None = None, *, force: bool = False
 ) -> PlacedRollout:
-    """Write the first template with its data, under a name of its own."""
+    """Write the first template with its data, optionally under a new name."""
     example = RolloutTemplate(own_root(), EXAMPLE).read()
     if name is not None:
         _check_name(name)
@@ -53,7 +53,7 @@ def _check_name(name: str) -> None:
 
 
 def _render(template: str, name: str) -> str:
-    # A template, not a TOML writer: what every key is for stands beside it, and no library writes comments.
+    # A text template, because no TOML library writes the comments that explain each key.
     from osmosis_ai.config.reference import commented_keys
 
     text = (files("osmosis_ai.workspace") / "templates" / "rollout" / template).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Secret values come from a file of `NAME=value` lines; nothing of a line is ever repeated, only its number."""
+"""Read secret values from a file of `NAME=value` lines. Errors show the number of a line, never its text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_SECRET_BYTES = 64 * 1024
 
 
 def value_problem(value: object) -> str | None:
-    """Return what keeps ``value`` from being the value of a run's secret, if anything does; it is not repeated."""
+    """Return why ``value`` cannot be a secret's value, without repeating it, or None."""
     if not isinstance(value, str) or not value:
         return "must be a non-empty string"
     if "\0" in value:
@@ -25,7 +25,6 @@ def value_problem(value: object) -> str | None:
 
 
 def read_secrets_file(source: str) -> dict[str, str]:
-    """Read secret values."""
     shown = "standard input" if source == "-" else source
     values: dict[str, str] = {}
     for number, line in enumerate(_read(source, shown).splitlines(), start=1):

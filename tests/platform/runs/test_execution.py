@@ -409,7 +409,7 @@ def test_an_agent_sees_its_own_secrets_and_nothing_of_the_platforms_environment(
     services.secrets.put(
         member.workspace.id, member.user.id, "OTHER_KEY", "canary-not-asked-for", "workspace"
     )
-    # Harmless ones, which JSON itself is full of: they garble nothing, and the run says that they can not be hidden.
+    # Harmless ones, which JSON itself is full of: they garble nothing, and the run says that they cannot be hidden.
     harmless = {"FLAG": "true", "NOTHING": "null", "COUNT": "1", "LIMIT": "100000"}
     for name, value in harmless.items():
         services.secrets.put(member.workspace.id, member.user.id, name, value, "workspace")
@@ -445,7 +445,7 @@ def test_an_agent_sees_its_own_secrets_and_nothing_of_the_platforms_environment(
     cleaned_up(services, run["id"])
     log = log_of(services, run["id"])
     for name in harmless:
-        assert sum(f"the value of {name} can not be hidden" in line for line in log) == 1, log
+        assert sum(f"the value of {name} cannot be hidden" in line for line in log) == 1, log
     assert any(line.startswith("[run] session ends") for line in log), log
     for path in services.config.home.rglob("*"):
         if path.is_file():

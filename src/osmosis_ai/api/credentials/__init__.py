@@ -1,4 +1,4 @@
-"""Who we are to a platform: the token in use, and where saved logins are kept."""
+"""Credentials for platforms: the token in use, and the storage of saved logins."""
 
 from osmosis_ai.api.credentials.login import Credentials, SavedLogin
 from osmosis_ai.api.credentials.resolution import (

@@ -1,4 +1,4 @@
-"""The operating system's keyring, which may be missing, locked or silently deaf."""
+"""The operating system's keyring, which may be missing, locked or silently ignore writes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _DIGITS = 24
 
 
 class KeyringUnavailable(Exception):
-    """The keyring cannot do what was asked; the text is the backend's reason."""
+    """The keyring failed; the message is the backend's reason."""
 
 
 def account_for(platform_url: str, token_id: str | None) -> str:
-    """Return the name under which a new token is kept."""
+    """Return the account name for a new token."""
     suffix = _digest(token_id) if token_id else secrets.token_hex(_DIGITS // 2)
     return f"{_platform_account(platform_url)}:{suffix}"
 
 
 def accounts_to_try(platform_url: str, recorded: str | None, email: str | None) -> list[str]:
-    """Return where a saved token may be, the likeliest first; the later names are those of the public CLI."""
+    """Return the possible accounts of a saved token, likeliest first; the later names are those of the public CLI."""
     on_default = platform_url == DEFAULT_PLATFORM_URL
     names = [
         recorded,
@@ -36,7 +36,7 @@ def accounts_to_try(platform_url: str, recorded: str | None, email: str | None) 
 
 
 def read(account: str) -> str | None:
-    """Return the token kept under ``account``, or None."""
+    """Return the token of ``account``, or None."""
     import keyring
 
     with _asked():
@@ -44,18 +44,18 @@ def read(account: str) -> str | None:
 
 
 def write(account: str, token: str) -> None:
-    """Keep ``token`` under ``account``, and check that it can be had back."""
+    """Store ``token`` under ``account`` and check that it can be read back."""
     import keyring
 
     with _asked():
         keyring.set_password(SERVICE, account, token)
-    # A backend that does nothing takes every password and returns none.
+    # A null backend accepts every password and returns none.
     if read(account) != token:
         raise KeyringUnavailable("it does not keep what it is given")
 
 
 def erase(account: str) -> None:
-    """Remove what is kept under ``account``; nothing there is fine."""
+    """Delete the token of ``account``, if any."""
     if read(account) is None:
         return
     import keyring
@@ -68,7 +68,7 @@ def erase(account: str) -> None:
 def _asked() -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # whatever the backend's library raises
+    except Exception as error:  # backends raise exceptions of any class
         raise KeyringUnavailable(_reason(error)) from None
 
 
@@ -81,5 +81,5 @@ def _digest(text: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    # Backends put no secrets into these, but some add a page of advice.
+    # Backends put no secrets into these messages, but some add a page of advice.
     return (str(error).strip().splitlines() or [""])[0].rstrip(".") or type(error).__name__

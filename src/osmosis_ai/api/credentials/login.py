@@ -1,4 +1,4 @@
-"""A login: a token and what is known about it. The token is in no ``repr`` and in no error."""
+"""A login: a token and its metadata. No ``repr`` or error contains the token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TokenStoreKind = Literal["keyring", "file"]
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a request to one platform is signed with."""
+    """The token for requests to one platform."""
 
     token: str = field(repr=False)
     platform_url: str
@@ -23,13 +23,13 @@ class Credentials:
     expires_at: datetime | None = None
 
     def is_expired(self, now: datetime | None = None) -> bool:
-        """Whether the token's time is over at ``now`` (default: this moment)."""
+        """Tell whether the token has expired at ``now`` (default: the current time)."""
         return self.expires_at is not None and self.expires_at <= (now or datetime.now(timezone.utc))
 
 
 @dataclass(frozen=True)
 class SavedLogin:
-    """What the credentials file says of one login: everything but the token."""
+    """A login as the credentials file records it, without the token."""
 
     platform_url: str
     token_store: TokenStoreKind

@@ -1,4 +1,4 @@
-"""Whose token a request carries: the environment's before the saved one, and never to another platform."""
+"""Choose a request's token: the environment's, otherwise the saved one, and never one of another platform."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from osmosis_ai.errors import OsmosisError
 
 
 def environment_credentials(env: Mapping[str, str] | None = None) -> Credentials | None:
-    """Return the token of the environment for the active platform, or None when it has none."""
+    """Return the environment's token for the active platform, or None."""
     variables = os.environ if env is None else env
     token = variables.get(TOKEN_ENV, "").strip()
     if not token:

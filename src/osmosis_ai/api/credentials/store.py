@@ -1,4 +1,4 @@
-"""Saved logins, several platforms side by side."""
+"""Saved logins for several platforms."""
 
 from __future__ import annotations
 
@@ -24,19 +24,17 @@ _LOCK_TIMEOUT_S = 10.0
 
 
 class CredentialWarning(NamedTuple):
-    """Something the user should hear of although the login or logout went well."""
+    """A warning about a login or logout that succeeded."""
 
     code: Literal["CREDENTIALS_METADATA_BACKED_UP", "KEYRING_CLEANUP_FAILED", "KEYRING_UNAVAILABLE"]
     message: str
 
 
 class CredentialStore:
-    """Reads and writes the saved logins of this user."""
-
     def __init__(self, directory: Path | None = None, *, env: Mapping[str, str] | None = None) -> None:
         self._env = os.environ if env is None else env
         self.path = (directory or config_dir(self._env)) / "credentials.json"
-        # A directory the user named may serve others too: only our own is closed to them.
+        # A directory that the user named may be shared, so its permissions are not changed.
         self._is_own_directory = directory is None and not self._env.get(CONFIG_DIR_ENV)
         self.warnings: list[CredentialWarning] = []
 
@@ -48,7 +46,7 @@ class CredentialStore:
             try:
                 token = self._token_of(login, entry)
             except OsmosisError as error:
-                # A login or logout beside us changes the file, then takes the former token away.
+                # A concurrent login or logout changes the file first, then deletes the previous token.
                 if error.code != "TOKEN_NOT_FOUND" or entry == former:
                     raise
                 former = entry
@@ -64,11 +62,11 @@ class CredentialStore:
         return None
 
     def all(self) -> tuple[SavedLogin, ...]:
-        """Return every saved login, without its token, in the order of the platforms' URLs."""
+        """Return every saved login without its token, sorted by platform URL."""
         return tuple(_parse(url, entry, self.path) for url, entry in sorted(self._read().items()))
 
     def save(self, credentials: Credentials) -> TokenStoreKind:
-        """Save a login in place of the platform's former one, and return where the token went."""
+        """Save a login, replace the platform's previous one, and return where the token is stored."""
         if credentials.user is None:
             raise ValueError("credentials without a user cannot be saved")
         with self._locked():
@@ -87,7 +85,7 @@ class CredentialStore:
         return "file" if account is None else "keyring"
 
     def delete(self, platform_url: str) -> bool:
-        """Forget a platform's login, token and all, and return whether there was one."""
+        """Delete a platform's login and token, and return whether there was one."""
         if not self.path.exists():
             return False
         with self._locked():
@@ -136,7 +134,7 @@ class CredentialStore:
         return None
 
     def _keep_in_keyring(self, credentials: Credentials) -> str | None:
-        """Put the token into the keyring and return the account; None when it must go into the file."""
+        """Store the token in the keyring and return the account; None if it must go into the file."""
         preference = self._preference()
         if preference == "file":
             return None
@@ -194,7 +192,7 @@ class CredentialStore:
                 details={"path": str(self.path)},
                 hint="log in again with `osmosis login`; the old file is kept as a backup",
             )
-        # Without `platforms` the whole file is one entry, of the only platform there was.
+        # Without `platforms`, the file is from a version that knew only one platform.
         platforms = content.get("platforms", {DEFAULT_PLATFORM_URL: content})
         if not isinstance(platforms, dict) or not all(isinstance(item, dict) for item in platforms.values()):
             raise _unparsable(self.path)
@@ -231,7 +229,7 @@ class CredentialStore:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the only right to change the file; translates what the disk refuses."""
+        """Lock the file for changes, and translate disk errors."""
         from filelock import FileLock, Timeout
 
         directory = self.path.parent

@@ -1,4 +1,4 @@
-"""Bytes to and from signed URLs: resumed where they broke off, and whole or not there at all."""
+"""Transfers to and from signed URLs: resumable, and complete or absent."""
 
 from osmosis_ai.api.transfer.client import BlobClient, TransferError
 from osmosis_ai.api.transfer.download import Download, download

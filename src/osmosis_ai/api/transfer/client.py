@@ -1,4 +1,4 @@
-"""Requests to a blob store: the URL itself is the permission, so it is shown and logged nowhere."""
+"""Requests to a blob store. The URL itself grants access, so it is never shown or logged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _unlogged: contextvars.ContextVar[bool] = contextvars.ContextVar("unlogged", def
 
 
 class TransferError(PlatformError):
-    """Bytes did not get where they belong; ``status`` is the store's, if it answered."""
+    """A transfer failed; ``status`` is the store's, if it answered."""
 
     is_passing = False
 
@@ -35,13 +35,13 @@ def _is_loggable(_: logging.LogRecord) -> bool:
     return not _unlogged.get()
 
 
-# httpx logs every URL it asks for, and these URLs are passwords.
+# httpx logs every URL it requests, and these URLs grant access.
 for _name in ("httpx", "httpcore.http11"):
     logging.getLogger(_name).addFilter(_is_loggable)
 
 
 class BlobClient:
-    """Connections to blob stores; safe to share between threads."""
+    """Connections to blob stores; thread-safe."""
 
     def __init__(self, *, transport: httpx.BaseTransport | None = None) -> None:
         self._transport = transport
@@ -57,7 +57,6 @@ class BlobClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
         for client in self._clients.values():
             client.close()
         self._clients.clear()
@@ -71,7 +70,7 @@ class BlobClient:
         headers: Mapping[str, str],
         timeout_s: float,
     ) -> httpx.Headers:
-        """Send ``size`` bytes and return the headers of the acknowledgement."""
+        """Send ``size`` bytes and return the headers of the reply."""
         client = self._client_for(url)
         own = {name: value for name, value in headers.items() if name.lower() not in _FRAMING}
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
@@ -90,7 +89,7 @@ class BlobClient:
 
     @contextlib.contextmanager
     def get(self, url: str, *, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
-        """Open a download and yield the reply, whatever its status, with its body still to be read."""
+        """Open a download and yield the unread reply, whatever its status."""
         with self._speaking(url), contextlib.ExitStack() as stack:
             for _ in range(_MOST_HOPS + 1):
                 client = self._client_for(url)
@@ -108,7 +107,7 @@ class BlobClient:
     def _client_for(self, url: str) -> httpx.Client:
         check_url(url)
         parts = urlsplit(url)
-        # What `open_http` decides by: how the host is verified, and whether a proxy may be in between.
+        # `open_http` depends on this: the verification of the host, and whether a proxy is used.
         kind = (parts.scheme, is_loopback(parts.hostname))
         with self._opening:
             if kind not in self._clients:
@@ -122,7 +121,7 @@ class BlobClient:
 
     @contextlib.contextmanager
     def _speaking(self, url: str) -> Iterator[None]:
-        """Keep the exchange out of the log, and say of a broken one that it may be tried again."""
+        """Keep the exchange out of the log, and mark a broken one as retryable."""
         token = _unlogged.set(True)
         try:
             yield
@@ -140,7 +139,7 @@ _FRAMING = frozenset({"content-length", "transfer-encoding", "host", "connection
 
 
 def check_url(url: str) -> None:
-    """Refuse a URL to which bytes must not go in the clear."""
+    """Refuse a URL that would send the bytes unencrypted."""
     try:
         parts = urlsplit(url)
         host = parts.hostname
@@ -154,7 +153,7 @@ def check_url(url: str) -> None:
 
 
 def shown(url: str) -> str:
-    """Return what may be said of a signed URL: where, not what."""
+    """Return the part of a signed URL that may be shown: its host."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -165,13 +164,12 @@ def shown(url: str) -> str:
 
 
 def may_pass(status: int | None) -> bool:
-    """Tell whether a store, or what stands before it, may say something else soon of bytes that it is to give
-    or to take: permissions run out and are given anew, disks are full and have room again."""
+    """Tell whether a failed request may succeed later: signed URLs can be renewed, and full disks can be cleared."""
     return status is not None and (status == 403 or status >= 500)
 
 
 def refusal(url: str, response: httpx.Response) -> Exception:
-    """Return what to raise for a status that is no success."""
+    """Return the exception for a status that is not a success."""
     status = response.status_code
     hint = None
     if status in (401, 403, 404, 410):

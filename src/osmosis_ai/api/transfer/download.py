@@ -1,4 +1,4 @@
-"""A file on its way from a blob store: at its place when it is whole and right, and not before."""
+"""Download a file from a blob store; it appears at its path only when complete and verified."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ from osmosis_ai.files import sync_directory, write_json
 Progress = Callable[[int], None]
 WAITS = Waits((0.5, 1.0))
 _BLOCK_BYTES = 256 * 1024
-# Below this, starting again is cheaper than remembering how far it was.
+# Smaller files are downloaded again, which costs less than recording their progress.
 _WORTH_RESUMING_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Download:
-    """A finished download."""
-
     path: Path
     size: int
     sha256: str | None = None
@@ -54,7 +52,7 @@ def download(
     waits_for_store: bool = False,
     client: BlobClient | None = None,
 ) -> Download:
-    """Fetch a file; an existing ``target`` is replaced in one step."""
+    """Download a file; an existing ``target`` is replaced atomically."""
     check_url(url)
     with ExitStack() as stack:
         blobs = client if client is not None else stack.enter_context(BlobClient())
@@ -85,13 +83,13 @@ def download(
 
 
 class _Partial:
-    """``<name>.partial`` and, for a large one, a note of which bytes it is part of. One writer at a time."""
+    """``<name>.partial`` and, for a large file, a record of which bytes it belongs to. One writer at a time."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
         self._path = target.with_name(f"{target.name}.partial")
         self._note = target.with_name(f"{target.name}.partial.json")
-        # Unbuffered: what a full disk did not take must not come back when the file is closed.
+        # Unbuffered: bytes that a full disk refused must not be written again on close.
         self.handle: FileIO = self._path.open("a+b", buffering=0)
         try:
             fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -99,7 +97,7 @@ class _Partial:
         except (BlockingIOError, FileNotFoundError):
             mine = False
         except OSError:
-            # A file system without locks: nothing to hold, and nothing held.
+            # The file system does not support locks.
             mine = True
         if not mine:
             self.handle.close()
@@ -119,7 +117,7 @@ class _Partial:
         return os.fstat(self.handle.fileno()).st_size
 
     def validator(self) -> str | None:
-        """Return what the store called the bytes that this is part of."""
+        """Return the store's validator of the bytes that this file is a part of."""
         try:
             value = json.loads(self._note.read_bytes())["validator"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -127,7 +125,7 @@ class _Partial:
         return value if isinstance(value, str) else None
 
     def restart(self, validator: str | None, announced: int | None) -> None:
-        """Begin with nothing, on bytes that the store calls ``validator``."""
+        """Restart with an empty file for the bytes with this ``validator``."""
         self.handle.truncate(0)
         if validator is not None and (announced is None or announced >= _WORTH_RESUMING_BYTES):
             write_json(self._note, {"validator": validator}, durable=False)
@@ -135,7 +133,7 @@ class _Partial:
             self._note.unlink(missing_ok=True)
 
     def append(self, block: bytes) -> None:
-        """Write all of ``block``; the system may take a part only."""
+        """Write all of ``block``; the system may write only a part per call."""
         left = memoryview(block)
         while left:
             left = left[self.handle.write(left) :]
@@ -148,8 +146,8 @@ class _Partial:
         return digest.hexdigest()
 
     def finish(self) -> None:
-        """Put the file at its place."""
-        # One flush of the disk for a large file; a thousand small ones are fetched again more cheaply.
+        """Move the file to its final path."""
+        # Only large files are flushed to disk; small ones are cheap to download again.
         large = self.size() >= _WORTH_RESUMING_BYTES
         if large:
             os.fsync(self.handle.fileno())
@@ -161,7 +159,7 @@ class _Partial:
 
 
 class _Transfer:
-    """The tries of one download."""
+    """The attempts of one download."""
 
     def __init__(
         self,
@@ -191,7 +189,7 @@ class _Transfer:
         self.suggested_name: str | None = None
 
     def attempt(self) -> None:
-        """Fetch what is missing and check the whole."""
+        """Fetch the missing bytes and verify the file."""
         have, validator = self._partial.size(), self._partial.validator()
         resuming = have > 0 and validator is not None
         headers = {"Range": f"bytes={have}-", "If-Range": validator} if resuming and validator else {}
@@ -212,7 +210,7 @@ class _Transfer:
         self._check_digest(resumed=continues)
 
     def _receive(self, response: httpx.Response, have: int) -> None:
-        # Counted from here: a store that was waited for is not slow.
+        # Starts after the wait for the store, which does not count as slow transfer.
         until = time.monotonic() + self._within_s
         for block in response.iter_raw():
             self._partial.append(block)
@@ -334,5 +332,5 @@ def _suggested_name(response: httpx.Response) -> str | None:
     message = Message()
     message["content-disposition"] = header
     name = message.get_filename()
-    # A name with a path in it would put the file elsewhere.
+    # A path in the name would change the directory.
     return name if name and name not in (".", "..") and not re.search(r"[/\\\x00-\x1f\x7f]", name) else None

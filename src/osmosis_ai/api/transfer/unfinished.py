@@ -1,4 +1,4 @@
-"""What an interrupted upload has already achieved, on disk: that it was meant, and the parts that the store acknowledged."""
+"""Records of interrupted uploads on disk: their intent, and the parts that the store has acknowledged."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from osmosis_ai.api.wire.datasets import UploadInstructions, UploadIntent
 from osmosis_ai.files import write_atomic, write_json
 
 _VERSION = 1
-# URLs that end during the first part are no help.
+# URLs that expire during the first part are useless.
 _MARGIN = timedelta(seconds=60)
 
 
 @dataclass
 class UnfinishedUpload:
-    """An upload in parts: where it goes, and how far it is."""
+    """An upload in parts: its destination and progress."""
 
     path: Path
     dataset_id: str
@@ -33,17 +33,16 @@ class UnfinishedUpload:
     acknowledged: dict[int, str] = field(default_factory=dict)
 
     def acknowledge(self, part_number: int, etag: str) -> None:
-        """Remember, through a crash, that the store has a part."""
+        """Record that the store has a part; durable across crashes."""
         self.acknowledged[part_number] = etag
         self.save()
 
     @property
     def is_acknowledged(self) -> bool:
-        """Whether the store has every part, so that only the platform may not know."""
+        """Whether the store has every part, so that at most the platform's completion is missing."""
         return len(self.acknowledged) == (self.instructions.total_parts or 0)
 
     def save(self) -> None:
-        """Write everything down."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(
             self.path,
@@ -59,24 +58,24 @@ class UnfinishedUpload:
         )
 
     def forget(self) -> None:
-        """Remove the file: the upload is complete, or given up."""
+        """Remove the file after the upload was completed or cancelled."""
         self.path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
 class NotedIntent:
-    """An upload that is meant, before anybody was asked, and the file it is written in."""
+    """The intent to upload, recorded in a file before the first request."""
 
     path: Path
     intent: UploadIntent
 
     def forget(self) -> None:
-        """Remove the file: the upload is complete, or given up."""
+        """Remove the file after the upload was completed or cancelled."""
         self.path.unlink(missing_ok=True)
 
 
 def note_intent(state_dir: Path, *, digest: str, scope: str) -> NotedIntent:
-    """Return the intent to send these bytes there; the one of before, if that was cut off."""
+    """Return the intent to send these bytes to ``scope``; an interrupted one is reused."""
     path = state_dir / f"{_short(digest)}-{_short(hashlib.sha256(scope.encode()).hexdigest())}.intent"
     try:
         found = UploadIntent.of(path.read_text("ascii").strip())
@@ -94,7 +93,7 @@ def note_intent(state_dir: Path, *, digest: str, scope: str) -> NotedIntent:
 def open_upload(
     state_dir: Path, *, digest: str, dataset_id: str, instructions: UploadInstructions, scope: str = ""
 ) -> UnfinishedUpload:
-    """Return the upload of these bytes to this dataset, with what it has achieved if it was begun before."""
+    """Return the upload of these bytes to this dataset, with its progress if it was started before."""
     path = state_dir / _file_name(digest, dataset_id)
     former = _load(path)
     now = datetime.now(timezone.utc)
@@ -118,7 +117,7 @@ def open_upload(
 def find_unfinished_upload(
     state_dir: Path, *, digest: str, scope: str = "", now: datetime | None = None
 ) -> UnfinishedUpload | None:
-    """Return the furthest upload of these bytes in this scope whose URLs still work, or None."""
+    """Return the upload of these bytes in this scope that is furthest and whose URLs are valid, or None."""
     moment = now or datetime.now(timezone.utc)
     found = []
     for upload in _uploads(state_dir, digest):
@@ -152,7 +151,7 @@ def _load(path: Path) -> UnfinishedUpload | None:
             acknowledged={int(number): str(etag) for number, etag in content["acknowledged"].items()},
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        # Without a readable record the upload starts again; nothing is lost but time.
+        # Without a readable record, the upload only starts again.
         return None
 
 

@@ -1,4 +1,4 @@
-"""A file on its way to a blob store, in one piece or in parts."""
+"""Upload a file to a blob store, in one request or in parts."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _BLOCK_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class Upload:
-    """An upload whose bytes are all acknowledged."""
+    """A completed upload."""
 
     parts: tuple[CompletedPart, ...] | None
     sent_bytes: int
     record: UnfinishedUpload | None = field(default=None, repr=False)
 
     def forget(self) -> None:
-        """Remove the record; call it when the platform has taken the completion."""
+        """Remove the record; call this after the platform has accepted the completion."""
         if self.record is not None:
             self.record.forget()
 
@@ -55,7 +55,7 @@ def upload_file(
     scope: str = "",
     client: BlobClient | None = None,
 ) -> Upload:
-    """Send a file where the platform says."""
+    """Upload a file as the platform instructs."""
     with ExitStack() as stack:
         blobs = client if client is not None else stack.enter_context(BlobClient())
         source = stack.enter_context(_Source(path))
@@ -68,7 +68,7 @@ def upload_file(
         record = None
         if state_dir is not None:
             digest = digest or source.digest()
-            # A disk that cannot remember the upload does not have to prevent it.
+            # The upload works without its record, so a disk error does not stop it.
             with suppress(OSError):
                 record = open_upload(
                     state_dir, digest=digest, dataset_id=dataset_id, instructions=instructions, scope=scope
@@ -164,7 +164,7 @@ def _nonsense(what: str) -> TransferError:
 
 
 class _Source:
-    """The file to send, read any number of times and held to what it was when it was opened."""
+    """The file to send; it can be read repeatedly, and changes to it are detected."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -182,7 +182,6 @@ class _Source:
         self._handle.close()
 
     def digest(self) -> str:
-        """Return the SHA-256 of everything."""
         digest = hashlib.sha256()
         for block in self.read(0, self.size, None, done=0):
             digest.update(block)
@@ -202,7 +201,7 @@ class _Source:
                 progress(done + size - left)
 
     def ensure_unchanged(self) -> None:
-        """Raise when the file is no longer what it was."""
+        """Raise if the file has changed."""
         if self._stat() != self._state:
             raise self._changed()
 

@@ -1,4 +1,4 @@
-"""Who is asking: device login, verification, workspaces."""
+"""Device login, verification, workspaces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class DeviceAuthorizeRequest(WireModel):
 
 
 class DeviceAuthorization(WireModel):
-    """What the user must do; ``expires_in`` and ``interval`` are seconds."""
+    """The code to confirm; ``expires_in`` and ``interval`` are seconds."""
 
     device_code: str = Field(repr=False)
     user_code: str
@@ -48,7 +48,7 @@ class WorkspaceMembership(WireModel):
 
 
 class Verification(WireModel):
-    """The reply to ``GET /api/cli/verify``; the last two keys serve older clients."""
+    """The reply to ``GET /api/cli/verify``; the last two keys are for older clients."""
 
     user: User
     expires_at: Timestamp | None = None

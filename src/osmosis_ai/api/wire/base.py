@@ -1,4 +1,4 @@
-"""What every message shares."""
+"""The base classes of messages."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Pla
 
 
 class WireModel(BaseModel):
-    """Base of all messages."""
-
-    # What a reply holds may be a token: an error that quotes it must not.
+    # A reply may contain a token, so errors must not quote the input.
     model_config = ConfigDict(
         extra="ignore", populate_by_name=True, protected_namespaces=(), hide_input_in_errors=True
     )
@@ -19,7 +17,7 @@ class WireModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, data: Any) -> Any:
-        # Most messages hold no null, and then there is nothing to copy.
+        # Most messages contain no null and need no copy.
         if not isinstance(data, dict) or None not in data.values():
             return data
         return {key: value for key, value in data.items() if value is not None or cls._null_is_a_value(key)}
@@ -27,16 +25,16 @@ class WireModel(BaseModel):
     @classmethod
     def _null_is_a_value(cls, key: str) -> bool:
         field = cls.model_fields.get(key)
-        # Of several spellings of a field, one that is null must not hide the others.
+        # If a field has several spellings, one that is null must not hide the others.
         return field is not None and field.default is None and field.validation_alias is None
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the JSON object to send: the fields that were set, no others."""
+        """Return the JSON object to send: only the fields that were set."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
 def wire_time(moment: datetime) -> str:
-    """Return a moment as it is sent: ISO 8601 in UTC with milliseconds and ``Z``."""
+    """Format a moment for the wire: ISO 8601 in UTC with milliseconds and ``Z``."""
     return moment.astimezone(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -54,7 +52,7 @@ Timestamp = Annotated[datetime, AfterValidator(_zoned), PlainSerializer(wire_tim
 
 
 class Page(WireModel):
-    """The keys beside the items of an offset list."""
+    """The keys of a list page, in addition to its items."""
 
     total_count: int = 0
     has_more: bool = False
@@ -66,8 +64,6 @@ def _object_or_none(value: Any) -> Any:
 
 
 class LogEntry(WireModel):
-    """One line of a log."""
-
     timestamp: str | None = None
     level: str | None = None
     step: str | None = None
@@ -76,7 +72,7 @@ class LogEntry(WireModel):
 
 
 class LogPage(WireModel):
-    """Log lines, oldest first; ``next_cursor`` goes on in the requested direction."""
+    """Log lines, oldest first; ``next_cursor`` continues in the requested direction."""
 
     logs: list[LogEntry] = []
     next_cursor: str | None = None

@@ -1,4 +1,4 @@
-"""Benchmarks and their runs. Objects whose keys differ between benchmarks pass through unchanged."""
+"""Benchmarks and their runs. Objects whose keys differ between benchmarks are passed through unchanged."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Benchmark(WireModel):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def key(self) -> str | None:
-        """The name of the benchmark in commands and configs."""
+        """The benchmark's name in commands and configs."""
         return self.source_ref
 
 

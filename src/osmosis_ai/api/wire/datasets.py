@@ -26,19 +26,18 @@ _INTENT = re.compile(r"([0-9a-f]{32}); sha256=([0-9a-f]{64})")
 
 @dataclass(frozen=True)
 class UploadIntent:
-    """What a client means to send, in a header that the hosted service passes over."""
+    """A header that describes the file to send; the hosted service ignores it."""
 
     id: str
     sha256: str
 
     @property
     def header(self) -> str:
-        """The value of the header."""
         return f"{self.id}; sha256={self.sha256}"
 
     @classmethod
     def of(cls, header: str | None) -> UploadIntent | None:
-        """Return what a header says; None when it says nothing that can be read."""
+        """Parse the header; None if it is missing or invalid."""
         match = _INTENT.fullmatch(header or "")
         return None if match is None else cls(match[1], match[2])
 

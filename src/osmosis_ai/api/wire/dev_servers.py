@@ -1,4 +1,4 @@
-"""Development rollout servers: the code of a commit, served by the platform for a while."""
+"""Development rollout servers: the platform serves the code of a commit for a limited time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from osmosis_ai.api.wire.base import Page, Timestamp, WireModel
 
 
 class DevServerReply(WireModel):
-    """A reply that is printed as it comes, including keys that we do not know."""
+    """A reply that is printed unchanged, including unknown keys."""
 
     model_config = ConfigDict(extra="allow")
 

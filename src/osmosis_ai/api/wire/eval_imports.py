@@ -1,4 +1,4 @@
-"""The upload of an evaluation that ran elsewhere: announced, its files sent one by one, finalized."""
+"""Upload of a local evaluation: announced, then sent file by file, then finalized."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 SCHEMA_VERSION = 1
 LARGEST_BATCH = 100
-"""How many files one request asks for at most."""
+"""The maximum number of files per request."""
 
 
 class ImportFile(WireModel):
@@ -36,7 +36,7 @@ class ImportedRollout(WireModel):
 
 
 class ImportedDataset(WireModel):
-    """``selected_source_rows`` are rows of the file from 0, as in ``0-9,12``."""
+    """``selected_source_rows`` are rows of the file, counted from 0, such as ``0-9,12``."""
 
     name: str
     sha256: str | None = None
@@ -76,7 +76,7 @@ class EvalImportStart(WireModel):
 
 
 class EvalImportSession(WireModel):
-    """Where an upload stands; what it has become once it is finalized."""
+    """The state of an upload, and its run once it is finalized."""
 
     session_id: str
     status: Literal["uploading", "finalized"]
@@ -98,7 +98,7 @@ class ImportUpload(ImportFile):
 
 
 class ImportUploads(WireModel):
-    """Where to send those of the asked files that are missing."""
+    """Upload URLs for those of the requested files that are missing."""
 
     files: list[ImportUpload] = []
 

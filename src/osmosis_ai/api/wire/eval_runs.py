@@ -11,7 +11,7 @@ from osmosis_ai.api.wire.runs import Resubmittable, Run
 
 
 class EvalResults(WireModel):
-    """Aggregates of a run; rates are 0..1, ``total_runs`` counts completed samples."""
+    """Aggregates of a run; rates are 0..1, ``total_runs`` counts completed attempts."""
 
     score: float | None = None
     pass_rate: float | None = None
@@ -32,7 +32,7 @@ class EvalResults(WireModel):
 
 
 class RunOrigin(WireModel):
-    """Where a run that was executed elsewhere came from: what its uploader said, and when it arrived."""
+    """The origin of an uploaded run as its uploader reported it, and the time of the upload."""
 
     local_run_id: str | None = None
     local_run_name: str | None = None
@@ -44,7 +44,7 @@ class RunOrigin(WireModel):
 
     @property
     def words(self) -> str:
-        """It in words: ``executed elsewhere, with 0.3.11 at 1a2b3c4 and uncommitted changes``."""
+        """Describe the origin: ``executed elsewhere, with 0.3.11 at 1a2b3c4 and uncommitted changes``."""
         release = f", with {self.sdk_version}" if self.sdk_version else ""
         commit = f" at {self.git_head[:7]}" if self.git_head else ""
         changes = " and uncommitted changes" if self.git_dirty else ""
@@ -52,19 +52,19 @@ class RunOrigin(WireModel):
 
 
 class EvalRun(Run):
-    """A run's own fields, as a list row or inside a detail; ``imported`` is ours, of one that was executed elsewhere."""
+    """A run's own fields, in a list row or a detail. ``imported`` is only on our platform, for uploaded runs."""
 
     imported: RunOrigin | None = None
 
 
 class RelatedRun(Named):
-    """A run that another one refers to; without a status, it is not there any more."""
+    """A run that another one refers to; it has no status if it was deleted."""
 
     status: str | None = None
 
 
 class EvalRunRow(EvalRun):
-    """``retry_of`` and ``commit_sha`` are ours."""
+    """``retry_of`` and ``commit_sha`` are only on our platform."""
 
     model: Named | None = None
     dataset: Named | None = None
@@ -80,7 +80,7 @@ class EvalRunList(Page):
 
 
 class EvalRunDetail(Resubmittable):
-    """``retry_of`` is the run whose failed samples this one makes again, ``retries`` are those of it; ours."""
+    """``retry_of`` is the run that this one retries, ``retries`` are its own retries; only on our platform."""
 
     eval_run: EvalRun
     config: dict[str, Any] | None = None
@@ -118,7 +118,7 @@ class PassAtK(WireModel):
 
 
 class EvalMetrics(WireModel):
-    """``estimates`` is ours: the same numbers over scored samples, with intervals and counts."""
+    """``estimates`` is only on our platform: metrics over scored attempts, with intervals and counts."""
 
     status: str = ""
     overview: EvalMetricsOverview = EvalMetricsOverview()
@@ -129,7 +129,7 @@ class EvalMetrics(WireModel):
 
 
 class RetryCheck(WireModel):
-    """What a retry of ``eval_run`` would make: of ``planned`` samples those without a score; ours."""
+    """The contents of a retry of ``eval_run``: those of ``planned`` attempts that have no score; only on our platform."""
 
     eval_run: RelatedRun
     samples: int
@@ -142,13 +142,13 @@ class RetryCheck(WireModel):
 
 
 class MergedRun(RelatedRun):
-    """A run of a merged evaluation, and how many of the samples that count are its."""
+    """A run of a merged evaluation, and the number of its attempts that count."""
 
     samples: int = 0
 
 
 class MergedEvaluation(WireModel):
-    """A run and its retries as one evaluation, the run itself first; ours. ``estimates`` as in the metrics."""
+    """A run, which is first, and its retries as one evaluation; only on our platform. ``estimates`` as in the metrics."""
 
     runs: list[MergedRun]
     estimates: dict[str, Any]
@@ -156,11 +156,11 @@ class MergedEvaluation(WireModel):
 
 
 _LARGEST = 2**53
-"""The greatest whole number that every reader of JSON has."""
+"""The greatest integer that every JSON reader represents exactly."""
 
 
 class EvalSample(WireModel):
-    """What an attempt (``attempt``, from 0) on a selected row came to; ours, as is what follows."""
+    """The result of an attempt (``attempt``, from 0) on a selected row; only on our platform, like the following."""
 
     row: int = Field(ge=0)
     attempt: int = Field(ge=0)
@@ -184,7 +184,7 @@ class EvalSample(WireModel):
 
 
 class EvalSamplePage(WireModel):
-    """Samples by row and attempt; ``next_cursor`` continues after the last, and is absent at the end."""
+    """Samples sorted by row and attempt; ``next_cursor`` is absent on the last page."""
 
     samples: list[EvalSample]
     next_cursor: Annotated[str, Field(max_length=1000)] | None = None
@@ -195,7 +195,7 @@ class ManifestFile(WireModel):
     size: int = Field(strict=True, ge=0)
     token: str | None = Field(None, repr=False)
     sha256: str | None = Field(None, pattern="^[0-9a-fA-F]{64}$")
-    """Of its bytes; None where the platform does not say."""
+    """The digest of its bytes; None if the platform does not report it."""
 
 
 class SampleManifest(WireModel):

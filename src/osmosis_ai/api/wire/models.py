@@ -1,4 +1,4 @@
-"""Models: base models the platform can run, and LoRA adapters trained on them."""
+"""Base models that the platform can run, and the LoRA adapters trained on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BaseModelList(Page):
 
 
 class LoraModel(WireModel):
-    """A trained adapter. An absent ``deployment_status`` says that inference is not offered."""
+    """A trained adapter. Without ``deployment_status``, the platform offers no inference."""
 
     id: str
     model_name: str | None = None
@@ -55,7 +55,7 @@ class DeploymentChange(WireModel):
 
 
 class ModelFile(WireModel):
-    """A file of an adapter, and where it can be had for a while; ``size`` in bytes, ``sha256`` in hex."""
+    """A file of an adapter and its temporary URL; ``size`` in bytes, ``sha256`` in hex."""
 
     path: str
     size: int = Field(strict=True, ge=0)
@@ -64,7 +64,7 @@ class ModelFile(WireModel):
 
 
 class ModelDownload(WireModel):
-    """Everything that one folder in PEFT's layout needs. Ours: the hosted service has no such route."""
+    """All files of an adapter folder in PEFT's layout; only on our platform."""
 
     model_name: str
     base_model: str | None = None

@@ -1,4 +1,4 @@
-"""The first steps in a workspace: how far they have got, and what the user does first."""
+"""The user's progress with the first steps in a workspace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INTENTS: tuple[Intent, ...] = get_args(Intent)
 
 
 class QuickstartRepository(WireModel):
-    """``full_name`` is what clients send as the repository; ``clone_url`` is ours: what Git clones it from."""
+    """``full_name`` is what clients send as the repository; ``clone_url``, only from our platform, is for Git."""
 
     connected: bool = False
     full_name: str | None = None

@@ -1,4 +1,4 @@
-"""Agents that are served elsewhere: registered by whoever serves them; their keys go in and never come out."""
+"""Remote agents, registered by their operators. Their keys are write-only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from osmosis_ai.api.wire.base import Page, Timestamp, WireModel
 
 
 class RolloutServerRegistration(WireModel):
-    """Where an agent is served, and the key that it asks for."""
+    """The address of an agent, and the key that it requires."""
 
     host: Annotated[str, Field(min_length=1, max_length=255)]
     port: int
@@ -19,7 +19,7 @@ class RolloutServerRegistration(WireModel):
 
 
 class RolloutServerInfo(WireModel):
-    """What an agent says of itself."""
+    """An agent's description of itself."""
 
     status: str | None = None
     agent_loop: str | None = None
@@ -28,7 +28,7 @@ class RolloutServerInfo(WireModel):
 
 
 class HealthCheckResult(WireModel):
-    """How a probe ended: with what the agent said of itself, or with why it said nothing of use."""
+    """The result of a probe: the agent's description, or an error."""
 
     server_info: RolloutServerInfo | None = None
     error: str | None = None
@@ -44,7 +44,7 @@ class RegisteredRolloutServer(WireModel):
 
 
 class ListedRolloutServer(WireModel):
-    """A registered agent, and how its last probe ended."""
+    """A registered agent and the result of its last probe."""
 
     id: str
     name: str
@@ -60,6 +60,4 @@ class ListedRolloutServer(WireModel):
 
 
 class RolloutServerList(Page):
-    """A page of registered agents."""
-
     rollout_servers: list[ListedRolloutServer]

@@ -1,4 +1,4 @@
-"""Rollouts the platform has read from the synced repository."""
+"""Rollouts that the platform has read from the synced repository."""
 
 from __future__ import annotations
 

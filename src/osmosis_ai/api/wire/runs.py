@@ -1,4 +1,4 @@
-"""What evaluation and training runs share: submission and its reply, and what every run says of itself."""
+"""What evaluation and training runs share: submission and its reply, and the fields of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from osmosis_ai.config.sections import Experiment
 
 
 class RunSecrets(WireModel):
-    """``required`` lists every name; ``provided`` carries values for this run only."""
+    """``required`` lists every name; ``provided`` contains values for this run only."""
 
     required: list[str] = []
     provided: dict[str, str] = Field(default={}, repr=False)
@@ -36,7 +36,7 @@ class TrainingRunSubmit(WireModel):
 
 
 class Run(WireModel):
-    """A run's own fields, whatever its kind; ``waits``, in lists of our platform, what a run waits for that nobody works on now."""
+    """The fields common to all runs; ``waits``, in lists of our platform, says what a run without a worker waits for."""
 
     id: str
     name: str | None = None
@@ -52,7 +52,7 @@ class Run(WireModel):
 
 
 class Resubmittable(WireModel):
-    """What our platform says of a run besides, so that it can be submitted again and compared with."""
+    """Further fields of our platform, to resubmit and compare a run."""
 
     request: dict[str, Any] | None = None
     dataset_sha256: str | None = None
@@ -64,12 +64,12 @@ class Resubmittable(WireModel):
 
     @property
     def waits_for(self) -> object:
-        """What stays the same while the run waits for the same; None of one that does not wait."""
+        """A value that changes only when the reason for waiting changes; None if the run is not waiting."""
         return self.silent_since or self.waits or None
 
 
 class RunAgain(WireModel):
-    """What a run that repeats another one may be given: values of secrets, for itself only."""
+    """The input of a retried or resumed run: secret values for this run only."""
 
     secrets: RunSecrets | None = None
 
@@ -83,14 +83,14 @@ class SubmittedRun(WireModel):
 
 
 class CheckedRepository(WireModel):
-    """``local``: the platform reads it from a path on its own machine, so that nothing needs to be pushed."""
+    """``local``: the platform reads a path on its own machine, so nothing needs to be pushed."""
 
     identity: str = ""
     local: bool = False
 
 
 class SubmitCheck(WireModel):
-    """What would come of a submit."""
+    """The expected result of a submit."""
 
     dry_run: bool = False
     commit_sha: str = ""

@@ -1,4 +1,4 @@
-"""Environment secrets. Values travel to the platform, and never come back."""
+"""Environment secrets. Values are sent to the platform and never returned."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SecretList(Page):
 
 
 class SecretHandout(WireModel):
-    """Secrets that the worker of a run was handed, by name; it outlives the run."""
+    """The names of secrets that a run's worker received; kept after the run is deleted."""
 
     id: str
     names: list[str]

@@ -1,4 +1,4 @@
-"""The worker protocol: what a machine that executes runs says to its platform, and what it is told."""
+"""The worker protocol: messages between a platform and the machines that execute its runs."""
 
 from __future__ import annotations
 
@@ -9,40 +9,41 @@ from pydantic import AfterValidator, Field, PlainSerializer, SecretStr
 from osmosis_ai.api.wire.base import Timestamp, WireModel
 
 PROTOCOL = 1
-"""The version in the routes' path; a worker that speaks another is refused with a sentence."""
+"""The version in the routes' path; the platform refuses workers with another version."""
 PREFIX = f"/api/workers/v{PROTOCOL}"
 CLAIM = f"{PREFIX}/claim"
 LONGEST_WAIT_S = 25.0
-"""How long a claim without a run, or a sync with nothing new, is held open at most."""
+"""The maximum time that a claim without a run or a sync without news is held open, in seconds."""
 LARGEST_EXCHANGE_BYTES = 1 << 20
-"""Of a request's body, unpacked; what is larger waits for the next exchange, or goes up as a file."""
+"""The maximum size of an unpacked request body; larger content waits for the next exchange or is uploaded."""
 MOST_WANTED = 256
-"""Uploads asked for in one exchange at most."""
+"""The maximum number of uploads requested in one exchange."""
 MOST_JOURNAL_LINES = 8192
 MOST_LOG_LINES = 1000
 MOST_FILES = 2000
-"""Of an exchange; uploads that were sent count as files."""
+"""The maximum number of files in an exchange, including completed uploads."""
 LEASE_LOST = "LEASE_LOST"
 PROTOCOL_HEADER = "X-Osmosis-Worker-Protocol"
-"""In a reply that has nothing else to show that it is a platform's: there is no run."""
+"""Marks an empty reply (no run available) as a platform's."""
 UPLOAD_GONE = "UPLOAD_GONE"
-"""409 of an upload that is named and has not come as it was announced: it is asked for and sent again."""
+"""409 if a named upload did not arrive as announced: the worker requests and sends it again."""
 STORE_AWAY = "store_away"
-"""Of a refusal's body: whether it is that the store is away, which a worker waits for, and not that it refuses something."""
+"""The key in an error body that says whether the store is unavailable, so that the worker waits instead of giving up.
+"""
 UPLOAD_LIMIT = "UPLOAD_LIMIT"
-"""409 of more uploads than a run may have open, or more bytes than it may send in all."""
+"""409 if a run has too many open uploads, or sends more bytes than allowed."""
 JOURNAL_OFFSET = "JOURNAL_OFFSET"
-"""409 of a journal part above what is stored; ``details.bytes`` is the right offset."""
+"""409 if a journal part starts after the stored end; ``details.bytes`` is the right offset."""
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Secret = Annotated[SecretStr, PlainSerializer(SecretStr.get_secret_value, return_type=str, when_used="json")]
-"""Shown nowhere, and sent as it is."""
+"""Never shown, but sent in clear text."""
 Token = Annotated[Secret, Field(min_length=1, max_length=128)]
 Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
 Term = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Pause = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
-"""Of what a machine has."""
+"""An amount of a machine's resource."""
 Row = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
 Step = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
 
@@ -54,7 +55,7 @@ def _written(words: str) -> str:
 
 
 Words = Annotated[str, AfterValidator(_written)]
-"""In one line; no engine keeps every character that JSON can hold."""
+"""One line of text, without the characters that database engines cannot store."""
 MetricKey = Annotated[Words, Field(max_length=128)]
 
 
@@ -65,12 +66,12 @@ def _segment(name: str) -> str:
 
 
 Segment = Annotated[str, AfterValidator(_segment)]
-"""A worker makes a directory of it, whatever its platform says."""
+"""A safe directory name: workers do not trust the platform's value."""
 UploadName = Annotated[Words, Field(max_length=160)]
 
 
 class WorkerOffer(WireModel):
-    """A claim: who asks, and what its machine can do."""
+    """A claim: the worker and its machine's resources."""
 
     claim_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     sdk_version: str
@@ -89,7 +90,7 @@ class WorkerOffer(WireModel):
 
 
 class InputDownload(WireModel):
-    """Bytes to be fetched by GET, and checked; an expired ``url`` comes anew with a repeated claim or ``renew``."""
+    """Bytes to GET and verify. A repeated claim or ``renew`` returns a new ``url`` if it expired."""
 
     url: str
     size: Count
@@ -97,27 +98,27 @@ class InputDownload(WireModel):
 
 
 class JournalSegment(InputDownload):
-    """A part of the journal as it was accepted: ``size`` bytes from ``offset`` on, unpacked; ``sha256`` is of these."""
+    """An accepted part of the journal: ``size`` unpacked bytes from ``offset``, with the digest ``sha256``."""
 
     offset: Count
     packed: bool = False
-    """Whether what the URL serves is compressed with gzip."""
+    """Whether the URL serves gzip-compressed bytes."""
 
 
 class StoredJournal(WireModel):
-    """What the platform has of a run's journal."""
+    """The part of a run's journal that the platform has stored."""
 
     generation: Count
     bytes: Count
     sha256: Digest | None = None
-    """Of all of it; None where there is none."""
+    """The digest of the whole stored journal; None if it is empty."""
     segments: list[JournalSegment] = []
     worked_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """How long earlier workers have worked on it, as far as they said."""
+    """The time that earlier workers reported for the run, in milliseconds."""
 
 
 class AssignedRun(WireModel):
-    """A run as its worker knows it; ``request`` and ``selection`` as they were submitted and drawn."""
+    """A run as its worker sees it; ``request`` is as submitted and ``selection`` as drawn."""
 
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
     name: Annotated[Words, AfterValidator(_segment)]
@@ -135,7 +136,7 @@ class AssignedRun(WireModel):
 
 
 class AssignedLease(WireModel):
-    """The right to write a run: ``term_s`` seconds long from each exchange on. ``attempt``: how often it was claimed."""
+    """The lease on a run: ``term_s`` seconds from each exchange. ``attempt`` counts the claims."""
 
     token: Token
     attempt: Count
@@ -143,14 +144,14 @@ class AssignedLease(WireModel):
 
 
 class AssignedAdapter(WireModel):
-    """The adapter that a run's model is: files by name."""
+    """The files, by name, of the adapter that is the run's model."""
 
     base_model: str
     files: dict[str, InputDownload]
 
 
 class AgentPlace(WireModel):
-    """Where an agent is served that is no rollout of the repository."""
+    """The address of a remote agent."""
 
     host: str
     port: int
@@ -158,9 +159,9 @@ class AgentPlace(WireModel):
 
 
 class StoredTraining(WireModel):
-    """What the platform has of a training run: steps with a kept checkpoint, the version of the newest
-    validation, and what another machine goes on from (a checkpoint with its history, as an archive; None
-    before there is one)."""
+    """The stored state of a training run: steps with a kept checkpoint, the version of the newest validation, and the
+    archive to resume from (a checkpoint with its history; None before the first one).
+    """
 
     checkpoint_steps: list[int] = []
     validation: str | None = None
@@ -169,7 +170,7 @@ class StoredTraining(WireModel):
 
 
 class Assignment(WireModel):
-    """A claimed run with all that it needs."""
+    """A claimed run with everything it needs."""
 
     run: AssignedRun
     lease: AssignedLease
@@ -187,7 +188,7 @@ class Assignment(WireModel):
 
 
 class JournalPart(WireModel):
-    """Whole lines of the journal from ``offset`` on, as they stand on the worker's disk."""
+    """Whole lines of the journal from ``offset``, byte for byte as on the worker's disk."""
 
     generation: Count
     offset: Count
@@ -196,7 +197,7 @@ class JournalPart(WireModel):
 
 
 class LogPart(WireModel):
-    """Log lines; ``first`` is how many this attempt has sent before, so that repeated ones are known."""
+    """Log lines; ``first`` is the number of lines this attempt has sent before, to detect repeats."""
 
     first: Count
     lines: Annotated[list[WorkerLogLine], Field(max_length=MOST_LOG_LINES)]
@@ -211,7 +212,7 @@ class WorkerLogLine(WireModel):
 
 
 class WantedUpload(WireModel):
-    """A blob that the worker is about to send. ``name`` is below the run's own; a name is used once."""
+    """A blob that the worker is about to send. ``name`` is unique within the run."""
 
     name: UploadName
     size: Count
@@ -219,7 +220,7 @@ class WantedUpload(WireModel):
 
 
 class UploadGrant(WireModel):
-    """Where a wanted upload goes: one PUT of exactly its bytes."""
+    """The destination of a requested upload: one PUT of exactly its bytes."""
 
     name: str
     id: str
@@ -230,7 +231,7 @@ class UploadGrant(WireModel):
 
 
 class SentUpload(WireModel):
-    """An upload whose PUT was answered with ``etag``, and those of its further parts with ``further_etags``."""
+    """A completed upload: the ``etag`` of its PUT, and ``further_etags`` of further parts."""
 
     name: UploadName
     id: str
@@ -241,7 +242,7 @@ class SentUpload(WireModel):
 
 
 class RunFilePart(WireModel):
-    """A file of a run, in a blob that was sent or a piece of one; ``blob`` is the name of its upload."""
+    """A run's file, stored in an uploaded blob or a range of one; ``blob`` is the upload's name."""
 
     path: Annotated[str, Field(max_length=1024)]
     kind: Annotated[str, Field(pattern=r"^[a-z_]{1,16}$")]
@@ -253,14 +254,14 @@ class RunFilePart(WireModel):
 
 
 class TrainingStart(WireModel):
-    """How long a training run will be, and behind which step it goes on; what came after that is forgotten."""
+    """The length of a training run, and the step after which it resumes; later steps are discarded."""
 
     total_steps: Step
     steps_done: Step
 
 
 class TrainingStep(WireModel):
-    """What a step has come to; numbers that are not finite are left out by the platform."""
+    """The metrics of a step; the platform drops values that are not finite."""
 
     step: Step
     timestamp_ms: Annotated[int, Field(strict=True, ge=0, lt=1 << 47)]
@@ -269,7 +270,7 @@ class TrainingStep(WireModel):
 
 
 class CheckpointPart(WireModel):
-    """A checkpoint, whole: uploads by file name. ``is_resume``: the archive that another machine goes on from."""
+    """A complete checkpoint: uploads by file name. ``is_resume`` marks the archive to resume from on another machine."""
 
     step: Step
     base_model: Annotated[Words, Field(max_length=255)]
@@ -280,14 +281,14 @@ class CheckpointPart(WireModel):
 
 
 class ValidationPart(WireModel):
-    """The newest validation: its files become the run's in place of those of the one before. None of them: no files."""
+    """The newest validation; its files replace those of the previous one, also if there are none."""
 
     version: str | None = None
     files: list[RunFilePart] = []
 
 
 class TrainingNews(WireModel):
-    """What is new of a training run; applied in this order."""
+    """Updates of a training run, applied in this order."""
 
     start: TrainingStart | None = None
     steps: list[TrainingStep] = []
@@ -296,7 +297,7 @@ class TrainingNews(WireModel):
 
 
 class SyncRequest(WireModel):
-    """A heartbeat and everything new; applied in one transaction, files before the records that name them."""
+    """A heartbeat and all updates, applied in one transaction: files before the records that name them."""
 
     lease: Token
     sent: Annotated[list[SentUpload], Field(max_length=MOST_FILES)] = []
@@ -310,13 +311,13 @@ class SyncRequest(WireModel):
     training: TrainingNews | None = None
     wanted: Annotated[list[WantedUpload], Field(max_length=MOST_WANTED)] = []
     renew: Annotated[list[str], Field(max_length=16)] = []
-    """Of what to give downloads anew: ``source``, ``dataset``, ``adapter``, ``journal``, ``resume``."""
+    """Downloads that need new URLs: ``source``, ``dataset``, ``adapter``, ``journal``, ``resume``."""
     find_agent: bool = False
     may_wait: bool = False
 
 
 class SyncReply(WireModel):
-    """``stop``: the run is to end."""
+    """``stop``: the run must end."""
 
     stop: bool
     term_s: Term
@@ -330,7 +331,7 @@ class SyncReply(WireModel):
 
 
 class EndRequest(WireModel):
-    """How a run ended; asked to stop, it is ``stopped`` whatever happened to it."""
+    """How a run ended. If a stop was requested, its status is ``stopped`` in any case."""
 
     lease: Token
     outcome: Literal["finished", "failed"]
@@ -339,7 +340,7 @@ class EndRequest(WireModel):
 
 
 class ReleaseRequest(WireModel):
-    """The run is let go as it is."""
+    """The worker releases the run in its current state."""
 
     lease: Token
     setback: str | None = None
@@ -349,11 +350,11 @@ class ReleaseRequest(WireModel):
 
 
 class RunClosed(WireModel):
-    """The reply to ``end`` and ``release``: the run's status now."""
+    """The run's current status, in reply to ``end`` and ``release``."""
 
     status: Literal["pending", "running", "finished", "failed", "stopped"]
 
 
 def run_route(run_id: str, exchange: Literal["sync", "end", "release"]) -> str:
-    """Return the path of an exchange about one run; ids of runs are made by the platform and need no quoting."""
+    """Return the path of an exchange about a run; the platform creates run ids, so they need no quoting."""
     return f"{PREFIX}/runs/{run_id}/{exchange}"

@@ -174,7 +174,7 @@ def _shortened(text: str) -> str:
     return line if len(line) <= _MOST_ERROR else line[: _MOST_ERROR - 1] + "…"
 
 
-QUIT_AT_ONCE = "Interrupted. The same command goes on with what is left."
+QUIT_AT_ONCE = "Interrupted. The same command continues with what is left."
 
 
 class ClassicRun(GracefulStop, RunHooks):

@@ -304,8 +304,8 @@ def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
     """List the evaluation runs of the platform's workspace and those of this machine, the newest first.
 
     Without a login, or an origin that tells the workspace, the runs of this machine alone. For scripts these are
-    under `local_runs`; --plain shows them where no platform was asked. Where one was asked and can not be read, they
-    are listed, too, and the command exits with 1.
+    under `local_runs`; --plain shows them where no platform was asked. If one was asked and cannot be read, they
+    are also listed, and the command exits with 1.
 
     Examples:
         osmosis eval list

@@ -282,7 +282,7 @@ def _of_this_machine(summary: RunSummary) -> Iterator[Row]:
 
 
 def _command(result: EvalRunResult, *extra: str) -> str:
-    """Return the command that continues this run, by its directory's name: one put aside was made under another."""
+    """Return the command that continues this run, by its directory's name; an archived run had another name."""
     request, summary = result.prepared.request, result.summary
     words = ["osmosis", "eval", "run", str(request.config), "--name", summary.run_dir.name]
     return shlex.join([*words, *request.options(), *extra])
@@ -607,7 +607,7 @@ def _archive_hints(names: Sequence[str]) -> Iterator[str]:
     if names:
         more = f" and {len(names) - _ARCHIVES_NAMED} more" if len(names) > _ARCHIVES_NAMED else ""
         runs = "run was" if len(names) == 1 else "runs were"
-        yield f"{len(names)} {runs} put aside by --fresh: {', '.join(names[:_ARCHIVES_NAMED])}{more}"
+        yield f"{len(names)} {runs} archived by --fresh: {', '.join(names[:_ARCHIVES_NAMED])}{more}"
 
 
 def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> DetailResult:

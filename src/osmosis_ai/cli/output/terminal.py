@@ -382,7 +382,7 @@ class _Remaining(ProgressColumn):
         super().__init__(RichColumn(no_wrap=True))
 
     def render(self, task: Task) -> RichText:
-        """Return ``40s left``, or nothing while there is no telling or nothing goes on."""
+        """Return ``40s left``, or nothing if the time is unknown or nothing is running."""
         left = task.time_remaining
         if left is None or task.finished or task.fields["waits"]:
             return RichText("")

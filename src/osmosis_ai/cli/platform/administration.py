@@ -69,7 +69,8 @@ def connect(
     no_check: Annotated[
         bool,
         typer.Option(
-            "--no-check", help="Connect it although it may not clone: its host is away, or no key is set up."
+            "--no-check",
+            help="Connect it even if it cannot be cloned yet: its host is unavailable, or no key is set up.",
         ),
     ] = False,
 ) -> OperationResult:
@@ -796,7 +797,7 @@ def revoke_user_token(
         "platform.token.revoke",
         token_id,
         lambda platform: platform.accounts,
-        loss="Whoever uses it is locked out.",
+        loss="Its users can no longer log in with it.",
         yes=yes,
     )
 
@@ -848,8 +849,8 @@ def create_worker_token(
 ) -> OperationResult:
     """Make a worker token: what a machine executes the runs of a pool with. Without --output it is printed, this once.
 
-    It is good for `osmosis platform worker` alone, until it is revoked. Whoever has it gets the secrets of the
-    runs that they take.
+    It is good for `osmosis platform worker` alone, until it is revoked. A machine with this token
+    receives the secrets of the runs that it takes.
 
     Examples:
         osmosis platform worker-token create --pool gpu --output gpu-worker.token
@@ -994,8 +995,8 @@ def _worker_token_item(token: DbWorkerToken, names: dict[str, str]) -> dict[str,
 def rotate_secret_key() -> OperationResult:
     """Make a new key and seal every secret with it, also while the platform runs.
 
-    It may be interrupted at any time: every secret opens all the while, and the same command goes on. Replaced
-    keys are kept for a day, for backups being made, and go with the first rotation after that.
+    It may be interrupted at any time: every secret stays readable, and the same command continues. Replaced keys
+    are kept for a day, for backups being made, and go with the first rotation after that.
 
     Examples:
         osmosis platform secret-key rotate
@@ -1012,7 +1013,7 @@ def rotate_secret_key() -> OperationResult:
     kept = f", {done.forgotten} replaced earlier forgotten" if done.forgotten else ""
     return OperationResult(
         operation="platform.secret-key.rotate",
-        message=f"Rotated the secret key: {done.resealed} {secrets} sealed anew{kept}.",
+        message=f"Rotated the secret key: {done.resealed} {secrets} resealed{kept}.",
         resource={
             "resealed": done.resealed,
             "forgotten_keys": done.forgotten,

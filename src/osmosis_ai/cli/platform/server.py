@@ -388,7 +388,7 @@ def _worker_rows(workers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, st
 
 
 def _describe_worker(worker: Mapping[str, Any], now: datetime) -> str:
-    """Return in a line what a machine has, and what it does, or for how long nobody has heard of it."""
+    """Return in a line what a machine has, and what it does, or when it was last seen."""
     has = [
         f"{worker[key]:g} {what}"
         for key, what in (("cpus", "cpus"), ("gpus", "gpus"), ("memory_gb", "GiB"))
@@ -401,7 +401,7 @@ def _describe_worker(worker: Mapping[str, Any], now: datetime) -> str:
     does = f"works on {runs} run{'' if runs == 1 else 's'}" if runs else "idle"
     silence = now - datetime.fromisoformat(worker["heard_at"].replace("Z", "+00:00"))
     if silence > _SILENT:
-        does = f"not heard of for {formats.duration(silence.total_seconds())}"
+        does = f"last seen {formats.duration(silence.total_seconds())} ago"
     return f"{name} of {worker['pool']}{labels}: {', '.join(has)}; {does}, asked last {worker['seen_at']}"
 
 
@@ -421,7 +421,7 @@ def _state(local_url: str | None) -> tuple[str, dict[str, str]]:
     problems = {name: why for name, why in checks.items() if why != "ok"}
     if not health.is_success:
         # What `/ready` says may be some seconds old.
-        problems.setdefault("database", "it can not be used")
+        problems.setdefault("database", "it cannot be used")
     return "not ready" if problems else "running", problems
 
 
@@ -584,7 +584,7 @@ _MOST, _MOST_GPUS, _MOST_LABELS = 1_000_000_000, 65_535, 64
 NumberT = TypeVar("NumberT", int, float)
 _ENDINGS = {
     "ended": "done",
-    "left": "put aside",
+    "left": "released",
     "refused": "left, because its token is not taken any more",
     "not_mine": "given back, not begun",
     "lease_lost": "taken over by another worker, or ended",
@@ -657,7 +657,7 @@ def worker(
     """Execute runs of a platform on this machine, until Ctrl-C or SIGTERM.
 
     It reaches the platform over HTTPS and nothing reaches it. SIGTERM puts its runs aside: they send what they have, and
-    another worker goes on with them; a second one ends at once. Its files are in OSMOSIS_HOME, and rollouts run in
+    another worker continues them; a second one ends at once. Its files are in OSMOSIS_HOME, and rollouts run in
     its sandbox (OSMOSIS_ISOLATION, OSMOSIS_NETWORK).
 
     Examples:

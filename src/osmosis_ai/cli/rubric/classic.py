@@ -45,7 +45,7 @@ def eval_rubric(
 ) -> OperationResult:
     """Score the records of a rubric with the judge that its YAML entry names.
 
-    Ctrl-C keeps what was scored; --resume goes on. Exits with 1 when a record has no score.
+    Ctrl-C keeps what was scored; --resume continues. Exits with 1 when a record has no score.
 
     Examples:
         osmosis eval-rubric -r support_followup -d sample_data.jsonl -c rubric_configs.yaml

@@ -149,7 +149,7 @@ def rubric(
 ) -> OperationResult:
     """Score answers with LLM judges and measure their agreement.
 
-    Works without a workspace and without a login. Ctrl-C keeps what was scored; --resume goes on.
+    Works without a workspace and without a login. Ctrl-C keeps what was scored; --resume continues.
 
     Examples:
         osmosis eval rubric -d answers.jsonl -r "Is the answer correct?" --model openai/gpt-5-mini

@@ -185,7 +185,7 @@ def next_steps_structured(outcome: RubricOutcome) -> list[Mapping[str, Any]]:
 
 
 def resume_command(outcome: RubricOutcome) -> str:
-    """Return the command that goes on with the session; it never holds a key."""
+    """Return the command that resumes the session; it never contains a key."""
     request = outcome.prepared.request
     words = ["osmosis", "eval-rubric"] if request.classic else ["osmosis", "eval", "rubric"]
     words += ["--data", str(request.data), "--rubric", request.rubric]

@@ -95,7 +95,7 @@ def _result(outcome: DownloadOutcome, operation: str, extra: Mapping[str, Any]) 
     if failures:
         steps.append("Run the same command again to fetch what is missing.")
     elif plan.run.status == "running":
-        steps.append("The run goes on: run the same command again when it has ended.")
+        steps.append("The run is still running: run the same command again when it has ended.")
     return OperationResult(
         operation=operation,
         status="partial" if failures else "success",

@@ -125,7 +125,7 @@ def show_progress(looks: Iterable[Look], standing: Callable[[Look], RunStanding]
                     if now.said:
                         waiting.enter_context(output.status(now.said))
     except KeyboardInterrupt:
-        output.note(f"The run goes on; follow it again with: {again}")
+        output.note(f"The run continues; follow it again with: {again}")
         raise
 
 
@@ -147,7 +147,7 @@ def evaluation_note(snapshot: ProgressSnapshot) -> str:
 
 
 def spent(snapshot: ProgressSnapshot | SessionSnapshot) -> Iterator[str]:
-    """Yield what was lost and used so far, and how fast the work goes on; what there is none of is left out."""
+    """Yield what was lost and used so far, and how fast the work progresses; empty entries are left out."""
     if snapshot.failed:
         yield f"{formats.count(snapshot.failed)} failed"
     if snapshot.tokens:
@@ -196,7 +196,7 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
 
     @abstractmethod
     def standing(self, seen: SeenT) -> RunStanding:
-        """Return what is shown of a run while it goes on."""
+        """Return what is shown of a run while it is running."""
 
     @abstractmethod
     def save(
@@ -303,7 +303,7 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
             return OperationResult(
                 operation=f"{self.kind}.stop",
                 status="noop" if answer.ended else "success",
-                # Scripts are told the hosted platform's word.
+                # Scripts get the hosted platform's word.
                 message=f"{run} had ended before: {answer.ended}." if answer.ended else f"{run} stopped.",
                 shown=later if answer.is_stopping else None,
                 resource={"name": name, **context.resource()},

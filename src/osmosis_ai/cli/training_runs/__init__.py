@@ -555,10 +555,10 @@ def resume(run: RunArgument) -> OperationResult:
         with current().status("Resuming training run"):
             resumed = context.client.training_runs.resume(run)
         name = resumed.name or resumed.id
-        where = f" behind step {resumed.step}" if resumed.step is not None else ""
+        where = f" after step {resumed.step}" if resumed.step is not None else ""
         return OperationResult(
             operation="train.resume",
-            message=f'Training run "{name}" goes on{where}.',
+            message=f'Training run "{name}" resumes{where}.',
             resource={
                 "id": resumed.id,
                 "name": resumed.name,

@@ -1,1 +1,1 @@
-"""Judging sessions: from a file of answers and a rubric to scores, results and a report."""
+"""Judge sessions: from a file of answers and a rubric to scores, results and a report."""

@@ -1,4 +1,4 @@
-"""Judging records: the run of the judges and what is made of its results."""
+"""Judge sessions: run the judges and write their results."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def write_results(
     comparison: SessionComparison | None,
     keep: int | None,
 ) -> list[dict[str, Any]]:
-    """Write the result file and return its first ``keep`` entries, all of them when None.
+    """Write the result file and return its first ``keep`` entries (all if None).
 
     Raises:
-        OsmosisError: the disk did not take it.
+        OsmosisError: the file cannot be written.
     """
     classic = prepared.request.classic
     compared = {"baseline_comparison": comparison.data()} if comparison is not None else {}
@@ -87,10 +87,10 @@ def write_report_page(
     agreement: AgreementReport,
     results: Path,
 ) -> None:
-    """Write the page for people; ``results`` is the file that contains every record.
+    """Write the report page; ``results`` is the file that contains every record.
 
     Raises:
-        OsmosisError: the disk did not take it.
+        OsmosisError: the file cannot be written.
     """
     from osmosis_ai.viewer.judging_sessions import session_detail, session_entry
     from osmosis_ai.viewer.one_file import MOST_RECORDS, write_judging_report
@@ -129,12 +129,12 @@ def _texts(prepared: PreparedRubric, judged: JudgedRecord) -> dict[str, str | No
 
 
 def _inputs(result: SessionResult) -> dict[str, Any]:
-    """Return what the scores depend on; no address, which may hold what is nobody's business."""
+    """Return what the scores depend on, without addresses, which may contain private data."""
     return {key: value for key, value in result.spec.inputs(result.index).items() if key != "api_base"}
 
 
 def _facts(result: SessionResult, results: Path) -> dict[str, str]:
-    """Return what a page shows of a session that its document does not name; of files their names alone."""
+    """Return the facts about a session that its document lacks, with file names only, not paths."""
     counted = counts(result)
     low, high = result.spec.bounds
     facts = {
@@ -152,7 +152,7 @@ def _facts(result: SessionResult, results: Path) -> dict[str, str]:
 
 
 def token_count(result: SessionResult) -> str:
-    """Return how many tokens the judges used, as far as their providers reported them."""
+    """Format how many tokens the judges used, as far as their providers reported them."""
     used = result.usage
     total = sum(judge.input_tokens + judge.output_tokens for judge in used)
     uncounted = sum(judge.uncounted for judge in used)
@@ -261,18 +261,16 @@ def _now() -> str:
 
 @dataclass(frozen=True)
 class RubricOutcome:
-    """What came of a session.
+    """The result of a session.
 
     Attributes:
-        result: its calls.
         statistics: over all scores.
-        agreement: the figures of the judges.
+        agreement: the agreement metrics of the judges.
         comparison: with the baseline.
-        output_path: the result file.
-        journal_path: where the session can be resumed from; None when nothing is left.
-        report_path: the report, if one was asked for.
-        put_aside: where the journal of an earlier session was moved.
-        records: the entries of the result file, as many as were asked for.
+        journal_path: the journal to resume from; None if no calls are pending.
+        report_path: the report, if requested.
+        put_aside: the archived journal of an earlier session.
+        records: the entries of the result file, up to the requested number.
     """
 
     prepared: PreparedRubric
@@ -293,15 +291,14 @@ def prepare_rubric(
     env: Mapping[str, str] | None = None,
     reading: Callable[[int], None] = lambda _: None,
 ) -> PreparedRubric:
-    """Find and check everything a session needs; nothing is asked of a judge, and no result is written.
+    """Find and check everything a session needs, without calling a judge or writing results.
 
     Args:
-        request: what the user asked for.
-        env: where keys and addresses are looked up; this process's environment when None.
-        reading: told how many records were read.
+        env: the environment for keys and addresses (default: that of this process).
+        reading: receives the number of records read so far.
 
     Raises:
-        OsmosisError: says what is wrong and how to fix it.
+        OsmosisError: an input is missing or invalid; the error says which and how to fix it.
     """
     from osmosis_ai.rubric.baseline import read_baseline
     from osmosis_ai.rubric.records import RecordIndex, RecordRules, require_file
@@ -367,12 +364,11 @@ def _session_spec(
 async def run_rubric(
     prepared: PreparedRubric, hooks: SessionHooks, *, keep: int | None = None
 ) -> RubricOutcome:
-    """Run a prepared session and write what came of it, whatever ended it.
+    """Run a prepared session and write its results, however it ends.
 
     Args:
-        prepared: the session.
-        hooks: told how it goes.
-        keep: how many records' entries to hand back; all when None.
+        hooks: receive progress.
+        keep: how many records' entries to return (default: all).
 
     Raises:
         OsmosisError: another process writes the same result, there is nothing to resume, or the disk is full.
@@ -387,7 +383,9 @@ async def run_rubric(
             aside = start_journal(journal, inputs)
         result, fault = await _judge(prepared, hooks, journal)
         if fault is not None:
-            with suppress(OsmosisError):  # what stopped the session says more than what follows from it
+            with suppress(
+                OsmosisError
+            ):  # the error that stopped the session explains more than one that follows from it
                 _write(prepared, result, output, aside, keep)
             fault.hint = fault.hint or "what was scored is kept: run the same command with `--resume`"
             raise fault
@@ -408,7 +406,7 @@ def _output(prepared: PreparedRubric, inputs: dict[str, Any]) -> Path:
 async def _judge(
     prepared: PreparedRubric, hooks: SessionHooks, journal_path: Path
 ) -> tuple[SessionResult, OsmosisError | None]:
-    """Make the calls; also return what kept the session from going on, if something did."""
+    """Make the calls; also return the error that stopped the session, if any."""
     from osmosis_ai.evaluation.budget import Budget
     from osmosis_ai.evaluation.journal import Journal
     from osmosis_ai.redaction import Redactor
@@ -436,7 +434,7 @@ async def _judge(
         await session.run()
     except OsmosisError as error:
         if not session.session_s:
-            raise  # nothing was asked: what is on the disk stays as it is
+            raise  # no call was made, so the files on disk stay unchanged
         fault = error
     finally:
         await journal.close()
@@ -470,7 +468,7 @@ def _replay_calls(session: JudgingSession, path: Path, calls: Iterator[tuple[int
 
 
 def _main_stop(stops: list[Stop]) -> Stop | None:
-    """Return the reason that says most: what the user did, then what was spent, then what failed."""
+    """Return the most informative reason: the user's action, then a spent budget, then a failure."""
     order = {"interrupted": 0, "budget": 1, "fault": 2}
     return min(stops, key=lambda stop: order[stop.kind], default=None)
 

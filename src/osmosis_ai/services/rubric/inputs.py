@@ -1,4 +1,4 @@
-"""What a judge run reads: records, rubrics and judges, from files of this machine."""
+"""The inputs of a judge session: records, rubrics and judges, from local files."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ _ELSEWHERE = "name another place with `--output` or `--report`"
 
 
 class JudgeRequiredError(OsmosisError):
-    """Nobody was named to judge."""
+    """The user named no judge."""
 
 
 @dataclass(frozen=True)
 class RubricRequest:
-    """What the user asked for.
+    """The options of a judge session.
 
     Attributes:
-        data: JSON Lines.
+        data: a JSON Lines file.
         rubric: the text, ``@file``, or the id of a rubric in a YAML file.
-        config: that YAML file; discovered when None.
-        models: the judges, as LiteLLM names them; those of the rubric's ``model_info`` when empty.
+        config: that YAML file; discovered if None.
+        models: the judges, by their LiteLLM names; those of the rubric's ``model_info`` if empty.
         number: calls per record and judge.
-        output: a file or a directory, as typed; the cache directory when None.
+        output: a file or directory, as typed (default: the cache directory).
         api_base: an OpenAI-compatible endpoint for every judge.
-        score_min, score_max: the scale; the rubric's own, else 0 to 1, when None.
-        report_text: whether the report holds rubric, records and explanations; without, numbers alone.
-        overwrite_report: whether the report may be there already.
+        score_min, score_max: the scale; if None, that of the rubric, or 0 to 1.
+        report_text: include rubric, records and explanations in the report, not only numbers.
+        overwrite_report: replace an existing report.
         swap: reverse the order of the quoted texts in every other call, to measure position bias.
         classic: read records and write results as `osmosis eval-rubric` does.
     """
@@ -83,8 +83,8 @@ class ChosenRubric:
 
     Attributes:
         rubric_id: its id, the name of its file, or a name made from its text.
-        text: what to judge by.
-        source: where it comes from, for people.
+        text: the criteria.
+        source: where it comes from, for display.
         config: its entry in a YAML file, if it has one.
         config_path: that file.
         note: what the user should know about the choice.
@@ -104,7 +104,7 @@ class ChosenRubric:
 
     @property
     def system_prompt(self) -> str | None:
-        """The rubric's system prompt, then the judge's."""
+        """The rubric's system prompt followed by the judge's."""
         own = self.config.system_prompt if self.config else None
         parts = [
             text for text in (own, self.model_info.get("system_prompt")) if isinstance(text, str) and text
@@ -114,12 +114,12 @@ class ChosenRubric:
 
 @dataclass(frozen=True)
 class OutputPlan:
-    """Where results go.
+    """Where results are written.
 
     Attributes:
         path: the result file.
-        fixed: the user named that file; otherwise a fresh name in a directory.
-        asked: the user named a place at all.
+        fixed: the user named this file; otherwise it is a new name in a directory.
+        asked: the user named a file or directory.
     """
 
     path: Path
@@ -133,7 +133,7 @@ class PreparedRubric:
 
     Attributes:
         model_shown, provider_shown: the judges as the user named them.
-        notes: what the user should know before it starts.
+        notes: what the user should know before the session starts.
     """
 
     request: RubricRequest
@@ -151,16 +151,16 @@ class PreparedRubric:
 def choose_rubric(rubric: str, config: Path | None, data: Path, *, need_model: bool) -> ChosenRubric:
     """Find the rubric: ``@file``, the id of one in a YAML file, or the text itself.
 
-    One word is taken for an id wherever there is a YAML file that could hold it.
+    A single word counts as an id if there is a YAML file that could contain it.
 
     Args:
-        rubric: what the user typed.
-        config: the YAML file, when named.
-        data: the data; YAML files are looked for beside it.
-        need_model: nobody but the YAML file can say who judges.
+        rubric: as typed.
+        config: the YAML file, if named.
+        data: the data; YAML files are searched next to it.
+        need_model: the YAML file must name the judge.
 
     Raises:
-        OsmosisError: it is empty, its file cannot be read, or there is no rubric of that id.
+        OsmosisError: the rubric is empty, its file cannot be read, or there is no rubric with this id.
     """
     from osmosis_ai.rubric.config import candidate_configs, discover_config, load_suite
 
@@ -185,7 +185,7 @@ def choose_rubric(rubric: str, config: Path | None, data: Path, *, need_model: b
 
 
 def require_configured(data: Path, config: Path | None) -> Path:
-    """Return the YAML file of rubrics, without which `osmosis eval-rubric` knows none.
+    """Return the YAML file of rubrics, which `osmosis eval-rubric` requires.
 
     Raises:
         OsmosisError: there is no data file, or no YAML file.
@@ -200,10 +200,10 @@ def require_configured(data: Path, config: Path | None) -> Path:
 def check_bounds(
     score_min: float | None, score_max: float | None, chosen: ChosenRubric
 ) -> tuple[float, float]:
-    """Return the scale: what the user says, else the rubric, else its judge, else 0 to 1.
+    """Return the scale: the user's, otherwise the rubric's, the judge's, or 0 to 1.
 
     Raises:
-        OsmosisError: the bounds enclose nothing.
+        OsmosisError: the lower bound is not below the upper bound.
     """
     from osmosis_ai.rubric import types
 
@@ -219,11 +219,11 @@ def check_bounds(
 def choose_judges(
     request: RubricRequest, chosen: ChosenRubric, env: Mapping[str, str]
 ) -> tuple[JudgeModel, ...]:
-    """Find out who judges, with which key.
+    """Choose the judges and their keys.
 
     Raises:
-        JudgeRequiredError: nobody was named.
-        OsmosisError: a model makes no sense, a key is missing, or a model is named twice.
+        JudgeRequiredError: no judge was named.
+        OsmosisError: a model is invalid, a key is missing, or a model is named twice.
     """
     from osmosis_ai.rubric.judge_model import resolve_judge
 
@@ -247,10 +247,10 @@ def choose_judges(
 
 
 def require_prices(judges: Sequence[JudgeModel], budget: Budget | None) -> None:
-    """Refuse a limit on cost where a price is not known.
+    """Reject a cost limit if a judge has no known price.
 
     Raises:
-        OsmosisError: naming the judge without a price.
+        OsmosisError: the message names the judge without a price.
     """
     if budget is None or budget.max_cost_usd is None:
         return
@@ -265,11 +265,11 @@ def require_prices(judges: Sequence[JudgeModel], budget: Budget | None) -> None:
 
 
 def plan_report(report: Path | None, *, overwrite: bool) -> Path | None:
-    """Return where the report goes, once it is plain that one can be written.
+    """Return the report's path after checking that it can be written.
 
     Raises:
-        ConflictError: it is there already, and is not to be overwritten.
-        OsmosisError: the place is a directory or cannot be written.
+        ConflictError: the file exists and must not be overwritten.
+        OsmosisError: the path is a directory or cannot be written.
     """
     if report is None:
         return None
@@ -279,16 +279,16 @@ def plan_report(report: Path | None, *, overwrite: bool) -> Path | None:
 
 
 def plan_output(output: str | None, rubric_id: str, *, classic: bool) -> OutputPlan:
-    """Return where results go.
+    """Return where results are written.
 
     Args:
-        output: what the user typed; the cache directory when None.
-        rubric_id: names the directory there.
-        classic: a path without a suffix is a directory, as `osmosis eval-rubric` has it; otherwise only one
-            that exists or ends in a separator.
+        output: as typed (default: the cache directory).
+        rubric_id: the name of the directory in the cache.
+        classic: a path without a suffix is a directory, as in `osmosis eval-rubric`; otherwise only one that exists
+            or ends in a separator.
 
     Raises:
-        OsmosisError: a directory is where the file should go, or it cannot be written there.
+        OsmosisError: the file's path is a directory, or it cannot be written.
     """
     if output is None:
         from osmosis_ai.files import cache_dir
@@ -308,10 +308,10 @@ def plan_output(output: str | None, rubric_id: str, *, classic: bool) -> OutputP
 
 
 def require_swappable(spec: SessionSpec, index: RecordIndex) -> None:
-    """Refuse to reverse the order of texts where there is nothing to compare, or but one text.
+    """Check that every record quotes at least two texts, whose order can be reversed.
 
     Raises:
-        OsmosisError: naming the option or the line.
+        OsmosisError: the message names the option or the line.
     """
     if spec.runs < 2:
         raise OsmosisError("--swap compares calls with each other.", hint="ask twice or more: `--number 2`")
@@ -324,10 +324,10 @@ def require_swappable(spec: SessionSpec, index: RecordIndex) -> None:
 
 
 def require_apart(*, written: Sequence[Path | None], read: Sequence[Path | None]) -> None:
-    """Refuse to write where something is read, or two things to the same place.
+    """Check that no output file is also an input, and that no two outputs are the same file.
 
     Raises:
-        OsmosisError: naming the file.
+        OsmosisError: the message names the file.
     """
     taken = {path.resolve() for path in read if path is not None}
     for path in (path.resolve() for path in written if path is not None):
@@ -382,9 +382,9 @@ class PreviewedEntry:
     """An entry of a file.
 
     Attributes:
-        title: what it is, and where it stands.
+        title: its kind and position.
         text: its content, as YAML or JSON.
-        value: the same for programs.
+        value: the content for the JSON output.
     """
 
     title: str
@@ -394,11 +394,11 @@ class PreviewedEntry:
 
 @dataclass(frozen=True)
 class FilePreview:
-    """A file's entries.
+    """The entries of a file.
 
     Attributes:
         kind: ``rubrics`` or ``records``.
-        summary: how many there are, in a sentence.
+        summary: the number of entries, as a sentence.
     """
 
     path: Path
@@ -411,7 +411,7 @@ def preview_file(path: Path) -> FilePreview:
     """Read a ``.yaml``, ``.yml`` or ``.jsonl`` file.
 
     Raises:
-        OsmosisError: there is no such file, it is of another kind, or it cannot be read.
+        OsmosisError: the file does not exist, is of another type, or cannot be read.
     """
     path = expanded(path)
     if not path.exists():
@@ -452,7 +452,7 @@ def _preview_records(path: Path) -> FilePreview:
 
 
 def _as_yaml(payload: dict[str, Any]) -> str:
-    """Return the entry as a person would write it: keys in their order, long texts as blocks."""
+    """Format an entry as YAML: keys in their order, long texts as blocks."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -468,7 +468,7 @@ def _as_yaml(payload: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return what YAML read as JSON has it: dates become text, and what has no form in JSON becomes YAML."""
+    """Convert a YAML value to JSON types: dates become text, and values without a JSON form become YAML text."""
     try:
         return json.loads(json.dumps(value, default=str, allow_nan=False))
     except (TypeError, ValueError, RecursionError):

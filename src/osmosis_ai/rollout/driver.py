@@ -1,4 +1,4 @@
-"""The driver interface under the path rollout code knows; it lives in :mod:`osmosis_ai.driving`."""
+"""Driver interface under its public import path; defined in :mod:`osmosis_ai.driving`."""
 
 from __future__ import annotations
 

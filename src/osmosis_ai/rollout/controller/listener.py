@@ -1,4 +1,4 @@
-"""The callback listener under the path rollout code knows; it lives in :mod:`osmosis_ai.driving`."""
+"""Callback listener under its public import path; defined in :mod:`osmosis_ai.driving`."""
 
 from __future__ import annotations
 

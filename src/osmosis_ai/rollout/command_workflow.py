@@ -48,9 +48,9 @@ class CommandFailedError(RuntimeError):
 class CommandWorkflow(AgentWorkflow[AgentWorkflowConfig]):
     """Runs a program for every rollout: ``LocalBackend(workflow=CommandWorkflow(["python", "agent.py"]), ...)``.
 
-    The program reads the model's address from ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` (it may use any model name) and
-    the prompt's text from standard input. Its working directory is a new temporary one; ``prompt.json`` there
-    holds ``messages`` and ``metadata``. It inherits only basic environment variables and no keys.
+    The program reads the model's address from ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` (it may use any model name)
+    and the prompt's text from standard input. Its working directory is a new temporary one; ``prompt.json`` there holds
+    ``messages`` and ``metadata``. It inherits only basic environment variables and no keys.
 
     The sample's messages are those of the last model call, including the answer. ``extra_fields["command"]`` holds
     ``exit_status`` and the end of ``stdout`` and ``stderr``.

@@ -1,9 +1,9 @@
 """httpx and OpenAI clients for a rollout's model, over connections shared by all rollouts.
 
-Many rollouts of one process call concurrently, each with its own address and key. A client is cheap. Connections,
-a TLS context (40 ms each) and httpx's connection pool, which scans its list on every event, are expensive. So every rollout
-has its own client, and all clients send over one aiohttp session per event loop, which no client can close. The key
-is sent only to the rollout's own address, whatever URL the client calls.
+Many rollouts of one process call concurrently, each with its own address and key. A client is cheap. Connections, a TLS
+context (40 ms each) and httpx's connection pool, which scans its list on every event, are expensive. So every rollout
+has its own client, and all clients send over one aiohttp session per event loop, which no client can close. The key is
+sent only to the rollout's own address, whatever URL the client calls.
 """
 
 from __future__ import annotations

@@ -23,11 +23,9 @@ class ScoreFormat:
     high: float
 
     def points(self, value: float | None) -> str:
-        """Format a score."""
         return _GAP if value is None else f"{self._rounded(value):.{self._digits}f}"
 
     def signed(self, value: float | None) -> str:
-        """Format a difference of scores."""
         shown = self._rounded(value or 0.0)
         return self.points(value) if not shown else f"{shown:+.{self._digits}f}"
 
@@ -41,7 +39,6 @@ class ScoreFormat:
 
 
 def coefficient(value: float | None) -> str:
-    """Format a correlation or a reliability."""
     return _GAP if value is None else f"{round(value, 2) + 0.0:.2f}"
 
 
@@ -89,7 +86,6 @@ class FigureTable:
 
     @property
     def headings(self) -> tuple[str, ...]:
-        """The column names. Only biases have p-values."""
         names = ("Judge", "Measure", "Value", "95% CI", "Records", "Scores", "Adjusted p")
         return names if self.anchor == "bias" else names[:-1]
 

@@ -1,7 +1,8 @@
 """Compare a session with an earlier one: shifts of all statistics, and a paired comparison of common records.
 
-Records are paired by all judged content if at least half of the smaller session matches that way, and otherwise by question.
-Duplicates count as one record. Scores of another judge or rubric are compared and labelled; scores on another scale are not.
+Records are paired by all judged content if at least half of the smaller session matches that way, and otherwise by
+question. Duplicates count as one record. Scores of another judge or rubric are compared and labelled; scores on another
+scale are not.
 """
 
 from __future__ import annotations
@@ -98,7 +99,6 @@ class SessionComparison:
 
     @property
     def warnings(self) -> list[str]:
-        """The caveats of the difference."""
         found = [self.difference.warning] if self.difference is not None and self.difference.warning else []
         smaller = min(self.baseline_records, self.current_records)
         if self.paired_by and 2 * self.common < smaller:
@@ -136,7 +136,6 @@ def describe_change(changed: Iterable[str]) -> str:
 def compare_sessions(
     baseline: Baseline, result: SessionResult, statistics: Mapping[str, float]
 ) -> SessionComparison:
-    """Compare a session with an earlier one."""
     now = result.spec.inputs(result.index)
     changed = baseline.changed_inputs(now)
     low, high = result.spec.bounds
@@ -204,7 +203,6 @@ def _pairs(
 
 
 def read_baseline(path: Path) -> Baseline:
-    """Read a result file."""
     require_file(path, "Baseline path")
     try:
         document = json.loads(path.read_bytes())

@@ -1,7 +1,7 @@
 """Coefficients of agreement and association, with confidence intervals.
 
-Ratings are arrays (records, raters) with NaN for missing ones. Raters are judges, or runs of one judge. A record counts if at
-least two raters scored it. Correlations, kappas and slopes require complete values.
+Ratings are arrays (records, raters) with NaN for missing ones. Raters are judges, or runs of one judge. A record counts
+if at least two raters scored it. Correlations, kappas and slopes require complete values.
 
 Sources:
     Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability"; Krippendorff 2004, "Content

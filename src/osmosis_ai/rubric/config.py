@@ -56,7 +56,6 @@ class RubricSuite:
     configs: Mapping[str, RubricConfig]
 
     def get(self, rubric_id: str) -> RubricConfig:
-        """Return the rubric with this id."""
         if rubric_id not in self.configs:
             known = ", ".join(self.available_ids())
             raise NotFoundError(
@@ -66,7 +65,6 @@ class RubricSuite:
         return self.configs[rubric_id]
 
     def available_ids(self) -> list[str]:
-        """Return the ids, sorted."""
         return sorted(self.configs)
 
 
@@ -93,7 +91,6 @@ def candidate_configs(data_path: Path) -> list[Path]:
 
 
 def load_suite(path: Path, *, need_model: bool = True) -> RubricSuite:
-    """Read the rubrics of a file."""
     documents = _read_documents(path)
     version = _version(path, documents)
     configs: dict[str, RubricConfig] = {}

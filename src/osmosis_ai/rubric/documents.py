@@ -1,7 +1,7 @@
 """Result files of judging sessions: written atomically record by record, and read leniently.
 
-One writer and one reader serve `osmosis eval rubric` and `osmosis eval-rubric`. Statistics precede the records. The reader
-treats a value that is not a number as a missing score and skips unreadable data.
+One writer and one reader serve `osmosis eval rubric` and `osmosis eval-rubric`. Statistics precede the records. The
+reader treats a value that is not a number as a missing score and skips unreadable data.
 """
 
 from __future__ import annotations
@@ -186,7 +186,6 @@ class ReadCall(NamedTuple):
 
     @property
     def who(self) -> str:
-        """The judge and the run."""
         return f"{self.model}, run {self.run}" if self.model else f"Run {self.run}"
 
 
@@ -225,7 +224,6 @@ class ReadRecord:
 
     @property
     def is_scored(self) -> bool:
-        """Whether any call has a score."""
         return any(call.score is not None for call in self.calls)
 
 
@@ -264,7 +262,6 @@ class ReadResult:
 
 
 def read_result(path: Path) -> ReadResult:
-    """Read a result file."""
     size = path.stat().st_size
     if size > _LARGEST_BYTES:
         raise ValueError(f"it has {size:,} bytes; {_LARGEST_BYTES:,} are read")

@@ -3,9 +3,9 @@
 Every score comes from the judge. An unreadable reply is asked for once more, with the reason, and then raises
 :class:`UnscoredError`. :class:`osmosis_ai.llm.client.ModelClient` handles waiting, retries and rate limits.
 
-The shared judges run on one event loop in its own thread, so that all threads and event loops share connections, rate limits
-and the known capabilities of an endpoint. A forked child starts its own thread, since it has neither the parent's thread nor
-the right to use its connections.
+The shared judges run on one event loop in its own thread, so that all threads and event loops share connections, rate
+limits and the known capabilities of an endpoint. A forked child starts its own thread, since it has neither the
+parent's thread nor the right to use its connections.
 """
 
 from __future__ import annotations
@@ -70,11 +70,9 @@ class Judge:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._client.aclose()
 
     async def score(self, task: JudgeTask, *, call_index: int = 0) -> Judgement:
-        """Request one score."""
         if self.model.timeout_s == 0:
             raise self._failure("a timeout of 0 seconds leaves no time for an answer.")
         messages = build_prompt(task)

@@ -4,8 +4,8 @@ A perfectly consistent judge may still be wrong, so each question has its own fi
 has a reason instead of a value; no value is NaN.
 
 A correlation of scores with length is not necessarily a bias, because longer answers may be better. Human scores
-separate the two: with them, each effect is what the judge adds. Human scores are noisy as well. Controlling for a noisy score
-leaves some of the quality it measures, and the difference of judge and human does not, so both are reported.
+separate the two: with them, each effect is what the judge adds. Human scores are noisy as well. Controlling for a noisy
+score leaves some of the quality it measures, and the difference of judge and human does not, so both are reported.
 
 Sources:
     Dawid 1982, "The Well-Calibrated Bayesian" (bins of the forecast, here of the judge's score).
@@ -402,12 +402,10 @@ class Levels:
 
     @property
     def size(self) -> int:
-        """Number of categories."""
         return self.parts + 1 if self.centred else self.parts
 
     @property
     def names(self) -> list[str]:
-        """Display names of the categories."""
         edges = [self.low + (self.high - self.low) * part / self.parts for part in range(self.parts + 1)]
         shown = [f"{edge:.4g}" for edge in edges]
         if self.centred:

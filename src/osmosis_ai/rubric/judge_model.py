@@ -104,7 +104,6 @@ def resolve_judge(
     api_key: str | None = None,
     timeout_s: float | None = None,
 ) -> JudgeModel:
-    """Resolve a judge configuration."""
     info = _with_name(model_info, api_base) if isinstance(model_info, str) else dict(model_info)
     overrides = {"api_base": api_base, "api_key": api_key}
     info.update({name: value for name, value in overrides.items() if value is not None})

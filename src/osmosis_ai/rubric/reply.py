@@ -1,6 +1,7 @@
 """Parse a judge's reply into a score, if its meaning is unambiguous.
 
-The score is read from exactly one JSON object. Thoughts, code fences, prose and an enclosing object are ignored. The parser
+The score is read from exactly one JSON object. Thoughts, code fences, prose and an enclosing object are ignored. The
+parser
 does not guess: it accepts no score from a word, a boolean, a string or a list, and refuses replies with several
 objects or keys that give different scores.
 """

@@ -68,7 +68,6 @@ class ScoreTable:
 
     @property
     def span(self) -> float:
-        """Width of the scale."""
         return self.score_max - self.score_min
 
     def distinct(self) -> ScoreTable:

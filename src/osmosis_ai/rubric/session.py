@@ -1,8 +1,8 @@
 """Run a judging session: hundreds of concurrent calls, each durable before it counts.
 
-Every judge processes the records independently, so that a slow provider does not delay another. Concurrency adapts to each
-provider account. Records are read when needed and not kept. If a user, a budget or a failing judge ends the session,
-finished calls are kept and the rest stay pending.
+Every judge processes the records independently, so that a slow provider does not delay another. Concurrency adapts to
+each provider account. Records are read when needed and not kept. If a user, a budget or a failing judge ends the
+session, finished calls are kept and the rest stay pending.
 """
 
 from __future__ import annotations
@@ -72,8 +72,6 @@ _PROGRESS_S = 0.2
 
 @dataclass(slots=True)
 class _Call:
-    """A call to be made."""
-
     record: RubricRecord
     run: int
 
@@ -143,7 +141,6 @@ class JudgingSession:
         self._measured.set()
 
     async def run(self) -> None:
-        """Make the calls."""
         self._spending.start_clock()
         self._started = time.monotonic()
         self._hooks.started(self.interrupt)
@@ -169,7 +166,6 @@ class JudgingSession:
             dispatcher.halt(INTERRUPTED)
 
     def snapshot(self) -> SessionSnapshot:
-        """Return the session's progress."""
         call_states, seconds = self.call_states, self.session_s
         return SessionSnapshot(
             completed=len(call_states) - call_states.open_count(),

@@ -1,11 +1,11 @@
 """Inputs of a session and its journal, which stores these inputs, every finished call and the working time.
 
 Sessions may share a journal only if their :meth:`SessionSpec.inputs` are equal. A line counts once it is on disk, so a
-killed session resumes where it stopped and pays for no score twice. The journal is stored next to the results and removed when
-every call has a score.
+killed session resumes where it stopped and pays for no score twice. The journal is stored next to the results and
+removed when every call has a score.
 
-A call is a combination of record, judge and run. It has a score or a reason for a missing one: *unscored* if the judge's answer
-had no readable score, *failed* if the judge could not be asked.
+A call is a combination of record, judge and run. It has a score or a reason for a missing one: *unscored* if the
+judge's answer had no readable score, *failed* if the judge could not be asked.
 """
 
 from __future__ import annotations
@@ -69,12 +69,10 @@ class SessionSpec:
 
     @property
     def calls_per_record(self) -> int:
-        """Number of calls per record, over all judges."""
         return len(self.judges) * self.runs
 
     @property
     def model_names(self) -> list[str]:
-        """Names of the judges."""
         return [judge.name for judge in self.judges]
 
     def task(self, record: RubricRecord, judge: int, run: int) -> JudgeTask:
@@ -183,7 +181,6 @@ class CallRecord:
 
     @classmethod
     def from_line(cls, line: bytes) -> CallRecord:
-        """Parse a line of the journal."""
         try:
             fields = orjson.loads(line)
             call = cls(**{**_ABSENT, **fields})
@@ -321,7 +318,6 @@ class SessionLock:
         self._lock = FileLock(path, mode=0o600, preserve_lock_file=True, fallback_to_soft=False)
 
     def __enter__(self) -> SessionLock:
-        """Take the lock."""
         from filelock import Timeout
 
         try:

@@ -31,7 +31,6 @@ class JudgeUsage:
     uncounted: int = 0
 
     def add(self, call: CallRecord) -> None:
-        """Add a call."""
         self.calls += 1
         self.uncounted += not call.input_tokens
         self.input_tokens += call.input_tokens
@@ -50,11 +49,9 @@ class JudgedRecord:
 
     @property
     def scores(self) -> list[float]:
-        """The available scores."""
         return [call.score for call in self.calls if call is not None and call.score is not None]
 
     def with_status(self, status: str) -> list[CallRecord]:
-        """Return the calls with this status."""
         return [call for call in self.calls if call is not None and call.status == status]
 
 
@@ -75,7 +72,6 @@ class SessionResult:
 
     @property
     def complete(self) -> bool:
-        """Whether every call has a score."""
         return self.call_states.count("scored") == len(self.call_states)
 
     @property

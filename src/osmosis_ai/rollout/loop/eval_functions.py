@@ -52,9 +52,9 @@ class EvalScore:
 class EvalFnWrapper:
     """A named eval function with its calling convention.
 
-    If the first parameter is ``solution_str``, the function receives the last answer (``solution_str``, ``ground_truth``,
-    ``extra_info``). If it is ``messages``, it receives the conversation (``messages``, ``ground_truth``,
-    ``metadata``). All three are always passed by name.
+    If the first parameter is ``solution_str``, the function receives the last answer (``solution_str``,
+    ``ground_truth``, ``extra_info``). If it is ``messages``, it receives the conversation (``messages``,
+    ``ground_truth``, ``metadata``). All three are always passed by name.
 
     Args:
         fn: A sync or async callable.

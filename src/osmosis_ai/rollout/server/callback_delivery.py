@@ -128,7 +128,6 @@ class CallbackDelivery:
                 await self._wait_for_a_copy()
 
     async def close(self) -> None:
-        """Close the session."""
         if self._session is not None:
             await self._session.close()
             self._session = None

@@ -1,7 +1,8 @@
 """Run one admitted rollout, send exactly one terminal report per channel, and archive it.
 
 The workflow's report precedes the grader's. An unreachable controller delays reports but never turns a reward into a
-failure. The conversation is on disk before the final report is sent, so a crash after the acknowledgement loses nothing.
+failure. The conversation is on disk before the final report is sent, so a crash after the acknowledgement loses
+nothing.
 """
 
 from __future__ import annotations

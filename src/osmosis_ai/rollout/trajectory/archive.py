@@ -1,8 +1,8 @@
 """Write ``trajectory.json`` and ``diagnostics.json`` atomically. Errors never affect the rollout.
 
-The conversation is written before the result is reported, so a crash after the acknowledgement loses nothing.
-It gets its final name by a rename when the rollout is over. Files are not flushed to disk; the controller's journal makes
-a result durable.
+The conversation is written before the result is reported, so a crash after the acknowledgement loses nothing. It gets
+its final name by a rename when the rollout is over. Files are not flushed to disk; the controller's journal makes a
+result durable.
 """
 
 from __future__ import annotations

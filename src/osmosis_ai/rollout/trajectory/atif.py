@@ -38,8 +38,6 @@ class AtifModel(BaseModel):
 
 
 class Agent(AtifModel):
-    """The acting agent."""
-
     name: str
     version: str
     model_name: str | None = None
@@ -48,15 +46,11 @@ class Agent(AtifModel):
 
 
 class ImageSource(AtifModel):
-    """Location of an image."""
-
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
     path: str
 
 
 class ContentPart(AtifModel):
-    """A part of a multimodal message."""
-
     type: Literal["text", "image"]
     text: str | None = None
     source: ImageSource | None = None
@@ -87,8 +81,6 @@ class Metrics(AtifModel):
 
 
 class FinalMetrics(AtifModel):
-    """Totals of a trajectory."""
-
     total_prompt_tokens: int | None = None
     total_completion_tokens: int | None = None
     total_cached_tokens: int | None = None
@@ -98,8 +90,6 @@ class FinalMetrics(AtifModel):
 
 
 class ToolCall(AtifModel):
-    """A tool call by the agent."""
-
     tool_call_id: str
     function_name: str
     arguments: dict[str, Any]
@@ -107,8 +97,6 @@ class ToolCall(AtifModel):
 
 
 class SubagentTrajectoryRef(AtifModel):
-    """Reference to a subagent's trajectory."""
-
     trajectory_id: str | None = None
     session_id: str | None = None
     trajectory_path: str | None = None
@@ -137,8 +125,6 @@ class Observation(AtifModel):
 
 
 class Step(AtifModel):
-    """One turn."""
-
     step_id: int = Field(ge=1)
     timestamp: Annotated[str, AfterValidator(_check_timestamp)] | None = None
     source: Literal["system", "user", "agent"]
@@ -170,8 +156,6 @@ class Step(AtifModel):
 
 
 class Trajectory(AtifModel):
-    """A whole rollout."""
-
     schema_version: SchemaVersion = "ATIF-v1.7"
     session_id: str | None = None
     trajectory_id: str | None = None

@@ -45,7 +45,6 @@ class RolloutLedger:
         return entry
 
     def close(self, rollout_id: str) -> None:
-        """Mark a rollout as finished."""
         entry = self._active.pop(rollout_id)
         entry.task = None
         if entry.err_message is not None:
@@ -56,7 +55,6 @@ class RolloutLedger:
             self._finished.popitem(last=False)
 
     def find(self, rollout_id: str) -> RolloutEntry | None:
-        """Return a rollout's entry, or None if it is unknown."""
         return self._active.get(rollout_id) or self._finished.get(rollout_id)
 
     def cancel(self, ids: Sequence[str] | None, prefix: str | None, everything: bool) -> dict[str, str]:

@@ -26,13 +26,13 @@ class SlotLimiter:
 
     @property
     def queued(self) -> int:
-        """Number of waiters."""
         return len(self._waiting)
 
     def acquire(self, timeout_s: float | None = None) -> Acquisition:
         """Wait up to ``timeout_s`` seconds for a slot.
 
-        Await the result to learn whether a slot was acquired, or use it in ``async with`` to release the slot at the end.
+        Await the result to learn whether a slot was acquired, or use it in ``async with`` to release the slot at the
+        end.
         """
         return Acquisition(self, timeout_s)
 

@@ -1,7 +1,7 @@
 """OpenAI Agents SDK integration; needs the `openai-agents` extra.
 
-Graders read the conversation from the session. A model call without a session is refused, because the rollout would have
-no conversation.
+Graders read the conversation from the session. A model call without a session is refused, because the rollout would
+have no conversation.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ class OsmosisRolloutModel(LiteLLMModel):
 class OsmosisStrandsAgent(strands.Agent):
     """An agent that uses the rollout's model instead of the placeholder, and whose messages are the sample.
 
-    Accepts the arguments of ``strands.Agent``. With another model it is an ordinary Strands agent and provides no sample.
+    Accepts the arguments of ``strands.Agent``. With another model it is an ordinary Strands agent and provides no
+    sample.
 
     Args:
         model: The placeholder, or any Strands model.

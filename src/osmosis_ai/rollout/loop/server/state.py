@@ -131,7 +131,6 @@ class AppState:
         return True
 
     def release(self, size_bytes: int) -> None:
-        """Release reserved bytes."""
         self._held_bytes -= size_bytes
 
     def forget_expired(self) -> None:

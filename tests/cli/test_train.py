@@ -345,7 +345,7 @@ def test_a_record_that_can_not_be_read_is_refused_in_a_sentence(here: Maze, left
     elif left != "nothing":
         file.write_bytes(b"\0\xff\n" if left == "something else" else content[:-30])
     outcome = here.osmosis("train", "show", "trained/walks")
-    sentence = "has no record of a validation" if left == "nothing" else "can not be read"
+    sentence = "has no record of a validation" if left == "nothing" else "cannot be read"
     sentence = "is damaged" if left in ("something else", "half") else sentence
     assert outcome.status == 1 and sentence in outcome.err and "Traceback" not in outcome.err
 

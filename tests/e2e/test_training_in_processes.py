@@ -91,7 +91,7 @@ async def test_a_process_that_is_killed_ends_the_session_and_the_next_goes_on(tm
         match=r"process 1 of the learner ended \(signal 9, as when the machine has no memory left\)",
     ) as caught:
         await trainer(tmp_path / "run", Watching(kill_after=1), learner_processes=2).run()
-    assert "goes on from the last checkpoint" in str(caught.value.hint)
+    assert "resumes from the last checkpoint" in str(caught.value.hint)
     # In this very process, which was connected with the lost one.
     summary = await trainer(tmp_path / "run", TrainingHooks(), learner_processes=2).run()
     assert (summary.ending.because, summary.steps_done) == ("finished", STEPS)

@@ -122,7 +122,7 @@ async def test_a_server_that_is_killed_is_started_again_and_goes_on_with_the_sam
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (["/nowhere/vllm"], r"`/nowhere/vllm` can not be started: No such file"),
+        (["/nowhere/vllm"], r"`/nowhere/vllm` cannot be started: No such file"),
         ([sys.executable, "-c", "raise SystemExit('no GPU here')"], "no GPU here"),
     ],
 )

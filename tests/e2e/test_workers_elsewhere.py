@@ -44,7 +44,7 @@ LEASE_S = 5.0
 SEES_GATE = {"OSMOSIS_ISOLATION": "off"}
 ASKS = 40
 """So often has a model been asked when a run waits in its middle: over ten attempts are through by then."""
-AWAY = "the platform was away for"
+AWAY = "the platform was unavailable for"
 
 
 class Machine:

@@ -106,7 +106,7 @@ def test_a_damaged_adapter_is_named(model_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(OsmosisError, match="one matrix of two"):
         LoraAdapter.load(tmp_path)
     (tmp_path / WEIGHTS_FILE).write_bytes(b"no tensors")
-    with pytest.raises(OsmosisError, match="can not be read"):
+    with pytest.raises(OsmosisError, match="cannot be read"):
         LoraAdapter.load(tmp_path)
 
 

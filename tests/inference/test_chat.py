@@ -202,7 +202,7 @@ def test_arguments_may_be_an_object_or_its_json(template: ChatTemplate) -> None:
 
 
 def test_templates_can_not_reach_outside_their_sandbox() -> None:
-    with pytest.raises(TemplateError, match="can not render"):
+    with pytest.raises(TemplateError, match="cannot render"):
         ChatTemplate("{{ messages.__class__.__mro__[1].__subclasses__() }}").render([])
 
 

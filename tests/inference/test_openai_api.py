@@ -488,7 +488,7 @@ def test_null_means_the_default_everywhere() -> None:
         ({"stop": [1]}, "stop[0]", "valid string"),
         ({"top_logprobs": 2}, None, "'logprobs': true"),
         ({"stream_options": {"include_usage": True}}, None, "'stream': true"),
-        ({"tool_choice": "required"}, "tool_choice", "can not be forced"),
+        ({"tool_choice": "required"}, "tool_choice", "cannot be forced"),
         ({"tool_choice": {"type": "function"}}, "tool_choice", "'auto' or 'none'"),
         ({"response_format": {"type": "json_object"}}, "response_format", "'json_object' is not supported"),
         ({"presence_penalty": 0.5}, "presence_penalty", "penalties"),

@@ -49,7 +49,7 @@ async def test_the_openai_client_works_unchanged() -> None:
             assert content == (message.content or "")
             assert calls == [call.function.arguments for call in message.tool_calls or []]
             assert whole.choices[0].logprobs.content[0].logprob < 0
-        with pytest.raises(openai.BadRequestError, match="can not be forced") as refused:
+        with pytest.raises(openai.BadRequestError, match="cannot be forced") as refused:
             await client.chat.completions.create(model="osmosis/tiny", tool_choice="required", **options)
         assert refused.value.param == "tool_choice"
         with pytest.raises(openai.NotFoundError):

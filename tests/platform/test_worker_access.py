@@ -211,7 +211,7 @@ def test_a_node_without_a_sandbox_claims_no_run_that_needs_one_however_it_is_set
     assert refusal(access, ticket, offer(**node)) == (403, "WORKER_ISOLATION")
     [line] = services.logs.page(run_id).logs
     assert line.message == (
-        "the machine 'node-7' does not get this run, which needs a sandbox: rollouts can not be sandboxed there "
+        "the machine 'node-7' does not get this run, which needs a sandbox: rollouts cannot be sandboxed there "
         "(no user namespaces)."
     )
     assert access.why_unconfined(run_id) == line.message

@@ -129,7 +129,7 @@ def test_a_platform_that_requires_what_there_is_not_executes_nothing(
             "none: OSMOSIS_ISOLATION=off",
             True,
         )
-    assert "can not be sandboxed here" in caplog.text
+    assert "cannot be sandboxed here" in caplog.text
 
 
 @pytest.mark.integration

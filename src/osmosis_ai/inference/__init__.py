@@ -1,6 +1,6 @@
-"""Models we serve ourselves: `osmosis/tiny` on NumPy behind an OpenAI-compatible endpoint.
+"""Built-in model server: `osmosis/tiny` on NumPy behind an OpenAI-compatible endpoint.
 
-`InferenceServer` runs the endpoint in a process of its own; `python -m osmosis_ai.inference` runs
+`InferenceServer` runs the endpoint in its own process; `python -m osmosis_ai.inference` runs
 it in the foreground. Importing this package loads neither NumPy nor a model.
 """
 

@@ -1,8 +1,7 @@
 """`python -m osmosis_ai.inference`: serve a model in the foreground.
 
-Once it listens, one line of JSON on stdout says where: ``{"base_url": ..., "model": ...}``. The
-bearer key comes from the environment, never from the command line, where every user of the
-machine could read it.
+When ready, it prints one line of JSON to stdout: ``{"base_url": ..., "model": ...}``. The bearer key comes from the
+environment, since every user of the machine can read command lines.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""A trained LoRA adapter, merged into the NumPy model: what was trained is served without torch.
+"""Merge a trained LoRA adapter into the NumPy model, to serve it without torch.
 
-An adapter is a folder as PEFT writes it. Each matrix W it names becomes W + scale * B A
+An adapter is a folder in PEFT format. Each matrix W it names becomes W + scale * B A
 (Hu et al., "LoRA", 2021, equation 3), where scale is alpha / r, or alpha / sqrt(r) for
-rank-stabilised adapters. An adapter that asks for anything else is refused: merged in part it would be
-another model than the one that was trained.
+rank-stabilised adapters. An adapter with any other feature is refused, because a partial merge would be another model.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class LoraAdapter:
         try:
             config, tensors = json.loads(config_bytes), load(data)
         except (ValueError, SafetensorError) as error:
-            raise OsmosisError(f"the adapter in `{directory}` can not be read: {error}") from error
+            raise OsmosisError(f"the adapter in `{directory}` cannot be read: {error}") from error
         _refuse_what_is_not_plain(config, directory)
         updates = {
             f"{module}.weight": _scale(config, module) * (sides["B"] @ sides["A"])
@@ -103,7 +102,7 @@ def _refuse_what_is_not_plain(config: Mapping[str, Any], directory: Path) -> Non
     kind = config.get("peft_type", "LORA")
     if kind != "LORA" or strange:
         what = f"uses {', '.join(f'`{key}`' for key in strange)}" if strange else f"is of the kind `{kind}`"
-        raise OsmosisError(f"the NumPy engine can not serve the adapter in `{directory}`: it {what}.")
+        raise OsmosisError(f"the NumPy engine cannot serve the adapter in `{directory}`: it {what}.")
 
 
 def _pairs(tensors: Mapping[str, Any], directory: Path) -> dict[str, dict[str, Floats]]:
@@ -113,7 +112,7 @@ def _pairs(tensors: Mapping[str, Any], directory: Path) -> dict[str, dict[str, F
         matrix = _MATRIX.fullmatch(name)
         if matrix is None:
             raise OsmosisError(
-                f"the adapter in `{directory}` can not be served: `{name}` is no matrix of a LoRA adapter."
+                f"the adapter in `{directory}` cannot be served: `{name}` is no matrix of a LoRA adapter."
             )
         pairs.setdefault(matrix["module"], {})[matrix["side"]] = tensor.astype(np.float64)
     for module, sides in pairs.items():

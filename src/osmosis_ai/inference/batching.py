@@ -1,8 +1,7 @@
 """Continuous batching: sequences join and leave a running batch between two steps.
 
-The sequences that generate occupy the first n slots, without gaps, so that a step works on
-slices. Whoever leaves has its slot taken by the last one. Nothing a sequence computes depends on
-its slot, on its neighbours, or on whether its prompt was known already.
+The generating sequences occupy the first n slots without gaps, so that a step works on slices. The last sequence moves
+into the slot of one that leaves. Results depend neither on the slot, nor on other sequences, nor on cached prompts.
 """
 
 from __future__ import annotations

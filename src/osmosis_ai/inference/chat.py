@@ -1,8 +1,8 @@
-"""What the model writes, as an assistant's message: content and tool calls.
+"""Parse the model's output into an assistant message with content and tool calls.
 
-A reply is assembled as its tokens come, and what it says does not depend on how many come at once: a
-whole reply and a streamed one are made by the same code and can not differ. Everything the model wrote is in the
-message: what looks like a tool call and is none stays in the content (``tool_calls``).
+A reply is assembled token by token. Whole and streamed replies use the same code and cannot differ. All output is in
+the
+message: an invalid tool call stays in the content (``tool_calls``).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class StopStrings:
         return self._release(len(self._held) - beginning_of_any(self._strings, self._held))
 
     def finish(self) -> str:
-        """Return what was held back in vain."""
+        """Return text that was buffered but did not become a tool call."""
         return "" if self.reached else self._release(len(self._held))
 
     def _release(self, length: int) -> str:

@@ -1,6 +1,6 @@
-"""How one model reads and writes a conversation: its template, its tokens, its tool calls.
+"""A model's conversation format: template, tokens and tool calls.
 
-A model is served and trained through the same format, so the text of a turn is made in one place.
+Serving and training use the same format, so that the text of a turn is produced in one place.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The reply to one chat completion request, whole or in chunks, while its tokens come.
+"""Build the reply to a chat completion request, whole or in chunks.
 
-Two things a trainer relies on hold for every reply: there is one log-probability and, when asked
-for, one token id for each sampled token, the one that ends the turn included, and
-``usage.completion_tokens`` is their number.
+Trainers rely on two properties of every reply: each sampled token, including the one that ends the turn, has one
+log-probability and, if requested, one token id, and ``usage.completion_tokens`` is their number.
 """
 
 from __future__ import annotations

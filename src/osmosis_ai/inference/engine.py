@@ -1,9 +1,8 @@
-"""One thread owns the model; everyone else asks it and is told.
+"""Engine thread that owns the model.
 
-A submission (the choices of one request) waits its turn in a bounded queue, joins the running
-batch, and hears of each of its tokens. Submissions take turns sequence by sequence, so a request
-for many choices does not hold up the single one behind it. What is cancelled stops costing at the
-next step.
+A submission (the choices of one request) waits in a bounded queue, joins the running batch and receives each of its
+tokens. Submissions take turns sequence by sequence, so a request with many choices does not block a small one.
+Cancelled work stops at the next step.
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ class InferenceEngine:
         self.close()
 
     def close(self) -> None:
-        """End the engine's thread; whoever still waits is told so."""
+        """End the engine's thread and fail all pending submissions."""
         self._stop(EngineStoppedError("the model server is shutting down."))
         if self._thread.is_alive():
             self._thread.join()
@@ -216,7 +215,7 @@ class InferenceEngine:
                 publication.settle(error)
             else:
                 publication.settle()
-            # Only now: whatever else goes wrong, the engine stops and tells whoever waits.
+            # Remove it last, so that the engine notifies waiters on any error.
             self._publications.popleft()
 
     def _take_turns(self) -> list[Generation]:
@@ -239,7 +238,7 @@ class InferenceEngine:
         return accepted
 
     def _deliver(self, emissions: Sequence[Emission]) -> None:
-        """Tell the listeners; the counters come first, so that who is told finds itself counted."""
+        """Notify the listeners, after updating the counters that they may read."""
         deliveries = [(self._owners[emission.generation].listener, emission) for emission in emissions]
         finished = [emission.generation for emission in emissions if emission.finish_reason]
         with self._changed:

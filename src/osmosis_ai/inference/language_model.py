@@ -1,8 +1,7 @@
-"""What a network must offer to be served, whatever computes it.
+"""Interface of a servable network.
 
-The batch decides who generates and in which slot; a network turns token ids into logits and draws
-tokens from them. NumPy (``model``) and torch (``torch_model``) are two networks behind this seam,
-and given equal logits they draw the same tokens: both decide by ``sampling.uniforms``.
+The batch assigns sequences to slots. A network turns token ids into logits and samples from them. The NumPy (``model``)
+and torch (``torch_model``) networks sample the same tokens from equal logits, because both use ``sampling.uniforms``.
 """
 
 from __future__ import annotations
@@ -82,8 +81,8 @@ class LanguageModel(Protocol[CacheT, LogitsT]):
         """Draw one token for each row of ``logits[sources]``."""
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
-        """Replace the tensors named, and only those; none when one of them does not fit.
+        """Replace only the named tensors, atomically.
 
         Raises:
-            OsmosisError: a name is unknown or a shape is wrong.
+            OsmosisError: A name is unknown or a shape is wrong.
         """

@@ -1,8 +1,8 @@
-"""What an adapter adds to a linear layer, computed beside the layer and never written into its weights.
+"""Compute an adapter's update next to a linear layer, without merging it into the weights.
 
-In bfloat16 a weight has 8 bits: of W + BA after ten steps at a rate of 1e-5 a fifth of the update is left, and no
-monitor sees it, because what is lost is smaller than the rounding of the logits. Beside the layer the update keeps all
-its bits, and the sum is the one that the learner computes.
+A bfloat16 weight has 8 bits: after ten steps at a rate of 1e-5, a fifth of the update survives in W + BA. No
+monitor notices, because the loss is smaller than the rounding of the logits. Separately, the update keeps all its
+bits, and the sum equals the learner's.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """A Qwen3 transformer in NumPy, in float64.
 
-In float64 the order in which a sum is taken moves a logit by about 1e-15. So what a row of a
-batch computes does not depend, to any precision that could flip a sampled token, on which other
-rows are in the batch or on how its prompt was cut into chunks.
+In float64, the order of a sum changes a logit by about 1e-15. A row's results therefore do not depend on other rows in
+the batch or on the chunking of its prompt, to any precision that could change a sampled token.
 
-The weights are prepared once, so that a step is few large operations: projections that read the
-same input are one matrix, norm weights are folded into the matrix behind them, and the two halves
-of every rotary pair lie side by side, so that rotating is one complex multiplication. All three
-leave the function computed unchanged.
+The weights are prepared once, so that a step is a few large operations: projections of the same input form one matrix,
+norm weights are folded into the following matrix, and the two halves of every rotary pair are adjacent, so that a
+rotation is one complex multiplication. The computed function is unchanged.
 """
 
 from __future__ import annotations
@@ -68,7 +66,7 @@ class ModelConfig:
         )
         if not plain:
             raise OsmosisError(
-                f"the NumPy engine can not serve the model in `{model_dir}`: it computes plain Qwen3 models "
+                f"the NumPy engine cannot serve the model in `{model_dir}`: it computes plain Qwen3 models "
                 "with tied embeddings only (no attention bias, sliding window or rope scaling)."
             )
         end = raw["eos_token_id"]
@@ -137,7 +135,7 @@ class Model:
             return cls(config, load(data), hashlib.sha256(data).hexdigest())
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise OsmosisError(
-                f"the weights `{path}` can not be read ({error}); install the package again."
+                f"the weights `{path}` cannot be read ({error}); install the package again."
             ) from error
 
     @property
@@ -146,10 +144,10 @@ class Model:
         return self._tensors
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
-        """Replace the tensors named (NumPy's or torch's), and only those; all or none.
+        """Replace only the named tensors (NumPy or torch), atomically.
 
         Raises:
-            OsmosisError: a name is unknown or a shape is wrong.
+            OsmosisError: A name is unknown or a shape is wrong.
         """
         for name, tensor in weights.items():
             if name == TIED_HEAD:

@@ -1,6 +1,6 @@
 """The Chat Completions API over an engine, for any web framework.
 
-A request's tokens depend on its body alone once it has a seed.
+With a seed, a request's tokens depend only on its body.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The endpoint of a model as a supervised service.
+"""A model endpoint as a supervised service.
 
-The model computes in a process of its own, so that it never holds up the event loop of whoever
-asks it. It listens on a free port of the loopback interface, and answers only to a key made for it.
+The model runs in its own process, so that it does not block the caller's event loop. It listens on a free loopback port
+and requires a generated key.
 """
 
 from __future__ import annotations

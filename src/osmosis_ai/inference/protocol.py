@@ -1,8 +1,7 @@
-"""The request side of the Chat Completions API: what is accepted, and what is refused and why.
+"""Validate requests of the Chat Completions API.
 
-Nothing that was asked for is dropped in silence. A parameter is honoured, or it is one that can
-not change the result, or the request is refused with the parameter's name, as OpenAI's own
-endpoint does.
+Nothing is silently ignored: a parameter is honoured, or it cannot change the result, or the request is refused
+with the parameter's name, as OpenAI's own endpoint does.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ DEFAULT_MAX_TOKENS = 256
 
 
 class OpenAIError(Exception):
-    """A refusal in OpenAI's shape.
+    """A refusal in OpenAI's format.
 
     Attributes:
-        status: the HTTP status.
-        retry_after_s: the value of the Retry-After header, where there is one.
+        status: The HTTP status.
+        retry_after_s: Value of the Retry-After header, if any.
     """
 
     def __init__(
@@ -186,7 +185,7 @@ class ChatRequest(BaseModel):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, Any] | None = None
-    # They label or route a request and can not change its result.
+    # They label or route a request and cannot change its result.
     user: Any = None
     metadata: Any = None
     store: Any = None
@@ -207,7 +206,7 @@ class ChatRequest(BaseModel):
     def _tool_choice_is_free(cls, value: Any) -> Any:
         if value in (None, "none", "auto"):
             return value
-        raise ValueError("this model can not be forced to call a tool; use 'auto' or 'none'")
+        raise ValueError("this model cannot be forced to call a tool; use 'auto' or 'none'")
 
     @field_validator("response_format")
     @classmethod
@@ -223,7 +222,7 @@ class ChatRequest(BaseModel):
     def _logits_are_left_alone(cls, value: Any) -> Any:
         if not value:
             return value
-        raise ValueError("this model's probabilities can not be changed by penalties or biases")
+        raise ValueError("this model's probabilities cannot be changed by penalties or biases")
 
     @model_validator(mode="after")
     def _options_fit_together(self) -> ChatRequest:
@@ -240,7 +239,7 @@ class ChatRequest(BaseModel):
 
     @cached_property
     def offered_tools(self) -> list[dict[str, Any]]:
-        """The tools as the template reads them; none when the model is told to call none."""
+        """The tools for the template; empty if the request disables tool calls."""
         if self.tool_choice == "none":
             return []
         return [tool.model_dump(exclude_none=True) for tool in self.tools or []]

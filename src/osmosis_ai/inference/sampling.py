@@ -1,12 +1,10 @@
-"""Random choices that depend on nothing but the request's seed and the token's position.
+"""Random choices determined only by the request's seed and the token's position.
 
-There is no generator with a state to advance: the number that decides token ``position`` of a
-request is a hash of (seed, position). What else is in the batch, how often the server was
-restarted and which engine computed the logits play no part. Every engine that wants the same
-tokens calls these functions on its logits.
+There is no generator state: a hash of (seed, position) decides token ``position``. The rest of the batch, restarts
+and the engine have no influence. All engines call these functions on their logits.
 
 The hash is SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
-OOPSLA 2014; constants of Stafford's variant 13), applied to the seed first, so that neighbouring
+OOPSLA 2014; constants of Stafford's variant 13). It is applied to the seed first, so that neighbouring
 seeds do not give shifted copies of one stream.
 """
 

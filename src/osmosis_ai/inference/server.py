@@ -1,6 +1,6 @@
-"""The endpoint: `/v1/chat/completions`, `/v1/models` and `/health` over aiohttp.
+"""HTTP server for `/v1/chat/completions`, `/v1/models` and `/health`, on aiohttp.
 
-A client that goes away takes its generation with it. Every refusal has OpenAI's error shape.
+A disconnected client cancels its generation. Errors have OpenAI's format.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""The sequences whose keys and values are in memory: those that generate, and some that ended.
+"""KV cache slots of generating and recently finished sequences.
 
-A prompt is seldom new from its first token. The second turn of a conversation repeats the first,
-the attempts on a row have one prompt, all rows have one system prompt. What a slot holds is known
-token by token, so a newcomer copies its longest known prefix and computes only the rest; copying a
-position costs a thousandth of computing it.
+Prompts often share a prefix: the turns of a conversation, the attempts on a row, the system prompt. A new sequence
+copies its longest cached prefix and computes only the rest; copying a position costs a thousandth of computing it.
 """
 
 from __future__ import annotations

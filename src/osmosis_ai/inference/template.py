@@ -1,10 +1,8 @@
-"""A model's chat template, rendered exactly as the trainer rendered it.
+"""Render a model's chat template exactly as the trainer does.
 
-One newline more or less between two turns cost the tiny model 48 points of pass rate, so the
-template is the only place where turns become text: the script that makes the model, the
-endpoint that serves it and the trainer all render through this class. Block trimming and the
-JSON filter follow the conventions of `transformers` chat templates, so a template from a
-Hugging Face folder renders the same here and there.
+An extra or missing newline between two turns cost the tiny model 48 points of pass rate. The script that builds the
+model, the endpoint and the trainer therefore all render through this class. Block trimming and the JSON filter follow
+the conventions of `transformers`, so Hugging Face templates render identically.
 """
 
 from __future__ import annotations
@@ -69,7 +67,7 @@ class ChatTemplate:
                 messages=messages, tools=tools or None, add_generation_prompt=add_generation_prompt
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise TemplateError(f"the chat template can not render these messages: {error}") from error
+            raise TemplateError(f"the chat template cannot render these messages: {error}") from error
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

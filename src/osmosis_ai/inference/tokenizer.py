@@ -1,8 +1,7 @@
-"""Text to token ids and back, byte by byte.
+"""Byte-level tokenizer.
 
-Every token stands for a fixed sequence of bytes, and the text of a reply is those bytes decoded
-as UTF-8: a character that is split over two tokens appears when its last byte does, and bytes
-that are no UTF-8 appear as U+FFFD. Streamed and whole replies are therefore the same text.
+Every token stands for fixed bytes, and a reply is those bytes decoded as UTF-8. A character split over two
+tokens appears with its last byte, and invalid UTF-8 becomes U+FFFD. Streamed and whole replies therefore match.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Tokenizer:
         try:
             return cls(RawTokenizer.from_file(str(path)))
         except Exception as error:  # tokenizers raises bare Exception for every problem of a file
-            raise OsmosisError(f"the tokenizer `{path}` can not be read: {error}") from error
+            raise OsmosisError(f"the tokenizer `{path}` cannot be read: {error}") from error
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of ``text``; the model's special tokens are recognised in it."""

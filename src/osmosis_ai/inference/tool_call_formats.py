@@ -1,4 +1,4 @@
-"""The formats of tool calls, as the chat templates and model cards of their models give them.
+"""Tool call formats, from the chat templates and model cards of their models.
 
 | format | a call |
 |---|---|
@@ -6,8 +6,8 @@
 | qwen3_coder | ``<tool_call><function=f><parameter=a>1</parameter></function></tool_call>`` |
 | mistral | ``[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]``, newer ``[TOOL_CALLS]f[ARGS]{"a": 1}`` |
 | deepseek | ``<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>``, in V3 and R1 with a code fence |
-| llama3_json | ``{"name": "f", "parameters": {"a": 1}}``, alone or behind ``<|python_tag|>`` |
-| pythonic | ``[f(a=1), g(b="x")]``, alone or behind a mark |
+| llama3_json | ``{"name": "f", "parameters": {"a": 1}}``, alone or after ``<|python_tag|>`` |
+| pythonic | ``[f(a=1), g(b="x")]``, alone or after a mark |
 
 Every function ``_read_...`` is a ``CallFormat.read``.
 """
@@ -312,7 +312,7 @@ def _to_json(arguments: dict[str, Any]) -> str:
 
 
 def _is_text(value: str) -> bool:
-    """Whether it can be sent: half of a surrogate pair, which JSON can escape, can not."""
+    """Return whether a string is valid Unicode: JSON escapes can encode a lone surrogate."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -1,11 +1,8 @@
-"""Tool calls in what a model writes, read while it is written.
+"""Streaming parser for tool calls in a model's output.
 
-A reply is text with calls in it. The reader takes the text in pieces of any size and gives the same text back, in
-order, cut into content and calls: nothing is lost, nothing comes twice, and the cuts do not depend on the pieces. Text
-that may become a call is held until that is known. What looks like a call and is none stays content as it was written,
-for the agent to see.
-
-How a call is written differs from model to model; the formats are in ``tool_call_formats``.
+The reader takes text in pieces of any size and returns it in order, split into content and calls. No text is lost or
+repeated, and the result does not depend on the pieces. Text that may become a call is buffered. An invalid call stays
+content as written. The formats are in ``tool_call_formats``.
 """
 
 from __future__ import annotations
@@ -79,9 +76,9 @@ class ToolCallReader:
     """Reads one reply.
 
     Args:
-        format: how its model writes calls.
-        tools: the offered ones, in OpenAI's shape.
-        at_most_one: text behind the first call is content.
+        format: The model's tool call format.
+        tools: The offered tools, in OpenAI format.
+        at_most_one: Treat text after the first call as content.
     """
 
     def __init__(
@@ -102,7 +99,7 @@ class ToolCallReader:
         return _pieces(self.stretches(text))
 
     def finish(self) -> Iterator[Piece]:
-        """Yield what was held back: no more text comes."""
+        """Yield the buffered text at the end of the reply."""
         return _pieces(self.stretches("", ended=True))
 
     def stretches(self, text: str, *, ended: bool = False) -> Iterator[str | Markup]:
@@ -209,8 +206,7 @@ class ToolCallStyle:
     def reader(
         self, tools: Sequence[Mapping[str, Any]], *, at_most_one: bool = False
     ) -> ToolCallReader | None:
-        """Return what reads one reply to a request that offered ``tools``; None when there is nothing to
-        read."""
+        """Return a reader for a reply to a request with ``tools``, or None if no calls are possible."""
         if not tools:
             return None
         if self._problem:

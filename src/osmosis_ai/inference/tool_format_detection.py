@@ -1,9 +1,8 @@
-"""What a chat template does with tool calls, found out by having it write one.
+"""Detect a chat template's tool call format by rendering a call.
 
-Templates of the hub agree on little: some take a call's arguments as JSON text and some as a mapping, some want the
-content beside a call to be empty and some to be absent, and each writes calls in the format its model was trained on.
-None of it is declared anywhere. So a template is given a turn with a call, in one manner after the other, until the
-call is in what it writes; and the format is the one whose reader reads that call.
+Templates differ: some take a call's arguments as JSON text and some as a mapping, some require empty content next to a
+call and some none, and each writes the format of its model. None of this is declared. A turn with a call is therefore
+rendered in each variant until the call appears in the output. The format is the one whose reader finds the call.
 """
 
 from __future__ import annotations

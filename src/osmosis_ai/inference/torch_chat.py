@@ -1,7 +1,7 @@
-"""The chat format of any Hugging Face model: its own template and its own tokenizer.
+"""Chat format of any Hugging Face model, with its own template and tokenizer.
 
-Byte-level vocabularies (GPT-2's kind: Qwen, Llama 3 and most newer ones) are decoded byte by byte, as
-the built-in model's. Others are decoded by the tokenizer's own incremental decoder.
+Byte-level vocabularies (GPT-2's kind: Qwen, Llama 3 and most newer ones) are decoded byte by byte, like the built-in
+model's. Others use the tokenizer's incremental decoder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PretrainedChat:
             raise OsmosisError(f"`{tokenizer.name_or_path}` has no fast tokenizer, which serving it needs.")
         if not tokenizer.chat_template:
             raise OsmosisError(
-                f"`{tokenizer.name_or_path}` has no chat template, so it can not hold a conversation.",
+                f"`{tokenizer.name_or_path}` has no chat template, so it cannot hold a conversation.",
                 hint="train the instruct version of the model, or put a `chat_template.jinja` in its folder",
             )
         self._tokenizer = tokenizer
@@ -62,7 +62,7 @@ class PretrainedChat:
             tokenizer = AutoTokenizer.from_pretrained(model_path)
             return cls(tokenizer, tool_call_format=tool_call_format, note=note)
         except (OSError, ValueError) as error:
-            raise OsmosisError(f"the tokenizer of `{model_path}` can not be loaded: {error}") from error
+            raise OsmosisError(f"the tokenizer of `{model_path}` cannot be loaded: {error}") from error
 
     def render(
         self,
@@ -111,7 +111,7 @@ class PretrainedChat:
                 add_generation_prompt=add_generation_prompt,
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise TemplateError(f"the chat template can not render these messages: {error}") from error
+            raise TemplateError(f"the chat template cannot render these messages: {error}") from error
         return text
 
 

@@ -1,7 +1,7 @@
-"""The engine over torch: any Hugging Face causal language model, on a CPU or a GPU.
+"""Torch engine for any Hugging Face causal language model, on CPU or GPU.
 
-Queue, batch, slots and random numbers are those of the NumPy engine (``engine``, ``batching``,
-``slots``, ``sampling``); only the network is another. Loading this module loads torch.
+Only the network differs from the NumPy engine (``engine``, ``batching``, ``slots``, ``sampling``). Importing this
+module loads torch.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Any Hugging Face causal language model behind the seam of ``language_model``.
+"""Any Hugging Face causal language model as a ``language_model`` network.
 
-Sequences live in slots, as in NumPy: a slot's keys and values begin at position 0, whatever its
-neighbours are, and a mask hides what lies behind its last token. So a sequence joins, leaves or
-continues a known prefix without moving the others, and a decoding step works on a view of the
-cache. What a row computes depends on its neighbours only as far as the order of a sum does: to
-about 1e-15 in float64, 1e-6 in float32.
+A slot's keys and values start at position 0, and a mask hides what follows its last token. A sequence can
+therefore join, leave or continue a cached prefix without moving others, and a decoding step works on a view of the
+cache. Other rows affect a result only through the order of sums: about 1e-15 in float64, 1e-6 in float32.
 
-Models whose layers remember more than keys and values (state space, linear attention) are refused.
+Models with other layer state (state space, linear attention) are refused.
 """
 
 from __future__ import annotations
@@ -119,7 +117,7 @@ class TorchModel:
         if kinds - {FULL, SLIDING}:
             strange = ", ".join(f"`{kind}`" for kind in sorted(kinds - {FULL, SLIDING}))
             raise OsmosisError(
-                f"this engine can not serve `{config.model_type}` models: their layers of the kind {strange} "
+                f"this engine cannot serve `{config.model_type}` models: their layers of the kind {strange} "
                 "remember more than keys and values.",
                 hint="serve it with vLLM",
             )
@@ -153,7 +151,7 @@ class TorchModel:
         try:
             model = AutoModelForCausalLM.from_pretrained(model_path, dtype=chosen).to(device)
         except (OSError, ValueError, ImportError) as error:
-            raise OsmosisError(f"the model `{model_path}` can not be loaded: {error}") from error
+            raise OsmosisError(f"the model `{model_path}` cannot be loaded: {error}") from error
         return cls(model, max_positions=max_positions, fingerprint=_fingerprint(model, model_path))
 
     @property
@@ -202,10 +200,10 @@ class TorchModel:
             return draw(logits[sources], sampling)
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
-        """Copy tensors over those of the same names, and add low-rank updates to what these compute; all or none.
+        """Copy the named tensors and apply low-rank updates, atomically.
 
         Raises:
-            OsmosisError: a name is unknown or a shape is wrong.
+            OsmosisError: A name is unknown or a shape is wrong.
         """
         for name, tensor in weights.items():
             own = self._weights.get(name)
@@ -272,7 +270,7 @@ def end_tokens_of(model_path: str | Path) -> frozenset[int]:
         except OSError:  # a model need not have one
             generation = None
     except (OSError, ValueError) as error:
-        raise OsmosisError(f"the model `{model_path}` can not be read: {error}") from error
+        raise OsmosisError(f"the model `{model_path}` cannot be read: {error}") from error
     return _end_tokens(generation, config)
 
 

@@ -1,8 +1,7 @@
-"""``sampling`` on torch tensors: the same choices, made where the logits are.
+"""``sampling`` on torch tensors, making the same choices without copying the logits.
 
-The logits of a real vocabulary are too many to bring to the CPU at every step. The random
-numbers, one for each row, come from ``sampling.uniforms`` all the same, so the token that is drawn
-is the one NumPy would have drawn.
+The logits of a real vocabulary are too large to copy to the CPU at every step. Only the random number of each row
+comes from ``sampling.uniforms``, so the token equals the one NumPy would sample.
 """
 
 from __future__ import annotations

@@ -47,8 +47,7 @@ class ServedChat(PretrainedChat):
 
 
 def load_served_model(model_path: str, adapter: Path | None) -> TorchModel:
-    """Load a model onto the GPU if there is one, and put an adapter on it: merged in float32, beside it in
-    bfloat16."""
+    """Load a model with an adapter, on the GPU if available. The adapter is merged in float32, but not in bfloat16."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     logging.disable_progress_bar()
     try:
@@ -56,7 +55,7 @@ def load_served_model(model_path: str, adapter: Path | None) -> TorchModel:
             model_path, dtype=torch.float32 if device == "cpu" else torch.bfloat16
         ).to(device)
     except (OSError, ValueError, ImportError, torch.OutOfMemoryError) as error:
-        raise OsmosisError(f"the model `{model_path}` can not be loaded: {error}") from error
+        raise OsmosisError(f"the model `{model_path}` cannot be loaded: {error}") from error
     if adapter is not None:
         model = _adapted(model, model_path, adapter)
     return TorchModel(model, fingerprint=_fingerprint(model_path, adapter))
@@ -68,7 +67,7 @@ def _adapted(model: PreTrainedModel, model_path: str, adapter: Path) -> Any:
         # Merged into bfloat16, most of a small update would be rounded away (``low_rank``).
         return adapted.merge_and_unload() if model.dtype == torch.float32 else adapted.get_base_model()
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise OsmosisError(f"the adapter in `{adapter}` can not be put on `{model_path}`: {error}") from error
+        raise OsmosisError(f"the adapter in `{adapter}` cannot be put on `{model_path}`: {error}") from error
 
 
 def _fingerprint(model_path: str, adapter: Path | None) -> str:

@@ -1,6 +1,6 @@
-"""The self-hosted platform: the REST API of the hosted service, really doing the work.
+"""The self-hosted platform: the REST API of the hosted service, executing runs itself.
 
-One process tree by default: the API and the pages (``http``), the rows (``db``), the bytes
-(``blobs``), the secrets (``vault``), the synced repositories (``gitsync``) and the runs
-(``runs``). Only ``db`` knows which database there is, only ``blobs`` where bytes lie.
+One process tree by default: API and pages (``http``), rows (``db``), files (``blobs``), secrets (``vault``),
+repositories (``gitsync``) and runs (``runs``). Only ``db`` knows the database engine, and only ``blobs`` the file
+store.
 """

@@ -1,8 +1,8 @@
-"""Who may ask: users and their tokens.
+"""Users and their tokens.
 
-A token is shown once, when it is made; the database knows its SHA-256, which is enough for a value of 256
-random bits. A password is known as its Argon2 hash alone. A token that was revoked or has expired never
-works again, nor does any token of a user who is gone; those of a user who is disabled rest meanwhile.
+A token is shown once, when it is created; the database stores its SHA-256, which suffices for 256 random bits.
+Passwords are stored as Argon2 hashes. Revoked and expired tokens and those of removed users never work again. Tokens of
+disabled users are suspended.
 """
 
 from __future__ import annotations

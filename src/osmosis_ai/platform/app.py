@@ -1,7 +1,7 @@
-"""The application that answers: the routers of ``http``, and around them what holds for every request.
+"""The ASGI application: the routers of ``http`` with the middleware for every request.
 
-From the outside in: requests are counted, nothing escapes as an exception, old clients are told, large bodies are refused, paths
-are routed as they were sent. Nothing is redirected and nothing is compressed; clients do not expect it.
+From outside to inside: count requests, catch exceptions, refuse old clients and large bodies, route undecoded paths.
+There are no redirects and no compression; clients do not expect them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a request bears: random words that are known by their SHA-256 alone, and whose kind their beginning tells.
+"""Bearer tokens: random strings stored as SHA-256, with a prefix for their kind.
 
-256 random bits need no slow hash. The beginnings part users from workers before anything is looked up.
+256 random bits need no slow hash. Prefixes separate users from workers before any lookup.
 """
 
 from __future__ import annotations

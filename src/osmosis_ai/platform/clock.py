@@ -1,6 +1,6 @@
-"""What time it is: asked in one place, so that tests decide it.
+"""Clock, replaceable in tests.
 
-``now`` may jump when somebody sets the machine's clock; what measures a duration uses ``monotonic``.
+``now`` may jump when the machine's clock is set; durations use ``monotonic``.
 """
 
 from __future__ import annotations

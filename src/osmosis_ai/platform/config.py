@@ -1,6 +1,6 @@
-"""Where a platform keeps its data and how it is reached: read once at start, never changed after.
+"""Platform configuration: data location and addresses, read once at startup.
 
-Everything a platform owns lies under one private directory, so that a backup is a copy of it.
+Everything a platform owns is below one private directory, so a copy of it is a backup.
 """
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ class PlatformConfig:
 
     @property
     def executor_shown(self) -> str:
-        """What people are told of where runs execute."""
+        """The executor's name for display."""
         where = f"the Ray cluster at {self.ray.address}" if self.ray is not None else "this machine"
         return f"{where}, {self.executor_slots} at a time"
 
     @property
     def blobs_shown(self) -> str:
-        """What people are told of where blobs lie."""
+        """The blob store's location for display."""
         return parse_s3_address(self.blobs_url).shown if self.blobs_url else str(self.blobs_dir)
 
     @property
@@ -171,8 +171,7 @@ def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
 
 
 def data_of_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
-    """Return where the data of a platform are that the environment describes, for whoever asks about one that
-    runs."""
+    """Return the data locations of a platform from the environment, for commands that inspect a running one."""
     read = _Variables(os.environ if env is None else env)
     return PlatformConfig(home=read.home(), database_url=read.text("OSMOSIS_DATABASE_URL"))
 

@@ -1,8 +1,7 @@
-"""A dataset is deleted: its row and its log in one transaction, its bytes after that.
+"""Delete a dataset: row and log in one transaction, then its bytes.
 
-Bytes that no row refers to are removed by the tidying of :mod:`.datasets.ingest`, at every start and later, so that who is
-killed in between leaves no half. Runs that used the dataset keep its name and their results; those that have begun
-have a copy of its rows.
+The cleanup of :mod:`.datasets.ingest` removes unreferenced bytes at every start and later, so a crash in between is
+harmless. Runs that used the dataset keep its name and their results. Started runs have a copy of its rows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Logging in on a device without a browser of its own: the grant of RFC 8628, one row per attempt.
+"""Device login, the grant of RFC 8628, with one row per attempt.
 
-A login goes ``pending -> approved -> used`` or ``pending -> denied``, and nowhere once it has expired. The
-device gets its token by asking with its secret code, exactly once; the short code that a person compares is
-worth nothing without a sign-in.
+A login moves ``pending -> approved -> used`` or ``pending -> denied``, and stays unchanged once it has expired. The
+device receives its token exactly once, in exchange for its secret code. The short code that a user compares is
+worthless without a sign-in.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What a platform does about holding rollouts back: looked at once when it starts, and said wherever it is asked about.
+"""Isolation policy of a platform, determined once at startup.
 
-Where a sandbox is required and there is none, nothing is executed. Where it is only wished for, a platform may serve the
-people of one workspace, who trust each other; a second one needs the operator's word. So does a machine of a pool.
+If a sandbox is required and unavailable, no runs are executed. If it is only preferred, a platform may serve one
+workspace, whose members trust each other; a second one needs the operator's consent. The same applies to a machine of a
+pool.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def look_at_isolation(config: PlatformConfig) -> tuple[str, bool]:
     try:
         found = isolation_of(config)
     except IsolationUnavailableError as error:
-        logger.error("no run is executed: %s Mend it: %s", error.message, error.hint)
+        logger.error("no run is executed: %s Fix: %s", error.message, error.hint)
         return f"required, and not possible, so no run is executed: {error.problem}; {error.hint}", False
     if found.warning is not None:
         logger.warning("%s", found.warning)
@@ -59,8 +60,7 @@ def look_at_isolation(config: PlatformConfig) -> tuple[str, bool]:
 def why_not_shared(
     config: PlatformConfig, workspaces: int, capability: SandboxCapability | None = None
 ) -> str | None:
-    """Return why a platform that starts executes nothing: several workspaces, as on a machine that it was
-    moved to."""
+    """Return why a platform with several workspaces executes no runs, as after a move to another machine."""
     if (found := _unshared(config, workspaces - 1, capability)) is None:
         return None
     why = (
@@ -72,28 +72,27 @@ def why_not_shared(
 
 
 def lacks_isolation(offer: WorkerOffer) -> bool:
-    """Tell whether a machine can not hold rollouts back, and its operator has not said that they trust each other."""
+    """Return whether a machine cannot sandbox rollouts and its operator has not declared its users as trusted."""
     return offer.sandbox is False and offer.isolation == "auto"
 
 
 def why_not_for_all(offer: WorkerOffer, workspaces: int, *, of_cluster: bool = False) -> str | None:
-    """Return why a machine that can not hold rollouts back gets no runs of several workspaces; None where it
-    may."""
+    """Return why a machine without a sandbox gets no runs of several workspaces; None if it may."""
     if workspaces < 2:
         return None
     name = _named(offer) if of_cluster else "this machine"
     remedy = "" if of_cluster else "give it a token for one (`worker-token create --workspace`), or, "
     return (
-        f"{name} gets no runs of {workspaces} workspaces: rollouts can not be sandboxed there "
+        f"{name} gets no runs of {workspaces} workspaces: rollouts cannot be sandboxed there "
         f"({offer.sandbox_problem or 'it does not say why'}), so runs of one could read the secrets and files of another; "
         f"{remedy}if all of them trust each other, set {ISOLATION_ENV}=off there."
     )
 
 
 def why_not_at_all(offer: WorkerOffer) -> str:
-    """Return why a node of a cluster that can not hold rollouts back does not get a run that needs it."""
+    """Return why a cluster node without a sandbox does not get a run that needs one."""
     return (
-        f"{_named(offer)} does not get this run, which needs a sandbox: rollouts can not be sandboxed there "
+        f"{_named(offer)} does not get this run, which needs a sandbox: rollouts cannot be sandboxed there "
         f"({offer.sandbox_problem or 'it does not say why'})."
     )
 
@@ -103,7 +102,7 @@ def _named(offer: WorkerOffer) -> str:
 
 
 def isolation_shown(config: PlatformConfig, run: DbRun) -> str | None:
-    """Return what is told of a run: what held its rollouts back, or why this platform does not begin it."""
+    """Describe a run's isolation, or why this platform does not start it."""
     waits = run.status == "pending" and run.pool is None
     return run.isolation or (config.executes_nothing if waits else None)
 
@@ -111,8 +110,7 @@ def isolation_shown(config: PlatformConfig, run: DbRun) -> str | None:
 def isolation_problem(
     config: PlatformConfig, asked: ExecutionSection, capability: SandboxCapability | None = None
 ) -> Issue | None:
-    """Return why this machine would execute a run that asks for a sandbox only to fail; None of any other
-    run."""
+    """Return why a run that requires a sandbox would fail on this machine; None for any other run."""
     is_elsewhere = config.ray is not None or asked.pool is not None
     if is_elsewhere or config.executes_nothing or not asked.needs_sandbox:
         return None
@@ -134,7 +132,7 @@ def require_one_workspace(
     if (found := _unshared(config, workspaces, capability)) is None:
         return
     raise ConflictError(
-        f"a second workspace is not added: rollouts can not be sandboxed here ({found.reason}), so runs of one workspace could read the secrets and files of "
+        f"a second workspace is not added: rollouts cannot be sandboxed here ({found.reason}), so runs of one workspace could read the secrets and files of "
         "the other.",
         hint=f"{found.remedy}; or, if all of them trust each other, say so with {ISOLATION_ENV}=off, to this command as to "
         "`platform start`",
@@ -142,7 +140,7 @@ def require_one_workspace(
 
 
 def _unshared(config: PlatformConfig, others: int, capability: SandboxCapability | None) -> Isolation | None:
-    """Return how little rollouts are held back where a workspace beside ``others`` needs the operator's word."""
+    """Return the missing isolation if a workspace in addition to ``others`` needs the operator's consent."""
     # The nodes of a cluster are asked with each claim.
     if others < 1 or config.isolation != "auto" or config.ray is not None:
         return None

@@ -1,9 +1,9 @@
-"""Rotating the key that seals secrets, while the platform runs and whatever interrupts it.
+"""Rotate the key that seals secrets, safely while the platform runs.
 
-First there is a new key, then every sealed value gets it, in small transactions that each leave values that open;
-so a rotation that was killed has lost nothing, and the next one does what it left. A key goes only when it was
-replaced a day ago and seals nothing any more: until then a backup that is being made, or a request that sealed a
-value just before, may still need it.
+A new key is created, then every value is sealed with it in small transactions, all values staying readable
+throughout. An interrupted rotation loses nothing, and the next one finishes it. An old key is deleted when it was
+replaced at least a day ago and seals nothing: until then a backup in progress, or a concurrent request, may
+need it.
 """
 
 from __future__ import annotations

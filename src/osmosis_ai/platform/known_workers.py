@@ -1,8 +1,7 @@
-"""The machines that have asked for runs: what each of them has, and why a run that waits is none for them.
+"""Machines that have asked for runs: their resources, and why a waiting run does not fit them.
 
-A machine is what it says of itself, under one token: started again with the same words, it is the same one. One that has
-said that it leaves is known all the same, for what it has, until it asks again. None of this decides anything: whether a
-worker may have a run, its claim tells.
+A machine is identified by its description and token, so a restart does not change it. A machine that has left stays
+known until it asks again. This is informational only: a claim decides whether a worker gets a run.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ KEPT = timedelta(days=7)
 """How long a machine is known after it last asked for a run, or worked on one."""
 _MOST_KEPT = 5000
 _MOST_OF_TOKEN = 500
-"""Machines of one token: whoever has it may say that it is another one each time."""
+"""Maximum number of machines per token, since its holder can invent descriptions."""
 _NOTED_EVERY = timedelta(minutes=1)
 _OF_A_MACHINE = frozenset({"machine", "labels", "cpus", "gpus", "memory_gb", "sandbox", "sandbox_problem"})
 
 
 class KnownWorkers:
-    """The machines that one platform has heard of."""
+    """The known machines of one platform."""
 
     def __init__(self, db: Database, clock: Clock, demands: Demands | None = None) -> None:
         self._db = db

@@ -1,6 +1,6 @@
-"""Runs on the platform's own machine: their workers reach it as any other does, at a socket that only this user finds.
+"""Local execution: workers on this machine use the same protocol, over a socket that only this user can reach.
 
-So a local worker needs no address, no port and no certificate of the platform, and works the same whatever these are.
+A local worker therefore needs no address, port or certificate of the platform.
 """
 
 from __future__ import annotations

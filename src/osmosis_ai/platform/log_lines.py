@@ -1,6 +1,6 @@
-"""A line of a log: what happened, of a size and in characters that any database keeps.
+"""Log lines with a length and characters that any database accepts.
 
-Whoever writes one needs no database: a worker sends its lines to the platform.
+Creating one needs no database, since workers send their lines to the platform.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_LEVELS = 64
 Level = Literal["debug", "info", "warning", "error"]
 
 PLAN: Final = "plan"
-"""The ``step`` of the line in which a worker of a training run says where it goes on."""
+"""``step`` of the log line in which a training worker reports its starting point."""
 WARNED: Final = "warning"
 """The ``step`` of the lines that say what a person should look at in a training step's numbers."""
 
@@ -44,7 +44,7 @@ def storable(text: str) -> str:
 
 
 def bounded(text: str) -> str:
-    """Return ``text``, cut off where no line of a log goes on."""
+    """Truncate ``text`` to the maximum length of a log line."""
     if len(text) <= MAX_MESSAGE_CHARS:
         return text
     return f"{text[:MAX_MESSAGE_CHARS]}… ({len(text) - MAX_MESSAGE_CHARS} more characters)"

@@ -1,6 +1,6 @@
-"""What has to be tidied up now and then: a chore that fails keeps no other from its turn, and has its own next time.
+"""Periodic maintenance chores. A failing chore does not delay the others and is retried in the next round.
 
-What keeps it from being done is said once, and again when that changes.
+A failure is logged once, and again when its reason changes.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class ModelServerPool:
             await self._session.close()
 
     async def _serving(self, model: ServableModel) -> asyncio.Task[ModelServer]:
-        """Return the finished start of the model's server; whoever comes while it starts waits for the same."""
+        """Return the task that starts the model's server; concurrent callers share it."""
         if self._closed:
             raise ModelUnavailableError("the platform is stopping.")
         serving = self._servers.get(model)
@@ -216,7 +216,7 @@ class ModelServerPool:
     async def _started(self, model: ServableModel) -> ModelServer:
         try:
             return await self._start(model)
-        except Exception as error:  # kept for whoever asks meanwhile, and for no longer, whatever it was
+        except Exception as error:  # reported to concurrent callers only
             start = asyncio.current_task()
             asyncio.get_running_loop().call_later(RESTART_AFTER_S, self._forget, model, start)
             if isinstance(error, OsmosisError):

@@ -1,7 +1,7 @@
-"""The adapters of a workspace: checkpoints of its training runs, any of which can be deployed.
+"""Adapters of a workspace: deployable checkpoints of its training runs.
 
-Deploying says that an adapter is to be served, until somebody says otherwise; at most
-:data:`MAX_ACTIVE_DEPLOYMENTS` of a workspace are at a time, whoever asks at once.
+A deployed adapter is served until it is undeployed. At most :data:`MAX_ACTIVE_DEPLOYMENTS` of a workspace are deployed
+at a time, even with concurrent requests.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from osmosis_ai.errors import NotFoundError
 _COMPARED = 1000
 """A wrong name costs no more than comparing it with so many."""
 _NAMED = 3
-"""So many names are told of a wrong one."""
+"""Number of similar names to suggest."""
 
 
 class NoSuchNameError(NotFoundError):

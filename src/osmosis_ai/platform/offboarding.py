@@ -1,9 +1,9 @@
-"""People are sent away: what ends with them at once, what can be taken back, and what stays.
+"""Disable and remove users.
 
-Disabling is taken back by enabling: it ends sessions for good, and until then no token, key or password of theirs
-lets anybody in. Removing is for ever: with the account go its tokens, memberships and personal secrets, and its open
-runs stop, because they may need those. What somebody made for a workspace (datasets, runs, rubric results, adapters,
-the workspace's secrets) is the workspace's and stays. There is always an administrator who can sign in.
+Disabling is reversible: it ends sessions permanently and suspends the user's tokens, keys and password. Removing is
+final: the account's tokens, memberships and personal secrets are deleted, and its open runs stop, because they may need
+them. Datasets, runs, rubric results, adapters and secrets of a workspace remain. There is always an
+administrator who can sign in.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Why runs of pools wait: no machine that has asked for runs may have them, or has what they ask for.
+"""Explain why runs of pools wait: no known machine may take them or has the requested resources.
 
-It is told of the runs of a list as of one alone, so the machines are read once for all of them.
+Machines are read once for a whole list of runs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class PoolWaits:
         ]
         if not may_have:
             return (
-                f"no worker token is good for the pool '{pool}' and this workspace: whoever runs the platform makes one "
+                f"no worker token is good for the pool '{pool}' and this workspace: the operator creates one "
                 f"with `osmosis platform worker-token create --pool {pool}`."
             )
         workers = [worker for worker in may_have if worker is not None]

@@ -1,9 +1,9 @@
-"""Whether a platform runs in a data directory, and which: one at a time, as the kernel sees it.
+"""Process lock of a data directory: at most one platform at a time.
 
-    <home>/platform.lock   locked for as long as the platform's process lives, whatever ends it
-    <home>/platform.json   who holds the lock; left behind by a process that was killed, and then means nothing
+    <home>/platform.lock   locked while the platform's process lives
+    <home>/platform.json   describes the lock's holder; stale after a crash
 
-The lock is the truth and the file only a note beside it, so no process id is believed that the lock does not back.
+Only the lock is authoritative: a process id in the file counts only while the lock is held.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from osmosis_ai.files import write_json
 LOCK_NAME = "platform.lock"
 STATE_NAME = "platform.json"
 _A_FILE = "sqlite:"
-# Whoever only asks holds the lock for a moment, too.
+# A status query holds the lock for a moment, too.
 _LOCK_WAIT_S = 1.0
 _POLL_S = 0.05
 
@@ -73,7 +73,7 @@ def running_platform(home: Path) -> PlatformProcess | None:
     while _is_held(home):
         with suppress(FileNotFoundError):
             written = json.loads((home / STATE_NAME).read_bytes())
-            # A newer release may note more, and is to be told of and stopped all the same.
+            # Ignore unknown fields, so that the process of a newer release can be shown and stopped.
             names = {each.name for each in fields(PlatformProcess)}
             return PlatformProcess(**{name: value for name, value in written.items() if name in names})
         # It has the lock and is about to say who it is, or is about to be gone.
@@ -88,8 +88,7 @@ def running_platform(home: Path) -> PlatformProcess | None:
 
 
 def require_same_database(home: Path, shown: str) -> None:
-    """Refuse to look for a running platform's rows in a file where they are on a server, and the other way
-    round."""
+    """Refuse to read a file if the running platform uses a database server, and the reverse."""
     process = running_platform(home)
     if process is None or process.database is None:
         return

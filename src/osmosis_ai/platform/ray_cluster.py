@@ -46,7 +46,7 @@ class RayCluster:
         return cls(written["address"], Path(file) if file else None, written["allow_open"])
 
     def token(self) -> str | None:
-        """Return the cluster's token, read anew; None where there is none."""
+        """Return the cluster's token, read again each time; None if there is none."""
         if self.token_file is None:
             return None
         try:
@@ -88,7 +88,7 @@ def ray_cluster(env: Mapping[str, str]) -> RayCluster | None:
 
 
 def ray_warnings(env: Mapping[str, str], cluster: RayCluster | None) -> Iterator[str]:
-    """Yield what is told of settings that can be used and are hardly meant so."""
+    """Yield warnings about valid but probably unintended settings."""
     if cluster is None:
         named = [name for name in (ADDRESS_ENV, TOKEN_FILE_ENV) if env.get(name, "").strip()]
         if named and not env.get(EXECUTOR_ENV, "").strip():
@@ -98,7 +98,7 @@ def ray_warnings(env: Mapping[str, str], cluster: RayCluster | None) -> Iterator
                 f"({EXECUTOR_ENV}=ray gives them to the cluster)."
             )
     elif (file := cluster.token_file) is not None:
-        with suppress(OSError):  # what can not be read is refused where it is needed
+        with suppress(OSError):  # an unreadable file is reported where it is needed
             if is_read_by_all(file.stat()):
                 yield f"every user of this machine can read {file}, and the Ray cluster is theirs with it: chmod 600 {file}"
 

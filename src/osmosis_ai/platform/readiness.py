@@ -1,7 +1,7 @@
-"""Whether a platform can do its work now: its database answers, with the schema of this release, and files can be kept.
+"""Readiness checks: the database, its schema and the file store.
 
-Whoever asks gets an answer within seconds, also where a store or a database does not give one, and however often is
-asked, each is asked once in a while. The reasons are for everybody and name no place; the log tells the rest.
+Answers come within seconds even if a store or database hangs, and results are cached. The reasons are public and
+contain no locations; the log has the details.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from osmosis_ai.platform.db.migrations import newest_revision
 logger = logging.getLogger(__name__)
 
 FRESH_S = 10.0
-"""For how long what was found is told again."""
+"""How long a result is cached."""
 ANSWER_WITHIN_S = 3.0
-"""How long whoever asks waits for what does not answer."""
+"""How long a request waits for an unresponsive check."""
 _FAILURES = (OsmosisError, SQLAlchemyError, OSError)
 
 
 @dataclass
 class _Look:
-    """One look at everything; filled while it goes on."""
+    """One round of checks, filled in while it runs."""
 
     found: dict[str, str] = field(default_factory=dict)
     ended: threading.Event = field(default_factory=threading.Event)
@@ -80,7 +80,7 @@ class Readiness:
         try:
             problem, details = check(), ""
         except _FAILURES as error:
-            problem = "they can not be kept" if name == "blobs" else "it can not be read"
+            problem = "they cannot be kept" if name == "blobs" else "it cannot be read"
             details = error.message if isinstance(error, OsmosisError) else f"{type(error).__name__}: {error}"
         if problem != self._told.get(name, ""):
             if problem:

@@ -1,7 +1,7 @@
-"""Agents that are served elsewhere: registered under a name, asked how they do, driven by runs that name them.
+"""Remote agents: registered by name, probed, and used by runs that name them.
 
-The newest registration of a name is the agent of that name; a run that is under way follows it. The key that an agent
-asks for lies sealed in the database, and comes out where the agent is spoken to: nothing here shows it.
+The newest registration of a name is used, including by active runs. The agent's key is sealed in the database and used
+only to call the agent; it is never shown.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class RolloutServerStore:
         return self._found(workspace_id, name, health)
 
     def remove(self, workspace_id: str, name: str) -> None:
-        """Forget an agent and its key; what it serves goes on."""
+        """Delete an agent's registration and key. The agent itself keeps running."""
         with self._db.transaction() as session:
             server = _server(session, workspace_id, name)
             if server is None:

@@ -1,9 +1,8 @@
-"""The rollouts of a repository, as its last sync found them.
+"""Rollouts of a repository, as of its last sync.
 
-A rollout keeps its row, and so its id, for as long as the repository is connected: one that is gone from the
-default branch becomes inactive, and active again when it comes back. Syncing waits for another machine, so it
-never happens inside a database session, and a sync that fails takes nothing away: it is noted on the
-repository, and what was known stays.
+A rollout keeps its row and id while the repository is connected. It becomes inactive when it disappears from
+the default branch, and active when it reappears. A sync waits for a remote machine, so it
+never runs inside a database session. A failed sync is noted on the repository and changes nothing else.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Where a bucket is: ``s3://BUCKET/PREFIX?endpoint=…&region=…&path_style=…&public_endpoint=…``, checked before use.
+"""Parse and validate bucket addresses: ``s3://BUCKET/PREFIX?endpoint=…&region=…&path_style=…&public_endpoint=…``.
 
-No credential belongs into such an address, and what is refused is never repeated: it may hold one all the same.
+An address must not contain credentials. A refused address is never repeated, since it may contain one.
 """
 
 from __future__ import annotations

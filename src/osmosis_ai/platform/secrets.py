@@ -1,7 +1,7 @@
-"""Environment secrets: values go in, and come out in the process of a run alone.
+"""Environment secrets, write-only except for the process of a run.
 
-A secret belongs to a workspace or to one of its members; a member's own goes before the workspace's of the
-same name. Rows hold sealed values, and nothing here returns a value but :func:`resolve_secrets`.
+A secret belongs to a workspace or to one of its members. A member's own secret overrides the workspace's of the
+same name. Rows hold sealed values, and only :func:`resolve_secrets` returns plain ones.
 """
 
 from __future__ import annotations

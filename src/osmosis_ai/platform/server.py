@@ -1,8 +1,7 @@
-"""One platform, from its lock to its last worker: whoever has it running has it whole, and ends it whole.
+"""Run one platform, from taking its lock to ending its last worker.
 
-Everything begins in the order in which it depends on each other and ends in the reverse: the executor before
-the API, which still answers while workers put their runs aside, and the lock on the data directory last. A
-platform that is killed instead leaves nothing that the next start cannot go on from.
+Components start in dependency order and end in reverse: the executor before the API, which still answers while workers
+release their runs, and the data directory's lock last. The next start can recover from a kill.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class RunningPlatform:
     _ends: queue.SimpleQueue[str] = field(repr=False)
 
     def wait(self) -> None:
-        """Return when this process is told to end (SIGTERM, SIGINT)."""
+        """Block until this process receives SIGTERM or SIGINT."""
         reason = None
         while reason is None:
             with contextlib.suppress(queue.Empty):
@@ -101,7 +100,7 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
         config.prepare_home()
         note = stack.enter_context(only_platform_of(config.home))
         process = PlatformProcess(os.getpid(), SystemClock().now().isoformat(timespec="seconds"), __version__)
-        # What follows takes its time: who asks meanwhile is told whose the directory is.
+        # The rest takes time, so record the process first for status queries.
         note(process)
         listener = stack.enter_context(_listen(config.host, config.port))
         host, port = listener.getsockname()[:2]
@@ -130,7 +129,7 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
         for warning in process.warnings:
             logger.warning("%s", warning)
         note(process)
-        # From here on it is worth something that the start is said to its end: the first password is told once.
+        # The start must be reported from here on, since the first password is shown only once.
         go_on()
         first_login = bootstrap(services.db, services.clock)
         stack.enter_context(_serving_api(create_app(services), bound, listener, ends))
@@ -160,8 +159,7 @@ def _missing_files(services: PlatformServices) -> str | None:
 
 @contextmanager
 def _signals_to(ends: queue.SimpleQueue[str]) -> Iterator[Callable[[], None]]:
-    """Let the first SIGTERM or Ctrl-C end the platform properly, and the second one at once: that is safe,
-    too."""
+    """Stop the platform gracefully on the first SIGTERM or Ctrl-C and immediately on the second, which is safe as well."""
     is_starting = True
 
     def restore() -> None:
@@ -178,7 +176,7 @@ def _signals_to(ends: queue.SimpleQueue[str]) -> Iterator[Callable[[], None]]:
     def go_on() -> None:
         nonlocal is_starting
         is_starting = False
-        # Raised where nobody is told of exceptions (a finalizer, a callback from C), it got no further.
+        # An exception raised in a finalizer or C callback is swallowed, so check the queue.
         if not ends.empty():
             raise StartEndedError
 

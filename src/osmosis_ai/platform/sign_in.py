@@ -1,9 +1,9 @@
-"""Guessing is slow, and slows nobody but the guesser: what has to wait is a source, never an account.
+"""Rate limit sign-in attempts by source, never by account.
 
-A source that failed a few times at one account is not heard about it for a while; one that failed at many is not heard
-about accounts that it never signed in to. Whoever has signed in from where they are therefore gets in, whatever
-strangers do from elsewhere or beside them. Kept in memory, bounded, what was quiet longest forgotten first: a guess
-costs an attacker nothing either way, and a restart is not theirs to cause.
+A source with several failures at one account is blocked from it for a while. A source with failures at many accounts is
+blocked from all accounts it never signed in to. Users therefore can sign in from their usual source, whatever
+attackers do. State is in bounded memory, and the least recently used entries are dropped; attackers cannot
+gain from that, nor cause a restart.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SignIns:
             self._by_account.failed(pair)
             self._by_source.failed(network)
         else:
-            # Not of the source: whoever guesses may have an account of their own.
+            # Keep the source's failures: an attacker may have an account of their own.
             self._by_account.succeeded(pair)
             self._known.add(pair)
         return user

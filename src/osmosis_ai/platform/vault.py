@@ -1,10 +1,9 @@
-"""What is secret lies in the database only sealed; the keys lie in a file outside of it.
+"""Seal secrets for the database with keys in a separate file.
 
-A sealed value is bound to the row it was made for (its *context*): moved to another row, it does not open.
-It names its key, so keys can be rotated: new values take the active key, and old values open with the key
-they were sealed with until they are sealed anew. A replaced key is kept for a day after that: a backup or a
-request that began before may still hold what it sealed. Neither half alone, a copy of the database or the key
-file, gives a secret away.
+A sealed value is bound to its row (its *context*) and does not open in another one. It contains its key's id,
+so keys can be rotated: new values use the active key, and old values open with their own key until they are sealed
+again. A replaced key is kept for a day, for backups and requests that started before. Neither the database nor the key
+file alone reveals a secret.
 
 Layout of a sealed value: version (1 byte), key id (8), nonce (12), AES-256-GCM ciphertext and tag.
 """

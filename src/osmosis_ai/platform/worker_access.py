@@ -1,11 +1,11 @@
-"""Who may work on runs: machines with a worker token, and whoever has a ticket for one attempt of one run.
+"""Worker access: worker tokens of machines, and tickets for one attempt of one run.
 
-Both are shown once and kept as hashes. A worker token is for the runs of a pool, maybe of some workspaces, until it is
-revoked. A ticket is what an executor gives the job that it starts: the first claim binds it to that claim's id, the
-same id gets the same answer until the worker's first sync, and any other id is refused and noted on the run. It is worth
-nothing once it is withdrawn or its run has ended, and for claiming ten minutes after its job was first seen running.
+Both are shown once and stored as hashes. A worker token is valid for the runs of a pool, optionally of some workspaces,
+until revoked. An executor gives a ticket to a job it starts. The first claim binds the ticket to its id. The same id
+gets the same answer until the worker's first sync, and any other id is refused and noted on the run. A ticket expires
+when withdrawn, when its run ends and, for claims, ten minutes after its job was first seen running.
 
-Neither is the right to write a run: that is the lease's token, which comes with a claim.
+Neither permits writing to a run, which requires the lease's token from a claim.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ RefusalCode = Literal[
 ]
 CLAIM_WITHIN = timedelta(minutes=10)
 """Of the moment at which its job was first seen running: how long a ticket can be used to claim."""
-# Whoever keeps trying fills no run's log.
+# Repeated refusals must not fill a run's log.
 _REFUSAL_NOTED_EVERY = timedelta(minutes=1)
 _MOST_UNCONFINED = 1000
 _MOST_NAMED = 500
@@ -234,7 +234,7 @@ class WorkerAccess:
             raise WorkerRefused(403, "WORKER_ISOLATION", why)
 
     def _require_open(self, run_id: str, token: DbWorkerToken) -> None:
-        """Let nobody wait for a run that can not come; what is unknown and what is not for the token is told alike."""
+        """Refuse to wait for a run that cannot come; unknown and forbidden runs get the same answer."""
         with self._db.session() as session:
             run = session.get(DbRun, run_id)
         spaces = token.workspace_ids
@@ -252,8 +252,7 @@ class WorkerAccess:
         return self._admissions.admits(bearer_hash(bearer), run_id)
 
     def authorize_run(self, bearer: str, run_id: str) -> None:
-        """Let a worker say something of a run that it claimed; whether the run is still its own, the lease
-        tells."""
+        """Authorize a worker's message about its claimed run; the lease then decides ownership."""
         if not bearer.startswith(TICKET_PREFIX):
             self._require_run_of(bearer, run_id)
             return
@@ -361,7 +360,7 @@ class WorkerAccess:
 
 
 def _unconfined(session: Session, offer: WorkerOffer, asked: ExecutionSection) -> WorkerRefused | None:
-    """Return why a node of a cluster, to which runs of all workspaces come, gets none: it can not hold rollouts back."""
+    """Return why a cluster node without a sandbox gets no run, since it serves all workspaces."""
     if asked.needs_sandbox and offer.sandbox is False:
         return WorkerRefused(403, "WORKER_ISOLATION", why_not_at_all(offer))
     if not lacks_isolation(offer):

@@ -1,9 +1,8 @@
-"""Workers that were let in just now: what the database said of them is taken as it is for a second.
+"""Cache of worker authorizations, valid for one second.
 
-Every exchange of every worker asks whether its bearer is good for its run. What changes is whether a token was revoked or a
-ticket withdrawn, and this is heard within :data:`TRUSTED_S`, at once where it was done in this process. A run's pool and
-workspace never change. That a worker owns its run is no part of this: its lease is looked at in every exchange, in the
-transaction that writes.
+Every exchange checks its bearer token for its run. A revoked token or withdrawn ticket takes effect within
+:data:`TRUSTED_S`, and immediately in the same process. A run's pool and workspace never change. Ownership is not
+cached: each exchange checks its lease in the writing transaction.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Who works together: workspaces, their members, and the repositories connected to them.
+"""Workspaces, their members and connected repositories.
 
-A repository belongs to exactly one workspace, and an identity (what clients send as ``X-Osmosis-Git``) means
-one repository on the whole platform. A repository may have several: clients compute theirs from their origin,
-whatever the repository was called here. What a request may see follows from that: the workspace of its
-repository, if the user is a member.
+A repository belongs to exactly one workspace, and an identity (the clients' ``X-Osmosis-Git``) means one repository on
+the whole platform. A repository may have several identities, because clients derive them from their origin. A request
+can access the workspace of its repository if the user is a member.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What agents are written against: a workflow and its grader, or an agent loop, and the servers that run them.
+"""Public SDK for writing agents: workflows, graders, agent loops and the servers that run them.
 
-Importing this package costs nothing: each name is loaded when it is first used, and none of them
-pulls in a web framework or a model client.
+Names are imported on first use, so importing this package loads no web framework or model client.
 """
 
 from __future__ import annotations
@@ -130,7 +129,7 @@ if TYPE_CHECKING:
         RolloutStatus,
     )
 
-# Names by the module they are in.
+# Public names, by the module that defines them.
 _MODULES = {
     ".agent_workflow": """
         AgentWorkflow

@@ -1,4 +1,4 @@
-"""The agent a user writes: one class, one method."""
+"""Base class for user-written agents."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .types.sample import Messages
 
 
 class AgentWorkflow(ABC, Generic[TConfig]):
-    """An agent. A fresh instance runs each rollout.
+    """Base class for an agent. Each rollout runs in a new instance.
 
-    Subclass it as ``AgentWorkflow[MyConfig]``, or bare when there is no configuration of your own.
+    Subclass it as ``AgentWorkflow[MyConfig]``, or without a parameter if you need no configuration.
     """
 
     def __init__(self, config: TConfig | None = None) -> None:
@@ -21,11 +21,11 @@ class AgentWorkflow(ABC, Generic[TConfig]):
 
     @abstractmethod
     async def run(self, ctx: AgentWorkflowContext[TConfig]) -> AgentWorkflowOutput | Messages | None:
-        """Play one rollout: talk to the model, use tools, come to an end.
+        """Run one rollout.
 
-        The model's address and key are in :func:`osmosis_ai.rollout.get_rollout_context`.
+        :func:`osmosis_ai.rollout.get_rollout_context` has the model's address and key.
 
         Returns:
-            the conversation as a list of messages, an AgentWorkflowOutput, or None when a sample
-            source registered with the rollout's context has it.
+            The conversation as a list of messages, an AgentWorkflowOutput, or None to use the sample
+            source registered with the rollout context.
         """

@@ -1,7 +1,7 @@
-"""Files a rollout leaves behind: ``<root>/<rollout_id>/artifacts``, seen by workflow and grader alike.
+"""Artifact files of a rollout, stored in ``<root>/<rollout_id>/artifacts``.
 
-Nothing here follows a symbolic link that an agent may have planted: trees are walked and written
-through directory descriptors opened with ``O_NOFOLLOW``.
+An agent may plant symbolic links, so trees are read and written through directory descriptors
+opened with ``O_NOFOLLOW``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ARTIFACT_ROOT_ENV = "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT"
 HEALTH_MARKER = ".osmosis-health-check"
 DIAGNOSTICS_FILE = "diagnostics.json"
 PENDING_TRAJECTORY_FILE = ".trajectory.json.pending"
-"""A conversation until its rollout is over; what a killed server leaves of one that was acknowledged."""
+"""Conversation of an unfinished rollout. A killed server leaves it for rollouts it has acknowledged."""
 CREATE_ATTEMPTS = 3
 CREATE_BACKOFF_SECONDS = 0.5
 
@@ -32,17 +32,17 @@ _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def artifact_root() -> Path:
-    """Return the directory all rollouts' files go under."""
+    """Return the parent directory of all rollouts' files."""
     return Path(os.environ.get(ARTIFACT_ROOT_ENV) or Path.home() / ".osmosis")
 
 
 async def create_artifacts_dir(root: Path, rollout_id: str) -> Path | None:
-    """Make a rollout's artifacts directory, proving with a marker file that it can be written to.
+    """Create a rollout's artifacts directory and verify with a marker file that it is writable.
 
-    A file system that refuses is asked :data:`CREATE_ATTEMPTS` times.
+    Makes up to :data:`CREATE_ATTEMPTS` tries.
 
     Returns:
-        the directory; None when it could not be made, which does not stop the rollout.
+        The directory, or None if it cannot be created; the rollout then runs without it.
     """
     delay_s = CREATE_BACKOFF_SECONDS
     for attempt in range(1, CREATE_ATTEMPTS + 1):
@@ -70,7 +70,7 @@ def artifact_tree_state(directory: Path) -> dict[str, FileState]:
     """Return the state of every regular file below ``directory``, by relative path.
 
     Raises:
-        OSError: when the directory cannot be read.
+        OSError: The directory cannot be read.
     """
     states: dict[str, FileState] = {}
     for base, _, names, descriptor in os.fwalk(directory, follow_symlinks=False):
@@ -90,21 +90,21 @@ def copy_artifact_tree(
     baseline: Mapping[str, FileState] | None = None,
     replace_destination: bool = False,
 ) -> int:
-    """Merge the content of ``source`` into ``destination``; symbolic links and devices stay behind.
+    """Merge the content of ``source`` into ``destination``, skipping symbolic links and devices.
 
     Args:
-        source: an untrusted directory.
-        destination: where its content goes, strictly below ``destination_root``; made when missing.
-        destination_root: a trusted, existing directory.
-        baseline: files still in this state (see :func:`artifact_tree_state`) are not copied.
-        replace_destination: empty the destination first.
+        source: An untrusted directory.
+        destination: A directory strictly below ``destination_root``, created if missing.
+        destination_root: A trusted, existing directory.
+        baseline: Files that still have this state (see :func:`artifact_tree_state`) are not copied.
+        replace_destination: Empty the destination first.
 
     Returns:
-        how many files were copied.
+        The number of copied files.
 
     Raises:
-        ValueError: when the destination is not below the root.
-        OSError: when the path to the destination holds a symbolic link, or a file cannot be copied.
+        ValueError: The destination is not below the root.
+        OSError: The path to the destination contains a symbolic link, or a file cannot be copied.
     """
     parts = Path(os.path.relpath(destination, destination_root)).parts
     if not parts or parts[0] in (os.pardir, os.curdir):
@@ -164,7 +164,7 @@ def _copy_directory(
 
 
 def _copy_file(source_fd: int, destination_fd: int, name: str) -> None:
-    # O_NONBLOCK: should the file become a FIFO after its lstat, opening it must not hang.
+    # Without O_NONBLOCK, opening hangs if the file became a FIFO after its lstat.
     reading = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=source_fd)
     with os.fdopen(reading, "rb") as source:
         if not stat.S_ISREG(os.fstat(reading).st_mode):
@@ -176,7 +176,7 @@ def _copy_file(source_fd: int, destination_fd: int, name: str) -> None:
 
 
 def _enter_directory(name: str, parent_fd: int) -> int:
-    """Open the directory ``name``, replacing whatever else bears that name."""
+    """Open the directory ``name``, replacing any other file of that name."""
     status = _lstat(name, parent_fd)
     if status is not None and not stat.S_ISDIR(status.st_mode):
         os.unlink(name, dir_fd=parent_fd)

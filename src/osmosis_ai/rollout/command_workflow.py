@@ -1,8 +1,8 @@
-"""Any program that speaks OpenAI's API, as an agent.
+"""Workflow that runs any program with an OpenAI client as an agent.
 
-A program of its own is started for every rollout, with the rollout's model as its OpenAI endpoint and no other key. The
-conversation is what the controller's endpoint recorded, so the program needs to report nothing. Whatever it does,
-none of the processes that came of it is left when the rollout is over (:mod:`osmosis_ai.supervision.reaper`).
+Each rollout starts a new process with the rollout's model as its OpenAI endpoint and no other key. The controller's
+endpoint records the conversation, so the program does not report it. All descendant processes end with the
+rollout (:mod:`osmosis_ai.supervision.reaper`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .types.sample import Messages, RolloutSample
 
 MAX_OUTPUT_BYTES = 16 * 1024 * 1024
 COMMAND_KEY = "command"
-"""What the sample's ``extra_fields`` call how the program ended and what it wrote."""
+"""Key of the program's exit status and output in the sample's ``extra_fields``."""
 
 _RECORDED = "/recorded"
 _PROMPT_FILE, _PROMPT_TEXT = "prompt.json", "prompt.txt"
@@ -42,30 +42,29 @@ _MOST_SHOWN_CHARS = 80
 
 
 class CommandFailedError(RuntimeError):
-    """The program failed, or asked no model."""
+    """The program failed or made no model call."""
 
 
 class CommandWorkflow(AgentWorkflow[AgentWorkflowConfig]):
     """Runs a program for every rollout: ``LocalBackend(workflow=CommandWorkflow(["python", "agent.py"]), ...)``.
 
-    The program finds the model as any OpenAI client does (``OPENAI_BASE_URL``, ``OPENAI_API_KEY``; any model name will
-    do) and the prompt's text on its standard input; ``prompt.json`` in its working directory, a new and temporary one,
-    holds ``messages`` and ``metadata``. Of this process's environment it gets what makes programs run, and no key.
+    The program reads the model's address from ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` (it may use any model name)
+    and the prompt's text from standard input. Its working directory is a new temporary one; ``prompt.json`` there holds
+    ``messages`` and ``metadata``. It inherits only basic environment variables and no keys.
 
-    The sample's messages are those of its last model call, with the answer. What it wrote is in the sample's
-    ``extra_fields["command"]``: ``exit_status``, ``stdout`` and ``stderr``, of each the end.
+    The sample's messages are those of the last model call, including the answer. ``extra_fields["command"]`` holds
+    ``exit_status`` and the end of ``stdout`` and ``stderr``.
 
     Args:
-        command: program and arguments. ``python`` is the interpreter of this process; arguments that are files of
-            ``directory`` may be given relative to it.
-        env: variables the program gets besides, such as keys of its tools; their values are hidden in errors.
-        directory: where relative arguments are looked up; by default the directory this process runs in, the
-            rollout's own.
-        max_output_bytes: a program that writes more to stdout and stderr is ended, and has failed.
+        command: Program and arguments. ``python`` is this process's interpreter. Arguments that name files in
+            ``directory`` may be relative.
+        env: Additional variables, such as keys for the program's tools. Their values are redacted in errors.
+        directory: Base directory of relative arguments; by default the current directory, which is the rollout's.
+        max_output_bytes: A program that writes more than this to stdout and stderr is killed and fails.
 
     Raises:
-        TypeError: ``command`` is no list of strings.
-        ValueError: it is empty, or names a program or a script that is not there.
+        TypeError: ``command`` is not a list of strings.
+        ValueError: ``command`` is empty, or names a missing program or script.
     """
 
     def __init__(
@@ -88,10 +87,10 @@ class CommandWorkflow(AgentWorkflow[AgentWorkflowConfig]):
         self._shown = shown if len(shown) <= _MOST_SHOWN_CHARS else f"{shown[:_MOST_SHOWN_CHARS]}…"
 
     async def run(self, ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> None:
-        """Run the program to its end, and take what it said to the model.
+        """Run the program to completion and read the recorded conversation.
 
         Raises:
-            CommandFailedError: it ended with an error, wrote too much, or asked no model.
+            CommandFailedError: It exited with an error, wrote too much, or made no model call.
         """
         rollout = get_rollout_context()
         if rollout is None or not rollout.chat_completions_url:
@@ -106,7 +105,7 @@ class CommandWorkflow(AgentWorkflow[AgentWorkflowConfig]):
                     stdin=place / _PROMPT_TEXT,
                     max_output_bytes=self._max_output_bytes,
                 )
-        except OSError as error:  # no process, no file or no space to be had
+        except OSError as error:  # out of processes, files or disk space
             raise CommandFailedError(
                 f"`{self._shown}` cannot be started: {error.strerror or error}"
             ) from error
@@ -131,7 +130,7 @@ class CommandWorkflow(AgentWorkflow[AgentWorkflowConfig]):
     ) -> dict[str, str]:
         env = program_environment(os.environ)
         env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
-        # A proxy must not get to see the model's key.
+        # A proxy must not see the model's key.
         host = urlsplit(rollout.chat_completions_url).hostname or ""
         for name in ("NO_PROXY", "no_proxy"):
             env[name] = ",".join(filter(None, [env.get(name, ""), host]))
@@ -144,7 +143,7 @@ class CommandWorkflow(AgentWorkflow[AgentWorkflowConfig]):
             "OSMOSIS_PROMPT_FILE": str(place / _PROMPT_FILE),
             "OSMOSIS_ROLLOUT_ID": rollout.rollout_id,
             "OPENAI_BASE_URL": address,
-            "OPENAI_API_BASE": address,  # as some clients call it
+            "OPENAI_API_BASE": address,  # the name some clients use
             "OPENAI_API_KEY": rollout.api_key or "none",
         }
 
@@ -158,10 +157,10 @@ class _Recorded(SampleSource):
 
 
 def _resolved(command: list[str], directory: Path) -> list[str]:
-    """Return the command as it can be run from anywhere.
+    """Return the command with absolute paths.
 
     Raises:
-        ValueError: it is empty, or names a program or a script that is not there.
+        ValueError: ``command`` is empty, or names a missing program or script.
     """
     if not command or not command[0]:
         raise ValueError('`command` names no program; it is a list such as ["python", "agent.py"]')
@@ -180,7 +179,7 @@ def _resolved(command: list[str], directory: Path) -> list[str]:
 
 @contextmanager
 def _working_directory(ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> Iterator[Path]:
-    """A directory with the prompt in it, for as long as the program runs."""
+    """Create a temporary directory that holds the prompt."""
     place = Path(tempfile.mkdtemp(prefix="osmosis-agent-"))
     try:
         prompt = {"messages": ctx.prompt, "metadata": ctx.metadata}
@@ -201,10 +200,10 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 async def _recorded(rollout: RolloutContext) -> Messages | None:
-    """Return the rollout's conversation as the controller recorded it.
+    """Return the conversation recorded by the controller.
 
     Raises:
-        RuntimeError: the controller does not record.
+        RuntimeError: The controller does not record conversations.
     """
     reply = await rollout.http().get(_RECORDED)
     if reply.status_code != 200:
@@ -214,7 +213,7 @@ async def _recorded(rollout: RolloutContext) -> Messages | None:
 
 
 def _quoted(text: str) -> str:
-    """The end of what a program wrote, as the end of a sentence."""
+    """Format the end of a program's output as the end of a sentence."""
     line = " ".join(text.split())
     if len(line) > _MOST_QUOTED_CHARS:
         line = "…" + line[-_MOST_QUOTED_CHARS:]

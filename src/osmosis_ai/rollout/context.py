@@ -1,6 +1,6 @@
-"""What a workflow and a grader are given, and how code deep inside an agent finds its rollout.
+"""Contexts of workflows and graders, and access to the active rollout.
 
-The active rollout is a context variable: tasks an agent starts see it, other rollouts do not.
+The active rollout is a context variable, inherited by tasks that an agent starts.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ TConfig = TypeVar("TConfig", bound=AgentWorkflowConfig, default=AgentWorkflowCon
 
 
 class SampleSource(ABC):
-    """Something that holds a rollout's conversation, such as a framework's session."""
+    """Provides a rollout's conversation, such as a framework's session."""
 
     @abstractmethod
     async def get_sample(self) -> RolloutSample:
-        """Return the sample; called once, after ``run`` returned None, within the agent's budget."""
+        """Return the sample. Called once, after ``run`` returned None, within the agent's time budget."""
 
 
 @dataclass
 class AgentWorkflowContext(Generic[TConfig]):
-    """What one run of a workflow is about.
+    """Input of one workflow run.
 
     Attributes:
-        prompt: the initial messages; may be empty when ``metadata`` holds the row.
-        config: this rollout's own copy of the workflow's configuration.
-        metadata: the dataset row's own fields.
-        artifacts_dir: a directory for files worth keeping; None when it could not be made.
+        prompt: The initial messages; may be empty if ``metadata`` holds the row.
+        config: This rollout's copy of the workflow configuration.
+        metadata: Fields of the dataset row.
+        artifacts_dir: Directory for output files; None if it could not be created.
     """
 
     prompt: Messages
@@ -65,14 +65,14 @@ class AgentWorkflowContext(Generic[TConfig]):
 
 @dataclass
 class GraderContext:
-    """What one grading is about.
+    """Input of one grading.
 
     Attributes:
-        label: the ground truth, if the dataset has one.
-        sample: what the workflow produced; None when it produced nothing.
-        project_path: where the project's code lies, if the backend knows.
-        metadata: the dataset row's own fields, the same dict the workflow saw.
-        artifacts_dir: the directory the workflow wrote its files to.
+        label: The ground truth, if the dataset has one.
+        sample: The workflow's sample; None if it produced none.
+        project_path: Directory of the project's code, if the backend knows it.
+        metadata: Fields of the dataset row, in the same dict the workflow received.
+        artifacts_dir: The directory the workflow wrote its files to.
     """
 
     label: str | None = None
@@ -84,16 +84,16 @@ class GraderContext:
     def set_reward(
         self, reward: float, *, notes: str | None = None, parts: Mapping[str, float] | None = None
     ) -> None:
-        """Give the sample its reward, and say what it stands on; the last call counts.
+        """Set the sample's reward. A later call replaces an earlier one.
 
         Args:
-            reward: a finite number.
-            notes: shown with the sample; cut to 2,000 characters.
-            parts: up to 32 finite numbers that the reward is made of, by names of up to 64 characters.
+            reward: A finite number.
+            notes: Explanation shown with the sample, truncated to 2,000 characters.
+            parts: Components of the reward: up to 32 finite numbers with names of up to 64 characters.
 
         Raises:
-            ValueError: when there is no sample, or notes or parts are not such; the reward is then as it was.
-            pydantic.ValidationError: (a ``ValueError``) when the reward is no finite number.
+            ValueError: There is no sample, or the notes or parts are invalid. The reward is unchanged.
+            pydantic.ValidationError: (a ``ValueError``) The reward is not a finite number.
         """
         if self.sample is None:
             raise ValueError("there is no sample to reward")
@@ -103,9 +103,9 @@ class GraderContext:
 
 
 class _OneNameOfTwo(type):
-    """One public name for the contexts of both lines: ``RolloutContext(request=..., tools=..., llm=...)`` is a loop's.
+    """Makes one public name serve the contexts of workflows and of agent loops.
 
-    Either is an instance of the name, so that annotations and checks hold for both.
+    Instances of both pass ``isinstance``, so annotations and checks work for either.
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -131,20 +131,20 @@ class _OneNameOfTwo(type):
 
 @dataclass
 class RolloutContext(_AlsoOfAgentLoops, metaclass=_OneNameOfTwo):
-    """The rollout that is running: its id, its model and where its sample comes from.
+    """The running rollout: its id, its model and its sample source.
 
-    Made with ``request=``, ``tools=`` and ``llm=``, it is the context of an agent loop, which has ``chat``,
-    ``complete``, ``error`` and so on (:class:`osmosis_ai.rollout.loop.context.AgentLoopContext`) and none of these.
+    If created with ``request=``, ``tools=`` and ``llm=``, it is the context of an agent loop instead
+    (:class:`osmosis_ai.rollout.loop.context.AgentLoopContext`), with ``chat``, ``complete`` and ``error`` and none of
+    these attributes.
 
-    What is left empty is read from the environment (``OSMOSIS_CHAT_COMPLETIONS_URL``,
-    ``OSMOSIS_API_KEY``, ``OSMOSIS_ROLLOUT_ID``). Used with ``with``, it is what
-    :func:`get_rollout_context` returns inside; the outer context comes back afterwards.
+    Empty fields are read from the environment (``OSMOSIS_CHAT_COMPLETIONS_URL``, ``OSMOSIS_API_KEY``,
+    ``OSMOSIS_ROLLOUT_ID``). Inside a ``with`` block, :func:`get_rollout_context` returns this context.
 
     Attributes:
-        chat_completions_url: an OpenAI base URL; clients append ``/chat/completions``.
-        api_key: the bearer token for it.
-        rollout_id: the id.
-        sample_source: asked for the sample when ``run`` returns None.
+        chat_completions_url: An OpenAI base URL; clients append ``/chat/completions``.
+        api_key: The bearer token for it.
+        rollout_id: The rollout's id.
+        sample_source: Provides the sample if ``run`` returns None.
     """
 
     chat_completions_url: str = ""
@@ -193,11 +193,10 @@ class RolloutContext(_AlsoOfAgentLoops, metaclass=_OneNameOfTwo):
     def http(self) -> httpx.AsyncClient:
         """Return a client for this rollout's model: ``await context.http().post("/chat/completions", json=...)``.
 
-        All rollouts of a process share its connections, so it costs next to nothing. The rollout's key
-        goes with requests to the model's address, and with no others.
+        All rollouts of a process share its connection pool. The rollout's key is sent only to the model's address.
 
         Raises:
-            RuntimeError: when this rollout has no model.
+            RuntimeError: This rollout has no model.
         """
         if self._http is None or self._http.is_closed:
             from .model_client import open_http
@@ -206,12 +205,12 @@ class RolloutContext(_AlsoOfAgentLoops, metaclass=_OneNameOfTwo):
         return self._http
 
     def openai(self) -> AsyncOpenAI:
-        """Return an OpenAI client for this rollout's model, over the connections of :meth:`http`.
+        """Return an OpenAI client for this rollout's model, using the connections of :meth:`http`.
 
-        A call whose connection broke is sent again twice, and answered from the record of the first.
+        A call whose connection broke is retried twice and answered from the record of the first.
 
         Raises:
-            RuntimeError: when this rollout has no model.
+            RuntimeError: This rollout has no model.
         """
         if self._openai is None or self._openai.is_closed():
             from .model_client import open_openai
@@ -228,10 +227,10 @@ class RolloutContext(_AlsoOfAgentLoops, metaclass=_OneNameOfTwo):
         return self.chat_completions_url
 
     def set_sample_source(self, source: SampleSource) -> None:
-        """Register where the sample comes from.
+        """Register the sample source.
 
         Raises:
-            ValueError: when this rollout already has a sample source.
+            ValueError: This rollout already has a sample source.
         """
         if self.sample_source is not None:
             raise ValueError(
@@ -240,7 +239,7 @@ class RolloutContext(_AlsoOfAgentLoops, metaclass=_OneNameOfTwo):
         self.sample_source = source
 
     async def get_sample(self) -> RolloutSample | None:
-        """Return the registered source's sample; None when nothing is registered."""
+        """Return the registered source's sample, or None if no source is registered."""
         return None if self.sample_source is None else await self.sample_source.get_sample()
 
 
@@ -248,5 +247,5 @@ rollout_contextvar: ContextVar[RolloutContext | None] = ContextVar("osmosis_roll
 
 
 def get_rollout_context() -> RolloutContext | None:
-    """Return the rollout this code runs in; None outside of a rollout and inside a grader."""
+    """Return the active rollout, or None outside a rollout and inside a grader."""
     return rollout_contextvar.get()

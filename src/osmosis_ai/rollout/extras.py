@@ -1,7 +1,6 @@
-"""Optional dependencies: which packages an extra brings, and the sentence for one that is missing.
+"""Optional dependencies: the packages of each extra and the error for a missing one.
 
-Only a package of the extra's own is reported as a missing extra. Anything else that cannot be imported is a
-fault of its own and passes through as it is.
+Only a package that belongs to the extra is reported as a missing extra. Other import errors propagate unchanged.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ MODULES = {
     "openai-agents": frozenset({"agents"}),
     "strands": frozenset({"strands"}),
 }
-"""Extra -> the top-level modules that nothing but it brings."""
+"""Top-level modules that only this extra installs, by extra."""
 
 
 @contextmanager
 def needs_extra(extra: str, purpose: str) -> Iterator[None]:
-    """Import what ``extra`` brings; used as ``with needs_extra("strands", "a Strands agent"): import strands``.
+    """Wrap an import of optional packages: ``with needs_extra("strands", "a Strands agent"): import strands``.
 
     Args:
-        extra: a key of :data:`MODULES`.
-        purpose: what needs it; begins the sentence.
+        extra: A key of :data:`MODULES`.
+        purpose: What needs the package; starts the error message.
 
     Raises:
-        ModuleNotFoundError: naming the extra and the command that installs it, when a module of its own is missing.
-        ImportError: another module has the name of what the extra brings, such as an ``agents.py`` of the user's.
+        ModuleNotFoundError: A module of the extra is missing. Names the extra and the install command.
+        ImportError: Another module shadows the package, such as the user's own ``agents.py``.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The grader a user writes: it looks at a sample and sets its reward."""
+"""Base class for user-written graders."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .types.config import GraderConfig
 
 
 class Grader(ABC):
-    """Scores samples. A fresh instance grades each rollout."""
+    """Base class for a grader. Each rollout is graded by a new instance."""
 
     def __init__(self, config: GraderConfig | None = None) -> None:
         self.config = config
 
     @abstractmethod
     async def grade(self, ctx: GraderContext) -> Any:
-        """Score ``ctx.sample`` with ``ctx.set_reward``; what this returns is ignored.
+        """Score ``ctx.sample`` with ``ctx.set_reward``. The return value is ignored.
 
-        A sample that cannot be scored fairly is taken out with ``ctx.sample.remove_sample = True``.
+        Set ``ctx.sample.remove_sample = True`` to exclude a sample that cannot be scored fairly.
         """

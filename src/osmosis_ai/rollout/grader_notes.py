@@ -1,7 +1,6 @@
-"""What a grader says of a sample beside its reward, as it travels in the sample's ``extra_fields``.
+"""A grader's notes and reward parts, stored under a reserved key of the sample's ``extra_fields``.
 
-It has a key of its own there, so that any line of the rollout protocol carries it and an older end of the wire passes
-it on or over. What a user's code wrote under that key by itself is read as nothing. Importing this costs nothing.
+Any version of the rollout protocol passes the key through. Other values that user code stored under it are ignored.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ MOST_NAME_CHARS = 64
 
 @dataclass(frozen=True, slots=True)
 class GraderNotes:
-    """Notes in words, and the numbers that a reward is made of, by name; either may be missing."""
+    """Text notes and named components of a reward. Either may be missing."""
 
     notes: str | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def checked(cls, notes: object = None, parts: object = None) -> GraderNotes:
-        """Return what a grader gave; long notes are cut to 2,000 characters.
+        """Validate a grader's values. Notes are truncated to 2,000 characters.
 
         Raises:
-            ValueError: notes are no text, or parts are no table of at most 32 finite numbers.
+            ValueError: The notes are not text, or the parts are not a table of at most 32 finite numbers.
         """
         if notes is not None and not isinstance(notes, str):
             raise ValueError(f"`notes` must be text, not {type(notes).__name__}")
@@ -43,7 +42,7 @@ class GraderNotes:
         return cls(_cut(notes), {_name(name): _part(name, value) for name, value in parts.items()})
 
     def write(self, extra_fields: MutableMapping[str, Any]) -> None:
-        """Say it in a sample's ``extra_fields``, instead of what was said before."""
+        """Write the notes to a sample's ``extra_fields``, replacing earlier ones."""
         said = {"notes": self.notes, "parts": dict(self.parts)}
         known = {name: value for name, value in said.items() if value}
         extra_fields.pop(NOTES_KEY, None)
@@ -52,7 +51,7 @@ class GraderNotes:
 
 
 def read_grader_notes(extra_fields: Mapping[str, Any]) -> GraderNotes:
-    """Return what a sample's ``extra_fields`` say; nothing where they say something else."""
+    """Return the notes stored in ``extra_fields``; empty if they are missing or malformed."""
     said = extra_fields.get(NOTES_KEY)
     if not isinstance(said, Mapping):
         return GraderNotes()
@@ -73,7 +72,7 @@ def _name(name: object) -> str:
 
 
 def _part(name: str, value: object) -> float:
-    # NumPy's numbers are registered as real ones; True and False say whether a part was met.
+    # NumPy scalars are registered as real numbers. True and False say whether a part was met.
     try:
         number = float(value) if isinstance(value, numbers.Real) else math.nan
     except OverflowError:

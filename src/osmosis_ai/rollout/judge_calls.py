@@ -1,7 +1,6 @@
-"""What judges said and cost while a sample was graded, as it travels in the sample's ``extra_fields``.
+"""Judge calls made during grading, stored under a reserved key of the sample's ``extra_fields``.
 
-Every call to a judge is recorded here; outside of grading this does nothing. The key is reserved: a value that a
-user's grader wrote under it is kept and ignored. Importing this costs nothing.
+Calls to judges are recorded only during grading. A value that a user's grader stored under the key is kept but ignored.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ _TEXTS = ("model", "explanation", "error")
 
 @dataclass
 class JudgeCalls:
-    """The questions to judges of one grading, second tries at one score not counted apart.
+    """Judge calls of one grading. A retry of the same score is not counted separately.
 
     Attributes:
-        calls: questions, those without an answer included.
-        tokens: read and produced.
-        cost_usd: of those whose price is known; None when no price is.
-        judgements: of the first of them, who judged (``model``) and either ``score`` and ``explanation``, or ``error``.
-            ``stated_score`` is the judge's own number if it was outside the scale.
-        outside_scale: scores that were outside the scale and were clamped to it.
+        calls: Number of questions, including unanswered ones.
+        tokens: Input and output tokens.
+        cost_usd: Total cost of calls with a known price; None if no price is known.
+        judgements: The first calls: ``model`` and either ``score`` and ``explanation``, or ``error``.
+            ``stated_score`` is the judge's original number if it was outside the scale.
+        outside_scale: Number of scores that were clamped to the scale.
     """
 
     calls: int = 0
@@ -41,7 +40,7 @@ class JudgeCalls:
     outside_scale: int = 0
 
     def add(self, *, tokens: int, cost_usd: float | None, judgement: Mapping[str, Any]) -> None:
-        """Count a question."""
+        """Record a call."""
         self.calls += 1
         self.tokens += tokens
         self.outside_scale += "stated_score" in judgement
@@ -52,7 +51,7 @@ class JudgeCalls:
             self.judgements.append(cut)
 
     def to_fields(self) -> dict[str, Any]:
-        """Return the ``extra_fields`` that say it; none without calls."""
+        """Return the ``extra_fields`` entry; empty without calls."""
         if not self.calls:
             return {}
         said: dict[str, Any] = {"calls": self.calls, "tokens": self.tokens, "cost_usd": self.cost_usd}
@@ -66,7 +65,7 @@ _under_way: ContextVar[JudgeCalls | None] = ContextVar("osmosis_judge_calls", de
 
 @contextmanager
 def counting_judge_calls() -> Iterator[JudgeCalls]:
-    """Collect what is noted in the block, by this task and those that it starts."""
+    """Collect the judge calls made in the block by this task and the tasks it starts."""
     calls = JudgeCalls()
     token = _under_way.set(calls)
     try:
@@ -76,14 +75,14 @@ def counting_judge_calls() -> Iterator[JudgeCalls]:
 
 
 def note_judge_call(*, tokens: int, cost_usd: float | None, judgement: Mapping[str, Any]) -> None:
-    """Note a question to a judge with the grading that asked it, where there is one."""
+    """Record a judge call with the current grading, if any."""
     calls = _under_way.get()
     if calls is not None:
         calls.add(tokens=tokens, cost_usd=cost_usd, judgement=judgement)
 
 
 def read_judge_calls(extra_fields: Mapping[str, Any]) -> JudgeCalls:
-    """Return what a sample's ``extra_fields`` say; nothing where they say something else."""
+    """Return the calls stored in ``extra_fields``; empty if they are missing or malformed."""
     said = extra_fields.get(JUDGE_KEY)
     if not isinstance(said, Mapping):
         return JudgeCalls()

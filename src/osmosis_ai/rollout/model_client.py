@@ -1,10 +1,9 @@
-"""A rollout's model through the clients people know, over connections that all rollouts share.
+"""httpx and OpenAI clients for a rollout's model, over connections shared by all rollouts.
 
-Many rollouts of one process call at once, each at an address and with a key of its own. A client
-costs little; what is dear is below it: connections, a TLS context (40 ms each), and a connection
-pool that searches itself at every event. So every rollout has its own client, and all of them send
-over one aiohttp session of the running event loop, which no client can close. The key goes to the
-rollout's own address and nowhere else, whatever URL the client is used for.
+Many rollouts of one process call concurrently, each with its own address and key. A client is cheap. Connections, a TLS
+context (40 ms each) and httpx's connection pool, which scans its list on every event, are expensive. So every rollout
+has its own client, and all clients send over one aiohttp session per event loop, which no client can close. The key is
+sent only to the rollout's own address, whatever URL the client calls.
 """
 
 from __future__ import annotations
@@ -27,21 +26,22 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 CALL_TIMEOUT_S = 900.0
-"""How long a model may be silent, in seconds; the agent's own timeout usually is shorter."""
+"""Read timeout of a model call in seconds; the agent's own timeout is usually shorter."""
 
 CONNECT_TIMEOUT_S = 60.0
-"""How long connecting may take, in seconds: a busy machine is slow, not gone."""
+"""Connect timeout in seconds, long enough for a busy machine."""
 
 OPENAI_RETRIES = 2
-"""How often the OpenAI client sends a call again whose connection broke; the bridge answers it from
-the record of the first, and tells the client to try nothing else again."""
+"""Retries of the OpenAI client after a broken connection. The bridge answers them from the record of the first call
+and marks other errors as not retryable.
+"""
 
 MAX_REPLY_BYTES = 256 * 1024 * 1024
-"""How large a reply may be, in bytes; with the log-probabilities of many candidates, the longest have tens of millions."""
+"""Maximum reply size in bytes. The longest replies with many log-probabilities have tens of millions."""
 
 
 class ReplyTooLargeError(aiohttp.ClientError):
-    """A reply without end, as far as this machine's memory is concerned."""
+    """A reply exceeds the size limit."""
 
 
 _shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str | None, AiohttpTransport]] = (
@@ -50,13 +50,13 @@ _shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str | None, A
 
 
 def open_http(base_url: str, api_key: str | None) -> httpx.AsyncClient:
-    """Return a client whose relative URLs are the model's: ``await client.post("/chat/completions", ...)``.
+    """Return a client with the model's address as base URL: ``await client.post("/chat/completions", ...)``.
 
-    It may be made anywhere and used in any event loop. Closing it is allowed and not needed.
+    Usable in any event loop. It need not be closed.
 
     Args:
-        base_url: an OpenAI base URL.
-        api_key: its bearer token, sent to that address alone.
+        base_url: An OpenAI base URL.
+        api_key: Bearer token, sent only to that address.
     """
     return httpx.AsyncClient(
         base_url=base_url,
@@ -71,11 +71,11 @@ def open_openai(base_url: str, api_key: str | None, http: httpx.AsyncClient) -> 
     """Return an OpenAI client that sends over ``http``."""
     from openai import AsyncOpenAI
 
-    # From 3 on the package has types of httpx2 alone, and takes httpx's as before; 2 knows no others.
+    # The package's types name only httpx2 from version 3 on, but it still accepts httpx, which version 2 requires.
     over: Any = http
     return AsyncOpenAI(
         base_url=base_url,
-        # The package insists on a key, and would look for one of another service in the environment.
+        # Without a key, the package would use OPENAI_API_KEY from the environment.
         api_key=api_key or "none",
         http_client=over,
         timeout=over.timeout,
@@ -84,9 +84,9 @@ def open_openai(base_url: str, api_key: str | None, http: httpx.AsyncClient) -> 
 
 
 def shared_session(url: str) -> aiohttp.ClientSession:
-    """Return the session over which this event loop's clients reach ``url``; it is nobody's to close.
+    """Return this event loop's session for ``url``. Do not close it.
 
-    For who needs no client of a known make: a call costs a millisecond less.
+    Using the session directly saves a millisecond per call.
     """
     parts = urlsplit(url)
     transport = _transport(_proxy_for(parts.scheme, parts.netloc))
@@ -103,14 +103,12 @@ async def post_shared(
     timeout: aiohttp.ClientTimeout,
     most_bytes: int = MAX_REPLY_BYTES,
 ) -> tuple[int, bytes]:
-    """Post JSON over the shared connections; return the answer's status and its body, unpacked.
-
-    A redirection is an answer, too: the key stays with the address it is meant for.
+    """Post JSON over the shared connections and return status and decompressed body. Redirects are not followed.
 
     Raises:
-        aiohttp.ClientError, OSError: nobody answered, or what came cannot be unpacked.
-        ReplyTooLargeError: the body has more than ``most_bytes``.
-        asyncio.TimeoutError: the answer took too long.
+        aiohttp.ClientError, OSError: The connection failed, or the body cannot be decompressed.
+        ReplyTooLargeError: The body exceeds ``most_bytes``.
+        asyncio.TimeoutError: The answer took too long.
     """
     async with shared_session(url).post(
         url,
@@ -129,20 +127,20 @@ async def post_shared(
 
 
 async def close_shared_connections() -> None:
-    """Close the connections of the running event loop; a later call opens new ones."""
+    """Close the connections of the running event loop. A later call opens new ones."""
     for transport in _shared.pop(asyncio.get_running_loop(), {}).values():
         await transport.aclose()
 
 
 class SharedConnections(httpx.AsyncBaseTransport):
-    """Sends over the running event loop's connections; closing it leaves them to the others."""
+    """httpx transport over the event loop's shared connections, which closing it leaves open."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         proxy = _proxy_for(request.url.scheme, request.url.netloc.decode("ascii"))
         try:
             return await _transport(proxy).handle_async_request(request)
         except httpx.ConnectTimeout as error:
-            # The library calls every failed connection a timeout, which would hide what happened.
+            # The library reports every failed connection as a timeout, which would hide the cause.
             cause = error.__cause__
             if not isinstance(cause, aiohttp.ClientError) or isinstance(cause, aiohttp.ServerTimeoutError):
                 raise
@@ -170,9 +168,9 @@ def _transport(proxy: str | None) -> AiohttpTransport:
     transport = transports.get(proxy)
     if transport is None:
         transport = transports[proxy] = AiohttpTransport(
-            # Whoever calls says how long it may take; the session sets no limit of its own.
+            # Each caller sets its own timeout; the session has none.
             client=lambda: open_session(timeout_s=CALL_TIMEOUT_S, proxy=proxy),
-            # Nothing uses it, as the session verifies with aiohttp's own; one that trusts nobody costs no 40 ms.
+            # Unused, since the session verifies with aiohttp's context. An empty context avoids the 40 ms.
             verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
         )
     return transport

@@ -1,4 +1,4 @@
-"""Agent loops by name under the path that 0.2 had: this is the module :mod:`osmosis_ai.rollout.loop.registry` itself."""
+"""Alias of :mod:`osmosis_ai.rollout.loop.registry` (0.2 import path)."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ if TYPE_CHECKING:
 else:
     from osmosis_ai.rollout.loop import registry
 
-    # What a test patches here must be the thing in use.
+    # Alias the module itself, so that patching a name here affects the code in use.
     sys.modules[__name__] = registry

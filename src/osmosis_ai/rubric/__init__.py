@@ -1,1 +1,1 @@
-"""Models as judges: score answers against a rubric, and measure the agreement of the judges."""
+"""LLM judges: score texts against a rubric and measure the agreement of judges."""

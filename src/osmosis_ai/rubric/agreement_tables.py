@@ -1,4 +1,4 @@
-"""The figures of a session as tables, one for each question; the terminal and the report show the same."""
+"""Tables of a session's figures, one per question, shared by the terminal and the report."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ _GAP = "–"
 
 @dataclass(frozen=True, slots=True)
 class ScoreFormat:
-    """Formats scores with three digits of their scale."""
+    """Formats scores to three significant digits of the scale's width."""
 
     low: float
     high: float
 
     def points(self, value: float | None) -> str:
-        """Return a score."""
         return _GAP if value is None else f"{self._rounded(value):.{self._digits}f}"
 
     def signed(self, value: float | None) -> str:
-        """Return a difference of scores."""
         shown = self._rounded(value or 0.0)
         return self.points(value) if not shown else f"{shown:+.{self._digits}f}"
 
@@ -36,23 +34,22 @@ class ScoreFormat:
         return min(6, max(0, 3 - max(0, math.ceil(math.log10(self.high - self.low)))))
 
     def _rounded(self, value: float) -> float:
-        # A difference too small to show is no negative zero.
+        # Avoid a negative zero for a difference too small to show.
         return round(value, self._digits) + 0.0
 
 
 def coefficient(value: float | None) -> str:
-    """Return a correlation or a reliability."""
     return _GAP if value is None else f"{round(value, 2) + 0.0:.2f}"
 
 
 def percent(share: float | None) -> str:
-    """Return a share in per cent, with a digit only where it says something."""
+    """Format a share as a percentage, with a decimal only if it is significant."""
     return _GAP if share is None else f"{share * 100:.3g}%"
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure of one judge, of a pair of judges or of the panel."""
+    """A figure of one judge, a pair of judges or the panel."""
 
     judge: str
     name: str
@@ -61,7 +58,7 @@ class Measure:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The row of the table: judge, measure, value, interval, records, scores, adjusted p-value."""
+        """The table row: judge, measure, value, interval, records, scores, adjusted p-value."""
         found = self.figure
         interval = _GAP
         if found.low is not None and found.high is not None:
@@ -80,7 +77,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class FigureTable:
-    """The answer to one question about the judges."""
+    """The figures that answer one question about the judges."""
 
     anchor: str
     title: str
@@ -89,7 +86,6 @@ class FigureTable:
 
     @property
     def headings(self) -> tuple[str, ...]:
-        """The names of the columns; p-values are given for biases alone."""
         names = ("Judge", "Measure", "Value", "95% CI", "Records", "Scores", "Adjusted p")
         return names if self.anchor == "bias" else names[:-1]
 
@@ -101,7 +97,7 @@ class FigureTable:
 
 
 def not_measured(tables: Iterable[FigureTable]) -> list[str]:
-    """Return one line for each reason why measures have no value."""
+    """Return one line for each reason for missing values."""
     names: dict[str | None, dict[str, None]] = {}
     for each in (measure for table in tables for measure in table.measures):
         if each.figure.value is None:
@@ -110,7 +106,7 @@ def not_measured(tables: Iterable[FigureTable]) -> list[str]:
 
 
 def agreement_tables(report: AgreementReport) -> list[FigureTable]:
-    """Return the tables of a session; that of agreement between judges only for a panel."""
+    """Return the tables of a session. Only a panel has a table of agreement between judges."""
     scale, judges, panel = ScoreFormat(report.score_min, report.score_max), report.judges, report.panel
     compared = [(judge.model, judge.calibration) for judge in judges]
     if report.consensus_calibration is not None:
@@ -164,7 +160,7 @@ def _between_judges(panel: Panel, scale: ScoreFormat) -> Iterator[Measure]:
         yield Measure(
             pair.first, f"Absolute difference from {pair.second}", pair.mean_absolute_difference, scale.points
         )
-    # With two judges, each pair is the comparison with the others.
+    # With two judges, each pair equals the comparison with the others.
     for pair in (*panel.left_out, *(panel.pairs if judges > 2 else ())):
         yield Measure(pair.first, f"Pearson with {pair.second}", pair.pearson, coefficient)
         yield Measure(pair.first, f"Difference from {pair.second}", pair.difference, scale.signed)
@@ -182,7 +178,7 @@ def _calibration(compared: list[tuple[str, Calibration]], scale: ScoreFormat) ->
     for judge, found in compared:
         yield Measure(judge, "Mean absolute error", found.mean_absolute_error, scale.points)
         yield Measure(judge, "Bias", found.bias, scale.signed)
-    # Only the bins of the panel, or of the one judge: the chart shows those of every judge.
+    # Show the bins of the panel or the single judge only; the chart has those of every judge.
     for judge, found in compared[-1:]:
         for place in found.bins:
             if place.bias.value is not None:

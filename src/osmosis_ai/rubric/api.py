@@ -1,7 +1,7 @@
-"""``evaluate_rubric``: one text, one rubric, one judge, one score, in the forms of both public SDK lines.
+"""``evaluate_rubric``: score one text against one rubric with one judge, in the forms of both public SDK lines.
 
-``model_info=`` is synchronous and checks who judges before what is judged; ``model=`` is awaited, names the judge as LiteLLM
-does, and checks the texts, the bounds, then the key. All arguments are checked before the first call.
+``model_info=`` is synchronous and checks the judge before the texts. ``model=`` is awaited, takes LiteLLM model names,
+and checks the texts, the bounds, then the key. All arguments are checked before the first call.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from osmosis_ai.rubric.types import ModelInfo, RewardRubricRunResult
 
-# How a name without a provider begins -> whose it is.
+# Provider by prefix of a model name without provider.
 _PROVIDERS_BY_NAME = (
     ("gpt-", "openai"),
     ("o1-", "openai"),
@@ -58,7 +58,7 @@ _FORMS = """
 
 
 class JudgeOptions(TypedDict, total=False):
-    """The keywords of the synchronous form; what is None comes from ``model_info``."""
+    """Keywords of the synchronous form. None values are taken from ``model_info``."""
 
     ground_truth: str | None
     original_input: str | None
@@ -108,7 +108,7 @@ def evaluate_rubric(
 
 
 def evaluate_rubric(*args: Any, **kwargs: Any) -> Any:
-    """Let a model score a text against a rubric."""
+    """Score a text against a rubric with a model."""
     by_info = len(args) > 2 or kwargs.get("model_info") is not None
     by_name = kwargs.get("model") is not None
     if by_info == by_name:
@@ -157,30 +157,29 @@ def evaluate_by_info(
     timeout: float | None = None,
     return_details: bool = False,
 ) -> float | RewardRubricRunResult:
-    """Let a model score a text against a rubric, and wait for the score.
+    """Score a text against a rubric with a model, blocking until the score arrives.
 
-    Can be called from many threads at once, and from within a running event loop, which it then blocks;
-    :func:`aevaluate_rubric` does not.
+    Thread-safe. In a running event loop it blocks the loop; use :func:`aevaluate_rubric` there.
 
     Args:
-        rubric: the instructions to judge by.
-        solution_str: the text that is judged.
-        model_info: who judges; see :class:`~osmosis_ai.rubric.types.ModelInfo`.
-        ground_truth: the reference answer, if there is one.
-        original_input: what the candidate was asked; wins over ``model_info``.
-        metadata: whatever else the judge should see, as JSON.
-        score_min: the lowest score; wins over ``model_info``. Default: 0.0.
-        score_max: the highest score; wins over ``model_info``. Default: 1.0.
-        timeout: seconds one try may take; wins over ``model_info``. Default: 30 to 60, by provider.
-        return_details: return the explanation, the provider's reply, tokens and cost with the score.
+        rubric: The instructions for the judge.
+        solution_str: The text to judge.
+        model_info: The judge; see :class:`~osmosis_ai.rubric.types.ModelInfo`.
+        ground_truth: The reference answer, if any.
+        original_input: The candidate's prompt; overrides ``model_info``.
+        metadata: Additional data for the judge, as JSON.
+        score_min: The lowest score; overrides ``model_info``. Default: 0.0.
+        score_max: The highest score; overrides ``model_info``. Default: 1.0.
+        timeout: Seconds per try; overrides ``model_info``. Default: 30 to 60, by provider.
+        return_details: Return the explanation, the provider's reply, tokens and cost with the score.
 
     Raises:
-        JudgeArgumentError: an argument is missing, blank or of the wrong type (a ``TypeError``).
-        MissingAPIKeyError: the provider needs a key and there is none.
-        JudgeValueError: the bounds enclose nothing (a ``ValueError``).
-        ModelNotFoundError: the provider does not know the model.
-        UnscoredError: the judge answered, and never with a usable score.
-        ProviderRequestError: every other failure of the call.
+        JudgeArgumentError: An argument is missing, blank or of the wrong type (a ``TypeError``).
+        MissingAPIKeyError: The provider's key is missing.
+        JudgeValueError: The bounds are invalid (a ``ValueError``).
+        ModelNotFoundError: The provider does not know the model.
+        UnscoredError: The judge never answered with a usable score.
+        ProviderRequestError: Any other failure of the call.
     """
     asked = _checked(
         rubric,
@@ -236,9 +235,9 @@ async def aevaluate_rubric(
     timeout: float | None = None,
     return_details: bool = False,
 ) -> float | RewardRubricRunResult:
-    """The async twin of :func:`evaluate_rubric`: same arguments, same result, same errors.
+    """Async version of :func:`evaluate_rubric` with the same arguments, result and errors.
 
-    Cancelling the task that awaits it cancels the call.
+    Cancelling the awaiting task cancels the call.
     """
     asked = _checked(
         rubric,
@@ -268,7 +267,7 @@ async def evaluate_by_model(
     timeout: float | None = None,
     system_prompt: str | None = None,
 ) -> RubricResult:
-    """Let a model score a text against a rubric."""
+    """Score a text against a rubric with a model."""
     task = JudgeTask(
         rubric=rubric,
         solution_str=solution_str,
@@ -286,23 +285,23 @@ async def evaluate_by_model(
     return RubricResult(judgement.score, judgement.explanation)
 
 
-# Users import both forms by this name, which tracebacks and messages of Python show.
+# Tracebacks and Python's messages show the public name of both forms.
 for _form in (evaluate_by_info, evaluate_by_model):
     _form.__name__ = _form.__qualname__ = "evaluate_rubric"
 
 
 def ensure_api_key_available(model_info: ModelInfo | Mapping[str, Any]) -> None:
-    """Check that the provider has its key, without calling anyone.
+    """Check that the provider's key is set, without making a call.
 
     Raises:
         JudgeArgumentError: ``model_info`` names no provider (a ``TypeError``).
-        MissingAPIKeyError: there is no key; the message holds the line that sets it.
+        MissingAPIKeyError: The key is missing. The message has the line that sets it.
     """
     find_api_key(provider_of(model_info), model_info, os.environ)
 
 
 def _submit(judge_model: JudgeModel, task: JudgeTask) -> Future[Judgement]:
-    from osmosis_ai.rubric import judge  # brings the clients
+    from osmosis_ai.rubric import judge  # imports the clients
 
     return judge.submit(judge_model, task)
 
@@ -318,7 +317,7 @@ def _checked(
     bounds: tuple[float | None, float | None],
     timeout: float | None,
 ) -> tuple[JudgeModel, JudgeTask]:
-    """Check every argument in the documented order: who judges, the key, the texts, the bounds, the timeout."""
+    """Check all arguments in the documented order: judge, key, texts, bounds, timeout."""
     provider, _ = provider_and_model(model_info)
     find_api_key(provider, model_info, os.environ)
     for name, text in (("rubric", rubric), ("solution_str", solution_str)):
@@ -342,7 +341,7 @@ def _checked(
 
 
 def _first_text(*values: object) -> str | None:
-    """The first that is text, without space around it."""
+    """Return the first value that is text, stripped."""
     return next((value.strip() for value in values if isinstance(value, str) and value.strip()), None)
 
 
@@ -362,7 +361,7 @@ def _details(judgement: Judgement) -> RewardRubricRunResult:
 
 
 def judge_by_name(model: str, api_key: str | None, timeout_s: float | None) -> JudgeModel:
-    """Find out who ``model`` is."""
+    """Resolve a model name."""
     if not isinstance(model, str) or not model.strip():
         raise JudgeArgumentError(
             "`model` must be a LiteLLM name: a non-empty string, for instance `openai/gpt-5-mini`."
@@ -373,7 +372,7 @@ def judge_by_name(model: str, api_key: str | None, timeout_s: float | None) -> J
         name = f"{provider}/{name}" if provider else name
     provider = name.partition("/")[0].lower() if "/" in name else _UNKNOWN
     if provider == "openai" and timeout_s is None:
-        timeout_s = DEFAULT_REQUEST_TIMEOUT_SECONDS  # here no model of theirs has more
+        timeout_s = DEFAULT_REQUEST_TIMEOUT_SECONDS  # no model has a longer default in this form
     try:
         return resolve_judge(name, env=os.environ, api_key=api_key, timeout_s=timeout_s)
     except (JudgeArgumentError, JudgeValueError):
@@ -383,7 +382,7 @@ def judge_by_name(model: str, api_key: str | None, timeout_s: float | None) -> J
     except ProviderRequestError as error:
         raise error.naming(model) from None
     except OsmosisError as error:
-        # A name that makes no sense, or an address that cannot be used.
+        # The name or the address is invalid.
         if provider == _UNKNOWN and not (api_key or "").strip():
             raise MissingAPIKeyError(
                 f"no key for `{model}`, and its provider is not known: {error.message}", hint=error.hint

@@ -1,7 +1,8 @@
-"""A session against an earlier one: the shift of all statistics, and one paired comparison of the records in both.
+"""Compare a session with an earlier one: shifts of all statistics, and a paired comparison of common records.
 
-Records are paired by all that was judged if at least half of the smaller session has its match so, otherwise by the question.
-Duplicates are one record. Scores of another judge or rubric are compared and labelled; scores on another scale are not.
+Records are paired by all judged content if at least half of the smaller session matches that way, and otherwise by
+question. Duplicates count as one record. Scores of another judge or rubric are compared and labelled; scores on another
+scale are not.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ _EXPECTED_TO_DIFFER = frozenset({"data", "rubric_id", "reading"})
 
 @dataclass(frozen=True, slots=True)
 class ScoredRecord:
-    """A record with a score, and the digests that identify it."""
+    """A scored record and the digests that identify it."""
 
     score: float
     digest: str | None = None
     question: str | None = None
 
     def key(self, by: Pairing) -> str | None:
-        """Return what the record is paired by; None if the file does not contain it."""
+        """Return the pairing key, or None if the file does not contain it."""
         return self.digest if by == "record" else self.question or self.digest
 
 
@@ -67,7 +68,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class SessionComparison:
-    """The change of the scores since an earlier session; differences are current minus baseline."""
+    """Change of the scores since an earlier session. Differences are current minus baseline."""
 
     baseline: Baseline
     delta_statistics: Mapping[str, float]
@@ -98,7 +99,6 @@ class SessionComparison:
 
     @property
     def warnings(self) -> list[str]:
-        """The caveats of the difference."""
         found = [self.difference.warning] if self.difference is not None and self.difference.warning else []
         smaller = min(self.baseline_records, self.current_records)
         if self.paired_by and 2 * self.common < smaller:
@@ -108,7 +108,7 @@ class SessionComparison:
         return found
 
     def data(self) -> dict[str, Any]:
-        """Return it as result files contain it; the first three keys are those of the public 0.2 SDK."""
+        """Return the comparison for result files. The first three keys are those of the public 0.2 SDK."""
         return {
             "source_path": str(self.baseline.source_path),
             "baseline_statistics": dict(self.baseline.statistics),
@@ -128,7 +128,7 @@ class SessionComparison:
 
 
 def describe_change(changed: Iterable[str]) -> str:
-    """Return what no longer scores as it did, such as "another judge and another rubric"; "" for nothing."""
+    """Describe the changed inputs, such as "another judge and another rubric"; "" if unchanged."""
     found = set(changed)
     return " and ".join(label for label, keys in _LABELS if found & keys)
 
@@ -136,7 +136,6 @@ def describe_change(changed: Iterable[str]) -> str:
 def compare_sessions(
     baseline: Baseline, result: SessionResult, statistics: Mapping[str, float]
 ) -> SessionComparison:
-    """Compare a session with an earlier one."""
     now = result.spec.inputs(result.index)
     changed = baseline.changed_inputs(now)
     low, high = result.spec.bounds
@@ -199,12 +198,11 @@ def _pairs(
         return [score for score, _ in known], [rows.setdefault(key, len(rows)) for _, key in known]
 
     pairs = Pairs.of(*columns(earlier), *columns(current), scale=scale)
-    assert pairs is not None  # the pairing found records in both
+    assert pairs is not None  # the pairing found common records
     return pairs
 
 
 def read_baseline(path: Path) -> Baseline:
-    """Read a result file."""
     require_file(path, "Baseline path")
     try:
         document = json.loads(path.read_bytes())
@@ -227,7 +225,7 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def _inputs(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the scores depend on, as far as the file contains it."""
+    """Return the inputs that determine the scores, as far as the file contains them."""
     known: dict[str, Any] = {}
     if isinstance(document.get("models"), list) and _is_plain(document["models"]):
         known["models"] = document["models"]
@@ -242,7 +240,7 @@ def _inputs(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is one that sessions write for an input: a text or number, or a list of them."""
+    """Return whether a value is a text, a number or a list of them, as sessions write."""
     return not any(isinstance(part, list | dict) for part in (value if isinstance(value, list) else [value]))
 
 
@@ -267,7 +265,7 @@ def _scored_records(entries: object, inputs: Mapping[str, Any]) -> Iterator[Scor
 
 
 def _bounds(written: object, otherwise: tuple[float, float] | None = None) -> tuple[float, float] | None:
-    """Return a scale; an end that is not in the file is that of ``otherwise``."""
+    """Return a scale, using ``otherwise`` for a missing bound."""
     ends = written if isinstance(written, list) and len(written) == 2 else (None, None)
     low, high = (
         found if (found := _number(end)) is not None else (otherwise[place] if otherwise else None)

@@ -1,7 +1,7 @@
-"""Coefficients of agreement and association, each with its interval.
+"""Coefficients of agreement and association, with confidence intervals.
 
-Ratings are (records, raters) with NaN for a missing one: runs of one judge, or judges. A record counts as soon as two raters
-scored it. Correlations, kappas and slopes take values without gaps.
+Ratings are arrays (records, raters) with NaN for missing ones. Raters are judges, or runs of one judge. A record counts
+if at least two raters scored it. Correlations, kappas and slopes require complete values.
 
 Sources:
     Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability"; Krippendorff 2004, "Content
@@ -61,14 +61,14 @@ class Intraclass:
 def krippendorff_alpha(
     ratings: Floats, *, level: Literal["interval", "ordinal"] = "interval", seed: int = 0
 ) -> JudgeFigure:
-    """Return Krippendorff's alpha, ``1 - observed / expected disagreement``; missing ratings allowed.
+    """Return Krippendorff's alpha, ``1 - observed / expected disagreement``; ratings may be missing.
 
-    With ``n`` pairable values, ``m`` of them in a record: the observed disagreement is the mean
-    over records of the squared differences of all pairs, each weighted ``1/(m-1)``; the expected one
-    that of all pairs of the ``n``. The ordinal metric's squared difference of two ranks,
-    ``(sum of n_g from c to k - (n_c + n_k)/2)^2``, is that of their mid-ranks, so ordinal alpha is
-    interval alpha on mid-ranks (Krippendorff 2011). The interval resamples records and keeps the
-    ranks of the whole.
+    ``n`` is the number of pairable values and ``m`` the number in a record. The observed disagreement is the
+    mean over records of the squared differences of all pairs, each weighted ``1/(m-1)``. The expected
+    disagreement is that of all pairs of the ``n`` values. The ordinal metric's squared difference of two
+    ranks, ``(sum of n_g from c to k - (n_c + n_k)/2)^2``, is that of their mid-ranks, so ordinal alpha is
+    interval alpha on mid-ranks (Krippendorff 2011). The confidence interval resamples records and keeps
+    the ranks of the full data.
     """
     import numpy as np
 
@@ -96,13 +96,13 @@ def krippendorff_alpha(
 
 
 def one_way_icc(ratings: Floats, *, seed: int = 0) -> Intraclass:
-    """Return ICC(1,1) and ICC(1,k): raters that are interchangeable, such as runs of one judge.
+    """Return ICC(1,1) and ICC(1,k) for interchangeable raters, such as runs of one judge.
 
     With the mean squares between and within records of a one-way analysis of variance,
-    ``ICC(1,1) = (MSB - MSW) / (MSB + (k0 - 1) MSW)`` (Shrout and Fleiss 1979); where ratings are
-    missing ``k0 = (N - sum m^2 / N) / (records - 1)`` (Donner 1986). ``ICC(1,k)`` is the
-    Spearman-Brown step to the k ratings that were asked for. Intervals resample records; few
-    records without a missing rating take the F interval of Shrout and Fleiss.
+    ``ICC(1,1) = (MSB - MSW) / (MSB + (k0 - 1) MSW)`` (Shrout and Fleiss 1979). With missing ratings,
+    ``k0 = (N - sum m^2 / N) / (records - 1)`` (Donner 1986). ``ICC(1,k)`` is the Spearman-Brown step to
+    the k requested ratings. Confidence intervals resample records. Few records without missing ratings
+    use the F interval of Shrout and Fleiss.
     """
     import numpy as np
 
@@ -127,13 +127,13 @@ def one_way_icc(ratings: Floats, *, seed: int = 0) -> Intraclass:
 
 
 def two_way_icc(ratings: Floats, *, consistency: bool = False, seed: int = 0) -> Intraclass:
-    """Return ICC(2,1) and ICC(2,k), or with ``consistency`` ICC(3,1) and ICC(3,k): raters with a name.
+    """Return ICC(2,1) and ICC(2,k), or with ``consistency`` ICC(3,1) and ICC(3,k), for distinct raters.
 
-    From the mean squares of records, raters and the rest of a two-way analysis of variance
-    (Shrout and Fleiss 1979): ``ICC(2,1) = (MSR - MSE) / (MSR + (k-1) MSE + k (MSC - MSE) / n)`` asks
-    for the same values, ``ICC(3,1) = (MSR - MSE) / (MSR + (k-1) MSE)`` for the same order and
-    distances, whatever each rater's level. Only records that every rater scored take part. Few
-    records take the F intervals of McGraw and Wong 1996, table 7; otherwise records are resampled.
+    From the mean squares of records, raters and residuals of a two-way analysis of variance
+    (Shrout and Fleiss 1979): ``ICC(2,1) = (MSR - MSE) / (MSR + (k-1) MSE + k (MSC - MSE) / n)`` measures
+    absolute agreement. ``ICC(3,1) = (MSR - MSE) / (MSR + (k-1) MSE)`` measures consistency and ignores each
+    rater's level. Only records that every rater scored are used. Few records use the F intervals of
+    McGraw and Wong 1996, table 7; otherwise records are resampled.
     """
     import numpy as np
 
@@ -175,7 +175,7 @@ def _both_missing(reason: str, records: int, scores: int) -> Intraclass:
 def _intraclass(
     single: JudgeFigure, interval: tuple[float, float] | None, method: str, raters: int
 ) -> Intraclass:
-    """Return both correlations: that of one rating, and the Spearman-Brown step to ``raters`` of them."""
+    """Return the correlation of one rating, and its Spearman-Brown step to ``raters`` ratings."""
 
     def stepped(value: float) -> float:
         below = 1 + (raters - 1) * value
@@ -259,7 +259,7 @@ def _two_way_sums(complete: Floats) -> Floats:
 
 
 def _mean_squares(totals: Floats, raters: int) -> tuple[Floats, Floats, Floats]:
-    """Return the mean squares (records, raters, rest) of a two-way analysis of variance."""
+    """Return the mean squares (records, raters, residual) of a two-way analysis of variance."""
     import numpy as np
 
     records, between, squares, sums = totals[:, 0], totals[:, 1], totals[:, 2], totals[:, 3]
@@ -300,8 +300,8 @@ def _two_way_interval(
 def cohen_kappa(a: Integers, b: Integers, size: int, *, weighted: bool = False, seed: int = 0) -> JudgeFigure:
     """Return Cohen's kappa of two ratings in ``size`` ordered categories, counted from 0.
 
-    ``1 - observed / expected disagreement``: plain (Cohen 1960) every difference weighs 1, with
-    ``weighted`` (Cohen 1968) its square ``(i - j)^2``; expected from the product of both margins.
+    ``1 - observed / expected disagreement``. Every difference weighs 1 (Cohen 1960), or with ``weighted``
+    its square ``(i - j)^2`` (Cohen 1968). The expected disagreement is from the product of both margins.
     """
     import numpy as np
 
@@ -356,7 +356,7 @@ def pearson(x: Floats, y: Floats) -> JudgeFigure:
 
 
 def partial(x: Floats, y: Floats, fixed: Floats) -> JudgeFigure:
-    """Return the correlation of two variables with a third held fixed."""
+    """Return the partial correlation of two variables, controlling for a third."""
     import numpy as np
 
     missing = _unusable(x, y) or _unusable(x, fixed)
@@ -371,7 +371,7 @@ def partial(x: Floats, y: Floats, fixed: Floats) -> JudgeFigure:
 
 
 def spearman(x: Floats, y: Floats) -> JudgeFigure:
-    """Return Spearman's rank correlation (``scipy.stats.spearmanr``) of two variables.
+    """Return Spearman's rank correlation of two variables (``scipy.stats.spearmanr``).
 
     The interval is ``tanh(atanh r ± z sqrt((1 + r^2/2) / (n - 3)))`` (Bonett and Wright 2000).
     """
@@ -407,7 +407,7 @@ def _unusable(x: Floats, y: Floats) -> JudgeFigure | None:
 
 
 def _standardised(values: Floats) -> Floats:
-    """Return the values centred, with a range of 1: nearly equal values keep their digits."""
+    """Center the values and scale their range to 1, which preserves the digits of nearly equal values."""
     import numpy as np
 
     centred = values - values.mean()
@@ -416,7 +416,7 @@ def _standardised(values: Floats) -> Floats:
 
 
 def slope(y: Floats, x: Floats) -> JudgeFigure:
-    """Return the slope of ``y`` on ``x`` by least squares."""
+    """Return the least-squares slope of ``y`` on ``x``."""
     import numpy as np
     from scipy.special import stdtr, stdtrit
 
@@ -429,7 +429,7 @@ def slope(y: Floats, x: Floats) -> JudgeFigure:
     value = float((away * y).sum() / squares)
     residuals = y - y.mean() - value * away
     leverage = 1 / x.size + np.square(away) / squares
-    # A record that the line must pass through tells nothing of the spread.
+    # A record with leverage 1 has no residual and carries no information about the variance.
     weighted = away * residuals / np.maximum(1 - leverage, 1e-9)
     error = float(np.square(weighted).sum()) ** 0.5 / squares
     half = float(stdtrit(x.size - 2, (1 + CONFIDENCE) / 2)) * error

@@ -1,8 +1,8 @@
-"""Rubrics in YAML: several in a file, each with an id, a text and the judge that applies it.
+"""Rubrics in YAML: several per file, each with an id, a text and the judge that applies it.
 
-A rubric is any mapping with a text under ``rubric``, wherever it stands: alone, in a list, in named groups.
-Top-level ``default_*`` keys fill what a rubric leaves out. A file that is not entirely sound is refused as
-a whole, so that no run uses half of it; :func:`find_items` alone is lenient, for looking at a draft.
+A rubric is any mapping with a text under ``rubric``: at the top level, in a list or in named groups. Top-level
+``default_*`` keys fill in missing fields. A file with an error is refused as a whole; only :func:`find_items`
+is lenient, for inspecting a draft.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from osmosis_ai.rubric.records import require_file
 
 CONFIG_NAME = "rubric_configs.yaml"
 _SUPPORTED_VERSIONS = (0, 1)
-# More nodes than any person writes; a few lines of aliases can unfold to billions.
+# More nodes than anyone writes by hand; a few lines of aliases can expand to billions.
 _MAX_NODES = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class RubricItem:
-    """A rubric as it stands in the file."""
+    """A rubric as written in the file."""
 
     label: str
     payload: dict[str, Any]
@@ -34,7 +34,7 @@ class RubricItem:
 
 @dataclass(frozen=True, slots=True)
 class RubricConfig:
-    """A rubric that can be applied."""
+    """A complete rubric."""
 
     rubric_id: str
     rubric_text: str
@@ -56,7 +56,6 @@ class RubricSuite:
     configs: Mapping[str, RubricConfig]
 
     def get(self, rubric_id: str) -> RubricConfig:
-        """Return the rubric of that id."""
         if rubric_id not in self.configs:
             known = ", ".join(self.available_ids())
             raise NotFoundError(
@@ -66,12 +65,11 @@ class RubricSuite:
         return self.configs[rubric_id]
 
     def available_ids(self) -> list[str]:
-        """Return the ids, sorted."""
         return sorted(self.configs)
 
 
 def discover_config(given: Path | None, data_path: Path) -> Path:
-    """Return the file of rubrics to use."""
+    """Return the rubric file to use."""
     if given is not None:
         require_file(given, "Rubric config")
         return given
@@ -86,14 +84,13 @@ def discover_config(given: Path | None, data_path: Path) -> Path:
 
 
 def candidate_configs(data_path: Path) -> list[Path]:
-    """Return where a file of rubrics is looked for, in order."""
+    """Return the default locations of a rubric file, in order."""
     here = Path.cwd()
     places = [expanded(data_path).absolute().parent, here, here / "examples"]
     return list(dict.fromkeys(place / CONFIG_NAME for place in places))
 
 
 def load_suite(path: Path, *, need_model: bool = True) -> RubricSuite:
-    """Read the rubrics of a file."""
     documents = _read_documents(path)
     version = _version(path, documents)
     configs: dict[str, RubricConfig] = {}
@@ -114,7 +111,7 @@ def load_suite(path: Path, *, need_model: bool = True) -> RubricSuite:
 
 
 def find_items(path: Path) -> list[RubricItem]:
-    """Return every rubric of a file as it stands there, complete or not."""
+    """Return every rubric of a file as written, complete or not."""
     documents = _read_documents(path)
     _version(path, documents)
     items = list(_items(path, documents))
@@ -170,7 +167,7 @@ def _items(path: Path, documents: Iterable[Any]) -> Iterator[RubricItem]:
 
 
 def _walk(path: Path, node: Any, label: str, seen: set[int]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Find the rubrics below ``node``; what an alias repeats is looked at once."""
+    """Find the rubrics below ``node``, visiting aliased nodes once."""
     if not isinstance(node, dict | list) or id(node) in seen:
         return
     seen.add(id(node))

@@ -1,7 +1,7 @@
-"""Result files of judging sessions: written record by record and whole or not at all, and read leniently.
+"""Result files of judging sessions: written atomically record by record, and read leniently.
 
-Two forms share one writer and one reader: that of `osmosis eval rubric` and that of `osmosis eval-rubric`. Statistics come before
-the records. A reader takes what is no number for no score, and skips what it cannot read.
+One writer and one reader serve `osmosis eval rubric` and `osmosis eval-rubric`. Statistics precede the records. The
+reader treats a value that is not a number as a missing score and skips unreadable data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def write_document(
     records: Iterator[dict[str, Any]],
     tail: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write ``{…head, "records": […], …tail}``, indented by two, in one step and in constant memory."""
+    """Write ``{…head, "records": […], …tail}`` with a two-space indent, atomically and in constant memory."""
     with replacing(path) as handle:
         opening = json_bytes(dict(head), indent=True)
         handle.write(opening.removesuffix(b"\n}") + b',\n  "records": [')
@@ -48,7 +48,7 @@ def write_document(
 
 
 def judged_record(result: SessionResult, judged: JudgedRecord) -> dict[str, Any]:
-    """Return a record as `osmosis eval rubric` writes it."""
+    """Return a record in the format of `osmosis eval rubric`."""
     record, models, runs = judged.record, result.spec.model_names, result.spec.runs
     scored, failed = judged.with_status("scored"), judged.with_status("failed")
     entry: dict[str, Any] = {
@@ -74,7 +74,7 @@ def judged_record(result: SessionResult, judged: JudgedRecord) -> dict[str, Any]
 
 
 def _identity(record: RubricRecord) -> dict[str, Any]:
-    """Return what later sessions find the record by, and its scale where it has one of its own."""
+    """Return the fields by which later sessions find the record, and its own scale if it has one."""
     known = {
         "digest": record.digest,
         "question_digest": record.question_digest,
@@ -85,7 +85,7 @@ def _identity(record: RubricRecord) -> dict[str, Any]:
 
 
 def _consensus(judged: JudgedRecord, runs: int) -> float | None:
-    """Return the mean of the judges' means, so that each has one vote; None where none gave a score."""
+    """Return the mean of the judges' means, which weighs judges equally; None without scores."""
     means = []
     for start in range(0, len(judged.calls), runs):
         known = [call.score for call in judged.calls[start : start + runs] if call and call.score is not None]
@@ -95,7 +95,7 @@ def _consensus(judged: JudgedRecord, runs: int) -> float | None:
 
 
 def classic_record(judged: JudgedRecord, *, pending: str | None) -> dict[str, Any]:
-    """Return a record as `osmosis eval-rubric` writes it."""
+    """Return a record in the format of `osmosis eval-rubric`."""
     record = judged.record
     identifier = record.source.get("id")
     return {
@@ -176,7 +176,7 @@ _LARGEST_BYTES = 64 << 20
 
 
 class ReadCall(NamedTuple):
-    """What one call said of a record."""
+    """Result of one call about a record."""
 
     model: str
     run: int
@@ -186,13 +186,12 @@ class ReadCall(NamedTuple):
 
     @property
     def who(self) -> str:
-        """The judge and the run."""
         return f"{self.model}, run {self.run}" if self.model else f"Run {self.run}"
 
 
 @dataclass(frozen=True)
 class ReadRecord:
-    """A record and its calls; ``mean`` is None if no call has a score, ``people`` is the score that people gave."""
+    """A record and its calls. ``mean`` is None if no call has a score; ``people`` is the human score."""
 
     number: int
     label: str
@@ -203,9 +202,9 @@ class ReadRecord:
 
     @classmethod
     def of(cls, record: Mapping[str, Any], place: int) -> ReadRecord:
-        """Return a record of either form."""
+        """Read a record of either format."""
         calls = list(read_calls(record))
-        # The statistics of a record that no call scored say 0.0, which is no score.
+        # The statistics of a record without scores are 0.0, which is not a score.
         is_scored = any(call.score is not None for call in calls)
         mean = as_number(as_table(record.get("statistics")).get("average")) if is_scored else None
         consensus = as_number(record.get("consensus"))
@@ -225,25 +224,24 @@ class ReadRecord:
 
     @property
     def is_scored(self) -> bool:
-        """Whether any call gave a score."""
         return any(call.score is not None for call in self.calls)
 
 
 @dataclass(frozen=True)
 class ReadResult:
-    """A result file's document; one that cannot be read is empty."""
+    """The document of a result file; empty if the file is unreadable."""
 
     document: Mapping[str, Any]
 
     @cached_property
     def records(self) -> Sequence[ReadRecord]:
-        """Its records, in the order of the file."""
+        """The records in file order."""
         found = (each for each in _list(self.document.get("records")) if isinstance(each, dict))
         return [ReadRecord.of(each, place) for place, each in enumerate(found, start=1)]
 
     @property
     def sentence(self) -> str:
-        """The mean score, its scale, and the number of records it is over."""
+        """The mean score, its scale and the number of scored records."""
         average = as_number(as_table(self.document.get("overall_statistics")).get("average"))
         low, high = (as_number(self.document.get(end)) for end in ("score_min", "score_max"))
         scale = "" if low is None or high is None else f" on a scale from {low:g} to {high:g}"
@@ -264,7 +262,6 @@ class ReadResult:
 
 
 def read_result(path: Path) -> ReadResult:
-    """Read a result file."""
     size = path.stat().st_size
     if size > _LARGEST_BYTES:
         raise ValueError(f"it has {size:,} bytes; {_LARGEST_BYTES:,} are read")
@@ -275,7 +272,7 @@ def read_result(path: Path) -> ReadResult:
 
 
 def read_calls(record: Mapping[str, Any]) -> Iterator[ReadCall]:
-    """Yield the calls of a record of either form."""
+    """Yield the calls of a record of either format."""
     for call in _list(record.get("judgements", record.get("runs"))):
         if isinstance(call, dict):
             run = call.get("run", call.get("run_index"))

@@ -1,13 +1,13 @@
-"""One number about a judge: its interval, its denominators, and the reason if it is missing.
+"""A figure about a judge: value, interval, sample sizes, or the reason for a missing value.
 
-The bootstrap resamples records with all their scores, because scores of one record resemble each other. Every statistic is a
-function of sums over records, so a resample is a weighted sum and thousands of them are one matrix product.
+The bootstrap resamples records with all their scores, because scores of one record are correlated. Every statistic is a
+function of sums over records, so thousands of resamples are one matrix product.
 
 Sources:
     Efron 1987, "Better Bootstrap Confidence Intervals" (BCa); Efron and Tibshirani 1993, "An
         Introduction to the Bootstrap", chapter 14, equations 14.10, 14.14 and 14.15.
     Wolter 2007, "Introduction to Variance Estimation", chapter 2 (random groups): many records are
-        dealt at random into groups, which are then drawn instead; cost no longer grows with them.
+        assigned to random groups, which are resampled instead, so that the cost stops growing.
 """
 
 from __future__ import annotations
@@ -27,19 +27,18 @@ if TYPE_CHECKING:
 __all__ = ["BOOTSTRAP", "CONFIDENCE", "MIN_RECORDS", "TOO_FEW", "JudgeFigure", "bootstrap_interval"]
 
 RESAMPLES = 2000
-# Measured on simulated judges: at 20 records a nominal 95 % interval of a reliability holds the truth
-# in 87 to 93 % of cases, at 60 in 93 to 95 %; with fewer it is too narrow to be shown.
+# Measured on simulated judges: with 20 records a nominal 95% interval of a reliability covers the truth in 87 to
+# 93% of cases, with 60 in 93 to 95%. With fewer records the interval is too narrow to be shown.
 MIN_RECORDS = 20
 BOOTSTRAP = "bootstrap by record (BCa)"
 TOO_FEW = f"no interval: fewer than {MIN_RECORDS} records, or no variation among them"
 
 _STUDENT = "Student's t, clustered by record"
 _EXACT = "Clopper and Pearson, by record"
-# The error of a standard error from G groups is 1/sqrt(2 G): under 2 %.
+# The error of a standard error from G groups is 1/sqrt(2 G): under 2%.
 _MOST_GROUPS = 2048
 _AT_ONCE = 200
-# Resamples in which the statistic is undefined are left out; too many of them, and what is left
-# says nothing about the spread.
+# Resamples with an undefined statistic are dropped. If too many are, the rest no longer estimates the variance.
 _LEAST_DEFINED = 0.9
 _ROUNDING = 1e-12
 _NO_SPREAD = "no interval: one record, or no variation among records"
@@ -47,7 +46,7 @@ _NO_SPREAD = "no interval: one record, or no variation among records"
 
 @dataclass(frozen=True, slots=True)
 class JudgeFigure:
-    """A number, its 95% interval, the records and scores it is over, and its p-value."""
+    """A value with its 95% interval, sample sizes and p-value."""
 
     value: float | None
     low: float | None = None
@@ -61,13 +60,13 @@ class JudgeFigure:
 
     @classmethod
     def missing(cls, reason: str, *, records: int = 0, scores: int = 0) -> JudgeFigure:
-        """Return a figure without a value, and why."""
+        """Return a figure without a value, with the reason."""
         return cls(None, records=records, scores=scores, reason=reason)
 
     def within(
         self, interval: tuple[float, float] | None, *, method: str, otherwise: str, p: float | None = None
     ) -> JudgeFigure:
-        """Return the figure with ``interval`` and ``p``, or with ``otherwise`` as the reason for having none."""
+        """Return the figure with ``interval`` and ``p``, or with ``otherwise`` as the reason for a missing interval."""
         if interval is None or not all(math.isfinite(bound) for bound in interval):
             return replace(self, reason=otherwise)
         low, high = float(interval[0]), float(interval[1])
@@ -79,7 +78,7 @@ class JudgeFigure:
     def of_mean(
         cls, values: Floats, rows: Integers | None = None, *, low: float = -math.inf, high: float = math.inf
     ) -> JudgeFigure:
-        """Return a mean with its interval: Student's t, the scores of one record counted as one cluster."""
+        """Return a mean with its Student's t interval, clustering the scores of one record."""
         import numpy as np
 
         found = estimate_mean(values, np.arange(values.size) if rows is None else rows)
@@ -91,7 +90,7 @@ class JudgeFigure:
 
     @classmethod
     def of_rate(cls, hits: Booleans) -> JudgeFigure:
-        """Return the share of records of which something is true, with Clopper and Pearson's interval."""
+        """Return the share of true values with its Clopper-Pearson interval."""
         import numpy as np
 
         found = estimate_rate(hits.astype(np.float64), np.arange(hits.size))
@@ -108,7 +107,7 @@ class JudgeFigure:
 def bootstrap_interval(
     sums: Floats, statistic: Callable[[Floats], Floats], *, seed: int = 0
 ) -> tuple[float, float] | None:
-    """Return the 95 % BCa interval of a statistic, resampling records."""
+    """Return the 95% BCa interval of a statistic, resampling records."""
     import numpy as np
     from scipy.special import ndtr, ndtri
 
@@ -134,7 +133,7 @@ def bootstrap_interval(
 
 
 def _grouped(sums: Floats, rng: np.random.Generator) -> Floats:
-    """Return the sums by record, or by random group of records when there are very many."""
+    """Return the sums by record, or by random group of records if there are many."""
     import numpy as np
 
     records = sums.shape[0]
@@ -146,7 +145,7 @@ def _grouped(sums: Floats, rng: np.random.Generator) -> Floats:
 
 
 def _draws(units: int, rng: np.random.Generator) -> Iterator[Floats]:
-    """Yield, some draws at a time, how often each unit is in each draw."""
+    """Yield batches of draws: how often each draw contains each unit."""
     import numpy as np
 
     for _ in range(RESAMPLES // _AT_ONCE):
@@ -157,7 +156,7 @@ def _draws(units: int, rng: np.random.Generator) -> Iterator[Floats]:
 
 
 def _acceleration(left_out: Floats) -> float:
-    """Return BCa's acceleration from the statistic with each unit left out."""
+    """Return BCa's acceleration from the leave-one-out statistics."""
     import numpy as np
 
     away = left_out.mean() - left_out

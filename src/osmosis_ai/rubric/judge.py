@@ -1,12 +1,11 @@
-"""Asking a judge, many times at once, and the judges that all calls of ``evaluate_rubric`` share.
+"""Concurrent judge calls, and the judges shared by all calls of ``evaluate_rubric``.
 
-A score comes from the judge or not at all: a reply that cannot be read is asked for once more, with the
-reason, and is then an :class:`UnscoredError`. Waiting, retrying and adapting to the provider's rate are
-:class:`osmosis_ai.llm.client.ModelClient`'s.
+Every score comes from the judge. An unreadable reply is asked for once more, with the reason, and then raises
+:class:`UnscoredError`. :class:`osmosis_ai.llm.client.ModelClient` handles waiting, retries and rate limits.
 
-The shared judges live on one event loop in a thread of its own: plain functions, threads and other event loops share
-connections, rate limits and what was learnt about an endpoint. A forked child starts again: it has neither the thread nor the
-right to the parent's connections.
+The shared judges run on one event loop in its own thread, so that all threads and event loops share connections, rate
+limits and the known capabilities of an endpoint. A forked child starts its own thread, since it has neither the
+parent's thread nor the right to use its connections.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from osmosis_ai.rubric.types import (
 
 logger = logging.getLogger(__name__)
 
-# What an endpoint is asked for, the strictest first; it is taken at its word when it refuses one.
+# Response formats, strictest first. A format that the endpoint refuses is not tried again.
 _FORMATS: tuple[dict[str, Any] | None, ...] = (
     {"type": "json_schema", "json_schema": RESPONSE_SCHEMA},
     {"type": "json_object"},
@@ -54,7 +53,7 @@ _ABOUT_FORMAT = re.compile(r"response[_ ]?format|json[_ ]?(schema|object|mode)|s
 
 
 class Judge:
-    """One judge; an async context manager, for one event loop."""
+    """One judge: an async context manager, for one event loop."""
 
     def __init__(self, judge_model: JudgeModel, *, max_in_flight: int = 8) -> None:
         self.model = judge_model
@@ -71,11 +70,9 @@ class Judge:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._client.aclose()
 
     async def score(self, task: JudgeTask, *, call_index: int = 0) -> Judgement:
-        """Ask for one score."""
         if self.model.timeout_s == 0:
             raise self._failure("a timeout of 0 seconds leaves no time for an answer.")
         messages = build_prompt(task)
@@ -95,7 +92,7 @@ class Judge:
             raise spent.on(self._translated(error)) from None
 
     def snapshot(self) -> ClientStats:
-        """Return how calling goes now; call it inside the event loop."""
+        """Return the call statistics. Call it inside the event loop."""
         return self._client.snapshot()
 
     async def _ask(self, messages: Messages, call_index: int, spent: _Spent) -> Completion:
@@ -118,7 +115,7 @@ class Judge:
             except ModelCallError as error:
                 if wanted is None or not _is_about_format(error):
                     raise
-                # Another call may have learnt it meanwhile.
+                # Another call may have found this out meanwhile.
                 self._format = max(self._format, asked + 1)
                 logger.info("%s does not take `%s`; asking without it", self.model.name, wanted["type"])
                 continue
@@ -169,7 +166,7 @@ class Judge:
 
 @dataclass
 class _Spent:
-    """What one score has cost so far."""
+    """Usage of one score so far."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -187,17 +184,17 @@ class _Spent:
         self.retries += completion.attempts - 1
 
     def on(self, error: ProviderRequestError) -> ProviderRequestError:
-        """Write on ``error`` what was spent until it."""
+        """Record the usage so far on ``error``."""
         error.input_tokens, error.output_tokens = self.input_tokens, self.output_tokens
         error.cost_usd, error.duration_s, error.retries = self.cost_usd, self.duration_s, self.retries
         return error
 
 
 def _first_format(judge_model: JudgeModel) -> int:
-    """Strict output where the model is known to have it, or nothing is known; else JSON mode."""
+    """Return strict output if the model supports it or is unknown, and JSON mode otherwise."""
     known = OPENAI_COMPATIBLE.get(judge_model.provider)
     if judge_model.api_base and (known is None or judge_model.api_base != known.base_url):
-        return _SCHEMA  # whatever serves this name there, it is not what the table tells of
+        return _SCHEMA  # a custom endpoint may serve another model under this name
     entry = table_entry(judge_model.endpoint)
     if entry is None or entry.get("supports_response_schema"):
         return _SCHEMA
@@ -212,20 +209,20 @@ def _is_about_format(error: ModelCallError) -> bool:
     )
 
 
-# The caller's threads and tasks are the real limit; this one only keeps a mistake from opening thousands.
+# The caller's threads and tasks are the real limit; this one only stops a mistake from opening thousands.
 _MOST_IN_FLIGHT = 256
 _MOST_JUDGES_KEPT = 16
 _CLOSING_S = 5.0
 
 
 def submit(judge_model: JudgeModel, task: JudgeTask) -> Future[Judgement]:
-    """Ask a judge in the background; cancelling the future cancels the call."""
+    """Ask a judge in the background. Cancelling the future cancels the call."""
     thread = _thread()
     return asyncio.run_coroutine_threadsafe(thread.score(judge_model, task), thread.loop)
 
 
 async def _noted(judge: Judge, task: JudgeTask) -> Judgement:
-    """Ask, and tell the grading that does: the caller's context variables came along with the question."""
+    """Ask a judge and record the call with the current grading, found through the caller's context variables."""
     model = judge.model.name
     try:
         judgement = await judge.score(task)
@@ -245,7 +242,7 @@ def _note(spent: Judgement | ProviderRequestError, judgement: dict[str, Any]) ->
 
 
 class _JudgingThread:
-    """The loop, its thread, and the judges that live there."""
+    """The event loop, its thread and the judges on it."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -267,7 +264,7 @@ class _JudgingThread:
             self._busy[judge_model] -= 1
 
     def close(self) -> None:
-        """Close every connection and end the thread; calls under way are abandoned."""
+        """Close all connections and end the thread, abandoning open calls."""
         closing = asyncio.run_coroutine_threadsafe(self._close_all(), self.loop)
         with suppress(FutureTimeoutError):
             closing.result(timeout=_CLOSING_S)
@@ -286,7 +283,7 @@ class _JudgingThread:
         idle = [judge_model for judge_model in self._judges if not self._busy.get(judge_model)]
         for judge_model in idle[: max(0, surplus)]:
             self._busy.pop(judge_model, None)
-            # Taken out before it is waited for: nobody may be given a judge that closes.
+            # Remove it first: a judge that is closing must not be reused.
             await self._judges.pop(judge_model).aclose()
 
 
@@ -305,7 +302,7 @@ def _thread() -> _JudgingThread:
 
 
 def close() -> None:
-    """End the thread, if there is one; the next question starts another."""
+    """End the thread if it is running. The next question starts a new one."""
     global _current
     with _lock:
         thread, _current = _current, None
@@ -318,7 +315,7 @@ def _start_afresh() -> None:
     global _lock, _current
     _lock = threading.Lock()
     if _current is not None:
-        # Kept, not collected: the destructors would complain of connections that are the parent's to close.
+        # Keep a reference: the destructors would complain about connections that only the parent may close.
         _left_to_the_parent.append(_current)
         _current = None
 

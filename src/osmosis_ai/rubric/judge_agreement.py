@@ -1,11 +1,11 @@
-"""How far the judges of a session agree with themselves, with each other and with people, and what biases them.
+"""Agreement of a session's judges with themselves, with each other and with human scores, and their biases.
 
-A judge that repeats itself perfectly may still be wrong, so the questions have separate figures. A figure that the data do not
-allow has a reason instead of a value; no value is NaN.
+A perfectly consistent judge may still be wrong, so each question has its own figures. A figure that cannot be computed
+has a reason instead of a value; no value is NaN.
 
-A score that goes along with length is no bias by itself: longer answers may be better. Only scores given by people can tell
-the two apart, so with them each effect is what the judge adds to it. People's scores are noisy too: holding a noisy score
-fixed leaves some of the quality it measures, while the difference of judge and people does not, so both are given.
+A correlation of scores with length is not necessarily a bias, because longer answers may be better. Human scores
+separate the two: with them, each effect is what the judge adds. Human scores are noisy as well. Controlling for a noisy
+score leaves some of the quality it measures, and the difference of judge and human does not, so both are reported.
 
 Sources:
     Dawid 1982, "The Well-Calibrated Bayesian" (bins of the forecast, here of the judge's score).
@@ -51,7 +51,7 @@ _ONE_ORDER = "every call quoted its texts in the same order; `--swap` reverses i
 
 @dataclass(frozen=True, slots=True)
 class SessionCounts:
-    """What the figures were taken from."""
+    """Sample sizes behind the figures."""
 
     records: int
     models: int
@@ -68,7 +68,7 @@ class SessionCounts:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The standard deviation of repeated scores, and the share of records whose score never changed."""
+    """Standard deviation of repeated scores, and share of records with constant scores."""
 
     within: JudgeFigure
     unchanged: JudgeFigure
@@ -76,7 +76,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """The records whose judged score is in one category."""
+    """The records with the judge's score in one category."""
 
     name: str
     judge: float | None
@@ -86,7 +86,7 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A judge against people."""
+    """Comparison of a judge with human scores."""
 
     pearson: JudgeFigure
     spearman: JudgeFigure
@@ -101,7 +101,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class LengthBias:
-    """How a judge's score goes with the length of the text."""
+    """Relation between a judge's scores and text length."""
 
     correlation: JudgeFigure
     controlled: JudgeFigure
@@ -110,7 +110,7 @@ class LengthBias:
 
     @property
     def p(self) -> float | None:
-        """The p-value of no bias: both figures have to differ from zero, on the same side."""
+        """The p-value of no bias: both figures must differ from zero in the same direction."""
         if self.controlled.p is None or self.per_doubling.p is None:
             return None
         same_side = (self.controlled.value or 0.0) * (self.per_doubling.value or 0.0) > 0
@@ -138,7 +138,7 @@ class JudgeAgreement:
 
 @dataclass(frozen=True, slots=True)
 class JudgePair:
-    """A judge against another one, or the mean of the others, on the records that both scored."""
+    """A judge compared with another one or the mean of the others, on commonly scored records."""
 
     first: str
     second: str
@@ -150,7 +150,7 @@ class JudgePair:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """The agreement of several judges, and their consensus; each judge enters with the mean of its runs."""
+    """Agreement and consensus of several judges, each represented by the mean of its runs."""
 
     alpha: JudgeFigure
     alpha_ordinal: JudgeFigure
@@ -164,7 +164,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Disputed:
-    """A record on which scores differ most."""
+    """A record with a large difference of scores."""
 
     record: int
     label: str
@@ -188,12 +188,12 @@ class AgreementReport:
     far_from_people: tuple[Disputed, ...]
 
     def to_json(self) -> Mapping[str, Any]:
-        """Return the report as JSON-encodable data; what could not be measured is null with a reason."""
+        """Return the report as JSON-encodable data. A missing value is null with a reason."""
         return {"confidence": CONFIDENCE, **_encoded(self)}
 
     @classmethod
     def from_json(cls, data: object) -> AgreementReport:
-        """Read what :meth:`to_json` returned."""
+        """Parse the output of :meth:`to_json`."""
         from pydantic import TypeAdapter
 
         found: AgreementReport = TypeAdapter(cls).validate_python(data)
@@ -201,8 +201,8 @@ class AgreementReport:
 
 
 def measure_agreement(table: ScoreTable, *, seed: int = 0, pending_calls: int = 0) -> AgreementReport:
-    """Measure the agreement of the judges of a session."""
-    # Copies are one draw, and a record that stands thrice is no more evidence than one that stands once.
+    """Compute all agreement figures of a session."""
+    # Copies are one observation: duplicated records add no evidence.
     units = table.distinct()
     panel = _panel(units, seed) if len(units.models) > 1 else None
     return AgreementReport(
@@ -264,7 +264,7 @@ def _judge(table: ScoreTable, place: int, seed: int) -> JudgeAgreement:
 
 
 def _adjusted(judges: Sequence[JudgeAgreement]) -> tuple[JudgeAgreement, ...]:
-    """Adjust the p-values of all biases of all judges together, by Holm's method."""
+    """Adjust the p-values of all biases of all judges jointly with Holm's method."""
     tests = holm([p for each in judges for p in (each.length.p, each.order_in_file.p, each.position.p)])
     return tuple(
         replace(
@@ -282,7 +282,7 @@ def _adjusted(judges: Sequence[JudgeAgreement]) -> tuple[JudgeAgreement, ...]:
 
 
 def _mean_with(table: ScoreTable, scores: Floats, unscored_as: float) -> JudgeFigure | None:
-    """Return a judge's mean score with a score for every unscored call; None without such a call."""
+    """Return a judge's mean score with ``unscored_as`` for unscored calls; None without such a call."""
     import numpy as np
 
     missing = np.isnan(scores)
@@ -294,7 +294,7 @@ def _mean_with(table: ScoreTable, scores: Floats, unscored_as: float) -> JudgeFi
 
 
 def measure_spread(scores: Floats, *, seed: int = 0) -> Spread:
-    """Return how far repeated scores of a record lie apart."""
+    """Return the variation of repeated scores of a record."""
     import numpy as np
 
     known = ~np.isnan(scores)
@@ -361,7 +361,7 @@ def _against_people(table: ScoreTable, judge: Floats, seed: int) -> Calibration:
 
 
 def calibrate(judge: Floats, people: Floats, *, low: float, high: float, seed: int = 0) -> Calibration:
-    """Return how a judge's scores compare with people's."""
+    """Compare a judge's scores with human scores."""
     import numpy as np
 
     both = ~np.isnan(judge) & ~np.isnan(people)
@@ -393,7 +393,7 @@ def calibrate(judge: Floats, people: Floats, *, low: float, high: float, seed: i
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """The categories that scores are put into where a statistic needs categories."""
+    """Score categories for statistics that need them."""
 
     low: float
     high: float
@@ -402,12 +402,10 @@ class Levels:
 
     @property
     def size(self) -> int:
-        """How many categories there are."""
         return self.parts + 1 if self.centred else self.parts
 
     @property
     def names(self) -> list[str]:
-        """The categories as people read them."""
         edges = [self.low + (self.high - self.low) * part / self.parts for part in range(self.parts + 1)]
         shown = [f"{edge:.4g}" for edge in edges]
         if self.centred:
@@ -425,7 +423,7 @@ class Levels:
 
 
 def levels_of(people: Floats, low: float, high: float) -> Levels:
-    """Return the categories in which people scored: the even grid they kept to, else five equal parts."""
+    """Return the categories of the human scores: their even grid, or else five equal parts."""
     import numpy as np
 
     offsets = np.unique(np.round((people - low) / (high - low), 9))
@@ -459,7 +457,7 @@ def _nothing(reason: str, **known: JudgeFigure) -> Calibration:
 
 
 def length_bias(judge: Floats, lengths: Floats, people: Floats) -> LengthBias:
-    """Return how a judge's score goes with the length of the text."""
+    """Return the relation of a judge's scores to text length."""
     import numpy as np
 
     scored = ~np.isnan(judge)
@@ -477,7 +475,7 @@ def length_bias(judge: Floats, lengths: Floats, people: Floats) -> LengthBias:
 
 
 def order_in_file(judge: Floats, people: Floats) -> JudgeFigure:
-    """Return the rank correlation of judge minus people with the place in the file."""
+    """Return the rank correlation of judge minus human score with the position in the file."""
     import numpy as np
 
     both = ~np.isnan(judge) & ~np.isnan(people)
@@ -489,7 +487,7 @@ def order_in_file(judge: Floats, people: Floats) -> JudgeFigure:
 def position_bias(
     scores: Floats, presentations: Sequence[str] | None, *, scale: tuple[float, float] | None = None
 ) -> JudgeFigure:
-    """Return by how much the first order of the quoted blocks scores above the second, on the same records."""
+    """Return how much higher the first block order scores than the second, on the same records."""
     import numpy as np
 
     orders = list(dict.fromkeys(presentations or ()))
@@ -511,7 +509,7 @@ def position_bias(
 
 
 def _known(scores: Floats) -> tuple[Floats, Integers]:
-    """Return the scores that are there, and the record of each."""
+    """Return the available scores and the record of each."""
     import numpy as np
 
     rows, runs = np.nonzero(~np.isnan(scores))
@@ -519,7 +517,7 @@ def _known(scores: Floats) -> tuple[Floats, Integers]:
 
 
 def _listed(table: ScoreTable, first: Floats, second: Floats) -> tuple[Disputed, ...]:
-    """Return the records where the two scores lie farthest apart, by gap and then by place."""
+    """Return the records with the largest gaps between the two scores, ordered by gap and position."""
     import numpy as np
 
     gaps = np.nan_to_num(np.abs(second - first), nan=0.0)
@@ -532,7 +530,7 @@ def _listed(table: ScoreTable, first: Floats, second: Floats) -> tuple[Disputed,
 
 
 def _extremes(scores: Floats) -> tuple[Floats, Floats]:
-    """Return the least and the greatest score along the last axis; NaN where there is none."""
+    """Return the minimum and maximum along the last axis; NaN if there are no scores."""
     import numpy as np
 
     unknown = np.isnan(scores)
@@ -543,7 +541,7 @@ def _extremes(scores: Floats) -> tuple[Floats, Floats]:
 
 
 def _least_stable(scores: Floats) -> tuple[Floats, Floats]:
-    """Return the extremes of the one judge whose repeated scores of a record differ most."""
+    """Return the extremes of the judge whose repeated scores of a record differ most."""
     import numpy as np
 
     low, high = _extremes(scores)

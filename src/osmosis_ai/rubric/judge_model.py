@@ -1,8 +1,8 @@
-"""From what a user says about a judge to who is asked, where, and with which key.
+"""Resolve a judge configuration to a model, address and key.
 
-Everything that can be wrong here is found before the first call. An ``api_base`` always is an
-OpenAI-compatible endpoint and is called directly, whatever the provider; without one, providers that speak
-OpenAI's protocol are called directly at their own address and all others through LiteLLM.
+All configuration errors are found before the first call. An ``api_base`` is an OpenAI-compatible endpoint and is
+called directly, whatever the provider. Without one, providers with OpenAI's protocol are called directly at their own
+address, and all others through LiteLLM.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from osmosis_ai.rubric.types import (
 )
 
 DEFAULT_REQUEST_TIMEOUT_SECONDS = 30.0
-# Provider, start of the model's name, seconds; the first that fits counts.
+# Provider, model prefix, seconds; the first match applies.
 _TIMEOUTS_S = (
     ("xai", "grok-4", 60.0),
     ("openai", "gpt-5", 45.0),
@@ -56,7 +56,7 @@ DEFAULT_API_KEY_ENV: dict[str, str] = {
     "bedrock": "AWS_ACCESS_KEY_ID",
     "vertex_ai": "GOOGLE_APPLICATION_CREDENTIALS",
 }
-# Clouds have other credentials than one key. LiteLLM finds them itself; here it only counts that there are any.
+# Clouds use credentials other than a single key. LiteLLM finds them; here they only need to exist.
 _CLOUD_CREDENTIALS = {
     "azure": ("AZURE_AD_TOKEN", "AZURE_CLIENT_ID"),
     "bedrock": (
@@ -73,7 +73,7 @@ _SAME_PROVIDER = {"google": "gemini"}
 
 @dataclass(frozen=True, slots=True)
 class JudgeModel:
-    """One judge: who is asked, where and how."""
+    """One judge: model, address and options."""
 
     provider: str
     model: str
@@ -85,7 +85,7 @@ class JudgeModel:
 
     @property
     def endpoint(self) -> ModelEndpoint:
-        """What :class:`osmosis_ai.llm.client.ModelClient` calls."""
+        """The endpoint for :class:`osmosis_ai.llm.client.ModelClient`."""
         return ModelEndpoint(
             model_path=self.name,
             provider=self.provider,
@@ -104,7 +104,6 @@ def resolve_judge(
     api_key: str | None = None,
     timeout_s: float | None = None,
 ) -> JudgeModel:
-    """Find out who judges."""
     info = _with_name(model_info, api_base) if isinstance(model_info, str) else dict(model_info)
     overrides = {"api_base": api_base, "api_key": api_key}
     info.update({name: value for name, value in overrides.items() if value is not None})
@@ -133,7 +132,7 @@ def _require_reachable(name: str, base: str | None, env: Mapping[str, str]) -> N
     if only is None or (base is not None and urlsplit(base).netloc == only):
         return
     raise JudgeArgumentError(
-        f'The judge `{name}` can not be asked: rollouts of this run have `network = "none"` and reach the run\'s own '
+        f'The judge `{name}` cannot be asked: rollouts of this run have `network = "none"` and reach the run\'s own '
         "model alone.",
         hint="judge with that model (`api_base=` and `api_key=` of the rollout's context), or give the run "
         '`network = "host"`',
@@ -141,12 +140,12 @@ def _require_reachable(name: str, base: str | None, env: Mapping[str, str]) -> N
 
 
 def provider_and_model(model_info: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the provider (in lower case) and the model that ``model_info`` names."""
+    """Return the provider (in lower case) and the model named by ``model_info``."""
     return provider_of(model_info), _required(model_info, "model", "`gpt-5-mini`")
 
 
 def provider_of(model_info: Mapping[str, Any]) -> str:
-    """Return the provider that ``model_info`` names, in lower case."""
+    """Return the provider named by ``model_info``, in lower case."""
     if not isinstance(model_info, Mapping):
         raise JudgeArgumentError(
             f"`model_info` must be a dict with `provider` and `model`, not {type(model_info).__name__}."
@@ -156,7 +155,7 @@ def provider_of(model_info: Mapping[str, Any]) -> str:
 
 
 def find_api_key(provider: str, model_info: Mapping[str, Any], env: Mapping[str, str]) -> str | None:
-    """Return the key of ``provider``; None where none is needed, or the credentials are no single key."""
+    """Return the provider's key; None if it needs none or its credentials are not a single key."""
     if inline := _text(model_info, "api_key"):
         return inline
     clouds = _CLOUD_CREDENTIALS.get(provider, ())
@@ -186,23 +185,23 @@ def find_api_key(provider: str, model_info: Mapping[str, Any], env: Mapping[str,
 
 
 def is_variable_name(name: str) -> bool:
-    """Whether a shell could set a variable of this name."""
+    """Return whether a shell could set a variable of this name."""
     return name.isascii() and name.isidentifier()
 
 
 def guessed_key_variable(provider: str) -> str | None:
-    """Return what a provider that nobody here knows would call its key; None where that could be no variable."""
+    """Return the likely key variable of an unknown provider, or None if its name cannot form one."""
     name = f"{provider.upper()}_API_KEY"
     return name if is_variable_name(name) else None
 
 
 def _needs_key(provider: str, model_info: Mapping[str, Any], env: Mapping[str, str]) -> bool:
     if _text(model_info, "api_base"):
-        return False  # a server of one's own rarely wants one; when it does, its refusal says so
+        return False  # self-hosted servers rarely need a key; one that does says so when it refuses the call
     known = OPENAI_COMPATIBLE.get(provider)
     if known is not None:
         return known.needs_key and compatible_base_url(provider, env) == known.base_url
-    # LiteLLM knows more ways to find credentials than we do, for the providers whose key we do not know.
+    # For providers whose key is unknown here, LiteLLM may find credentials in other ways.
     return provider in DEFAULT_API_KEY_ENV or bool(key_variables(provider)) or not is_provider(provider)
 
 
@@ -228,7 +227,7 @@ def _unknown_provider(provider: str) -> str:
 
 
 def _base_of(provider: str, model: str, info: Mapping[str, Any], env: Mapping[str, str]) -> str | None:
-    """The address to call directly; None when LiteLLM makes the call."""
+    """Return the address to call directly, or None if LiteLLM makes the call."""
     given = _text(info, "api_base")
     if given is not None:
         return _checked_address(given)
@@ -265,7 +264,7 @@ def _checked_address(value: str) -> str:
 
 
 def _with_name(path: str, api_base: str | None) -> dict[str, Any]:
-    """A LiteLLM name as ``model_info``; an endpoint of one's own may know any name."""
+    """Return a LiteLLM name as ``model_info``. A custom endpoint may accept any name."""
     path = path.strip()
     if not path:
         raise JudgeArgumentError("the judge's model must not be blank, for instance `openai/gpt-5-mini`.")
@@ -307,7 +306,7 @@ def _required(info: Mapping[str, Any], name: str, examples: str) -> str:
 
 
 def _text(info: Mapping[str, Any], name: str) -> str | None:
-    """The string called ``name``, without space around it; None when it is missing or blank."""
+    """Return the string ``name``, stripped; None if it is missing or blank."""
     value = info.get(name)
     if value is not None and not isinstance(value, str):
         raise JudgeArgumentError(f"`{name}` in `model_info` must be a string, not {type(value).__name__}.")
@@ -320,7 +319,7 @@ _REQUIRED = {
     "rubric": "the instructions to judge by",
 }
 _OPTIONAL_TEXTS = ("api_key", "api_key_env", "api_base", "system_prompt", "original_input")
-# What a judge's configuration takes over from `extra_info`; the rest is the function's own.
+# Keys of `extra_info` that configure the judge; the function itself uses the rest.
 _OF_THE_JUDGE = (
     *("provider", "model", *_OPTIONAL_TEXTS),
     *("score_min", "score_max", "timeout", "reasoning_effort"),
@@ -329,7 +328,7 @@ _NAME_A_JUDGE = ("provider", "model", "api_key", "api_key_env", "api_base", "mod
 
 
 def with_model_info(extra_info: Mapping[str, Any], *, function: str) -> dict[str, Any]:
-    """Return a copy of ``extra_info`` with ``model_info``: the judge's configuration, overrides merged in."""
+    """Return a copy of ``extra_info`` with ``model_info``, the judge's configuration with overrides merged in."""
     where = f"`{function}`: `extra_info"
     named = any(extra_info.get(name) is not None for name in _NAME_A_JUDGE)
     for name, meaning in _REQUIRED.items():
@@ -394,7 +393,7 @@ def _check_bounds(model_info: Mapping[str, Any], where: str) -> None:
 
 
 def _shown(entries: Mapping[str, Any], name: str) -> str:
-    """What is there instead, by its kind alone: it may be a key."""
+    """Return only the type of a value, which may be a key."""
     if name not in entries:
         return "missing"
     value = entries[name]

@@ -1,9 +1,8 @@
-"""What a judge reads: a rubric, a range, and quoted data that cannot break out of its block.
+"""Prompts for judges: a rubric, a score range, and quoted data that cannot break out of its block.
 
-The delimiters of a block carry a code drawn for this one call, after the data was written, and drawn again
-if the data should hold it. So no candidate can close its own block or open another, and the data needs no
-escaping: the judge reads it exactly as it is. What is the same for every call comes first, the code after
-it, so that providers can cache the beginning.
+Block delimiters contain a random code drawn for each call, and redrawn if the data contains it. A candidate therefore
+cannot close its block or open another, and the data needs no escaping. The constant part of the prompt precedes the
+code, so that providers can cache it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from osmosis_ai.rubric.types import JudgeTask
 Messages = list[dict[str, str]]
 
 _CODE_BYTES = 8
-# A reply that could not be read is shown to the judge again; its beginning tells what was wrong.
+# An unreadable reply is quoted to the judge; its beginning shows the problem.
 _LONGEST_REPLY_QUOTED = 4_000
 
 RESPONSE_SCHEMA: dict[str, Any] = {
@@ -55,7 +54,7 @@ def build_prompt(task: JudgeTask) -> Messages:
 
 
 def ask_again(messages: Messages, reply: str, problem: str) -> Messages:
-    """Return ``messages`` with a request to repeat an answer that could not be read."""
+    """Return ``messages`` with a request to repeat an unreadable answer."""
     request = (
         f"Your reply could not be used: {problem} "
         "Answer again with one JSON object and nothing else: "

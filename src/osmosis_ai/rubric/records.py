@@ -1,8 +1,7 @@
-"""The records of a session: read from JSON Lines one at a time, and some hundred bytes of each in memory.
+"""Read a session's records from JSON Lines one at a time, keeping a few hundred bytes of each in memory.
 
-A line is one record in either form: a conversation (``messages``, whose last assistant turn is judged) or the text itself
-(``solution_str``). Every problem names its line. One pass over the file before the first call finds a mistake in the last line
-before anything is paid for.
+Each line is one record: a conversation (``messages``, whose last assistant turn is judged) or a text
+(``solution_str``). Errors name their line. The whole file is checked before the first paid call.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 MAX_LINE_BYTES = 8 << 20
 _LOOKED_AT = 1 << 16
 HUMAN_FIELDS = ("human_score", "label")
-# 128 bits: no two of any number of records share them by chance.
+# 128 bits make accidental collisions practically impossible.
 _DIGEST_DIGITS = 32
 
 
@@ -49,7 +48,7 @@ class RubricRecord:
 
     @property
     def digest(self) -> str:
-        """What tells apart all that a judge sees of a record; what people gave it is none of it."""
+        """Digest of everything the judge sees of a record, without human scores."""
         return _digest(
             self.solution_str,
             self.ground_truth,
@@ -61,7 +60,7 @@ class RubricRecord:
 
     @property
     def question_digest(self) -> str | None:
-        """The same of what the text is an answer to, whatever the answer; None where the record does not tell."""
+        """Digest of the question without the answer; None if the record has no question."""
         before = _before_the_judged_turn(self.source.get("messages"))
         if not before and self.original_input is None:
             return None
@@ -71,7 +70,7 @@ class RubricRecord:
 
 @dataclass(frozen=True, slots=True)
 class RecordRules:
-    """Which lines of a file are records of a session, and how they are read."""
+    """Selects and interprets the lines of a file that are records of a session."""
 
     rubric_id: str | None = None
     tagged_only: bool = False
@@ -79,7 +78,7 @@ class RecordRules:
 
 
 def iter_records(path: Path, rules: RecordRules | None = None) -> Iterator[RubricRecord]:
-    """Yield the records of a file, checking every line, those of other rubrics too."""
+    """Yield the records of a file, checking every line, including those of other rubrics."""
     rules = rules or RecordRules()
     index, seen = 0, False
     for number, raw in _lines(path):
@@ -96,7 +95,7 @@ def iter_records(path: Path, rules: RecordRules | None = None) -> Iterator[Rubri
 
 
 def iter_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) of every line that is not blank, whatever the object holds."""
+    """Yield (line number, object) of every line that is not blank."""
     number = 0
     for number, raw in _lines(path):
         yield number, _decode(path, number, raw)
@@ -105,7 +104,7 @@ def iter_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def require_file(path: Path, what: str) -> None:
-    """Refuse a path that is no file."""
+    """Check that a path is a file."""
     if path.is_dir():
         raise OsmosisError(f"{what} '{path}' is a directory; expected a file.")
     if not path.exists():
@@ -153,7 +152,7 @@ def _decode(path: Path, number: int, raw: bytes) -> dict[str, Any]:
 
 
 def _refuse_bytes(path: Path, number: int, raw: bytes) -> None:
-    """Refuse bytes that are no text; the end may be cut within a character."""
+    """Reject bytes that are not text. The end may be cut inside a character."""
     try:
         raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -193,7 +192,7 @@ def _judged_text(path: Path, number: int, source: dict[str, Any]) -> str:
 
 
 def _before_the_judged_turn(messages: object) -> list[object]:
-    """Return the turns before the last one of the assistant that has text: what was asked."""
+    """Return the turns before the last assistant turn with text."""
     turns = messages if isinstance(messages, list) else []
     for place in range(len(turns) - 1, -1, -1):
         turn = turns[place]
@@ -282,7 +281,7 @@ def _is_number(value: object, *, allow_bool: bool = False) -> bool:
 
 
 def _first_text(source: dict[str, Any], *names: str) -> str | None:
-    """Return the first of the fields that names something; numbers are names too."""
+    """Return the first field with a name; numbers count as names."""
     for name in names:
         value = source.get(name)
         if isinstance(value, str) and value.strip():
@@ -310,7 +309,7 @@ def _digest(*parts: object) -> str:
 
 
 class RecordIndex:
-    """The records of a session, as far as they are remembered."""
+    """Index of a session's records."""
 
     def __init__(self, path: Path, rules: RecordRules, bounds: tuple[float, float]) -> None:
         self.path = path
@@ -357,7 +356,7 @@ class RecordIndex:
 
     @property
     def has_copies(self) -> bool:
-        """Whether a record is a copy of another."""
+        """Whether any record is a copy of another."""
         return any(place != first for place, first in enumerate(self.copy_of))
 
     def records(self) -> Iterator[RubricRecord]:
@@ -393,7 +392,7 @@ class RecordIndex:
         if low <= given <= high:
             return float(given)
         if record.human_field == "label":
-            # A number that names a class: other tools use the field for that.
+            # A number here is a class label, as other tools use the field.
             self.ignored_labels += 1
             return math.nan
         raise OsmosisError(

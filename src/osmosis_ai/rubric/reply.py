@@ -1,8 +1,9 @@
-"""From a judge's reply to a score: recovered where it is plain what was meant, refused where it is not.
+"""Parse a judge's reply into a score, if its meaning is unambiguous.
 
-A score is read from exactly one JSON object. Thoughts, fences and prose around it do not matter, nor does an
-object around it. Nothing is ever guessed: no score is made of a word, a boolean or a string, a list is no
-object, and several objects that name different scores are no score at all, nor is one that names two.
+The score is read from exactly one JSON object. Thoughts, code fences, prose and an enclosing object are ignored. The
+parser
+does not guess: it accepts no score from a word, a boolean, a string or a list, and refuses replies with several
+objects or keys that give different scores.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from osmosis_ai.rubric.types import UnscoredReason
 
-# What lies beyond is no judge's answer; the search below is quadratic in the worst case.
+# No judge's answer is this long, and the search below is quadratic in the worst case.
 _LONGEST_SEARCHED = 100_000
 _MOST_STARTS = 500
 _DEEPEST_WRAPPING = 3
@@ -24,7 +25,7 @@ _LONGEST_QUOTED = 120
 
 
 class _ScoredTwice(dict[str, Any]):
-    """An object that has the key ``score`` more than once, of which Python's own reader keeps the last."""
+    """An object that repeats the key ``score``; Python's reader would keep only the last value."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -32,14 +33,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return _ScoredTwice(pairs) if twice else dict(pairs)
 
 
-# Python's own reader, but a line break within a string is let through: many models write them.
+# strict=False permits line breaks within strings, which many models write.
 _DECODER = json.JSONDecoder(strict=False, object_pairs_hook=_object)
 _START = re.compile(r"[{\[]")
 _THOUGHTS = re.compile(r"<(?:think|thinking|reasoning|thought)>", re.IGNORECASE)
 _END_OF_THOUGHTS = re.compile(r"</(?:think|thinking|reasoning|thought)>", re.IGNORECASE)
 _REFUSAL = re.compile(
     r"^\W*(?:i['’]?m sorry|i am sorry|sorry,|i apologi[sz]e|unfortunately,? i|as an ai\b"
-    r"|i (?:can(?:no|['’])t|can not|am unable|am not able|won['’]t|will not|must decline|decline)\b"
+    r"|i (?:can(?: ?no|['’])t|am unable|am not able|won['’]t|will not|must decline|decline)\b"
     r"|i['’]m (?:unable|not able)\b)",
     re.IGNORECASE,
 )
@@ -47,7 +48,7 @@ _REFUSAL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ParsedReply:
-    """What the judge said: its own number, not yet held to any bounds, and its reasons."""
+    """The judge's score, not yet checked against bounds, and its reasons."""
 
     score: float
     explanation: str
@@ -63,7 +64,7 @@ class ReplyError(ValueError):
 
 
 def read_completion(response: Mapping[str, Any]) -> ParsedReply:
-    """Read the verdict from a ``chat.completion`` object."""
+    """Parse the verdict in a ``chat.completion`` object."""
     choices = response.get("choices")
     choice = _mapping(choices[0] if isinstance(choices, list) and choices else None)
     message = _mapping(choice.get("message"))
@@ -87,7 +88,7 @@ def read_completion(response: Mapping[str, Any]) -> ParsedReply:
 
 
 def parse_reply(text: str) -> ParsedReply:
-    """Read the verdict from the text of a reply."""
+    """Parse the verdict in the text of a reply."""
     if not text.strip():
         raise ReplyError("empty", "the reply did not include any content.", text=text)
     whole = _decoded(text.strip())
@@ -105,7 +106,7 @@ def parse_reply(text: str) -> ParsedReply:
 
 
 def _agreed(readings: list[ParsedReply | ReplyError], text: str) -> ParsedReply:
-    """The one verdict among the readings; of the same score said twice, the last."""
+    """Return the single verdict of the readings; the last one if the same score is repeated."""
     verdicts = [reading for reading in readings if isinstance(reading, ParsedReply)]
     if len({verdict.score for verdict in verdicts}) > 1:
         raise ReplyError(
@@ -144,7 +145,7 @@ def _nothing_found(text: str, values: list[Any], objects: list[dict[str, Any]]) 
 
 
 def _holders(value: dict[str, Any], depth: int) -> Iterator[dict[str, Any]]:
-    """Yield the outermost objects with a score: ``value`` itself, or those it wraps."""
+    """Yield the outermost objects with a score: ``value`` itself, or those nested in it."""
     if "score" in value:
         yield value
     elif depth:
@@ -154,7 +155,7 @@ def _holders(value: dict[str, Any], depth: int) -> Iterator[dict[str, Any]]:
 
 
 def _values_within(text: str) -> Iterator[dict[str, Any] | list[Any]]:
-    """Yield the JSON objects and lists in ``text``, from left to right; those within others are skipped."""
+    """Yield the outermost JSON objects and lists in ``text``, from left to right."""
     position = 0
     for _ in range(_MOST_STARTS):
         start = _START.search(text, position)
@@ -166,14 +167,14 @@ def _values_within(text: str) -> Iterator[dict[str, Any] | list[Any]]:
         except (ValueError, RecursionError):
             continue
         position = end
-        # "[1]" in prose is a footnote, and "{}" an empty hand; neither is an answer.
+        # "[1]" in prose is a footnote, and "{}" is empty; neither is an answer.
         items = value if isinstance(value, list) else [value]
         if any(isinstance(item, dict) and item for item in items):
             yield value
 
 
 def _decoded(text: str) -> Any:
-    """The JSON that ``text`` is as a whole, also when it was written into a JSON string; None when it is none."""
+    """Parse all of ``text`` as JSON, including JSON inside a JSON string; None if it is not JSON."""
     for _ in range(2):
         try:
             value = _DECODER.decode(text.lstrip("\ufeff"))
@@ -186,16 +187,16 @@ def _decoded(text: str) -> Any:
 
 
 def _without_thoughts(text: str) -> str:
-    """What was said aloud: after the last thought, or before the first when nothing comes after."""
+    """Return the text after the last thought, or before the first one if no text follows."""
     *thoughts, aloud = _END_OF_THOUGHTS.split(text)
     if thoughts and not aloud.strip():
         aloud = _THOUGHTS.split(text, maxsplit=1)[0]
-    # Thoughts that never end are not followed by an answer.
+    # An unterminated thought is not followed by an answer.
     return "" if _THOUGHTS.match(aloud.lstrip()) else aloud.strip()
 
 
 def _content(content: object) -> str:
-    """The text of a message: a string, or the text parts of a list."""
+    """Return a message's text from a string or the text parts of a list."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):

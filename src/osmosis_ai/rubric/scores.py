@@ -1,8 +1,7 @@
-"""What a judging session scored, as one array: records by models by runs.
+"""Scores of a judging session as one array: records by models by runs.
 
-A call without a usable score is NaN and stays apart in every figure: it is never a zero. All
-scores lie on one scale, from ``score_min`` to ``score_max``, so that they can be compared across
-records; records that set bounds of their own are brought to it first (:func:`rescaled`).
+An unscored call is NaN and never counts as zero. All scores are on one scale from ``score_min`` to ``score_max``.
+Records with their own bounds are rescaled to it first (:func:`rescaled`).
 """
 
 from __future__ import annotations
@@ -20,25 +19,23 @@ if TYPE_CHECKING:
     Integers: TypeAlias = NDArray[np.int64]
     Booleans: TypeAlias = NDArray[np.bool_]
 
-# Of the scale: a mean of 0.1 and 0.5 is the score 0.3, and ties with it.
+# Round means relative to the scale, so that the mean of 0.1 and 0.5 ties with a score of 0.3.
 _DIGITS = 12
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreTable:
-    """The scores of a session and what is known of each record.
+    """The scores of a session and the known properties of each record.
 
     Attributes:
-        models: the judges' names, as shown; the second axis of ``scores``.
-        labels: one name per record; the first axis of ``scores``. People count records from 1.
-        scores: (records, models, runs); NaN where a call gave no score.
-        score_min, score_max: the scale of every score.
-        human: (records,) scores given by people, on the same scale; NaN where there is none.
+        models: Display names of the judges; the second axis of ``scores``.
+        labels: One name per record; the first axis of ``scores``. Numbering starts at 1.
+        scores: (records, models, runs); NaN for unscored calls.
+        score_min, score_max: The scale of all scores.
+        human: (records,) human scores on the same scale; NaN if missing.
         lengths: (records,) characters of the scored text.
-        presentations: one word per run that names the order in which the prompt quoted its blocks,
-            when the runs differ in it; None when every call used the same order.
-        copy_of: (records,) the place of the first record that each is a copy of, its own where it is none; None
-            when no record is a copy.
+        presentations: Name of the block order in each run's prompt; None if all calls use the same order.
+        copy_of: (records,) index of the first identical record, or its own; None if there are no copies.
     """
 
     models: Sequence[str]
@@ -61,28 +58,27 @@ class ScoreTable:
 
     @property
     def records(self) -> int:
-        """Records in the session, scored or not."""
+        """Number of records, scored or not."""
         return int(self.scores.shape[0])
 
     @property
     def runs(self) -> int:
-        """Calls asked of each model for each record."""
+        """Number of calls per model and record."""
         return int(self.scores.shape[2])
 
     @property
     def span(self) -> float:
-        """The width of the scale."""
         return self.score_max - self.score_min
 
     def distinct(self) -> ScoreTable:
-        """Return the table with one record of each group of copies: one that people scored, with most scores."""
+        """Return the table with one record per group of copies, preferring human scores, then most scores."""
         import numpy as np
 
         if self.copy_of is None:
             return self
         groups = np.asarray(self.copy_of, dtype=np.int64)
         known = (~np.isnan(self.scores)).sum(axis=(1, 2))
-        # Sorted by group, the best of each group first; ties by place in the file.
+        # Sort by group, the best record of each group first, ties in file order.
         order = np.lexsort((-known, np.isnan(self.human), groups))
         _, first = np.unique(groups[order], return_index=True)
         kept = np.sort(order[first])
@@ -96,19 +92,19 @@ class ScoreTable:
         )
 
     def model_means(self) -> Floats:
-        """Return (records, models): each model's mean over its runs; NaN where it scored none."""
+        """Return (records, models): each model's mean over its runs; NaN without a score."""
         return self._settled(mean_where_known(self.scores))
 
     def consensus(self) -> Floats:
-        """Return (records,): the mean of the models' means, so that every model has one vote."""
+        """Return (records,): the mean of the models' means, which weighs models equally."""
         return self._settled(mean_where_known(self.model_means()))
 
     def consensus_median(self) -> Floats:
-        """Return (records,): the median of the models' means, which one odd model does not move."""
+        """Return (records,): the median of the models' means, which is robust to one outlier."""
         return self._settled(median_where_known(self.model_means()))
 
     def _settled(self, values: Floats) -> Floats:
-        """Return ``values`` without the rounding errors that would tell equal scores apart."""
+        """Round away floating-point errors, so that equal scores tie."""
         import numpy as np
 
         rounded: Floats = np.round(values, _DIGITS - math.ceil(math.log10(self.span)))
@@ -116,7 +112,7 @@ class ScoreTable:
 
 
 def mean_where_known(values: Floats) -> Floats:
-    """Return the mean over the last axis of what is not NaN; NaN where nothing is."""
+    """Return the mean over the last axis, ignoring NaN; NaN if all values are."""
     import numpy as np
 
     known = ~np.isnan(values)
@@ -127,7 +123,7 @@ def mean_where_known(values: Floats) -> Floats:
 
 
 def median_where_known(values: Floats) -> Floats:
-    """Return the median over the last axis of what is not NaN; NaN where nothing is."""
+    """Return the median over the last axis, ignoring NaN; NaN if all values are."""
     import numpy as np
 
     # NaN sorts last, so the known values of each row come first.
@@ -142,10 +138,10 @@ def median_where_known(values: Floats) -> Floats:
 def rescaled(
     values: float | Floats, low: float | Floats, high: float | Floats, *, to_low: float, to_high: float
 ) -> Floats:
-    """Return ``values`` moved linearly from the scale ``low`` … ``high`` to ``to_low`` … ``to_high``."""
+    """Map ``values`` linearly from the scale ``low`` … ``high`` to ``to_low`` … ``to_high``."""
     import numpy as np
 
-    # A file's bounds may be so far apart, or so near, that what comes out is no number; callers look.
+    # Extreme bounds in a file can give a non-finite result, which callers check.
     with np.errstate(all="ignore"):
         share = (np.asarray(values, dtype=np.float64) - low) / (np.asarray(high) - np.asarray(low))
         moved: Floats = to_low + share * (to_high - to_low)
@@ -153,7 +149,7 @@ def rescaled(
 
 
 def score_ranges(scores: Floats) -> Floats:
-    """Return the greatest minus the least score along the last axis; 0 with one, NaN without any."""
+    """Return maximum minus minimum along the last axis; 0 for one score, NaN for none."""
     import numpy as np
 
     known = ~np.isnan(scores)
@@ -166,11 +162,11 @@ def score_ranges(scores: Floats) -> Floats:
 
 
 def most_disputed(table: ScoreTable, most: int) -> set[int]:
-    """Return the places of the records on which scores differ most, from each other or from people's; ``most`` at most."""
+    """Return up to ``most`` records whose scores differ most from each other or from human scores."""
     import numpy as np
 
     spread = score_ranges(table.scores.reshape(table.records, -1))
     gap = np.abs(table.consensus() - table.human)
-    # A record without any score has the most to explain.
+    # A record without any score needs the most explanation.
     interest = np.fmax(np.nan_to_num(spread, nan=table.span), np.nan_to_num(gap, nan=0.0))
     return set(np.argsort(-interest, kind="stable")[:most].tolist())

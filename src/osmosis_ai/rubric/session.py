@@ -1,9 +1,8 @@
-"""The run of a judging session: hundreds of calls at once, each durable before it counts.
+"""Run a judging session: hundreds of concurrent calls, each durable before it counts.
 
-Every judge has a stream of its own over the records, so that a slow provider never delays another; how
-many calls run at once adapts to each provider's account. Records are read when their turn comes and forgotten
-after it. Whatever ends the session (the user, a budget, a judge that answers nobody), what has ended stays
-and the rest stays pending.
+Every judge processes the records independently, so that a slow provider does not delay another. Concurrency adapts to
+each provider account. Records are read when needed and not kept. If a user, a budget or a failing judge ends the
+session, finished calls are kept and the rest stay pending.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SessionSnapshot:
-    """How far a session is."""
+    """Progress of a session."""
 
     completed: int
     total: int
@@ -47,23 +46,23 @@ class SessionSnapshot:
 
 
 class SessionHooks:
-    """What a session tells its caller. Override what you care about."""
+    """Callbacks of a session; override the ones you need."""
 
     def started(self, interrupt: Callable[[], None]) -> None:
-        """Take the function that stops the session gracefully."""
+        """Receive the function that stops the session gracefully."""
 
     def progress(self, snapshot: SessionSnapshot) -> None:
-        """Show how far the session is; called a few times a second."""
+        """Receive the progress, a few times per second."""
 
     def ended(self) -> None:
-        """Take note that nothing is being spent any more."""
+        """Called when all spending has stopped."""
 
 
 DEFAULT_CONCURRENCY = 256
 INTERRUPTED = Stop("interrupted", "interrupted")
-# With a budget, this many calls tell what one costs before the rest may start.
+# With a budget, this many calls measure the cost of one before the rest start.
 _PROBES = 8
-# A judge that has refused this many calls in a row will refuse the next: a wrong key at once, trouble later.
+# A judge that has refused this many calls in a row will refuse the next: a wrong key at once, other trouble later.
 _REFUSALS_FOR_GOOD = 10
 _FAILURES_IN_A_ROW = 50
 _PERMANENT = frozenset({"auth", "not_found"})
@@ -73,14 +72,12 @@ _PROGRESS_S = 0.2
 
 @dataclass(slots=True)
 class _Call:
-    """A call to be made."""
-
     record: RubricRecord
     run: int
 
 
 class JudgingSession:
-    """Makes the calls that a session still owes."""
+    """Makes the pending calls of a session."""
 
     def __init__(
         self,
@@ -99,7 +96,7 @@ class JudgingSession:
         self._journal = journal
         self._budget = budget
         self._concurrency = concurrency
-        # While some calls are written to the disk, others must be ready to take their turns.
+        # While some calls are being written to disk, others must be ready to start.
         self._queue_length = concurrency + max(_LEAST_READY, concurrency // 4)
         self._hooks = hooks
         self._redact = redactor
@@ -122,29 +119,28 @@ class JudgingSession:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of work, earlier sessions included."""
+        """Seconds of work, including earlier sessions."""
         return self._elapsed_before_s + self.session_s
 
     @property
     def session_s(self) -> float:
-        """Seconds of work of this session; it stands still once the last call has ended."""
+        """Seconds of work in this session, up to its last call."""
         if self._started is None:
             return 0.0
         return (self._finished or time.monotonic()) - self._started
 
     def count_call(self, call: CallRecord, offset: int) -> None:
-        """Count a call that is durable."""
+        """Count a durable call."""
         self.call_states.settle(call, offset)
         self.usage[call.model].add(call)
         tokens = call.input_tokens + call.output_tokens
-        # A call that failed before an answer cost nothing, and says nothing of what one costs.
+        # A call that failed before an answer cost nothing and does not affect the estimate.
         self._spending.add(
             calls=1 if tokens or call.status != "failed" else 0, tokens=tokens, cost_usd=call.cost_usd
         )
         self._measured.set()
 
     async def run(self) -> None:
-        """Make the calls."""
         self._spending.start_clock()
         self._started = time.monotonic()
         self._hooks.started(self.interrupt)
@@ -156,7 +152,7 @@ class JudgingSession:
                 ]
                 try:
                     await self._dispatch()
-                finally:  # what is still being written counts, too, in the last report of progress
+                finally:  # the last progress report includes calls that are still being written
                     await asyncio.gather(*self._recordings, return_exceptions=True)
         finally:
             self._hooks.ended()
@@ -164,13 +160,12 @@ class JudgingSession:
         await self._journal.append_line(json_bytes({"elapsed_s": round(self.session_s, 3)}) + b"\n")
 
     def interrupt(self) -> None:
-        """Start nothing more and cancel what is in flight."""
+        """Start no further calls and cancel those in flight."""
         self._interrupted = True
         for dispatcher in self._dispatchers:
             dispatcher.halt(INTERRUPTED)
 
     def snapshot(self) -> SessionSnapshot:
-        """Return how far the session is."""
         call_states, seconds = self.call_states, self.session_s
         return SessionSnapshot(
             completed=len(call_states) - call_states.open_count(),
@@ -186,7 +181,7 @@ class JudgingSession:
         )
 
     def _in_flight(self) -> dict[str, int]:
-        """Return the calls under way by provider account, which judges may share."""
+        """Return the calls in flight by provider account, which judges may share."""
         return {judge.model.endpoint.limiter_key: judge.snapshot().in_flight for judge in self._judges}
 
     async def _dispatch(self) -> None:
@@ -204,7 +199,7 @@ class JudgingSession:
             try:
                 return await self._attempt(number, judge, call)
             except Exception:
-                # Nothing can be kept any more: the other judges must not go on spending.
+                # Results can no longer be stored, so the other judges must stop spending.
                 self._halt_others(number)
                 raise
 
@@ -237,7 +232,7 @@ class JudgingSession:
             self._failures[number] = 0
         finally:
             self._flying -= 1
-        # A task of its own: what was paid for is kept even when the session is being cancelled.
+        # A separate task stores paid results even if the session is being cancelled.
         recording = asyncio.create_task(self._record(ended))
         self._recordings.add(recording)
         recording.add_done_callback(self._recordings.discard)
@@ -284,7 +279,7 @@ class JudgingSession:
         return self._redact.tree(raw) if self._spec.keep_raw and raw is not None else None
 
     def _count_failure(self, number: int, error: ProviderRequestError) -> None:
-        """Stop a judge that answers nobody; its remaining calls stay pending."""
+        """Stop a judge that keeps failing. Its remaining calls stay pending."""
         if isinstance(error, UnscoredError):
             self._failures[number] = 0
             return
@@ -303,7 +298,7 @@ class JudgingSession:
         return self._spending.exhausted(self._spent_in_flight)
 
     async def _may_start(self) -> bool:
-        """Under a budget, wait until the first calls have told what one costs; False when it is spent."""
+        """With a budget, wait until the first calls show the cost of one; return False if it is spent."""
         limited = self._budget.max_cost_usd is not None or self._budget.max_tokens is not None
         if limited and not self._measured.is_set() and self._flying >= _PROBES:
             await self._measured.wait()
@@ -311,7 +306,7 @@ class JudgingSession:
         return True
 
     def _spent_in_flight(self) -> Spent:
-        """Return what the calls under way will have cost, by the mean of those that ended."""
+        """Estimate the cost of the calls in flight from the mean of finished ones."""
         calls = sum(usage.calls for usage in self.usage)
         if not calls:
             return NOTHING

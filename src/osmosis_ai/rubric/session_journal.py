@@ -1,11 +1,11 @@
-"""What decides the scores of a session, and its journal: these inputs, every call that ended, and the time it worked.
+"""Inputs of a session and its journal, which stores these inputs, every finished call and the working time.
 
-Two sessions may share a journal only if their :meth:`SessionSpec.inputs` are equal. A line counts once it is on the disk, so a
-session that was killed continues where it stopped and pays for no score twice. The journal is next to the results while a call
-without a score is left, and is removed with the last.
+Sessions may share a journal only if their :meth:`SessionSpec.inputs` are equal. A line counts once it is on disk, so a
+killed session resumes where it stopped and pays for no score twice. The journal is stored next to the results and
+removed when every call has a score.
 
-A call is a record, a judge and a run. It has a score, or the reason for having none: *unscored* when the judge answered and no
-score could be read from it, *failed* when it could not be asked. Neither is a number.
+A call is a combination of record, judge and run. It has a score or a reason for a missing one: *unscored* if the
+judge's answer had no readable score, *failed* if the judge could not be asked.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SPOKEN = {
 
 @dataclass(frozen=True)
 class SessionSpec:
-    """A session."""
+    """Configuration of a session."""
 
     rubric_id: str
     rubric: str
@@ -62,23 +62,21 @@ class SessionSpec:
 
     @property
     def presentations(self) -> list[str] | None:
-        """The order in which each run quotes its texts; None when all use the same."""
+        """Order of the quoted texts in each run; None if all runs use the same."""
         if not self.swap:
             return None
         return ["in the usual order" if run % 2 == 0 else "in reverse" for run in range(self.runs)]
 
     @property
     def calls_per_record(self) -> int:
-        """How many calls each record gets, all judges together."""
         return len(self.judges) * self.runs
 
     @property
     def model_names(self) -> list[str]:
-        """The judges' names."""
         return [judge.name for judge in self.judges]
 
     def task(self, record: RubricRecord, judge: int, run: int) -> JudgeTask:
-        """Return the question about a record for one of the judges and runs, both from 0."""
+        """Return the question about a record for a judge and a run, both counted from 0."""
         low, high = self.bounds
         return JudgeTask(
             rubric=self.rubric,
@@ -93,11 +91,11 @@ class SessionSpec:
         )
 
     def call_index(self, run: int) -> int:
-        """Return what tells a call of one run (from 0) from those of other runs and seeds."""
+        """Return a call index that is unique to the run (from 0) and seed."""
         return self.seed * RUNS_PER_SEED + run
 
     def inputs(self, index: RecordIndex) -> dict[str, Any]:
-        """Return what the scores depend on, without any text or key."""
+        """Return the inputs that determine the scores, without texts and keys."""
         return {
             "data": index.digest,
             "rubric": text_digest(self.rubric),
@@ -119,7 +117,7 @@ class SessionSpec:
 def input_differences(
     changed: Iterable[str], before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield a line for each input that changed: what it was and is, where that is short and no text."""
+    """Yield a line for each changed input, with both values if they are short and not texts."""
     for key in changed:
         spoken = _SPOKEN.get(key, key.replace("_", " "))
         told = key in (
@@ -146,7 +144,7 @@ def _shown(value: Any) -> str:
 
 
 def text_digest(text: str | None) -> str | None:
-    """Return what tells a text from others without showing it; None for none."""
+    """Return the digest of a text, or None."""
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest() if text is not None else None
 
 
@@ -157,7 +155,7 @@ _NO_RESULT = 255
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """A call that ended."""
+    """A finished call."""
 
     record: int
     model: int
@@ -178,12 +176,11 @@ class CallRecord:
     raw: Any = None
 
     def to_line(self) -> bytes:
-        """Return the record as a line of JSON; what is None is left out."""
+        """Return the call as a line of JSON without None values."""
         return json_bytes({key: value for key, value in asdict(self).items() if value is not None}) + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> CallRecord:
-        """Read a line of the journal."""
         try:
             fields = orjson.loads(line)
             call = cls(**{**_ABSENT, **fields})
@@ -200,7 +197,7 @@ _ABSENT: dict[str, Any] = dict.fromkeys(
 
 
 class CallStates:
-    """How every call of a session stands, addressed by record, model (both from 0) and run (from 0)."""
+    """Status of every call of a session by record, model and run, all counted from 0."""
 
     def __init__(self, records: int, models: int, runs: int) -> None:
         self.shape = (records, models, runs)
@@ -217,12 +214,12 @@ class CallStates:
         return len(self._open)
 
     def holds(self, call: CallRecord) -> bool:
-        """Tell whether the call belongs to the session."""
+        """Return whether the call belongs to the session."""
         records, models, runs = self.shape
         return 1 <= call.record <= records and 0 <= call.model < models and 1 <= call.run <= runs
 
     def settle(self, call: CallRecord, offset: int) -> None:
-        """Note the latest result of a call, and where in the journal it is."""
+        """Record the latest result of a call and its offset in the journal."""
         item = self._item(call.record - 1, call.model, call.run - 1)
         self.scores[item] = call.score if call.score is not None else math.nan
         self._outside_scale[item] = call.stated_score is not None
@@ -232,34 +229,34 @@ class CallStates:
         self._open[item] = 0
 
     def reopen_scoreless(self) -> None:
-        """Ask again for every call without a score; what is known of it stands meanwhile."""
+        """Reopen every call without a score, keeping its current result meanwhile."""
         for item, state in enumerate(self._states):
             if state != 0:
                 self._open[item] = 1
 
     def open_runs(self, record: int, model: int) -> Iterator[int]:
-        """Yield the runs that a judge still owes a record."""
+        """Yield a judge's pending runs for a record."""
         start = self._item(record, model, 0)
         return (run for run in range(self.shape[2]) if self._open[start + run])
 
     def open_count(self, model: int | None = None) -> int:
-        """Count the calls still to be made, of one judge or of all."""
+        """Count the pending calls of one judge or of all."""
         if model is None:
             return self._open.count(1)
         _, models, runs = self.shape
         return sum(self._open[model * runs + run :: models * runs].count(1) for run in range(runs))
 
     def count(self, status: CallStatus) -> int:
-        """Count the calls that ended that way."""
+        """Count the calls with this status."""
         return self._states.count(STATUSES.index(status))
 
     @property
     def outside_scale(self) -> int:
-        """Number of scores that were outside the scale and were clamped to it."""
+        """Number of scores that were clamped to the scale."""
         return self._outside_scale.count(1)
 
     def reasons(self, status: CallStatus) -> dict[str, int]:
-        """Count the calls that ended that way by the reason, the most frequent first."""
+        """Count the calls with this status by reason, most frequent first."""
         code = STATUSES.index(status)
         found = Counter(
             reason for state, reason in zip(self._states, self._reason_codes, strict=True) if state == code
@@ -268,22 +265,22 @@ class CallStates:
 
     @property
     def pending(self) -> int:
-        """Calls without any result."""
+        """Number of calls without a result."""
         return self._states.count(_NO_RESULT)
 
     def offsets(self, record: int) -> list[int]:
-        """Return where the record's calls are in the journal, by model and run; -1 without a result."""
+        """Return the journal offsets of a record's calls by model and run; -1 without a result."""
         start, width = self._item(record, 0, 0), self.shape[1] * self.shape[2]
         return list(self._offsets[start : start + width])
 
     def records_with(self, status: CallStatus | None) -> int:
-        """Count the records with a call of that status; None counts those with a pending one."""
+        """Count the records that have a call with this status; None counts pending ones."""
         code = _NO_RESULT if status is None else STATUSES.index(status)
         width = self.shape[1] * self.shape[2]
         return sum(code in self._states[start : start + width] for start in range(0, len(self), width))
 
     def _code_of(self, reason: str) -> int:
-        # A byte is plenty: reasons are words of a closed list.
+        # A byte suffices, since the possible reasons are few.
         if reason not in self._reasons:
             self._reasons.append(reason)
         return min(self._reasons.index(reason), 255)
@@ -293,11 +290,11 @@ class CallStates:
 
 
 def json_bytes(value: Any, *, indent: bool = False) -> bytes:
-    """Return ``value`` as UTF-8 JSON, whatever its texts and numbers are."""
+    """Encode ``value`` as UTF-8 JSON, whatever texts and numbers it holds."""
     options = orjson.OPT_INDENT_2 if indent else None
     try:
         return orjson.dumps(value, option=options)
-    except TypeError:  # integers beyond 64 bits, halves of characters
+    except TypeError:  # integers beyond 64 bits, lone surrogates
         text = json.dumps(value, ensure_ascii=False, default=str, indent=2 if indent else None)
         return text.encode("utf-8", "replace")
 
@@ -309,7 +306,7 @@ FULL_HINT = "free some space and run the same command with `--resume`: it contin
 
 
 class SessionLock:
-    """The exclusive right to write a result; a context manager. The kernel releases it however its holder ends."""
+    """Exclusive lock for writing a result, as a context manager. The kernel releases it if the process dies."""
 
     def __init__(self, output: Path) -> None:
         from filelock import FileLock
@@ -321,7 +318,6 @@ class SessionLock:
         self._lock = FileLock(path, mode=0o600, preserve_lock_file=True, fallback_to_soft=False)
 
     def __enter__(self) -> SessionLock:
-        """Take the lock."""
         from filelock import Timeout
 
         try:
@@ -337,12 +333,12 @@ class SessionLock:
 
 
 def journal_of(output: Path) -> Path:
-    """Return where the journal of a result is."""
+    """Return the journal's path for a result."""
     return output.with_name(output.name + SUFFIX)
 
 
 def start_journal(path: Path, inputs: dict[str, Any]) -> Path | None:
-    """Begin a journal; one that is there is kept beside it."""
+    """Start a journal, moving an existing one to a backup."""
     aside = None
     if path.exists():
         aside = path.with_name(path.name.removesuffix(SUFFIX) + ".previous" + SUFFIX)
@@ -352,7 +348,7 @@ def start_journal(path: Path, inputs: dict[str, Any]) -> Path | None:
 
 
 def find_output(output: Path, inputs: dict[str, Any], *, fixed: bool) -> Path:
-    """Return the result of the unfinished session with ``inputs``."""
+    """Return the result path of the unfinished session with these ``inputs``."""
     if fixed:
         candidates = [path for path in [journal_of(output)] if path.is_file()]
     else:
@@ -382,7 +378,7 @@ def find_output(output: Path, inputs: dict[str, Any], *, fixed: bool) -> Path:
 
 
 def read_inputs(path: Path) -> dict[str, Any]:
-    """Return the inputs that a journal was begun with."""
+    """Return the inputs stored in a journal."""
     try:
         header = orjson.loads(next(line for _, line in committed_lines(path)))
         version, inputs = header["schema_version"], header["inputs"]
@@ -396,13 +392,13 @@ def read_inputs(path: Path) -> dict[str, Any]:
 
 
 def worked_s(path: Path) -> float:
-    """Return how many seconds the sessions of a journal worked."""
+    """Return the total working time of a journal's sessions in seconds."""
     lines = (line for _, line in committed_lines(path) if line.startswith(_ELAPSED))
     return sum(float(orjson.loads(line)["elapsed_s"]) for line in lines)
 
 
 def replay(path: Path) -> Iterator[tuple[int, CallRecord]]:
-    """Yield (offset, call) of everything in a journal, oldest first."""
+    """Yield (offset, call) of all calls in a journal, oldest first."""
     for number, (offset, line) in enumerate(committed_lines(path), start=1):
         if number == 1 or line.startswith(_ELAPSED):
             continue

@@ -1,4 +1,4 @@
-"""The result of a session: its scores as a table, its calls record by record, and what it cost."""
+"""Result of a session: the score table, the calls by record, and the cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class JudgeUsage:
-    """What one judge has cost, earlier sessions included."""
+    """Usage of one judge, including earlier sessions."""
 
     calls: int = 0
     input_tokens: int = 0
@@ -31,7 +31,6 @@ class JudgeUsage:
     uncounted: int = 0
 
     def add(self, call: CallRecord) -> None:
-        """Count a call."""
         self.calls += 1
         self.uncounted += not call.input_tokens
         self.input_tokens += call.input_tokens
@@ -43,24 +42,22 @@ class JudgeUsage:
 
 @dataclass(frozen=True)
 class JudgedRecord:
-    """A record and what became of its calls."""
+    """A record and the results of its calls."""
 
     record: RubricRecord
     calls: list[CallRecord | None]
 
     @property
     def scores(self) -> list[float]:
-        """The scores there are."""
         return [call.score for call in self.calls if call is not None and call.score is not None]
 
     def with_status(self, status: str) -> list[CallRecord]:
-        """Return the calls that ended that way."""
         return [call for call in self.calls if call is not None and call.status == status]
 
 
 @dataclass(frozen=True)
 class SessionResult:
-    """What a session came to."""
+    """Result of a session."""
 
     spec: SessionSpec
     index: RecordIndex
@@ -75,18 +72,17 @@ class SessionResult:
 
     @property
     def complete(self) -> bool:
-        """Whether every call has a score."""
         return self.call_states.count("scored") == len(self.call_states)
 
     @property
     def cost_usd(self) -> float | None:
-        """What all judges cost; None while no price is known."""
+        """Total cost of all judges; None if no price is known."""
         known = [usage.cost_usd for usage in self.usage if usage.cost_usd is not None]
         return sum(known) if known else None
 
     @cached_property
     def table(self) -> ScoreTable:
-        """The scores, all on the session's scale."""
+        """The scores on the session's scale."""
         import numpy as np
 
         from osmosis_ai.rubric.scores import ScoreTable, rescaled
@@ -112,7 +108,7 @@ class SessionResult:
         )
 
     def records(self) -> Iterator[JudgedRecord]:
-        """Yield every record with its calls, in the order of the file."""
+        """Yield every record with its calls, in file order."""
         with JournalReader(self.journal) as journal:
             for record in self.index.records():
                 yield JudgedRecord(record, _calls(journal, self.call_states.offsets(record.index - 1)))
@@ -124,7 +120,7 @@ def _calls(journal: JournalReader, offsets: list[int]) -> list[CallRecord | None
 
 
 def statistics(scores: Iterable[float]) -> dict[str, float]:
-    """Return mean, population variance and deviation, and extremes of the scores that are not NaN."""
+    """Return mean, population variance, standard deviation and extremes of the scores, ignoring NaN."""
     known = [score for score in scores if not math.isnan(score)]
     if not known:
         return dict.fromkeys(("average", "variance", "stdev", "min", "max"), 0.0)
@@ -140,7 +136,7 @@ def statistics(scores: Iterable[float]) -> dict[str, float]:
 
 
 def counts(result: SessionResult) -> dict[str, Any]:
-    """Return what became of records and calls; those without a score are never among the scored."""
+    """Return the counts of records and calls by outcome."""
     call_states = result.call_states
     return {
         "records": len(result.index),
@@ -159,14 +155,14 @@ def counts(result: SessionResult) -> dict[str, Any]:
 
 
 def describe_outside_scale(outside: int, scored: int) -> str:
-    """Return how many scores were clamped; "" if none were."""
+    """Describe how many scores were clamped; "" if there are none."""
     if not outside:
         return ""
     return f"{outside:,} of {scored:,} {'score' if scored == 1 else 'scores'} outside the scale, clamped"
 
 
 def usage(result: SessionResult) -> dict[str, Any]:
-    """Return what the session cost, in all and by judge."""
+    """Return the session's usage, in total and by judge."""
     return {
         "input_tokens": sum(judge.input_tokens for judge in result.usage),
         "output_tokens": sum(judge.output_tokens for judge in result.usage),

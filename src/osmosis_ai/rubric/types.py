@@ -1,15 +1,15 @@
-"""What users pass to a judge and get back, the question and the answer inside, and what can go wrong.
+"""Input, output and error types of judges.
 
     OsmosisError
     ├── JudgeArgumentError (TypeError)    an argument is missing, blank or of the wrong type
-    ├── JudgeValueError (ValueError)      the bounds enclose nothing, or a number cannot be used
-    ├── MissingAPIKeyError (RuntimeError) no key for the provider; the message has the line that sets it
+    ├── JudgeValueError (ValueError)      the bounds or another number are invalid
+    ├── MissingAPIKeyError (RuntimeError) the provider's key is missing; the message has the line that sets it
     └── ProviderRequestError (RuntimeError)
         ├── ModelNotFoundError            the provider does not know the model
-        └── UnscoredError                 the judge answered, and no score could be read from it
+        └── UnscoredError                 the judge's answer has no readable score
 
-A missing score is always one of these errors, never a number. The error carries what was spent, so that a budget counts
-failures too.
+A missing score always raises one of these errors. The error carries the usage so far, so that a budget includes failed
+calls.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ _NO_DETAIL = "the provider gave no reason."
 
 
 class JudgeArgumentError(OsmosisError, TypeError):
-    """An argument of a judge's call is missing, blank or of the wrong type."""
+    """An argument of a judge call is missing, blank or of the wrong type."""
 
 
 class JudgeValueError(OsmosisError, ValueError):
-    """A number cannot be used: bounds that enclose nothing, a timeout that is none."""
+    """A number is invalid, such as empty bounds or a timeout."""
 
 
 class MissingAPIKeyError(OsmosisError, RuntimeError):
-    """The provider needs a key and none was given; the message holds the ``export`` line that gives it."""
+    """The provider's key is missing. The message has the ``export`` line that sets it."""
 
 
 class ProviderRequestError(OsmosisError, RuntimeError):
     """The judge could not be asked, or did not answer.
 
     Args:
-        provider: who was asked.
-        model: which of its models.
-        detail: what went wrong, in the provider's words where it has some; never a key.
-        code: the machine-readable class of the error.
-        hint: one extra line that says how to fix it.
+        provider: The provider.
+        model: The provider's model.
+        detail: The problem, in the provider's words if available. Never contains a key.
+        code: Machine-readable class of the error.
+        hint: An additional line with a fix.
 
     Attributes:
-        category: the kind of failure, as :mod:`osmosis_ai.llm.errors` names it ("rate_limit", "auth" ...); None
-            when the call itself succeeded or was never made.
-        input_tokens: read by the judge until it failed.
-        output_tokens: produced by it until then.
-        cost_usd: what that cost, in USD; None when it is not known.
-        retries: how many tries were not the first.
-        duration_s: seconds spent in answered calls.
+        category: Kind of failure as in :mod:`osmosis_ai.llm.errors` ("rate_limit", "auth" ...); None
+            if the call succeeded or was never made.
+        input_tokens: Tokens read by the judge before the failure.
+        output_tokens: Tokens produced before the failure.
+        cost_usd: Cost of those tokens in USD; None if unknown.
+        retries: Number of retries.
+        duration_s: Seconds spent in answered calls.
     """
 
     default_code: ErrorCode = "NETWORK"
@@ -88,7 +88,7 @@ class ProviderRequestError(OsmosisError, RuntimeError):
         self.duration_s = 0.0
 
     def naming(self, model: str) -> Self:
-        """Return the same error about ``model``, the judge as the caller called it."""
+        """Return the same error with ``model`` as the caller wrote it."""
         renamed = type(self)(self.provider, model, self.detail)
         kept = {
             name: value
@@ -105,18 +105,18 @@ class ProviderRequestError(OsmosisError, RuntimeError):
 
 
 class ModelNotFoundError(ProviderRequestError):
-    """The provider does not know the model: its name changed, or is misspelt."""
+    """The provider does not know the model: it was renamed or is misspelled."""
 
     default_code = "NOT_FOUND"
 
 
 class UnscoredError(ProviderRequestError):
-    """The judge answered, and its answer holds no usable score, not even after being asked once more.
+    """The judge's answer has no usable score, even after one repetition.
 
     Attributes:
         reason: ``empty`` (no text), ``refused``, ``unparsable`` (no JSON object, or several that disagree),
             ``no_score`` (an object without a numeric score), ``not_finite`` (NaN or infinity).
-        raw: the provider's last reply.
+        raw: The provider's last reply.
     """
 
     default_code = "PLATFORM_ERROR"
@@ -137,20 +137,20 @@ class UnscoredError(ProviderRequestError):
 
 
 class ModelInfo(TypedDict, total=False):
-    """Who judges, and how.
+    """Configuration of a judge.
 
     Keys:
-        provider: the provider's name (``openai``, ``anthropic`` ...).
-        model: the model, as the provider knows it.
-        api_key: the key itself; wins over ``api_key_env``.
-        api_key_env: the environment variable that holds the key. Default: the provider's usual one.
-        api_base: the address of any OpenAI-compatible endpoint, up to and including ``/v1``.
-        score_min: the lowest score. Default: 0.0.
-        score_max: the highest score. Default: 1.0.
-        system_prompt: put before the judge's own system prompt.
-        original_input: what the candidate was asked.
-        timeout: seconds one try may take.
-        reasoning_effort: how long a reasoning model may think (``low``, ``medium`` ...).
+        provider: The provider's name (``openai``, ``anthropic`` ...).
+        model: The provider's name of the model.
+        api_key: The key; overrides ``api_key_env``.
+        api_key_env: Environment variable with the key. Default: the provider's usual one.
+        api_base: Address of any OpenAI-compatible endpoint, up to and including ``/v1``.
+        score_min: The lowest score. Default: 0.0.
+        score_max: The highest score. Default: 1.0.
+        system_prompt: Prepended to the judge's own system prompt.
+        original_input: The candidate's prompt.
+        timeout: Seconds per try.
+        reasoning_effort: Effort of a reasoning model (``low``, ``medium`` ...).
     """
 
     provider: str
@@ -167,18 +167,18 @@ class ModelInfo(TypedDict, total=False):
 
 
 class RewardRubricRunResult(TypedDict):
-    """What ``evaluate_rubric(..., return_details=True)`` returns.
+    """Result of ``evaluate_rubric(..., return_details=True)``.
 
     Keys:
-        score: the score, within the bounds.
-        explanation: the judge's reasons.
-        raw: the provider's whole reply.
-        stated_score: the judge's own number; differs from ``score`` when it lay outside the bounds.
-        input_tokens: read by the judge, a second question included.
-        output_tokens: produced by it.
-        cost_usd: what that cost, in USD; None when the price is not known.
-        duration_s: seconds the judge took to answer.
-        retries: how many tries were not the first.
+        score: The score, within the bounds.
+        explanation: The judge's reasons.
+        raw: The provider's whole reply.
+        stated_score: The judge's original number, which differs from ``score`` if it was outside the bounds.
+        input_tokens: Tokens read by the judge, including a repeated question.
+        output_tokens: Tokens produced by the judge.
+        cost_usd: Cost in USD; None if the price is unknown.
+        duration_s: Seconds until the judge answered.
+        retries: Number of retries.
     """
 
     score: float
@@ -194,11 +194,11 @@ class RewardRubricRunResult(TypedDict):
 
 @dataclass
 class RubricResult:
-    """What ``await evaluate_rubric(..., model=...)`` gives.
+    """Result of ``await evaluate_rubric(..., model=...)``.
 
     Attributes:
-        score: within the bounds.
-        explanation: the judge's reasons.
+        score: The score, within the bounds.
+        explanation: The judge's reasons.
     """
 
     score: float
@@ -207,7 +207,7 @@ class RubricResult:
 
 @dataclass(frozen=True, slots=True)
 class JudgeTask:
-    """What is judged, and against what."""
+    """A text to judge, with its rubric and context."""
 
     rubric: str
     solution_str: str
@@ -235,7 +235,7 @@ class JudgeTask:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the judge said."""
+    """The judge's answer."""
 
     score: float
     explanation: str

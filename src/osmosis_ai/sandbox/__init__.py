@@ -1,7 +1,7 @@
-"""Where code of others runs: a rollout sees its own run and nothing else of the machine.
+"""Sandboxes for rollouts, which see only their own run.
 
-``Sandbox`` is the one command line of bubblewrap, ``check_sandbox`` finds out with that very line whether this machine
-can hold anything back, and ``choose_isolation`` decides by it, by the machine's setting and by what a run asks for.
+``Sandbox`` builds the bubblewrap command line, ``check_sandbox`` tests that command on this machine, and
+``choose_isolation`` combines the result with the machine's setting and the run's request.
 """
 
 from osmosis_ai.sandbox.bubblewrap import Sandbox, SandboxedProgram

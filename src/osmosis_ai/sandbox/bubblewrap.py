@@ -1,11 +1,11 @@
-"""The one command line of bubblewrap: what a sandboxed program sees of its machine, and nothing else does.
+"""Build the bubblewrap command line, which defines what a sandboxed program sees of its machine.
 
-Everything is absent unless it is named here, variables included (``--clearenv``). Their values reach bubblewrap by a
-pipe (``--args``), which it has read and closed before the program begins: arguments can be read by everybody, and what
-bubblewrap itself was started with by the program, whose first process it is.
+Everything is absent unless named here, including variables (``--clearenv``). Their values reach bubblewrap through a
+pipe (``--args``) that it has read and closed before the program starts: every user can read arguments, and the program
+can read the initial environment of bubblewrap, its first process.
 
-Ending bubblewrap ends all that came of it, new sessions included. ``--die-with-parent`` is tied to the *thread* that
-started it (PR_SET_PDEATHSIG in prctl(2)): start it from one that lives as long as the program is to.
+Ending bubblewrap ends all descendants, including new sessions. ``--die-with-parent`` is tied to the *thread* that
+started it (PR_SET_PDEATHSIG in prctl(2)), so start it from a thread that outlives the program.
 """
 
 from __future__ import annotations

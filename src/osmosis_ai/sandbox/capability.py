@@ -1,4 +1,4 @@
-"""Whether this machine can hold a program back, and if not, why and what mends it."""
+"""Check whether this machine can sandbox programs, and if not, report the reason and the fix."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SandboxCapability:
         """What this machine can do, in a sentence's words."""
         if self.works:
             return "rollouts run in a sandbox (bubblewrap)"
-        return f"rollouts can not be sandboxed here: {self.problem}"
+        return f"rollouts cannot be sandboxed here: {self.problem}"
 
     def sandbox(
         self,
@@ -95,7 +95,7 @@ def nothing_found() -> SandboxCapability:
 
 
 def explain(bwrap: Path, said: str, *, root: Path = Path("/")) -> SandboxCapability:
-    """Return why bubblewrap can not do its work here, as far as the kernel's settings tell."""
+    """Return why bubblewrap fails here, as far as the kernel's settings show."""
     complaint = (said.strip().splitlines() or ["it ended without a word"])[-1].removeprefix("bwrap: ")
     for problem, remedy in _reasons(root, complaint):
         return SandboxCapability(bwrap, problem=f"{problem} (bubblewrap: {complaint})", remedy=remedy)

@@ -1,9 +1,9 @@
-"""The control groups of version 2 that this process may arrange: where they are, and what the kernel limits in them.
+"""Find the version 2 control groups that this process may manage, and the limits they support.
 
-A subtree is arranged only by whom it was given to (Linux, admin-guide/cgroup-v2, "Delegation"; systemd.io,
-CGROUP_DELEGATION): a service with `Delegate=yes`, a container with a writable hierarchy, a machine without systemd on which
-this is root. Who arranges a group for its children has no process in it, so the processes that are there move into a
-leaf beside the groups of the runs, and only where all of them are our own.
+A process may manage only a delegated subtree (Linux, admin-guide/cgroup-v2, "Delegation"; systemd.io,
+CGROUP_DELEGATION): a service with `Delegate=yes`, a container with a writable hierarchy, or root on a machine
+without systemd. A group with managed children must not contain processes, so its processes move to a leaf next to the
+runs' groups, and only if all of them are our own.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def arrange(found: Delegation, view: ProcessView | None = None) -> Delegation:
             _empty(base)
         enabled = tuple(name for name in found.controllers if enable(base, name))
     except OSError as error:
-        return Delegation(problem=f"its group (cgroup) can not be arranged: {error.strerror or error}")
+        return Delegation(problem=f"its group (cgroup) cannot be arranged: {error.strerror or error}")
     if not enabled:
         return Delegation(problem="the kernel lets its group (cgroup) limit nothing")
     return Delegation(base, enabled)
@@ -124,7 +124,7 @@ def enable(group: Path, controller: str) -> bool:
     """Have a group limit its children's share of something; return whether the kernel took it."""
     control = group / "cgroup.subtree_control"
     if controller not in _words(control):
-        with suppress(OSError):  # another owner of it, or processes that it can not be for
+        with suppress(OSError):  # another owner, or processes that are not allowed here
             control.write_text(f"+{controller}")
     return controller in _words(control)
 

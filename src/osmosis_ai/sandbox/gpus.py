@@ -1,8 +1,8 @@
-"""Which GPUs a sandboxed run gets: their device files, and the driver's word on them, read-only.
+"""GPU device files and read-only driver files for a sandboxed run.
 
-NVIDIA's driver has a file for each GPU (`/dev/nvidia0`), a few for all of them, and `/proc/driver/nvidia` that says which is
-which. In a sandbox other GPUs have no file, so numbers mean something else there than outside: programs are told those
-that they have by their UUIDs. Libraries of the driver lie below `/usr`, which every sandbox reads.
+NVIDIA's driver has a file per GPU (`/dev/nvidia0`), some shared files, and `/proc/driver/nvidia`, which maps them.
+A sandbox has no files of other GPUs, so GPU numbers differ inside. Programs therefore receive the UUIDs of their
+GPUs. The driver's libraries are below `/usr`, which every sandbox can read.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def visible_gpus(environ: Mapping[str, str] | None = None, *, root: Path = Path(
 
 
 def counted_gpus(root: Path = Path("/")) -> int | None:
-    """Return how many GPUs this process may use; None where another driver than NVIDIA's has some: they can not be counted."""
+    """Return how many GPUs this process may use; None if GPUs of another vendor cannot be counted."""
     is_counted = sys.platform == "linux" and not (root / "dev" / "kfd").exists()
     return len(visible_gpus(root=root)) if is_counted else None
 

@@ -1,9 +1,9 @@
-"""The first program of a sandbox without a network: it makes the one socket that leads out, and becomes the next one.
+"""First program of a sandbox without network: create the one socket that leads out, then exec the next program.
 
     python -I -S inner_listener.py CHANNEL_FD PORT PROGRAM ARGUMENT ...
 
-The socket leaves by the channel, a Unix socket, and both are closed before the program begins. Nothing of the rollout
-is loaded here: no site directory, no variable of Python's.
+The socket is sent through the channel, a Unix socket, and both are closed before the program starts. No rollout code
+is loaded here: no site directory, no Python variables.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""How much a run is held back: the machine's setting, what the run asks for, and what this machine can do.
+"""Choose a run's isolation from the machine's setting, the run's request and the machine's abilities.
 
-A run may ask for more than the machine gives by itself, never for less.
+A run may ask for more isolation than the machine's setting, never for less.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _BY_STRICTNESS: tuple[IsolationSetting, ...] = ("off", "auto", "required")
 
 
 class IsolationUnavailableError(OsmosisError):
-    """A sandbox is required, and this machine can not make one."""
+    """A sandbox is required but unavailable on this machine."""
 
     def __init__(self, why: str, problem: str, remedy: str | None, *, where: str = "here") -> None:
-        super().__init__(f"{why}, and rollouts can not be sandboxed {where}: {problem}.", hint=remedy)
+        super().__init__(f"{why}, and rollouts cannot be sandboxed {where}: {problem}.", hint=remedy)
         self.problem = problem
 
 
@@ -37,7 +37,7 @@ class Isolation:
 
     @property
     def is_sandboxed(self) -> bool:
-        """Whether the run's programs are held back."""
+        """Whether the run's programs are sandboxed."""
         return self.level == "bubblewrap"
 
     @property
@@ -50,7 +50,7 @@ class Isolation:
         """Why there is none although one was wanted, in sentences."""
         if self.is_sandboxed or self.remedy is None:
             return None
-        return f"rollouts can not be sandboxed here: {self.reason}. They can read what the user of this machine can; mend it: {self.remedy}."
+        return f"rollouts cannot be sandboxed here: {self.reason}. They can read what the user of this machine can; to fix this: {self.remedy}."
 
 
 def isolation_setting(environ: Mapping[str, str]) -> IsolationSetting:

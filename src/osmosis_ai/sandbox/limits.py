@@ -1,7 +1,7 @@
-"""What one run may take of its machine: as limits that the kernel keeps for each of its processes.
+"""Resource limits of a run, enforced by the kernel for each of its processes.
 
-A limit of processes counts those of the sandbox's own user namespace (Linux 5.14 and newer), so that runs do not count
-each other's. For a process that is root outside of it the kernel does not keep this limit at all.
+A process limit counts processes of the sandbox's own user namespace (Linux 5.14 and newer), so that runs do not count
+each other's. The kernel does not enforce it for a process that is root outside.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class RunLimits:
 
 
 def processors_for(cpus: float | None) -> tuple[int, ...]:
-    """Return processors for a run that was granted ``cpus``: of those that this process has, drawn anew for
-    each run."""
+    """Choose ``cpus`` processors of this process at random, again for each run."""
     if cpus is None or not hasattr(os, "sched_getaffinity"):
         return ()
     there = sorted(os.sched_getaffinity(0))

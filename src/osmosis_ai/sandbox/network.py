@@ -1,9 +1,8 @@
-"""What sandboxed programs reach: what their machine does, or the run's model and callbacks alone.
+"""Network of sandboxed programs: the machine's network, or only the run's model and callbacks.
 
-Without a network of its machine's, a program still has a loopback of its own. One socket listens there, at the very
-address that the model and the callbacks have outside; this process answers on it, so that the address means the same
-inside. The socket is made by the sandbox's first program (:mod:`.inner_listener`), which sends it out and is gone
-before the code of others is loaded.
+Without the machine's network, a program still has its own loopback. One socket listens there at the address that the
+model and the callbacks have outside, and this process answers on it, so the address means the same inside. The
+sandbox's first program (:mod:`.inner_listener`) creates the socket, sends it out and exits before user code is loaded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which directories of this machine a program needs to run at all.
+"""Find the directories of this machine that a program needs to run.
 
-Only what the operator installed decides about them. A built environment was filled by code of others, so nothing
-that is written in it names a directory that is let into a sandbox.
+Only files installed by the operator are considered. A built environment contains code of others, so its contents
+never add a directory to a sandbox.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ SDK = Path(__file__).parent.parent
 
 
 def interpreter_places(python: Path) -> tuple[Path, ...]:
-    """Return the directories that an interpreter of the operator's needs, each as it is named and as it
-    really is."""
+    """Return the directories an interpreter of the operator needs, both as named and resolved."""
     prefixes = {
         place for place in (python.parent.parent, python.resolve().parent.parent) if _is_prefix(place)
     }

@@ -1,9 +1,8 @@
-"""What keeps all programs of one run together to what they may take of their machine.
+"""Limit the combined resources of all programs of a run.
 
-A control group does, where this process may make one (:mod:`.run_group`): of memory, of processes and of processors.
-Elsewhere each program keeps to the kernel's limits for processes, which its shell sets (:mod:`.limits`): no more than
-an agreement about processors, nothing about memory that several processes take together, and for root nothing about
-how many there are.
+A control group limits memory, processes and processors, if this process may create one (:mod:`.run_group`). Otherwise
+each program's shell sets per-process kernel limits (:mod:`.limits`). These only advise on processors, do not
+limit the combined memory of several processes, and do not limit the number of root's processes.
 """
 
 from __future__ import annotations

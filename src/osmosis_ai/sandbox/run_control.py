@@ -1,7 +1,7 @@
-"""Which resource control runs get here: a control group where one may be made, else the limits of processes.
+"""Choose the resource control of runs: a control group if possible, otherwise process limits.
 
-Where this process was given no group, systemd may start its workers in one each: a scope that is delegated to them
-(`systemd-run --scope -p Delegate=yes`), the system's for root and the user's otherwise.
+If this process has no delegated group, systemd may start each worker in a delegated scope
+(`systemd-run --scope -p Delegate=yes`): the system's for root, otherwise the user's.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def prepare_control() -> MachineControl:
 
 
 def control_run(run: str, limits: RunLimits) -> ResourceControl:
-    """Return what holds the programs of one run, made anew; close it when the run has ended here."""
+    """Return a new resource control for a run's programs. Close it when the run has ended here."""
     found = arrange(_look())
     if found.path is None:
         return ProcessLimits(found.problem)

@@ -1,11 +1,11 @@
-"""The control group of one run: its limits, a leaf for each of its parts, and its end.
+"""Control group of a run: limits, one leaf per part, and cleanup.
 
     <delegated>/osmosis-run-<run>.<process>.<since>/            memory.max, pids.max, cpu.max of the run
-    <delegated>/osmosis-run-<run>.<process>.<since>/server-1/   one part; out of memory, it ends as a whole, and alone
+    <delegated>/osmosis-run-<run>.<process>.<since>/server-1/   one part; out of memory, only this part ends, as a whole
 
-A program moves itself into its leaf before it becomes the sandbox, so nothing of the run ever runs outside, and one that
-can not be moved does not run. In the name is the process that made the group and when that began, in the kernel's ticks:
-what it leaves behind when it is killed, the next one ends.
+A program moves itself to its leaf before it becomes the sandbox, so no process of the run ever runs outside. If the
+move fails, the program does not run. The name contains the creating process and its start time in kernel ticks, so that
+the next process can clean up after one that was killed.
 """
 
 from __future__ import annotations
@@ -110,8 +110,7 @@ class RunGroup:
         end_group(self.path)
 
     def _met(self, part: str) -> tuple[int, int, int]:
-        """Return how often the run met its limit of memory, how many processes of a part were killed, and how
-        many the run was refused: processes are counted of the run alone."""
+        """Return the run's memory limit hits, the part's killed processes, and the run's refused forks."""
         met, killed = (_pairs(group / "memory.events") for group in (self.path, self.path / part))
         return met.get("oom", 0), killed.get("oom_kill", 0), self.refused
 

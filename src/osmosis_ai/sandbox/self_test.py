@@ -1,7 +1,7 @@
-"""The sandbox, tried with its real command line: a canary in a directory, another in the parent's environment.
+"""Test the sandbox with its real command line and two canaries: one in a directory, one in the parent's environment.
 
-Neither may be within reach, the environment must be the one that was given, the source must not change, and what is to
-be writable must be; otherwise nothing counts as held back here, whatever bubblewrap says.
+The sandbox counts as working only if neither canary is reachable, the environment is the given one, the source is
+read-only and the writable directories are writable.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _PROBE = f"""
 cat /proc/[0-9]*/environ 2>/dev/null | grep -q "$2" && echo "the parent's environment is within reach" && exit 1
 [ -z "$LEFT" ] || {{ echo "the environment is not cleared" && exit 1; }}
 [ "$GIVEN" = given ] || {{ echo "the environment does not arrive" && exit 1; }}
-echo changed > kept && [ "$(cat kept)" = changed ] || {{ echo "the source can not be written to" && exit 1; }}
+echo changed > kept && [ "$(cat kept)" = changed ] || {{ echo "the source cannot be written to" && exit 1; }}
 touch /usr/canary 2>/dev/null && echo "/usr can be written to" && exit 1
 [ -w /proc/sys/kernel/core_pattern ] && echo "the kernel's settings can be written to" && exit 1
-touch "$3/canary" || {{ echo "the artifacts' directory can not be written to" && exit 1; }}
+touch "$3/canary" || {{ echo "the artifacts' directory cannot be written to" && exit 1; }}
 echo "{_PASSED}"
 """
 # The shell between keeps the canary in its environment, as a platform keeps its keys, and hands it on to nobody.

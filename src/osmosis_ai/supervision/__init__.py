@@ -1,7 +1,7 @@
-"""Processes that this one starts: they end with it, and are ready or explained.
+"""Supervised child processes: they end with this process, and report readiness or an error.
 
 :class:`ChildProcess` is any child; :class:`Service` is one that serves. ``python -m osmosis_ai.supervision`` guards
-a program that is not ours.
+a third-party program.
 """
 
 from osmosis_ai.supervision.child_process import (

@@ -1,8 +1,7 @@
-"""Runs a program that knows nothing of lifelines, and lets it outlive neither its starter nor its end.
+"""Run a third-party program that ends with its starter.
 
-A child of :class:`osmosis_ai.supervision.ChildProcess` ends with its parent because it watches a pipe. A
-program that is not ours does not, so this process watches for it: the two share a process group, which
-ends as a whole.
+A child of :class:`osmosis_ai.supervision.ChildProcess` watches a pipe to notice the end of its parent. This process
+watches it for programs that do not. Both share a process group, which ends as a whole.
 
     python -m osmosis_ai.supervision PROGRAM ARGUMENT ...
 """
@@ -27,7 +26,7 @@ def main(command: list[str]) -> int:
     try:
         status = subprocess.call(command)
     except OSError as error:
-        sys.exit(f"`{command[0]}` can not be started: {error.strerror or error}")
+        sys.exit(f"`{command[0]}` cannot be started: {error.strerror or error}")
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one of the program is enough
         with contextlib.suppress(OSError):  # nobody may handle SIGKILL anyway

@@ -1,7 +1,7 @@
-"""A log that another process appends to stays within bounds: of one that has grown too large its end is kept.
+"""Limit the size of a log that another process appends to, keeping its end.
 
-Whoever writes must have opened it for appending, so that what comes next goes to the new end. Lines that are written
-while the file is shortened can be lost; the line at its beginning says that there was more.
+The writer must have opened it for appending, so that new lines follow the new end. Lines written
+while the file is shortened can be lost. The first line says that earlier output was removed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Child processes never outlive the process that started them.
+"""Child processes that never outlive their parent.
 
-A child gets the read end of a pipe whose write end only the parent holds. However the parent
-ends, ``kill -9`` included, the kernel closes the write end, the child's watcher reads
-end-of-file and ends the child's whole process group.
+A child holds the read end of a pipe whose write end only the parent has. However the parent
+ends, including ``kill -9``, the kernel closes the write end. The child's watcher then reads
+end-of-file and ends the child's process group.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def watch_parent() -> None:
 
 
 def _end_own_group() -> None:
-    """Ask the whole group to end; whoever has not within the grace period is ended by force."""
+    """Terminate the whole group, and kill what remains after the grace period."""
     group = os.getpgid(0)
     try:
         subprocess.Popen(
@@ -289,7 +289,7 @@ class ChildProcess:
             os.killpg(self._process.pid, number)
 
     def _close_lifeline(self) -> None:
-        # Once only, whoever else ends the child now: a second time the number may be another file's.
+        # Close it only once, even if another thread ends the child now: the number may be reused for another file.
         with self._letting_go:
             lifeline, self._lifeline = self._lifeline, -1
         if lifeline >= 0:

@@ -1,9 +1,9 @@
-"""What a process keeps to itself, also from programs of the same user: its memory, its environment, what it was handed.
+"""Protect this process's memory, environment and descriptors from programs of the same user.
 
-Linux lets a user's processes read each other's memory and the environment they were started with, unless a process
-says otherwise (`PR_SET_DUMPABLE` in prctl(2)); root reads everything. That begins when the process says so, and a
-variable that it takes out of its environment stays readable until then. What only a child is to know therefore
-reaches it by a descriptor.
+On Linux, a user's processes can read each other's memory and initial environment, unless a process
+disables this (`PR_SET_DUMPABLE` in prctl(2)); root can read everything. The protection starts with that call, and a
+variable removed from the environment stays readable until then. Secrets for a child are therefore passed through
+a descriptor.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ _BACKLOG = 2048
 
 
 class StoppableServer(Protocol):
-    """What ends soon after it is told to (``uvicorn.Server``)."""
+    """A server that stops soon after it is asked to (``uvicorn.Server``)."""
 
     should_exit: bool
 
@@ -26,7 +26,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def why_not(error: Exception) -> str:
-    """Return what the system says to an address that can not be listened at."""
+    """Return the system's reason why an address cannot be bound."""
     # Python adds the address to what the system says; where none was found, only Python says so.
     number = getattr(error, "errno", None)
     if isinstance(number, int) and number > 0:

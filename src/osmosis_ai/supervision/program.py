@@ -1,8 +1,7 @@
-"""A program that is none of ours, run to its end: its output bounded, and nothing of it left behind.
+"""Run a third-party program to completion with bounded output and no leftover processes.
 
-:mod:`osmosis_ai.supervision.reaper` stands between: it ends all that came of the program when the program ends, when
-this process lets go of it, and when this process dies. The pipes of its output close when it does, so their end is
-the end of everything.
+:mod:`osmosis_ai.supervision.reaper` runs in between. It ends all descendants when the program ends, when
+this process drops it, and when this process dies. The output pipes close when the reaper ends.
 """
 
 from __future__ import annotations

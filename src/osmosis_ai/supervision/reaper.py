@@ -1,13 +1,13 @@
-"""Runs a program, and leaves none of the processes that came of it: also of those that forked and left.
+"""Run a program and end all its descendants, even those that forked and left its group or session.
 
-A process whose parent ended belongs to the nearest ancestor that asked for such orphans (`PR_SET_CHILD_SUBREAPER`
-in prctl(2)). This process asks, so whatever the program started stays below it, in which group or session it may be,
-and ends with it: when the program has ended, when this process is asked to end (SIGTERM), and when the other end of
-its lifeline is closed, by a starter that was killed, too. Where there is no such call, the program's group ends.
+The orphans of a process belong to its nearest ancestor that is a subreaper (`PR_SET_CHILD_SUBREAPER`
+in prctl(2)). This process is one, so all descendants stay below it. They end when the program has ended, on SIGTERM,
+and when the other end of the lifeline closes, as it does when the starter is killed. Without subreaper support,
+only the program's group ends.
 
     python -I -S reaper.py LIFELINE_FD GRACE_S SCRATCH PROGRAM ARGUMENT ...
 
-It is run by its path and imports next to nothing: one is started for every program.
+It is run by path and imports very little, because one is started per program.
 """
 
 from __future__ import annotations

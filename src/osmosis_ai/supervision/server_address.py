@@ -1,8 +1,7 @@
-"""Addresses of servers on this machine: a port, or a Unix socket in a directory that nobody else may enter.
+"""Server addresses on this machine: a port, or a Unix socket in a private directory.
 
-A server that asks nobody for a key is reached by a socket: it has no port, and who may connect is decided by the
-permissions of a directory. Its address is ``http+unix://`` and the socket's path, percent-encoded; what is asked of
-it is plain HTTP either way.
+A server without a key is reached through a socket, where directory permissions control access instead.
+Its address is ``http+unix://`` plus the percent-encoded socket path, with plain HTTP on top.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def open_server_session(address: str, *, timeout_s: float) -> aiohttp.ClientSess
     import aiohttp
 
     path = socket_path(address)
-    # No limit: whoever sends many requests decides beforehand how many run at once.
+    # No limit: callers decide beforehand how many requests run at once.
     connector = (
         aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
         if path is None

@@ -1,8 +1,7 @@
-"""One supervised service: a child process that is ready, or explained.
+"""A supervised service: a child process that reports readiness or an error.
 
-Whatever is started to serve this process (a rollout's server, a model's, vLLM, the other ranks of a learner) counts
-as started when it says so itself, and ends with this process. When it does not start, or ends although nobody
-stopped it, one error says how and why, and shows what it last wrote.
+A service (a rollout server, a model, vLLM, another learner rank) counts as started when it reports so itself,
+and ends with this process. If it does not start, or ends unasked, one error has the reason and the end of its output.
 """
 
 from __future__ import annotations

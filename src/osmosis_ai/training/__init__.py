@@ -1,8 +1,7 @@
-"""Training an agent's model: sample, grade, compare within the group, learn, publish, checkpoint, validate.
+"""Train an agent's model: sample, grade, compare within groups, update, publish, checkpoint, validate.
 
-The learner sees exactly the token ids that were sampled and the log-probabilities that they were
-sampled with; nothing is ever tokenised a second time. Torch is imported by the modules that
-compute and by nothing else: settings, advantages and what the command line needs stay light.
+The learner receives exactly the sampled token ids and their sampling log-probabilities; nothing is tokenised a second
+time. Only modules that compute import torch, so settings, advantages and the CLI stay light.
 """
 
 from __future__ import annotations

@@ -24,8 +24,7 @@ _COPY = '<button type="button" class="copy" hidden>Copy</button>'
 
 
 def markdown(text: str) -> Markup:
-    """Return CommonMark with tables as HTML of ours: no element but those of text, no attribute but our
-    classes."""
+    """Render CommonMark with tables as HTML, with text elements and our own classes only."""
     left, removed = without_sequences(text)
     shown, parser = visible(left), _parser()
     takes_long = len(shown) > MOST_CHARACTERS or shown.count("[") > _MOST_BRACKETS

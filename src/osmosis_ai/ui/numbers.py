@@ -114,9 +114,9 @@ def money(usd: float | None) -> str:
 
 
 def date(moment: datetime | str | None, *, seconds: bool = False, zone: tzinfo | None = None) -> str:
-    """Return ``2026-05-01 1:05 PM UTC`` in the local zone, or in ``zone``; ``seconds`` for details.
+    """Format as ``2026-05-01 1:05 PM UTC`` in the local zone or ``zone``; ``seconds`` adds seconds.
 
-    An ISO 8601 string is read first; one that is not a date comes back as it is.
+    Accepts an ISO 8601 string. A string that is not a date is returned unchanged.
     """
     local = _in_zone(moment, zone)
     if isinstance(local, str):
@@ -126,9 +126,9 @@ def date(moment: datetime | str | None, *, seconds: bool = False, zone: tzinfo |
 
 
 def iso(moment: datetime | str | None) -> str:
-    """Return ``2026-05-01T13:05:00Z``, in UTC, with milliseconds where there are any.
+    """Format as ``2026-05-01T13:05:00Z`` in UTC, with milliseconds if they are not zero.
 
-    An ISO 8601 string is read first; one that is not a date comes back as it is.
+    Accepts an ISO 8601 string. A string that is not a date is returned unchanged.
     """
     utc = _in_zone(moment, timezone.utc)
     if isinstance(utc, str):

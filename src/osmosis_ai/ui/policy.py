@@ -1,4 +1,4 @@
-"""What every reply that a browser may show says of itself: where its parts come from, and who may keep it."""
+"""Security headers of browser replies: allowed sources and caching."""
 
 from __future__ import annotations
 

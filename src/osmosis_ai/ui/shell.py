@@ -1,4 +1,4 @@
-"""What the shell and the macros of the kit are given: plain values, made by whoever answers a request."""
+"""Input values of the shell and the kit's macros."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Viewing:
     reads: SharedReads | None = None
 
     def can(self, capability: Capability) -> bool:
-        """Tell whether the source can do something; a page leaves out what it can not."""
+        """Return whether the source has a capability; pages leave out what it lacks."""
         return capability in self.source.capabilities
 
     @property

@@ -1,4 +1,4 @@
-"""Text in conversations: a scan that reads so much, says how far it got, and goes on from there."""
+"""Full-text search of conversations, in bounded and resumable scans."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def search_conversations(
         if read >= MOST_BYTES or clock() - began >= MOST_SECONDS:
             break
     if last is not None and last is not piece.items[-1]:
-        # Files may be large: it goes on from the midst of what was asked for.
+        # Files may be large, so the next scan resumes within the requested range.
         piece = replace(piece, next=sample_cursor(rest, position_of(rest, last)))
     counts = {name: count for name, count in piece.counts.items() if name != "total"}
     here = replace(piece, items=found, previous=None, counts=counts)

@@ -1,5 +1,4 @@
-"""Cursors of lists that are paged by key: where a page ends, in the words of the order it was asked in; and of runs
-that are followed: how one stood."""
+"""Cursors of paged lists, in terms of their sort key, and of followed runs, with their last state."""
 
 from __future__ import annotations
 

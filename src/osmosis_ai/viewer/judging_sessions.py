@@ -15,7 +15,7 @@ from osmosis_ai.viewer.source import RunDetail, RunEntry
 
 
 def read_session(path: Path, name: str) -> tuple[RunEntry, Mapping[str, Any], str | None]:
-    """Return a session's line, its document (empty where it can not be read), and why not."""
+    """Return a session's list entry, its document (empty if unreadable), and the read error."""
     try:
         document = read_result(path).document
     except (OSError, ValueError, RecursionError) as error:

@@ -24,7 +24,7 @@ MAX_STREAMS = 4
 """Of one visitor: a browser opens six connections to a server, and the others are for pages."""
 POLL_AGAIN_S = 5
 _LINGER_S = 6.0
-"""How long a reader goes on when nobody looks: longer than the pause of who asks again and again."""
+"""How long a reader continues without viewers; longer than the interval of a polling client."""
 _REMEMBERED = 120
 _MOST_SAMPLES = 500
 
@@ -84,7 +84,7 @@ class LiveHub:
         """Yield how a run stands, then what is new as it comes; nothing new for a while is an empty one."""
         reader = await self._reader(watched, source)
         if not self.may_stream(visitor):
-            return  # of many that came at once; who comes back is told so
+            return  # the limit was reached; the client's next try reports it
         loop = asyncio.get_running_loop()
         asked = loop.time()
         reader.watchers += 1
@@ -192,7 +192,7 @@ class _RunReader:
             self.end = "gone" if isinstance(error, NotFoundError) else "failed"
             self.failure = error
             if self.remembered and self.end == "failed":
-                logger.warning("the %s run %s can not be read", kind, run, exc_info=True)
+                logger.warning("the %s run %s cannot be read", kind, run, exc_info=True)
             self._tell()
 
     def _tell(self) -> None:

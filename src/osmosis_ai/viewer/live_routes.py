@@ -37,7 +37,7 @@ def live_hub(app: FastAPI) -> LiveHub:
 
 
 class LiveServer(uvicorn.Server):
-    """A server that ends its streams when it is told to stop: it waits for every reply that is under way."""
+    """A server that closes its streams at shutdown, since it waits for every open reply."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop, streams first."""
@@ -86,7 +86,7 @@ async def _events(hub: LiveHub, watched: Watched, view: Viewing, since: str | No
         if news.changes is not None:
             yield _event("change", _described(news.changes), cursor=news.changes.cursor)
         elif news.end == "failed":
-            return  # who listens comes back, and is told what the matter is
+            return  # the client reconnects and then gets the error
         elif news.end is not None:
             yield _event("end", {"reason": news.end})
         else:

@@ -48,12 +48,12 @@ def render(view: Viewing, page: RenderedPage, *, part: str | None = None) -> str
 
 
 def refused(error: OsmosisError, *, section: str = "") -> RenderedPage:
-    """Return the page of what can not be shown: it says why, names what is nearest, and leads back."""
+    """Return the error page, with the reason, the nearest names and a link back."""
     is_missing = isinstance(error, NotFoundError)
     return RenderedPage(
         "message.html",
         {
-            "title": "Not found" if is_missing else "This can not be shown",
+            "title": "Not found" if is_missing else "This cannot be shown",
             "problem": error.sentence,
             "hint": error.hint,
             "details": error.details if is_missing else {},

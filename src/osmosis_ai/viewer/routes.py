@@ -111,7 +111,7 @@ def answer(view: Viewing, page: RenderedPage | Response, *, part: str | None = N
 
 
 def refusal(view: Viewing, error: OsmosisError, *, section: str = "") -> Response:
-    """Return the page that says why something can not be shown."""
+    """Return the page that explains why something cannot be shown."""
     if not isinstance(error, NotFoundError) and error.code != "VALIDATION":
         raise error
     return answer(view, refused(error, section=section))

@@ -283,7 +283,7 @@ class RunSource(Protocol):
     def read_conversations(
         self, run: str, samples: Sequence[SampleEntry], *, max_bytes: int
     ) -> Iterator[StoredConversation]:
-        """Yield the trajectories of samples that :meth:`samples` has told of, one held at a time."""
+        """Yield the trajectories of samples returned by :meth:`samples`, one in memory at a time."""
 
     def artifacts(self, run: str, row: int, attempt: int) -> Sequence[StoredArtifact]:
         """Return the files that an attempt left."""
@@ -309,8 +309,7 @@ class RunSource(Protocol):
         """Return the curves of a training run."""
 
     def validation(self, run: str) -> ValidationSamples | None:
-        """Return what became of the samples of a training run's newest validation; None where it was not
-        recorded."""
+        """Return the samples of a training run's newest validation, or None if they were not recorded."""
 
     def validation_conversation(
         self, run: str, row: int, attempt: int, *, max_bytes: int

@@ -191,7 +191,7 @@ def test_an_open_upload_of_the_same_bytes_is_handed_back_with_what_has_arrived(
     again = reply.json()
     assert (again["id"], again["upload"]["upload_id"]) == (first["id"], first["upload"]["upload_id"])
     assert again["upload"]["received_parts"] == [{"PartNumber": 2, "ETag": etag}]
-    assert "the upload goes on: 1 of 4 parts are here" in uploads.messages(first["id"])
+    assert "the upload resumes: 1 of 4 parts are stored" in uploads.messages(first["id"])
     # Its URLs are fresh: they work when the first ones have ended.
     clock.advance(5 * 3600)
     fresh = again["upload"]["presigned_urls"][0]["presigned_url"]

@@ -64,7 +64,7 @@ def test_it_is_not_ready_while_files_can_not_be_kept_and_says_nothing_of_the_pla
         patch.setattr(services.blobs, "check", busy)
         reply = client.get("/ready")
         assert reply.status_code == 503
-        assert reply.json()["checks"] == {**GOOD, "blobs": "they can not be kept"}
+        assert reply.json()["checks"] == {**GOOD, "blobs": "they cannot be kept"}
         assert "planted" not in reply.text and "'planted' answered 503" in caplog.text
     # What was found is told for a while, and then looked at anew.
     assert client.get("/ready").status_code == 503
@@ -92,8 +92,8 @@ def test_a_database_that_is_gone_is_a_reason(
     assert reply.status_code == 503 and "planted" not in reply.text
     assert reply.json()["checks"] == {
         **GOOD,
-        "database": "it can not be read",
-        "migrations": "it can not be read",
+        "database": "it cannot be read",
+        "migrations": "it cannot be read",
     }
 
 

@@ -80,7 +80,7 @@ def test_pages_show_what_they_can_without_the_stored_files_and_say_what_they_can
         if page.status_code == 503:
             assert "cannot get at its stored files now" in text_of(page), path
         told += text_of(page)
-    assert "The platform can not get at its stored files now; try again a little later." in told
+    assert "The platform cannot get at its stored files now; try again a little later." in told
     assert client.get(RUN).status_code == 200, "a run's numbers are in the database"
 
 

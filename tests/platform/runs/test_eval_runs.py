@@ -187,7 +187,7 @@ def test_an_unknown_dataset_is_named_with_those_like_it(api: TestClient) -> None
     ("status", "error", "said"),
     [
         ("processing", None, "still being checked (processing)"),
-        ("error", "row 7 has no user_prompt.", "cannot be used: row 7 has no user_prompt. Mend the file"),
+        ("error", "row 7 has no user_prompt.", "cannot be used: row 7 has no user_prompt. Fix the file"),
         ("uploading", None, "has not been uploaded yet (uploading)"),
         ("cancelled", None, "was cancelled; upload it again"),
     ],

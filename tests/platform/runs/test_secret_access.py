@@ -129,7 +129,7 @@ def test_the_page_shows_newest_first(client: TestClient, services: PlatformServi
     form = {"csrf": csrf[1], "email": "mara@fern.example", "password": PASSWORD, "next": "/"}
     browser.post("/login", data=form)
     first = browser.get("/fern/secrets")
-    assert first.status_code == 200 and "Handed out" in first.text and "<b>" not in first.text
+    assert first.status_code == 200 and "Secret access log" in first.text and "<b>" not in first.text
     assert "A_KEY, &lt;b&gt;" in first.text and "basement" in first.text
     found = re.search(r'rel="next" href="([^"]+)"', first.text)
     assert found is not None

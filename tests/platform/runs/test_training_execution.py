@@ -229,7 +229,7 @@ def test_a_run_leaves_a_curve_and_one_that_is_killed_stopped_and_resumed_elsewhe
     finally:
         other.close()
     assert found["status"] == "finished", messages(api, disturbed["name"])
-    took_over = f"went on, on another machine, from the checkpoint of step {resumed['step']}"
+    took_over = f"resumed on another machine from the checkpoint of step {resumed['step']}"
     assert took_over in messages(api, disturbed["name"])
     calm, stormy = curves(api, undisturbed["name"]), curves(api, disturbed["name"])
     assert set(calm) == set(stormy)

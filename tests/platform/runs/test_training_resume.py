@@ -60,7 +60,7 @@ def test_a_resumed_run_is_the_same_run(api: TestClient, services: PlatformServic
     assert not {"error", "completed_at", "resumable"} & found.keys()
     assert api.get(RUNS).json()["training_runs"][0]["status"] == "pending", "lists do not remember its end"
     lines = api.get(f"{RUNS}/{run['name']}/logs").json()["logs"]
-    assert "resumed the run: it goes on from the checkpoint of step 7" in lines[-1]["message"]
+    assert "resumed the run from the checkpoint of step 7" in lines[-1]["message"]
     assert claimed(services, run["id"]).run.attempt == 2
 
 
@@ -72,9 +72,9 @@ def test_what_cannot_be_resumed(api: TestClient, services: PlatformServices, clo
         assert not api.get(f"{RUNS}/{run['name']}").json()["training_run"].get("resumable")
 
     waiting = submitted(api)
-    refused(waiting, "is pending: it goes on by itself")
+    refused(waiting, "is pending: it continues by itself")
     claimed(services, waiting["id"])
-    refused(waiting, "is running: it goes on by itself")
+    refused(waiting, "is running: it continues by itself")
     assert api.post(f"{RUNS}/{waiting['name']}/stop", json={}).status_code == 200
     refused(waiting, "is stopping: it can be resumed once it has stopped")
     refused(ended_with_checkpoint(api, services, "finished"), "has finished")

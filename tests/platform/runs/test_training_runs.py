@@ -313,7 +313,7 @@ def test_marks_on_the_curves(api: TestClient, services: PlatformServices, clock:
     services.logs.append(run["id"], [*plans, *warned, LogLine("another thing", step="run", details=about)])
     told = api.get(f"{path}/metrics").json()
     assert told["marks"] == [
-        {"step": 1, "kind": "restart", "text": "went on after step 1"},
+        {"step": 1, "kind": "restart", "text": "resumed after step 1"},
         {"step": 2, "kind": "warning", "text": "rewards <are> the same"},
     ]
 

@@ -130,7 +130,7 @@ def test_a_refused_credential_puts_runs_aside_and_ends_with_the_platforms_senten
         host.run()
     assert platform.signals == [signal.SIGTERM]
     assert platform.workers[0].status == ENDED
-    assert platform.said[-2:] == ["put aside the run first", "worked on 1 run"]
+    assert platform.said[-2:] == ["released the run first", "worked on 1 run"]
 
 
 def test_a_platform_that_is_away_is_asked_again_with_the_same_claim_and_said_once(play: Play) -> None:

@@ -165,7 +165,7 @@ def test_a_machine_that_can_hold_nothing_back_says_why(
 ) -> None:
     absent = SandboxCapability(problem="bubblewrap is not installed", remedy="install it")
     monkeypatch.setattr("osmosis_ai.sandbox.check_sandbox", lambda: absent)
-    with pytest.raises(IsolationUnavailableError, match="isolation is required, and rollouts can not be"):
+    with pytest.raises(IsolationUnavailableError, match="isolation is required, and rollouts cannot be"):
         prepare(workspace, isolate=True)
     assert prepare(workspace).rollout.sandbox is None
 

@@ -173,6 +173,6 @@ async def test_a_server_without_the_model_is_refused(tmp_path: Path) -> None:
 async def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
     async with standing_in() as server:
         pass
-    with pytest.raises(NetworkError, match="can not be reached"):
+    with pytest.raises(NetworkError, match="cannot be reached"):
         async with connect(server, tmp_path):
             raise AssertionError

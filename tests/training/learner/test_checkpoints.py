@@ -248,7 +248,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_says_so(tmp_path, room):
 def test_a_damaged_file_is_named(tmp_path, name):
     checkpoint = save(CheckpointStore(tmp_path, keep_every=10), 1)
     (checkpoint.directory / name).write_bytes(b"nonsense")
-    with pytest.raises(OsmosisError, match=f"checkpoint of step 1 can not be read: .*{name}"):
+    with pytest.raises(OsmosisError, match=f"checkpoint of step 1 cannot be read: .*{name}"):
         assert_whole(checkpoint, 1)
 
 

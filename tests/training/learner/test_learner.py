@@ -397,7 +397,7 @@ def test_training_goes_on_from_an_adapter(tmp_path):
 
 
 def test_layers_that_the_model_does_not_have_are_said_plainly():
-    with pytest.raises(OsmosisError, match="`osmosis/tiny` can not take an adapter on"):
+    with pytest.raises(OsmosisError, match="`osmosis/tiny` cannot take an adapter on"):
         tiny_learner(lora_targets=["no_such_layer"])
 
 
@@ -442,13 +442,13 @@ def test_a_name_is_looked_up_in_the_cache_of_this_machine(cache):
 
 def test_a_model_that_is_not_on_this_machine_is_fetched_only_when_the_user_says_so(cache):
     with pytest.raises(
-        OsmosisError, match=r"`some/model` can not be loaded: it is not on this machine"
+        OsmosisError, match=r"`some/model` cannot be loaded: it is not on this machine"
     ) as found:
         model_source("some/model")
     assert (
         found.value.hint == "fetch it with `hf download some/model`, or set [advanced].allow_download = true"
     )
-    with pytest.raises(OsmosisError, match=r"`some/model` can not be (loaded: it could not be )?fetched"):
+    with pytest.raises(OsmosisError, match=r"`some/model` cannot be (loaded: it could not be )?fetched"):
         model_source("some/model", allow_download=True)
 
 
@@ -538,7 +538,7 @@ def test_another_runtime_error_is_not_taken_for_a_lack_of_memory(monkeypatch):
 
 
 def test_a_model_that_is_not_there_is_said_plainly(tmp_path):
-    with pytest.raises(OsmosisError, match=r"the model `.*nothing` can not be loaded"):
+    with pytest.raises(OsmosisError, match=r"the model `.*nothing` cannot be loaded"):
         Learner(str(tmp_path / "nothing"), TrainingSettings(), "cpu")
 
 

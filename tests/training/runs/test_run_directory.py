@@ -303,7 +303,7 @@ def test_an_archive_with_what_no_checkpoint_has_is_refused_and_leaves_nothing(
     info, content = hostile
     with tarfile.open(archive, "a") as file:
         file.addfile(info, io.BytesIO(content))
-    with pytest.raises(DamagedArchiveError, match="can not be used"):
+    with pytest.raises(DamagedArchiveError, match="cannot be used"):
         unpack(archive, second, STEP)
     assert list(second.path.rglob("*")) == [] and not (tmp_path / "escaped").exists()
 

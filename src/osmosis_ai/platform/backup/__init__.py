@@ -1,13 +1,12 @@
-"""A backup is one file that holds everything a platform owns, as it was at one moment, whatever it did meanwhile.
+"""Back up everything a platform owns as of one moment, in one file, while the platform runs.
 
-The moment is that of the database's copy. Files are collected as hard links, which keep what they name however
-often the platform replaces or deletes it: once before that moment, so that nothing the database refers to is gone,
-and once after it, so that nothing is missing. What is too much the platform clears away by itself, and what a run's
-journal has too much its next worker publishes. What was stored and deleted again between the two looks is in neither;
-where the database's copy knows such a file, a later moment is taken. Neither requests nor runs are held up.
+The moment is that of the database copy. Files are collected as hard links, which survive replacement and deletion, once
+before that moment so that nothing referenced is gone, and once after it so that nothing is missing. The platform cleans
+up surplus files, and the next worker publishes a run's surplus journal. A file that was stored and deleted between the
+two passes is in neither; if the database copy refers to one, the copy is repeated. Requests and runs are not blocked.
 
-The rows are in it on either engine. Files that lie in a bucket are not, unless they are asked for: a store has means
-of its own, and the next backup would hold all of them again.
+Rows are included for either engine. Files in a bucket are excluded by default: a store has its own backups, and
+every backup would hold them all again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The file of a backup: a tar archive that says what wrote it, and ends with the digest of all it holds.
+"""Backup file format: a tar archive with provenance and a final digest.
 
-backup.json   what wrote it, and when
+backup.json   release and time
 home/…        the data directory
-seal.json     how many files came before it and the digest of all: without it, the backup was cut off
+seal.json     file count and digest; a backup without it is truncated
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Collection:
         self._beside_database = {f"{database.name}{end}" for end in ("", "-wal", "-shm", "-journal", ".lock")}
 
     def gather(self, below: str = "") -> None:
-        """Link what is there; what has been replaced since the last time is linked anew."""
+        """Link existing files, and link replaced ones again."""
         (self._stage / below).mkdir(mode=0o700, exist_ok=True)
         # Last names first: uploads before the objects they become, refs before the commits they name.
         for entry in sorted(os.scandir(self._home / below), key=lambda entry: entry.name, reverse=True):

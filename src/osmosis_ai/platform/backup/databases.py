@@ -1,6 +1,6 @@
-"""The database of a backup: always one SQLite file, whichever engine the platform is on, at one moment.
+"""Database copy of a backup: one SQLite file, whichever engine the platform uses.
 
-Of a PostgreSQL database it holds the rows, so that a backup can be restored onto either engine.
+For PostgreSQL it holds the rows, so that a backup can be restored to either engine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Restoring a backup into an empty data directory, and into the database and the store that the settings name.
+"""Restore a backup into an empty data directory, and into the configured database and store.
 
-Nothing is in place before the whole backup is unpacked and checked. Then the data directory appears, with a note in
-it; files go to the bucket and rows to the database, if those lie elsewhere; the note is removed last. No platform
-starts while the note is there, and the same command repeats a restore that was interrupted.
+The whole backup is unpacked and verified first. Then the data directory appears with a marker file, files go to
+the bucket and rows to the database if they are separate, and the marker is removed last. No platform starts while the
+marker exists, and the same command resumes an interrupted restore.
 """
 
 from __future__ import annotations

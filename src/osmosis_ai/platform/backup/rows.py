@@ -1,8 +1,7 @@
-"""The rows of a platform on their way from one database into another, and the comparison afterwards.
+"""Copy a platform's rows between databases and compare them.
 
-All tables are those of the schema, parents first. A row is what the platform reads of it: JSON as its values, moments
-in UTC, so that it is the same on either engine. A table's digest is the SHA-256 over its rows in the order of their
-primary keys, text by its bytes; equal digests mean equal rows.
+Tables are those of the schema, parents first. A row is compared as read: JSON as values, times in UTC, so that both
+engines agree. A table's digest is the SHA-256 over its rows in primary key order, with text compared by bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Large bytes: datasets, trajectories, artifacts. The rest of the platform knows keys, never where they lie.
+"""Blob stores for datasets, trajectories and artifacts, addressed by key.
 
-``store`` is what every store promises, ``local`` the one that keeps files under the platform's home, ``s3`` the one
-in a bucket, ``opening`` chooses; ``signing`` makes the URLs that let a client send or fetch bytes without a token.
+``store`` is the interface, ``local`` stores files in the platform's home, ``s3`` in a bucket, ``opening`` chooses
+one, and ``signing`` creates URLs for transfers without a token.
 """
 
 from __future__ import annotations

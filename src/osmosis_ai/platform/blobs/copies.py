@@ -1,7 +1,7 @@
-"""Copies on this disk of blobs that lie elsewhere: as many as there is room for, the least used go first.
+"""Local cache of remote blobs, with least-recently-used eviction.
 
-Any number of processes share them. A copy is named by what it is a copy of, so it never changes and needs no
-check; one that is in use is locked (shared), and nobody removes it.
+Several processes share it. Files are named by their blob's identity, so they never change and need no
+validation. A file in use has a shared lock and is not removed.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _removed(path: Path) -> bool:
     try:
         with path.open("rb") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Removed and made anew since it was opened, it is another one, which somebody may use.
+            # If it was replaced after being opened, the new file may be in use.
             if not _is_at(handle, path):
                 return False
             path.unlink()

@@ -1,7 +1,7 @@
-"""A file while it is being written: in a place of its own, moved to its name when it is whole.
+"""Atomic file writes: a file is written in a staging directory and renamed when complete.
 
-Whatever ends the writing early (an exception, a full disk, ``kill -9``) leaves nothing under a name that
-anybody reads. What a killed process leaves in the place itself is removed by :func:`sweep`.
+An aborted write (an exception, a full disk, ``kill -9``) leaves nothing under the final name. :func:`sweep` removes
+leftovers in the staging directory.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Blobs as files of one directory.
 
     objects/<key>                  the blobs
-    uploads/<id>/upload.json       what an upload will become, and when it began
+    uploads/<id>/upload.json       the upload's target and start time
     uploads/<id>/<n>.<sha256>      its parts; the digest is the ETag
-    incoming/                      what is being written, or thrown away
+    incoming/                      files being written or deleted
 
-Everything gets its final name by a rename inside one file system, after its bytes are on the disk. A part
-file's name says which bytes it holds, so completing an upload needs no more than its names.
+Files get their final name by a rename within one file system, after their bytes are on disk. A part's name identifies
+its bytes, so completing an upload needs only the names.
 """
 
 from __future__ import annotations

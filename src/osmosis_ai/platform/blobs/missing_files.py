@@ -1,7 +1,7 @@
-"""Whether the files that a platform's database names are where it keeps files: a look at a few, when it starts.
+"""Check at startup that a sample of the files named by the database exists.
 
-A database that was restored without its files, or that is started with another bucket, would say so sample by sample, to
-whoever asks for one. Every file is looked for by nobody: a platform has millions.
+A database restored without its files, or started with another bucket, would otherwise fail file by file at access.
+There may be millions of files, so not all are checked.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ _OF_EACH = 5
 
 
 def missing_files(db: Database, blobs: BlobStore, shown: str) -> str | None:
-    """Return, in a sentence, how many of a few files are missing; None where none is, or the store does not
-    answer."""
+    """Return a sentence about missing files; None if there are none or the store does not answer."""
     keys = list(dict.fromkeys(_some_keys(db)))
     try:
         missing = sum(not _is_there(blobs, key) for key in keys)
@@ -32,7 +31,7 @@ def missing_files(db: Database, blobs: BlobStore, shown: str) -> str | None:
     return (
         f"{missing} of {len(keys)} files of datasets, runs and adapters that were looked for are not in {shown}. Was the database "
         "restored, or moved, without its files? Start with the OSMOSIS_BLOBS_URL or OSMOSIS_HOME that it had, or bring the "
-        "files back: what they hold can not be read, and runs of these datasets fail."
+        "files back: what they hold cannot be read, and runs of these datasets fail."
     )
 
 

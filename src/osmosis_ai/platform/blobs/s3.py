@@ -1,9 +1,9 @@
 """Blobs in a bucket of an S3-compatible store.
 
-Clients send and fetch by presigned URL, straight to the store. Nothing is asked of it but what every such store
-does: no condition on a write, no checksum of its own, no deletion in bulk. So no key is used twice, a digest is made
-by reading back, and every reply is compared with what is known of the object. A blob is read in ranges; what is
-larger than one goes through a copy on this disk.
+Clients transfer directly with presigned URLs. Only operations that every such store supports are used: no
+conditional writes, no checksums, no bulk deletion. Keys are therefore never reused, digests are computed by
+reading back, and every reply is checked against the object's known data. Blobs are read in ranges; a larger read
+goes through a local copy.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RANGE_BYTES = 8 << 20
 """How much is read at a time; a blob of this size is read in one piece and needs no copy."""
 # At most 10,000 parts: 160 GB.
 _PART_BYTES = 16 << 20
-# Whoever asked, asks again: a worker, a client, the next round of a chore.
+# Callers retry: a worker, a client, the next round of a chore.
 _ATTEMPTS = 2
 # A body that breaks off is not asked for again by boto3.
 _BODY_ATTEMPTS = 3
@@ -133,8 +133,7 @@ class S3BlobStore:
             self._require_gone(key)
 
     def _require_gone(self, key: str) -> None:
-        """Ask whether a blob is there whose deletion was answered as what stands before a store may answer
-        anything."""
+        """Verify that a deleted blob is gone: a proxy in front of the store may answer anything."""
         with suppress(BlobNotFound):
             self._look(key)
             raise self._unheard_deletion()
@@ -239,8 +238,7 @@ class S3BlobStore:
         self._copies.sweep(self._clock.now())
 
     def has_credentials_of_machine(self) -> bool:
-        """Tell whether the store's credentials are those that every program on this machine is given that
-        asks for them: a cloud's, at its metadata address."""
+        """Whether the credentials come from the cloud's metadata address, which every program on this machine can read."""
         return self._connected().by_machine
 
     def _complete(self, upload: BlobUpload, etags: Sequence[str]) -> None:

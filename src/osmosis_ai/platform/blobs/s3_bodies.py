@@ -1,7 +1,7 @@
-"""The body of a store's answer: all of it, within the time that a slow line takes, or a word on why not.
+"""Read a store's response body completely, with a deadline for slow connections.
 
-A connection's own timeout is about silence alone. A store, or what stands before it, that sends a byte now and then would hold
-whoever reads for days; and those who read are few, so that soon no page of the platform would be answered.
+A connection's timeout only covers silence. A store or proxy that sends a byte now and then would block a reader
+for days, and the few reader threads would soon be exhausted.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ _SOURCES_OF_MACHINE = ("Ec2InstanceMetadata", "EcsContainer")
 
 
 class S3Clients(NamedTuple):
-    """Connections to the store, those with more patience, what makes the URLs of clients, and whether the
-    machine gave the credentials."""
+    """Store connections, connections with longer timeouts, the URL signer, and whether the machine provided the credentials."""
 
     own: Any
     patient: Any

@@ -1,6 +1,6 @@
-"""What an S3-compatible store answers when it does not do what is asked, in sentences.
+"""Error messages for the responses of an S3-compatible store.
 
-Of an answer only its code and its status are repeated: its text can hold what was signed.
+Only a response's code and status are repeated; its text may contain signed data.
 """
 
 from __future__ import annotations
@@ -68,8 +68,7 @@ def speaking(address: S3Address, doing: str) -> Iterator[None]:
 
 
 def require_store(address: S3Address, operation: str, http_response: Any, parsed: Mapping[str, Any]) -> None:
-    """Find out whether an answer is a store's: what stands before one may say that all is well, and has kept
-    nothing."""
+    """Verify that a response comes from a store: a proxy may report success without storing anything."""
     if http_response.status_code >= 300:
         return
     lacks = any(parsed.get(name) in (None, "") for name in _ALWAYS_SAID.get(operation, ()))

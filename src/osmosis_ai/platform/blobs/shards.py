@@ -1,7 +1,7 @@
-"""Many small files in one blob: each compressed by itself, one after another.
+"""Shards: many small files in one blob, compressed separately and concatenated.
 
-A run of a million samples is a thousand blobs that way, and any one file is still read alone: the database says where
-its piece begins and how long it is.
+A run with a million samples thus has a thousand blobs. Each file can be read alone, since the database has its
+offset and length.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""URLs that are permissions: whoever has one may do exactly what it says until it expires, and nothing else.
+"""Signed URLs that permit exactly one operation until they expire.
 
-What is allowed (method, blob or part, exact size, file name, expiry) stands in the URL itself, under an HMAC
-of a key that never leaves the platform. Nothing is stored per URL, so every process that shares the key can
-honour it. Changing the key ends all URLs.
+The permission (method, blob or part, exact size, file name, expiry) is in the URL itself, with an HMAC
+of a platform key. URLs are not stored, so every process with the key can verify them. Changing the key revokes
+all URLs.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
-"""What every blob store promises.
+"""Interface of blob stores.
 
-A blob is whole or absent, and never changes under its key: new bytes get a new key. Clients send bytes as an
-*upload*: one or more parts, each PUT to a signed URL of its exact size, that become a blob when the upload is
-completed and leave nothing behind when it is not. An upload in one piece is an upload of one part, so that
-nothing a client sends late can touch a blob. All methods block; none belongs inside a database transaction.
+A blob is complete or absent and never changes: new bytes get a new key. Clients send bytes as an
+*upload* of one or more parts, each PUT to a signed URL of its exact size. Completing the upload creates the blob, and
+an incomplete upload leaves nothing. A single-piece upload has one part, so late data cannot change a blob. All
+methods block and must not be called inside a database transaction.
 
     BlobError
     ├── BlobNotFound      no blob has the key
-    ├── UploadNotFound    the upload was completed, given up, or never begun
-    ├── PartsMismatch     the parts named are not the parts received
+    ├── UploadNotFound    the upload was completed, aborted, or never begun
+    ├── PartsMismatch     the named parts differ from the received ones
     ├── BodyTooLarge      more bytes than announced
     ├── BodyTooSmall      fewer bytes than announced
     ├── DigestMismatch    other bytes than announced
-    ├── UrlRefused        a signed URL that was altered, or has expired
-    └── BlobStoreError    the store refuses the platform itself, or is not as it should be
-        └── BlobStoreBusy     it can not now; later it may
-            └── BlobStoreSilent   it does not answer at all
+    ├── UrlRefused        a signed URL was altered or has expired
+    └── BlobStoreError    the store refuses the platform, or is misconfigured
+        └── BlobStoreBusy     the store is temporarily unavailable
+            └── BlobStoreSilent   the store does not answer
 """
 
 from __future__ import annotations

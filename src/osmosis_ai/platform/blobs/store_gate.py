@@ -1,8 +1,7 @@
-"""A store that does not answer is not asked by everybody at once: what waits for it would take the platform with it.
+"""Limit concurrent store requests, and stop sending them while the store is unresponsive.
 
-Each request to a store holds a thread until it has an answer, and threads are few. So only so many are let through at a
-time; and when one had no answer at all, others are refused for a while without asking, but for one that finds out.
-Whoever reads a blob in the midst of writing another asks within its own turn.
+Each request holds one of the platform's few threads until it is answered. After an unanswered request, others are
+refused for a while, except for one probe. A thread that reads a blob while writing another uses its existing slot.
 """
 
 from __future__ import annotations

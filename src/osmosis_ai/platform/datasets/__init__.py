@@ -1,7 +1,7 @@
-"""Datasets of a workspace: uploaded, checked, previewed, handed to runs.
+"""Datasets of a workspace: upload, check, preview and use by runs.
 
-``store`` is what requests do, ``pending_uploads`` an upload on its way, ``ingest`` the checking in the background,
-``check`` one file's check, ``lookup`` how a dataset is found and a run gets its rows.
+``store`` handles requests, ``pending_uploads`` uploads in progress, ``ingest`` background checks, ``check`` one file's
+check, and ``lookup`` finds a dataset and its rows for a run.
 """
 
 from __future__ import annotations

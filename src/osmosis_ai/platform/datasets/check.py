@@ -1,7 +1,7 @@
-"""One file's check: is it a dataset, how many rows has it, what do the first ones look like.
+"""Check one file: whether it is a dataset, its row count and a preview.
 
-A file comes from outside and may be made to hurt its reader. All but small text files are therefore read in
-a process of their own, at low priority, which can run out of memory or crash without taking requests along.
+A file may be crafted to harm its reader. All except small text files are therefore read in a separate
+low-priority process, which may run out of memory or crash without affecting requests.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What happens to received bytes: put together, checked, and only then what the dataset is.
+"""Assemble and check received bytes, then publish them as the dataset.
 
-The row says what is to be done: a dataset in ``processing`` is checked, by this process or by the one that
-starts after it was killed. Every step may be repeated. The row changes in one transaction at the end, and only
-if it still waits for these very bytes; until then the former ones are what runs and downloads get.
+The row is the to-do list: a dataset in ``processing`` is checked by this process, or by its successor after a crash.
+Every step is repeatable. The row changes in one final transaction, and only if it still expects these bytes. Until
+then, runs and downloads use the previous ones.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How a dataset is found, and how a run gets its bytes: a file of its own, of which it knows the digest.
+"""Find a dataset, and provide its bytes to a run as a separate file with a known digest.
 
-A dataset may be overwritten while a run starts; the run gets the old bytes or the new ones, whole.
+If a dataset is overwritten while a run starts, the run gets either the old or the new bytes completely.
 """
 
 from __future__ import annotations

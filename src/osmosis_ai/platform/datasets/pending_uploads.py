@@ -1,7 +1,7 @@
-"""An upload on its way to a dataset, as the dataset's row remembers it.
+"""Upload in progress, as stored in the dataset's row.
 
-It lasts from the create request until its bytes have been checked. A later upload of the same dataset takes
-its place; whoever works on the former one finds another id in the row and lets go.
+It lasts from the create request until its bytes have been checked. A later upload of the same dataset replaces it, and
+work on the earlier one stops when it finds another id in the row.
 """
 
 from __future__ import annotations

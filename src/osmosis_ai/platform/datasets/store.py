@@ -1,8 +1,8 @@
-"""The datasets of a workspace, as requests see them.
+"""Requests on the datasets of a workspace.
 
-A name belongs to one dataset of its workspace. A dataset is ``uploaded`` when it has checked bytes; what is
-uploaded over it changes nothing until it has been checked too. Sending bytes has three steps, each of which may
-be repeated: the first announces them, then they go to the blob store, the last says that all are there.
+A name belongs to one dataset of its workspace. A dataset is ``uploaded`` once it has checked bytes, and an overwriting
+upload changes nothing until it has been checked as well. Sending bytes has three repeatable steps: announce them, send
+them to the blob store, and complete the upload.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class DatasetStore:
             if open_still is None or open_still.upload != pending.upload or open_still.etags is not None:
                 return None
             current.upload = pending.to_json()
-            message = f"the upload goes on: {len(received)} of {len(pending.part_sizes())} parts are here"
+            message = f"the upload resumes: {len(received)} of {len(pending.part_sizes())} parts are stored"
             self._logs.add(session, row.id, [LogLine(message, "info", "upload")])
         return self.get(workspace_id, row.id), pending.instructions(self._blobs, received)
 

@@ -1,4 +1,4 @@
-"""Rows: the models, the engine and the migrations.
+"""Database models, engine and migrations.
 
 Transactions are short and never span a network call, a subprocess or a file transfer.
 """

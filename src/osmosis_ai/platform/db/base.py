@@ -74,7 +74,7 @@ def unstorable(model: type[Base], row: Mapping[str, Any]) -> str | None:
 
 
 def is_readable(value: Any) -> bool:
-    """Tell whether ``value`` can be read again where JSON is kept: whoever lists rows reads that of all of them."""
+    """Return whether a JSON value can be read back, since one bad value would break lists of rows."""
     try:
         orjson.loads(json.dumps(value, allow_nan=False))
     except ValueError:  # no number of JSON, or one that no reader takes
@@ -111,8 +111,8 @@ def upsert(session: Session, model: type[Base], rows: Sequence[dict[str, Any]]) 
         return
     columns = tuple(rows[0])
     if session.get_bind().dialect.name == "sqlite":
-        # One row a statement, compiled once: a statement of hundreds of rows is compiled anew each time, for ten times
-        # what its execution takes.
+        # One row per statement, compiled once: a statement of hundreds of rows is compiled each time, at ten times the cost
+        # of executing it.
         session.connection().execute(_upsert_of_each(model, columns), rows)
         return
     key = [column.name for column in model.__table__.primary_key]

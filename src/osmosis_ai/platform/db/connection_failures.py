@@ -43,8 +43,7 @@ _MEANINGS = {
 
 
 def connection_failure(error: DBAPIError, *, writes: bool) -> str | None:
-    """Return what a database does not do (``has no connection left``); None where another try would not do
-    it, either."""
+    """Describe a connection failure (``has no connection left``); None if a retry would not help."""
     state = getattr(error.orig, "sqlstate", None)
     in_recovery = state == _IN_RECOVERY[0] and _IN_RECOVERY[1] in str(error.orig)
     if writes and (state == _READ_ONLY or in_recovery):

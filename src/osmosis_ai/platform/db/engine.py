@@ -1,11 +1,11 @@
-"""The database: many readers, one writer, and no transaction that waits for anything but the disk.
+"""Database engine: many readers, one writer, short transactions.
 
-On SQLite a write takes its lock when it begins (``BEGIN IMMEDIATE``), never in the middle, because a
-transaction that has read cannot wait for a writer: SQLite fails it at once. Writers of this process
-queue at a lock of their own before they ask SQLite, whose waiting is a poll without an order. Between
-processes the busy timeout waits. Reads never wait: WAL gives them a snapshot.
+On SQLite a write takes its lock at the start (``BEGIN IMMEDIATE``), because SQLite fails a transaction at once that
+reads first and then waits for a writer. Writers of this process queue at their own lock first, since
+SQLite's waiting is unordered polling. Between processes the busy timeout waits. Reads never wait, because WAL
+gives them a snapshot.
 
-Nothing slow belongs between ``with db.transaction()`` and its end: no network, no child process.
+Nothing slow may happen inside ``with db.transaction()``: no network call, no child process.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Database:
 
     @property
     def shown(self) -> str:
-        """What people are told of where it is: nothing that could hold a password."""
+        """The database's location for display, without a password."""
         if self.is_sqlite:
             return f"sqlite:///{self._url.database}"
         url = self._url
@@ -172,7 +172,7 @@ class Database:
 
     @contextmanager
     def _translated(self, *, writes: bool = True) -> Iterator[None]:
-        """Turn the failures an operator can mend, and those that pass, into sentences."""
+        """Convert temporary failures and those that an operator can fix to error messages."""
         try:
             yield
         except NoConnectionFree:

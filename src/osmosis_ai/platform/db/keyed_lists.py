@@ -1,7 +1,7 @@
-"""Pages of what a workspace has besides runs: datasets, adapters, secrets.
+"""Paged lists of a workspace's datasets, adapters and secrets.
 
-A page begins behind the values of a row, never behind a count: who reads on while others add and delete sees each
-that stays once, and a page far behind costs what the first does.
+A page starts after the values of a row and not at an offset. A reader therefore sees each remaining row once despite
+concurrent changes, and late pages cost no more than early ones.
 """
 
 from __future__ import annotations

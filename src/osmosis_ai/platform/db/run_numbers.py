@@ -1,6 +1,6 @@
-"""The numbers by which runs are sorted, as columns of their own: what is inside JSON has no index on both engines.
+"""Sort columns of runs, since values inside JSON have no index on both engines.
 
-They follow from a run's results and metrics, and are worked out anew whenever one of these is written.
+They are computed from a run's results and metrics whenever these are written.
 """
 
 from __future__ import annotations

@@ -186,8 +186,7 @@ class DbSecret(Base):
 
 
 class DbRolloutServer(Base):
-    """An agent that is served elsewhere, as it was last registered under its name, and how its last probe
-    ended."""
+    """A remote agent's latest registration under its name, with the result of its last probe."""
 
     __tablename__ = "rollout_servers"
     __table_args__ = (UniqueConstraint("workspace_id", "name"),)
@@ -496,8 +495,7 @@ class DbWorkerTicket(Base):
 
 
 class DbKnownWorker(Base):
-    """A machine that has asked for runs with a worker token, as it described itself; ``id`` is a digest of
-    that."""
+    """A machine that has asked for runs with a worker token; ``id`` is a digest of its description."""
 
     __tablename__ = "known_workers"
 
@@ -537,8 +535,7 @@ class DbSecretHandout(Base):
 
 
 class DbJournalSegment(Base):
-    """A part of the journal of a run that goes on, as it was accepted; ``length`` bytes from ``offset`` on,
-    unpacked."""
+    """An accepted part of an active run's journal: ``length`` bytes from ``offset`` on, unpacked."""
 
     __tablename__ = "journal_segments"
 
@@ -554,7 +551,7 @@ class DbJournalSegment(Base):
 
 
 class DbRunUpload(Base):
-    """A blob that a worker sends, or has sent, for a run that goes on; ``name`` is its key's end, below the run's."""
+    """A blob uploaded by a worker for an active run; ``name`` is the end of its key, after the run's prefix."""
 
     __tablename__ = "run_uploads"
     __table_args__ = (
@@ -575,8 +572,7 @@ class DbRunUpload(Base):
 
 
 class DbRunShard(Base):
-    """A shard of a run, from when its files are told until the run has ended and nothing of it is left to be
-    merged."""
+    """A shard of a run, kept from its first reported files until the run has ended and no merging is left."""
 
     __tablename__ = "run_shards"
     __table_args__ = (Index("ix_run_shards_state_run", "state", "run_id"),)

@@ -1,7 +1,7 @@
-"""Text in columns, whatever the case of its letters.
+"""Case-insensitive text search in columns.
 
-PostgreSQL folds as its database's locale has it (the locale ``C``: ``a`` to ``z`` alone). SQLite would never know more
-than these: every connection of :mod:`osmosis_ai.platform.db.engine` is taught the rest.
+PostgreSQL folds case by its database's locale (the locale ``C`` folds only ``a`` to ``z``). SQLite would never fold
+more than that, so :mod:`osmosis_ai.platform.db.engine` adds a function to every connection.
 """
 
 from __future__ import annotations

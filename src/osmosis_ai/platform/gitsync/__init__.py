@@ -1,5 +1,5 @@
-"""The connected repositories, as the platform has them: a bare mirror of each, read without a work tree.
+"""Bare mirrors of connected repositories, read without a work tree.
 
-``mirror`` is the way in. Only ``git`` starts processes and only ``clone_url`` knows passwords; ``tree``
-reads a commit, ``export`` writes one to a directory.
+``mirror`` is the entry point. Only ``git`` starts processes and only ``clone_url`` handles passwords. ``tree``
+reads a commit, and ``export`` writes one to a directory.
 """

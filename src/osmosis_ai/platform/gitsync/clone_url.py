@@ -1,8 +1,7 @@
-"""Where a repository is cloned from: a transport that only carries data, and no credentials in sight.
+"""Validate clone URLs: allow only plain transports, and separate credentials.
 
-Git takes more than addresses: ``ext::`` runs a command, a host that starts with a dash becomes an option of
-ssh. Such URLs end here. What is handed to Git on its command line never holds a password, because every
-user of a machine can read the command lines of its processes.
+Git accepts more than addresses: ``ext::`` runs a command, and a host that starts with a dash becomes an ssh option.
+Such URLs are refused. Git's command line never contains a password, because every user of a machine can read it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A commit as a directory: exactly its files, and nothing that reaches out of it.
+"""Export a commit to a directory that contains exactly its files, with no links out of it.
 
-Contents are written as they are stored: no filter, no line-end conversion, no ``export-ignore``. Regular
-files are written first, into directories that this module itself has made; symbolic links come last and
-stay only where they lead to something inside. The directory appears in one step, whole.
+Contents are written as stored: no filter, no line-end conversion, no ``export-ignore``. Regular
+files are written first, into newly created directories. Symbolic links come last and are kept only if their target is
+inside. The directory appears atomically.
 """
 
 from __future__ import annotations

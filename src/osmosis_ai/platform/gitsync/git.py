@@ -1,13 +1,12 @@
-"""The one place that starts Git for the platform, so that every start is hardened alike.
+"""Run Git, always with the same hardening.
 
-A repository is data that strangers wrote: no hook, helper, submodule or configuration of it is honoured, Git
-asks nobody for anything, and every command has a deadline at which it ends with all its children. The
-settings of the machine and of the user are not read either; what Git shall know (a proxy, a certificate, a
-credential helper) stands in the file ``config`` beside the mirrors.
+A repository is untrusted: its hooks, helpers, submodules and configuration are disabled, Git never prompts, and
+every command has a deadline at which it ends with all its children. Machine and user settings are ignored. Operators
+configure Git (proxy, certificate, credential helper) in the file ``config`` next to the mirrors.
 
-Reads are the binary's, too. GitPython has deprecated its own reader of objects, for its security and speed; a delta of
-a stranger's would be put together in the platform's memory, where Git's process streams it and ends at its deadline. And
-one branch that is not named in UTF-8 would hide all others: it decodes `packed-refs` strictly.
+Reads use the Git binary too. GitPython has deprecated its own object reader for security and speed. It would assemble
+an untrusted delta in the platform's memory, while Git streams it and ends at its deadline. It also decodes
+`packed-refs` strictly, so one branch name that is not UTF-8 would hide all others.
 """
 
 from __future__ import annotations
@@ -107,8 +106,7 @@ class Git:
     def listing(
         self, arguments: Sequence[str], *, most_bytes: int, timeout_s: float = LOCAL_TIMEOUT_S
     ) -> GitResult:
-        """As :meth:`run`, where a stranger decides how much comes: a few objects can be a tree of billions of
-        files."""
+        """Run with an output limit, for untrusted sizes: a few objects can form a tree of billions of files."""
         with (
             tempfile.TemporaryFile() as errors,
             self._started(arguments, {}, stdin=subprocess.DEVNULL, stderr=errors.fileno()) as process,

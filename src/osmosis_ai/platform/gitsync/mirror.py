@@ -1,8 +1,8 @@
-"""A bare mirror per connected repository: what it holds was fetched whole, and what a run once named it keeps.
+"""A bare mirror per connected repository, updated atomically; commits named by runs are kept.
 
-A mirror appears in one step when its first fetch has succeeded; a fetch that fails changes nothing. One
-process at a time fetches into a mirror (a file lock says which), while everybody may read. Branches that
-are gone upstream are pruned, commits never: a run that was submitted can always be resumed.
+A mirror appears when its first fetch has succeeded, and a failed fetch changes nothing. One process at a time fetches
+(with a file lock), and any number may read. Branches deleted upstream are pruned, but commits never are, so submitted
+runs can always be resumed.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ class MirrorStore:
     def _leave_default(
         self, remote: Remote, mirror: Path, default: str, gone: AbstractSet[str], lock: int
     ) -> None:
-        """Go over to another default branch before the one so far is pruned: whoever reads meanwhile finds one of them."""
+        """Switch to another default branch before the old one is pruned, so that readers always find one."""
         if self._read(mirror, "symbolic-ref", "HEAD").strip() not in gone:
             return
         # Beside `main` there can be no `main/next`: what is renamed so comes when the former is gone.

@@ -1,8 +1,8 @@
-"""Who fetches into a mirror: one at a time, and a Git that outlives its platform is still the one.
+"""Exclusive lock for fetches into a mirror, inherited by Git.
 
-The lock is the kernel's and belongs to an open file, which a fetch inherits: when the platform is killed, its Git may
-work on for a while, and nobody else begins before that has ended, too. Whoever has the lock therefore knows that lock
-files which Git itself has left in the mirror are nobody's.
+The kernel lock belongs to an open file that a fetch inherits. If the platform is killed, its Git may continue for a
+while, and other fetches wait for it as well. The lock's holder therefore knows that Git's own lock files in the mirror
+are stale.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def exclusive_fetch(path: Path, *, timeout_s: float) -> Iterator[int]:
 
 
 def remove_stale_locks(mirror: Path) -> None:
-    """Remove what a Git that was killed has left locked; only for whoever has the mirror's lock."""
+    """Remove lock files of a killed Git. The caller must hold the mirror's lock."""
     for place in (mirror.glob("*.lock"), (mirror / "refs").rglob("*.lock")):
         for lock in place:
             lock.unlink(missing_ok=True)

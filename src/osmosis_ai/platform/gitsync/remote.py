@@ -1,7 +1,7 @@
-"""The side of a repository that is elsewhere: what it has, fetched into a mirror.
+"""List and fetch from a remote repository.
 
-Credentials reach Git by a pipe, for the one host they belong to; no command line, no environment, no file and no
-message has them.
+Credentials reach Git through a pipe and apply to one host. They are in no command line, environment, file or
+message.
 """
 
 from __future__ import annotations

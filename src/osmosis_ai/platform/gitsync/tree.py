@@ -1,6 +1,6 @@
-"""Reading a commit straight from a mirror: names come from the repository and are bytes, never trusted as paths.
+"""Read a commit from a mirror. Names are untrusted bytes and never used as paths.
 
-Contents are asked for by object id alone, so no name of a file or branch ever becomes an argument of Git.
+Contents are read by object id, so file and branch names never become arguments of Git.
 """
 
 from __future__ import annotations

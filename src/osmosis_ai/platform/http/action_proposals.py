@@ -97,7 +97,7 @@ def _resuming(page: WorkspaceVisit, run: DbRun) -> ActionProposal:
             page.services.resumption.resume(page.workspace.id, run.id, by=_by(page))
 
     return ActionProposal(
-        f"It goes on from its last checkpoint, of step {step}; the steps behind that are made again.",
+        f"It resumes from its last checkpoint, of step {step}; later steps are repeated.",
         do=resume,
     )
 

@@ -120,7 +120,7 @@ class _LimitedHttp(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
         if self._waiting_bytes:
             self._refuse(408, "HEADERS_TOO_SLOW", "the headers of the request had not arrived in time.")
         else:
-            # A browser that connects before it has a question is told nothing.
+            # A browser that connects without sending a request gets no reply.
             self._stop_waiting()
             self.transport.close()
 

@@ -1,4 +1,4 @@
-"""Forms that only our own pages can send: double submit of a secret that is masked anew on every page."""
+"""CSRF protection by double submit of a secret, masked differently on every page."""
 
 from __future__ import annotations
 

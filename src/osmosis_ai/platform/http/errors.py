@@ -37,8 +37,7 @@ _STATUS_OF_CODE = {
 _SECRET_KEYS = frozenset({"value", "password", "provided", "token", "device_code", "lease"})
 _INSTALLED = installed_state()
 _CHANGED = (
-    "Osmosis was installed anew since this platform was started, and what it runs does not fit together any more: "
-    "start it again"
+    "Osmosis was reinstalled after this platform started, and its parts no longer match: start it again"
 )
 JSON_BODY = "osmosis.json"
 """Where a request's scope keeps a list with its parsed JSON body, once there is one."""
@@ -113,7 +112,7 @@ class ErrorEdge:
         except Exception as error:
             reply = as_api_error(error, Request(scope)).response()
             if started:
-                # Half a reply cannot be mended; the server ends the connection when nothing more comes.
+                # A partial reply cannot be repaired; the server closes the connection.
                 return
             await reply(scope, receive, send)
 

@@ -18,7 +18,7 @@ router = api_router("/api/cli/eval-runs/imports")
 def start_import(
     services: Services, scope: WorkspaceScope, body: wire.EvalImportStart
 ) -> wire.EvalImportSession:
-    """Announce a run and its files; the same run again goes on with what was begun."""
+    """Start an upload of a run. A repeated request for the same run resumes it."""
     state = services.eval_imports.start(scope.workspace_id, scope.repository.id, scope.user.id, body)
     return _session(services, scope, state)
 

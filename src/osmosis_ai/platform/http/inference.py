@@ -1,7 +1,7 @@
-"""The models served here, as OpenAI's clients want them: `/v1/chat/completions` and `/v1/models`.
+"""Served models as an OpenAI API: `/v1/chat/completions` and `/v1/models`.
 
-A model is a built-in one, or an adapter that is deployed in a workspace of whoever's key it is. Requests carry an API key, never a token of the command line. Whatever goes wrong has OpenAI's error shape. A
-client that goes away takes its generation with it, whether it waits for a reply or reads a stream.
+A model is built in, or an adapter deployed in a workspace of the key's owner. Requests need an API key, not a CLI
+token. Errors have OpenAI's format. A disconnected client cancels its generation, streaming or not.
 """
 
 from __future__ import annotations

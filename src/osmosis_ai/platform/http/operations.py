@@ -29,7 +29,7 @@ async def health(services: Services) -> dict[str, str]:
 
 @router.get("/ready", response_class=JSONResponse)
 def ready(services: Services) -> Response:
-    """Answer 200 when database, schema and stored files can be used, else 503 with the reason of each that can not."""
+    """Answer 200 if database, schema and stored files are usable, else 503 with the reasons."""
     problems = services.readiness.problems()
     is_ready = not any(problems.values())
     return JSONResponse(
@@ -44,7 +44,7 @@ def ready(services: Services) -> Response:
 
 @router.get("/metrics", response_class=Response)
 def metrics(services: Services, authorization: Annotated[str, Header()] = "") -> Response:
-    """Return what is measured, for Prometheus; whoever has `OSMOSIS_METRICS_TOKEN` may read it."""
+    """Return Prometheus metrics; requires `OSMOSIS_METRICS_TOKEN`."""
     wanted = services.config.metrics_token
     if not wanted:
         raise ApiError(

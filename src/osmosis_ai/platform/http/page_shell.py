@@ -106,8 +106,7 @@ class PageRoute(ApiRoute):
 
 
 def _refuse_another_s_name(request: Request) -> None:
-    """Refuse a page of a platform of this machine to who calls it by a name that was pointed here (DNS
-    rebinding)."""
+    """Refuse page requests under a host name that was pointed at this machine (DNS rebinding)."""
     services: PlatformServices = request.app.state.services
     if is_loopback(urlsplit(services.config.base_url).hostname) and not is_loopback(request.url.hostname):
         raise ApiError(403, "FOREIGN_HOST", f"this platform is at {services.config.base_url}.")
@@ -250,7 +249,7 @@ def _compressed(request: Request, reply: Response) -> Response:
 
 @lru_cache
 def _warn_of_unnamed_proxy() -> None:
-    """Say it once: whoever set the header may be anybody, so it is not read."""
+    """Log it once: anyone can set the header, so it is ignored."""
     logger.warning(
         "requests come with X-Forwarded-For, and no proxy is named in OSMOSIS_TRUSTED_PROXIES: everybody behind "
         "it counts as one source of sign-ins"

@@ -23,8 +23,7 @@ router = api_router("/api/cli")
 
 
 def _workspace_id(services: Services, principal: Authenticated, git: GitHeader = None) -> str:
-    """Return the workspace of the repository, or of the token if no connected repository is named (a
-    dependency)."""
+    """Return the repository's workspace, or the token's if no connected repository is named (a dependency)."""
     if git is not None and git.strip():
         try:
             with services.db.session() as session:

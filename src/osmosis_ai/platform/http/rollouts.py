@@ -20,7 +20,7 @@ from osmosis_ai.platform.services import PlatformServices
 
 router = api_router("/api/cli/rollouts")
 
-# Clients give up after 30 s; a sync that takes longer goes on, and the next list shows what it found.
+# Clients time out after 30 s. A longer sync continues, and the next list shows its result.
 SYNC_WAIT_S = 20.0
 
 

@@ -98,8 +98,7 @@ def _awaitable(endpoint: Callable[..., Any], only_reads: bool) -> Callable[..., 
 
 
 def _readers() -> CapacityLimiter:
-    """Return what lets a few reads run at once: they never wait for the disk, and more threads than that only
-    take the interpreter's lock from each other."""
+    """Return the limiter for quick reads, which do not wait for the disk: more threads would only compete for the GIL."""
     try:
         return _READERS.get()
     except LookupError:

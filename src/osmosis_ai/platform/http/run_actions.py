@@ -162,7 +162,7 @@ def _confirm(
 
 
 def _status(error: ApiError | OsmosisError) -> int:
-    """Return 403 for who has not the right, as the API does; what can not be done now is a conflict."""
+    """Return 403 for missing permissions, as the API does, and 409 for everything that is currently impossible."""
     return 403 if isinstance(error, ApiError) and error.status == 403 else 409
 
 

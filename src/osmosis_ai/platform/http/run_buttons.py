@@ -54,7 +54,7 @@ class PageActions:
         ]
 
     def _why_not_resumed(self, run: RunEntry) -> str | None:
-        """Return why a run that ended early can not be resumed: what the API says to who asks for it."""
+        """Return why an ended run cannot be resumed, in the API's words."""
         services = self.visit.services
         found = services.training_runs.get(self.visit.workspace.id, run.id).run
         try:

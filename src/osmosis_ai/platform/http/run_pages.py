@@ -48,7 +48,7 @@ def _may_look(services: PlatformServices, cookie: str, workspace_id: str) -> boo
 
 
 class _AnyPageRoute(PageRoute):
-    """Answers where nothing else does, and people alone: programs are told so by the platform itself."""
+    """Catch-all for browsers. Programs get their 404 from the platform itself."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         is_page = scope["type"] == "http" and scope["method"] == "GET"

@@ -37,7 +37,7 @@ Csrf = Annotated[str, Form(max_length=MAX_TOKEN_CHARS)]
 
 @router.get("/assets/{name}", include_in_schema=False)
 def asset(request: Request, name: str) -> Response:
-    """Return a style sheet or a module; whoever signs in needs them, too."""
+    """Return a style sheet or script. No login is needed, since the sign-in page uses them."""
     reply = asset_reply(request, name)
     if reply is None:
         raise page_not_found(request)

@@ -78,7 +78,7 @@ def poll_device(services: Services, body: wire.DeviceTokenRequest) -> wire.Issue
 
 
 def _wire_user(user: DbUser) -> wire.User:
-    """Return how a user is told to clients."""
+    """Return a user in wire format."""
     return wire.User(id=user.id, email=user.email, name=user.name)
 
 

@@ -31,8 +31,7 @@ _OFFERED_HEADER = capabilities_header(OFFERED)
 
 
 class ClientVersions:
-    """Add the headers of version and capabilities to every reply of the API, and refuse clients that are too
-    old."""
+    """Add version and capability headers to API replies, and refuse clients that are too old."""
 
     def __init__(self, app: ASGIApp, *, minimum: str, recommended: str = "") -> None:
         self.app = app

@@ -1,4 +1,4 @@
-"""How many workers may wait for a reply, and how often a token may claim: whoever asks for more is told when to come again."""
+"""Limits on waiting workers and on claims per token; a refused worker gets a retry delay."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 COME_AGAIN_S = 10.0
-"""When whoever can not wait is to come again."""
+"""Retry delay for workers that cannot wait."""
 _MOST_KNOWN = 4096
 
 

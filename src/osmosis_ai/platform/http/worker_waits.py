@@ -138,7 +138,7 @@ class WorkerWaits:
 
 
 class WaitingServer(LiveServer):
-    """A server that ends what waits at it, workers and streams, when it is told to stop."""
+    """A server that ends waiting workers and streams at shutdown."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop, waits first."""

@@ -199,7 +199,7 @@ async def _read(request: Request, model: type[M]) -> M:
         content = orjson.loads(body)
     except ValueError:
         raise ApiError(400, "INVALID_JSON", "the body of the request is no valid JSON.") from None
-    # What goes wrong from here on is told without the lease's token.
+    # Report errors from here on without the lease's token.
     request.scope.setdefault(JSON_BODY, []).append(content)
     try:
         return model.model_validate(content)

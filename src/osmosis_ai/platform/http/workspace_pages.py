@@ -143,7 +143,7 @@ def repositories_page(page: WorkspacePage) -> Response:
 
 @router.get("/{workspace}/members", include_in_schema=False)
 def members_page(page: WorkspacePage) -> Response:
-    """List who is in the workspace, and who may do what."""
+    """List the members of the workspace and their permissions."""
     found = page.services.workspaces.members(page.workspace.id)
     order = list(ROLES)
     rights = [(what, [order.index(role) <= order.index(least) for role in order]) for what, least in RIGHTS]
@@ -165,7 +165,7 @@ def _number_of_row(given: str) -> int:
 
 
 def _rows(page: WorkspaceVisit, dataset: DbDataset, start: int) -> tuple[list[Mapping[str, Any]], str]:
-    """Return some rows of a dataset, or why they can not be read."""
+    """Return some rows of a dataset, or why they cannot be read."""
     if dataset.status != "uploaded" or dataset.blob_key is None:
         return [], ""
     try:
@@ -175,19 +175,19 @@ def _rows(page: WorkspaceVisit, dataset: DbDataset, start: int) -> tuple[list[Ma
             except OsmosisError as error:
                 # Where it lies on the platform's disk is nothing to a visitor.
                 said = error.message.replace(str(file), f"{dataset.name}.{dataset.extension}")
-                return [], f"Its rows can not be read: {said}"
+                return [], f"Its rows cannot be read: {said}"
     except BlobStoreError as error:
         # Where the files are is the operator's alone.
         logger.error("%s", error.message)
         return (
             [],
-            "Its rows can not be read now: the platform can not get at its stored files; try again a little later.",
+            "Its rows cannot be read now: the platform cannot get at its stored files; try again a little later.",
         )
     except OSError as error:
         logger.error("%s", error)
-        return [], f"Its rows can not be read: {error.strerror or 'the disk does not answer'}."
+        return [], f"Its rows cannot be read: {error.strerror or 'the disk does not answer'}."
     except OsmosisError as error:
-        return [], f"Its rows can not be read: {error.message}"
+        return [], f"Its rows cannot be read: {error.message}"
 
 
 def _cell(value: Any) -> str:

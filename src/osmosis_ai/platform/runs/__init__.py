@@ -1,5 +1,5 @@
-"""Runs: submitted as rows, executed by workers that own them for a while, read while they go on.
+"""Runs: submitted as rows, executed by workers under leases, and readable while running.
 
-``submit`` makes the row, ``leases`` says who may write it, ``execute`` starts workers, ``work`` is what a worker does
-and makes visible, ``read`` shows it. ``lifecycle`` says what can become of a run, ``working_directory`` where it lies.
+``submit`` creates the row, ``leases`` controls write access, ``execute`` starts workers, ``work`` runs in a worker
+and ``read`` shows results. ``lifecycle`` defines statuses, and ``working_directory`` the files.
 """

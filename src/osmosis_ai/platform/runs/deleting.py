@@ -1,8 +1,7 @@
-"""An ended run is deleted: its row and everything that hangs on it in one transaction, its files after that.
+"""Delete an ended run: its rows in one transaction, then its files.
 
-The transaction leaves the run's id in ``deleted_runs`` until the files are gone, too, so that who is killed in
-between leaves no half: the next start of the platform, or its maintenance, deletes the rest. What refers to the run or its adapters by
-name stays as it is and says the name.
+The transaction leaves the run's id in ``deleted_runs`` until the files are gone, so that the next start or maintenance
+finishes an interrupted deletion. References by name to the run or its adapters remain.
 """
 
 from __future__ import annotations

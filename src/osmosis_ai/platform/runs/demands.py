@@ -1,6 +1,6 @@
-"""What a platform's operator demands of every machine that executes its runs, however that machine is set.
+"""The operator's requirements for every machine that executes runs.
 
-A machine's settings are its own, and a machine elsewhere has others: what is demanded of all of them travels with each run.
+Remote machines have their own settings, so these requirements are sent with each run.
 """
 
 from __future__ import annotations

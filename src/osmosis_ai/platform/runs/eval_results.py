@@ -1,7 +1,6 @@
-"""A run's numbers as its row keeps them and the wire shows them.
+"""A run's numbers, as stored in its row and sent to clients.
 
-While a run goes on they come from its live progress, afterwards from the engine's own metrics; what is not known
-yet is absent, never zero.
+Active runs use their live progress, ended ones the engine's metrics. Unknown values are absent, never zero.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def live_results(
         failed=progress.failed,
         skipped=progress.skipped,
         total_runs=progress.completed,
-        # Who goes on with a run knows nothing of what attempts had used that were lost with a worker.
+        # A later worker does not know the usage of attempts that were lost with an earlier one.
         total_tokens=max(progress.tokens, known.get("total_tokens") or 0),
         headline=headline,
     )

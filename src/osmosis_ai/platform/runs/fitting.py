@@ -1,4 +1,4 @@
-"""Whether a machine has what a run asks for; where it has not, what it lacks, in words that a person is told."""
+"""Compare a machine's resources with a run's request, and describe what is missing."""
 
 from __future__ import annotations
 

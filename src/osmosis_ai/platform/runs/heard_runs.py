@@ -1,7 +1,7 @@
-"""What an exchange reads and writes of its run's row: the columns it names, by statements that are compiled once.
+"""Run columns used by each exchange, read and written by precompiled statements.
 
-Every exchange of every worker does this. As an object of the mapper's, with all that a row has, it would cost several times
-as much: the request and the selection of a run are read for each heartbeat.
+Every exchange of every worker does this. Loading the whole row as an ORM object, with the run's request and selection,
+would cost several times as much.
 """
 
 from __future__ import annotations

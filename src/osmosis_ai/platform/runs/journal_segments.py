@@ -1,6 +1,6 @@
-"""The journal of a run that goes on: segments, each as it was accepted, in rows or folded into blobs.
+"""Journal of an active run: accepted segments, in rows or folded into blobs.
 
-When the run ends they become its stored journal (``stored_journal.py``); :func:`run_records` reads either.
+They become the stored journal at the end of the run (``stored_journal.py``); :func:`run_records` reads either.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEGMENTS_FOLDER = "journal"
 
 
 def run_records(db: Database, blobs: BlobStore, run_id: str) -> Iterator[TerminalRecord]:
-    """Yield the records of a run's journal, whether it goes on or has ended, as :func:`stored_records` does."""
+    """Yield the records of an active or ended run's journal, like :func:`stored_records`."""
     with db.session() as session:
         run = session.get_one(DbRun, run_id)
         segments = journal_segments(session, run_id) if run.journal_blob is None else ()

@@ -1,21 +1,20 @@
-"""Who may write a run: the worker whose token the row holds, and nobody else.
+"""Leases: only the worker whose token is in a run's row may write the run.
 
-A lease is a token with an expiry in the run's row. Claiming is one transaction that puts a new token there,
-so at any moment at most one token counts. Every write of a worker goes through :meth:`Leases.writing`, which
-reads the token in the same transaction: an owner who was replaced, however late it finds out, writes nothing
-any more (fencing). The expiry only says when others *may* take the run; until somebody does, its owner, who
-may have slept with the machine, goes on where it was.
+A lease is a token with an expiry in the run's row. A claim is one transaction that replaces the token, so at most one
+token is valid. Every write of a worker goes through :meth:`Leases.writing`, which checks the token in the same
+transaction, so a replaced owner cannot write (fencing). The expiry only says when others *may* take the run. Until
+one does, its owner, whose machine may have been suspended, may continue.
 
-On PostgreSQL the database's own clock says what time it is (``clock_timestamp()``; ``now()`` stands still in a
-transaction), on SQLite, which has none, the platform's. Clocks jump, so none is trusted with more than *when to try*:
+The current time is the database's on PostgreSQL (``clock_timestamp()``; ``now()`` stands still in a transaction) and
+the platform's on SQLite, which has no clock. Clocks jump, so they only decide *when to try*:
 
-- set forward, a live lease looks expired; at worst its run is taken over early, and continues from its journal;
-- set back, an expiry lies further ahead than a lease lasts, which no clock at hand can have written: it counts as
-  expired, so a dead owner's run is not lost until the old time comes round again. So does a pause of a run that nobody
-  is to claim for a while.
+- If the clock is set forward, a live lease looks expired. At worst its run is taken over early and continues from its
+  journal.
+- If it is set back, an expiry further ahead than a lease's term counts as expired, so a dead owner's run does not wait
+  for the old time. The same holds for a pause during which a run must not be claimed.
 
-A platform that was away gives every owner a whole new term before anybody may claim (:meth:`Leases.renew_all`).
-Neither can make two owners or a second outcome; that rests on the row alone.
+After downtime, the platform gives every owner a new term before anyone may claim (:meth:`Leases.renew_all`).
+No clock error can create two owners or a second outcome; that depends only on the row.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ class Leases:
             pass
 
     def release(self, run_id: str, token: str) -> None:
-        """Let the run go, for whoever comes next; harmless when ``token`` does not own it."""
+        """Release the run for another worker; does nothing if ``token`` does not own it."""
         with self._db.transaction() as session:
             run = session.get(DbRun, run_id, with_for_update=True)
             if run is not None and run.lease_token == token:
@@ -157,8 +156,7 @@ class Leases:
 
     @contextmanager
     def hearing(self, lease: Lease) -> Iterator[tuple[Session, HeardRun]]:
-        """Write what an exchange says of an evaluation, as :meth:`writing`, by statements that take what they
-        name alone."""
+        """Write an evaluation's exchange like :meth:`writing`, with statements limited to named columns."""
         with self._db.transaction() as session:
             run = find_heard(session, lease.run_id)
             if run is None or not _is_owner(run, lease):

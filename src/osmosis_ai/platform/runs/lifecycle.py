@@ -1,7 +1,7 @@
-"""The two kinds of runs, and what can become of a run.
+"""Kinds of runs and their status transitions.
 
-``pending -> running -> finished | failed | stopped``, and ``pending -> failed | stopped`` for one that never
-ran. A terminal run never changes again, but for a training run that is resumed (``submit.resuming``). A running run
+``pending -> running -> finished | failed | stopped``, and ``pending -> failed | stopped`` for a run that never
+started. A terminal run never changes, except for a resumed training run (``submit.resuming``). A running run
 without a live lease waits for its next worker.
 """
 

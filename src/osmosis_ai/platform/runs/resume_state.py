@@ -1,5 +1,5 @@
-"""What a training run goes on from: on any machine one archive or none, the newest, named in the run's row; on the
-platform's own also what is left of its working directory.
+"""Resume state of a training run: the newest archive, named in the run's row, and on the platform's machine also
+the remaining working directory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def resume_step(run: DbRun) -> int | None:
 
 
 def forget_resume(run: DbRun) -> None:
-    """Let go of the archive that another machine would go on from; whoever ends the run deletes its blobs."""
+    """Clear the reference to the resume archive; the caller that ends the run deletes the blobs."""
     if resume_archive_of(run) is not None:
         run.training_state = {
             key: value for key, value in (run.training_state or {}).items() if key != "resume"

@@ -1,6 +1,6 @@
-"""Who was handed which secrets, by their names: a row for each claim, written before the claim is answered.
+"""Secret access log: the names of secrets given to each claim, written before the claim is answered.
 
-It stays when the run is deleted, and goes with its workspace. A run's log says the same and goes with the run.
+It is kept when the run is deleted and removed with its workspace. The run's log has the same entries.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ class SecretHandouts:
         machine: str | None,
         pool: str | None,
     ) -> None:
-        """Write down that a run's secrets are about to be handed out; once, however often the claim is
-        repeated."""
+        """Record the secrets about to be given to a claim; repeated claims are recorded once."""
         with self._db.transaction() as session:
             # Locked, so that the same claim, made twice at once, is noted once.
             run = session.get(DbRun, run_id, with_for_update=True)

@@ -1,7 +1,7 @@
-"""A commit's files as one archive, for workers that have neither the mirror nor the Git host.
+"""Source archives of commits, for workers without access to the mirror or Git host.
 
-The same commit gives the same bytes, wherever and whenever it is packed: names in order, no times, no owners. So an archive
-is made once, and its key is its digest.
+Packing is reproducible: names are sorted, and times and owners omitted. An archive is therefore created once, and its
+key is its digest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from osmosis_ai.platform.runs.lifecycle import CHECKPOINT_KEPT, OPEN, UNFINISHED
 WANTED_FOR = timedelta(hours=1)
 """How long an archive stays that was asked for by a submit, whose run may be on its way."""
 FOUND_WITHIN_S = 5.0
-"""How long whoever needs an archive waits for one that is being made: some commits take minutes, and threads are few."""
+"""How long a thread waits for an archive being packed: some commits take minutes, and threads are few."""
 _PACKED_AT_ONCE = 2
 _FOLDER = "sources"
 _BLOCK_BYTES = 1 << 20
@@ -62,12 +62,11 @@ class SourceArchives:
         self._threads = ThreadPoolExecutor(_PACKED_AT_ONCE, thread_name_prefix="source-archive")
 
     def close(self) -> None:
-        """End; what is being made is made anew when it is asked for."""
+        """Stop; unfinished archives are packed again on request."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def prepare(self, repository: DbRepository, sha: str) -> Future[DbSourceArchive]:
-        """Return the archive of a commit for a run that is about to be submitted: it stays for
-        :data:`WANTED_FOR`."""
+        """Return a commit's archive for a run about to be submitted; it is kept for :data:`WANTED_FOR`."""
         known = (repository.workspace_id, sha)
         wanted = update(DbSourceArchive).where(*_is(known)).values(created_at=self._clock.now())
         with self._db.transaction() as session:
@@ -91,8 +90,7 @@ class SourceArchives:
             raise StillPackingError(f"the commit {sha[:12]} is still being packed for workers.") from None
 
     def doubt(self, run_id: str) -> None:
-        """Have the archive of a run's commit read before it is handed out again: a worker could not do with
-        what it got."""
+        """Verify a commit's archive before its next use, because a worker could not unpack it."""
         of_run = select(DbRun.workspace_id, DbRun.commit_sha).where(DbRun.id == run_id)
         with self._db.session() as session:
             found = session.execute(of_run).first()
@@ -121,7 +119,7 @@ class SourceArchives:
             DbRun.commit_sha == DbSourceArchive.commit_sha,
         )
         with self._db.transaction() as session:
-            # One statement: whoever submits meanwhile has moved the date, or finds none.
+            # A single statement: a concurrent submit either moves the date first or finds no archive.
             session.execute(
                 delete(DbSourceArchive).where(
                     DbSourceArchive.created_at < self._clock.now() - WANTED_FOR,

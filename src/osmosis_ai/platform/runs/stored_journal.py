@@ -1,8 +1,8 @@
-"""The journal of an evaluation, kept with the run when its working directory goes: compressed, and without secrets.
+"""Stored journal of an ended evaluation: compressed, without secrets, independent of the working directory.
 
-It holds what the rows of ``samples`` have no column for: scores by name, what judges said, how often an attempt was
-lost. Its lines are chained as the engine's are (``evaluation/journal_chain.py``), and the same bytes where no secret was
-found in them. Its key follows from the run's id, so that storing it again replaces it, and deleting the run deletes it.
+It holds data that have no column in ``samples``: scores by name, judge calls, lost attempts. Its lines are chained like
+the engine's (``evaluation/journal_chain.py``) and identical unless a secret was removed. Its key derives from the run's
+id, so storing it again replaces it and deleting the run deletes it.
 """
 
 from __future__ import annotations

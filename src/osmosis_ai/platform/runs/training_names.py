@@ -1,7 +1,6 @@
-"""What the files of a training run are called, by the worker that sends them and by the platform that keeps them.
+"""File names of a training run, shared by workers and the platform.
 
-A validation lies below a name of its own, its *version*, which says by itself which validation it is, so that nothing
-else has to be remembered of it.
+A validation's files are under its *version*, a name that identifies the validation by itself.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import re
 from osmosis_ai.evaluation.trajectory_export import item_name
 
 CHECKPOINTS, RESUME = "checkpoints", "resume"
-"""What the names of uploads begin with: those of kept adapters, and of the archives that another machine goes on from."""
+"""Upload name prefixes of kept adapters and of resume archives."""
 RESUME_FILE = "checkpoint.tar"
 """What such an archive is called in its part."""
 KIND = "validation"

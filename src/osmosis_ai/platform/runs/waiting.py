@@ -1,6 +1,6 @@
-"""What a run waits for that was begun and that nobody works on now: its worker let it go, or is not heard any more.
+"""Explain what a started run without a worker waits for: its worker released it or is silent.
 
-Its status stays ``running``, as scripts of the hosted service know it; this is what is said beside it.
+Its status stays ``running``, as scripts for the hosted service expect; this text is shown in addition.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def is_without_worker(run: BegunRun, leases: Leases) -> bool:
 
 
 def _about(time: timedelta, whole: Callable[[float], int]) -> str:
-    """Return a time in words that do not change each second: whoever looks at a page is told of each change."""
+    """Format a duration coarsely, so that watching pages do not get an update every second."""
     seconds = time.total_seconds()
     if seconds < _EXACT_S:
         return f"{max(1, whole(seconds))} s"

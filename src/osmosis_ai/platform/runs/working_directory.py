@@ -1,20 +1,20 @@
-"""Where a run works on this machine: everything in it can be made again except what was recorded.
+"""Working directory of a run on this machine; only recorded data cannot be rebuilt.
 
     <home>/runs/<run id>/
-        worker.lock     held by the worker's process for as long as it lives
-        worker.log      what the worker's process printed; nothing, if all is well
-        setback.txt     why the last worker gave up, when that was no fault of the run
-        lease           the digest of the lease that the last worker of this machine had
-        taken           under which claim a worker host took it; none of what the platform's own machine works on
-        lost            marks what another owner has by now, and only a journal of is left
-        source.tar.gz   the commit's files, as the platform has packed them
+        worker.lock     held by the worker's process while it lives
+        worker.log      the worker's output; empty if all is well
+        setback.txt     why the last worker gave up, if not the run's fault
+        lease           digest of the last local worker's lease
+        taken           claim id of a worker host; absent for the platform's own machine
+        lost            marks a run that another owner has; only its journal is kept
+        source.tar.gz   the commit's files, packed by the platform
         source/         the same, unpacked
         dataset.<ext>   the rows
-        adapter/        the adapter that the run's model is, where it is one
+        adapter/        the run's model, if it is an adapter
         evaluation/<run name>/   an evaluation's run directory, with the engine's journal
         training/       a training run's directory, with its curve and its checkpoints
 
-The lock is the kernel's: it is free exactly when no worker of this machine is alive, whatever killed it.
+The kernel lock is free exactly when no worker of this machine is alive.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class WorkingDirectory:
             return True
 
     def keep_what_resumes(self) -> None:
-        """Delete everything but what a training run goes on from: its last checkpoint, its curve, and its inputs."""
+        """Delete everything except a training run's last checkpoint, curve and inputs."""
         checkpoints, training = checkpoints_in(self.training.checkpoints), self.training
         if not checkpoints:
             self.remove()
@@ -137,7 +137,7 @@ class WorkingDirectory:
             _delete(checkpoint.directory)
 
     def keep_set_aside(self, *names: str) -> bool:
-        """Delete everything but journals that were set aside, and ``names`` beside them; False where there are none."""
+        """Delete everything except archived journals and ``names``; return False if there are no archived journals."""
         kept = set(self.output_root.glob("*/*.diverged*"))
         if not kept:
             self.remove()

@@ -25,7 +25,7 @@ def conversation_places(
         of_family(asked, workspace_id, "eval", run)
         .join(DbSample, DbSample.run_id == DbRun.id)
         .outerjoin(DbRunFile, and_(DbRunFile.run_id == DbSample.run_id, DbRunFile.path == path))
-        # The index leads to the rows; a list of pairs PostgreSQL would go through anew for each sample.
+        # Use the index to find the rows; PostgreSQL would scan a list of pairs for each sample.
         .where(DbSample.row_index.in_({sample.row for sample in samples}), path.in_(paths))
     ).all()
     # The oldest run comes first: the newest result of a sample has the last word.

@@ -46,7 +46,7 @@ class RunDataset:
         try:
             copied = open_dataset(self.services.db, self.services.blobs, found.id, target)
         except OSError as error:
-            raise OsmosisError(f"the dataset {found.name} can not be read here: {error.strerror}.") from error
+            raise OsmosisError(f"the dataset {found.name} cannot be read here: {error.strerror}.") from error
         if copied.sha256 != self.sha256:
             raise OsmosisError(f"the dataset that {self.run} used has been replaced just now.")
         return target

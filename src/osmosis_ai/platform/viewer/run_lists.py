@@ -139,8 +139,7 @@ def _with_preceding() -> Any:
 
 
 def _comparable(run: Any, earlier: Any, wanted: Any) -> Select[Any]:
-    """Return the statement of what is ``wanted`` of the runs up to one that it can be compared with, the
-    newest first."""
+    """Select columns of earlier runs that a run can be compared with, newest first."""
     measured = [column.label(f"measured_{place}") for place, column in enumerate(_measured(earlier))]
     near = (
         select(

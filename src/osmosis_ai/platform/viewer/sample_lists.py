@@ -233,8 +233,9 @@ class FamilySamples:
         return found
 
     def _flaky_rows(self) -> Select[Any]:
-        """Return the rows that pass now and then, and how many samples each has; as
-        ``evaluation/row_behaviour.py``, copies of a row are one."""
+        """Select the rows with mixed results and their sample counts. Copies of a row count as one, as in
+        ``evaluation/row_behaviour.py``.
+        """
         passed = case((_SCORED, case((DbSample.reward >= self.family.pass_threshold, 1), else_=0)))
         of_row: tuple[Any, ...] = (
             DbSample.row_index,

@@ -67,8 +67,8 @@ logger = logging.getLogger(__name__)
 _LARGEST = 2**31 - 1
 """Row or attempt: what the columns hold."""
 _MOST_HELD_BYTES = 1 << 20
-"""Of a journal; of more the sample that is asked for is looked up anew each time."""
-_STORE_AWAY = "The platform can not get at its stored files now; try again a little later."
+"""Maximum cached bytes of a journal; in a larger one each sample is looked up again."""
+_STORE_AWAY = "The platform cannot get at its stored files now; try again a little later."
 _TRAJECTORY_MISSING = "The platform has no trajectory of this sample."
 _RECORDED = (
     *(

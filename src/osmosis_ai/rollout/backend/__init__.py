@@ -1,4 +1,4 @@
-"""Backends execute rollouts; the server does not know how."""
+"""Execution backends of the rollout server."""
 
 from .base import ExecutionBackend, ResultCallback
 from .local import LocalBackend

@@ -1,4 +1,4 @@
-"""The seam between the server and whatever executes a rollout."""
+"""Interface between the rollout server and its execution backends."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from ..types.execution import ExecutionRequest, ExecutionResult
 
 ResultCallback = Callable[[ExecutionResult], Awaitable[None]]
-"""Receives how a workflow or a grader ended."""
+"""Receives the result of a workflow or grader."""
 
 
 class ExecutionBackend(ABC):
-    """Executes rollouts. Only :meth:`execute` must be written; the rest has defaults."""
+    """Base class for execution backends. Only :meth:`execute` is required."""
 
     @abstractmethod
     async def execute(
@@ -22,36 +22,36 @@ class ExecutionBackend(ABC):
         on_workflow_complete: ResultCallback,
         on_grader_complete: ResultCallback | None = None,
     ) -> ExecutionResult | None:
-        """Run one rollout to its end.
+        """Run one rollout to completion.
 
         Args:
-            request: the rollout.
-            on_workflow_complete: called once, when the workflow has ended.
-            on_grader_complete: called once after it, when grading has ended; None means no grading.
+            request: The rollout.
+            on_workflow_complete: Called once when the workflow has finished.
+            on_grader_complete: Called once when grading has finished; None skips grading.
 
         Returns:
-            the final result, read when :attr:`capture_final_result` is true.
+            The final result. The server reads it only if :attr:`capture_final_result` is true.
         """
 
     @property
     def capture_final_result(self) -> bool:
-        """Whether what :meth:`execute` returns is better for the archive than what was called back."""
+        """Whether the archive stores the result of :meth:`execute` instead of the callbacks' results."""
         return False
 
     def has_capacity(self) -> bool:
-        """Whether another rollout is taken now; the server answers 429 when not."""
+        """Whether the backend accepts another rollout. If not, the server answers 429."""
         return True
 
     def rollout_status(self, rollout_id: str) -> dict[str, Any] | None:
-        """Return ``status``, ``reward`` and ``err_message`` of a rollout; None when it is not known."""
+        """Return ``status``, ``reward`` and ``err_message`` of a rollout, or None if it is unknown."""
         return None
 
     def cancel_rollouts(
         self, ids: Sequence[str] | None = None, prefix: str | None = None, all: bool = False
     ) -> dict[str, str]:
-        """Cancel the rollouts selected and say what became of each."""
+        """Cancel the selected rollouts and return the outcome of each."""
         return {}
 
     def health(self) -> dict[str, Any]:
-        """Return what ``GET /health`` answers."""
+        """Return the response body of ``GET /health``."""
         return {"status": "ok"}

@@ -1,4 +1,4 @@
-"""The controller's building blocks under the path rollout code knows; each is loaded on first use."""
+"""Controller classes under their public import path, loaded on first use."""
 
 from __future__ import annotations
 

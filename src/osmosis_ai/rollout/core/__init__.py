@@ -1,4 +1,4 @@
-"""A path that 0.2 had; its names are in :mod:`osmosis_ai.rollout`."""
+"""Names of :mod:`osmosis_ai.rollout` under their 0.2 import path."""
 
 from __future__ import annotations
 

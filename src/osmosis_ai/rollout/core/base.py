@@ -1,4 +1,4 @@
-"""What agent loops are written against, under the path that 0.2 had."""
+"""Base classes of agent loops under their 0.2 import path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loop asks its model through, under the path that 0.2 had."""
+"""LLM client of agent loops under its 0.2 import path."""
 
 from __future__ import annotations
 

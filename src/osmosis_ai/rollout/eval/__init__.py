@@ -1,1 +1,1 @@
-"""Local tests and evaluations of agent loops, under the paths that 0.2 had."""
+"""Local tests and evaluations of agent loops under their 0.2 import paths."""

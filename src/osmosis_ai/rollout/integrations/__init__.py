@@ -1,1 +1,1 @@
-"""Other people's frameworks on a rollout's model."""
+"""Integrations with third-party frameworks."""

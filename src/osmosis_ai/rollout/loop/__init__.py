@@ -1,5 +1,5 @@
-"""Agent loops: an agent that is given a model client and says itself when it is done.
+"""Agent loops: agents that receive a model client and decide themselves when they are done.
 
-The other way to write an agent is :class:`osmosis_ai.rollout.AgentWorkflow`; both run on the same engine.
-Names for users are in :mod:`osmosis_ai.rollout`. Nothing here imports a web framework or LiteLLM before it is used.
+:class:`osmosis_ai.rollout.AgentWorkflow` is the other way to write an agent; both run on the same engine.
+Public names are in :mod:`osmosis_ai.rollout`. Web framework and LiteLLM are imported only when used.
 """

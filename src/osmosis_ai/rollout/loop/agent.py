@@ -1,4 +1,4 @@
-"""What an agent loop is: a name, the tools it offers, and one coroutine that talks to the model until it is done."""
+"""Base class of agent loops and the types of their results."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class CompletionsResult:
     """One reply of the model.
 
     Attributes:
-        message: the assistant's message in OpenAI's shape.
-        token_ids: the tokens as they were sampled; empty where the endpoint does not tell.
-        logprobs: the log-probability of each of ``token_ids``.
-        usage: the endpoint's token counts.
-        finish_reason: why the model stopped, in OpenAI's words.
+        message: The assistant message in OpenAI format.
+        token_ids: The sampled tokens; empty if the endpoint does not report them.
+        logprobs: The log-probability of each token in ``token_ids``.
+        usage: The endpoint's token counts.
+        finish_reason: OpenAI's finish reason.
     """
 
     message: MessageDict
@@ -32,45 +32,45 @@ class CompletionsResult:
 
     @property
     def has_tool_calls(self) -> bool:
-        """Whether the model wants tools to be called."""
+        """Whether the reply has tool calls."""
         return bool(self.message.get("tool_calls"))
 
     @property
     def tool_calls(self) -> list[dict[str, Any]]:
-        """The calls that the model wants; empty when there are none."""
+        """The reply's tool calls."""
         return self.message.get("tool_calls") or []
 
     @property
     def content(self) -> str | None:
-        """The text of the reply, if it has any."""
+        """The reply's text, if any."""
         content: str | None = self.message.get("content")
         return content
 
 
 @runtime_checkable
 class LLMClientProtocol(Protocol):
-    """What a loop's context asks its model through; a test may give its own."""
+    """Interface of a loop's model client; tests may provide their own."""
 
     async def chat_completions(self, messages: list[MessageDict], **kwargs: Any) -> CompletionsResult:
         """Return the model's reply to ``messages``."""
         ...
 
     def get_metrics(self) -> RolloutMetrics:
-        """Return what the calls so far have cost."""
+        """Return the metrics of the calls so far."""
         ...
 
 
 @dataclass
 class RolloutResult:
-    """How a loop ended; made with ``ctx.complete(...)`` or ``ctx.error(...)``.
+    """Result of a loop, created by ``ctx.complete(...)`` or ``ctx.error(...)``.
 
     Attributes:
         status: ``COMPLETED`` or ``ERROR``.
-        final_messages: the whole conversation, oldest message first.
-        finish_reason: why it ended: ``stop``, ``max_turns``, ``error`` or the agent's own word.
-        error_message: what went wrong, with ``ERROR``.
-        metrics: latencies in milliseconds, and counts.
-        reward: the agent's own judgement; None leaves it to graders.
+        final_messages: The whole conversation, oldest message first.
+        finish_reason: ``stop``, ``max_turns``, ``error`` or the agent's own word.
+        error_message: The error, for ``ERROR``.
+        metrics: Latencies in milliseconds, and counts.
+        reward: The agent's own reward; None leaves it to graders.
     """
 
     status: str
@@ -82,14 +82,13 @@ class RolloutResult:
 
 
 class RolloutAgentLoop(ABC):
-    """Base class of agent loops; one object serves many rollouts at once, so keep their state in ``run``.
+    """Base class of agent loops. One object serves many rollouts concurrently, so keep state inside ``run``.
 
     Attributes:
-        name: how the agent is registered and shown. A class that can be used needs one; an abstract class between
-            this one and yours may leave it out.
+        name: Name under which the agent is registered and shown. Required, except on abstract classes.
 
     Raises:
-        TypeError: when a class that can be used is defined without a name.
+        TypeError: A concrete class is defined without a name.
     """
 
     name: str
@@ -103,7 +102,7 @@ class RolloutAgentLoop(ABC):
 
     @abstractmethod
     def get_tools(self, request: RolloutRequest) -> list[OpenAIFunctionToolSchema]:
-        """Return the tools for one rollout: schemas, or dicts of the same shape; ``[]`` for none."""
+        """Return the tools of one rollout as schemas or equivalent dicts; ``[]`` for none."""
 
     @abstractmethod
     async def run(self, ctx: RolloutContext) -> RolloutResult:
@@ -111,7 +110,7 @@ class RolloutAgentLoop(ABC):
 
 
 def _is_abstract(cls: type) -> bool:
-    """Tell whether a class is to be derived from; ``__abstractmethods__`` is not there yet when a class is made."""
+    """Return whether a class is abstract. ``__abstractmethods__`` is not set yet while a class is created."""
     methods = ("get_tools", "run")
     return ABC in cls.__bases__ or any(
         getattr(getattr(cls, name, None), "__isabstractmethod__", False) for name in methods

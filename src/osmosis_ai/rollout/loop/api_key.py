@@ -1,4 +1,4 @@
-"""The key that a served agent asks of those who start rollouts on it."""
+"""API key that a served agent requires from its callers."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ _RANDOM_BYTES = 32
 
 
 def generate_api_key() -> str:
-    """Return a new key: a prefix by which it is recognised in logs, and 256 random bits."""
+    """Return a new key: a prefix that is recognizable in logs, and 256 random bits."""
     return f"{API_KEY_PREFIX}{secrets.token_urlsafe(_RANDOM_BYTES)}"
 
 
 def validate_api_key(provided: str | None, expected: str) -> bool:
-    """Tell whether a caller's key is the right one, in a time that does not depend on how much of it is right.
+    """Compare a caller's key with the server's in constant time.
 
     Args:
-        provided: what the caller sent, any characters; None when nothing was sent.
-        expected: the server's key; nothing matches an empty one.
+        provided: The caller's key, with any characters; None if none was sent.
+        expected: The server's key. An empty key never matches.
     """
     if not provided or not expected:
         return False
-    # As bytes: compare_digest refuses text that is not ASCII, and a header may be anything.
+    # compare_digest refuses non-ASCII text, and a header may hold any characters.
     return secrets.compare_digest(_bytes(provided), _bytes(expected))
 
 

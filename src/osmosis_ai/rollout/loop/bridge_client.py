@@ -1,7 +1,7 @@
-"""The model of a hosted agent loop: every argument of ``ctx.chat`` reaches the endpoint that the run gave the rollout.
+"""Model client of a hosted agent loop. All arguments of ``ctx.chat`` are sent to the rollout's endpoint.
 
-Nothing is added but the agent's tools: which sampling parameters a call has is between the agent and the run. A call
-whose connection broke is sent again, and answered from the record of the first; what the endpoint refuses is not.
+Only the agent's tools are added. A call whose connection broke is retried and answered from the record of the first.
+A call that the endpoint refuses is not retried.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from ..context import RolloutContext
 
 RETRIES = 2
-"""How often a call is sent again whose connection broke."""
+"""Number of retries after a broken connection."""
 
 RETRY_HEADER = "x-stainless-retry-count"
-"""Says how often a call was sent before: our bridge answers it from the record of the one before it."""
+"""Number of earlier attempts at a call. The bridge answers a retry from the record of the previous attempt."""
 
 _MESSAGE_CHARS = 2000
 
 
 class BridgeLLMClient:
-    """Asks the model of one rollout.
+    """Calls the model of one rollout.
 
     Args:
-        rollout: whose model; its connections are shared by all rollouts of the process.
-        tools: go with every call that names none, as the agent gave them.
+        rollout: The rollout. All rollouts of a process share connections.
+        tools: Sent with every call that names no tools.
     """
 
     def __init__(self, rollout: RolloutContext, tools: Sequence[Any] = ()) -> None:
@@ -55,21 +55,21 @@ class BridgeLLMClient:
         """Return the model's reply.
 
         Args:
-            messages: the conversation, oldest message first.
-            kwargs: further fields of the request, passed on as they are; those that are None are left out.
+            messages: The conversation, oldest message first.
+            kwargs: Further request fields, passed on unchanged. None values are omitted.
 
         Raises:
-            OsmosisTransportError: the endpoint could not be reached.
-            OsmosisTimeoutError: it did not answer in time.
-            OsmosisValidationError: it refused the request (4xx).
-            OsmosisServerError: it failed (5xx), or its answer cannot be read.
+            OsmosisTransportError: The endpoint is unreachable.
+            OsmosisTimeoutError: It did not answer in time.
+            OsmosisValidationError: It refused the request (4xx).
+            OsmosisServerError: It failed (5xx), or its answer is invalid.
         """
         body: dict[str, Any] = {"model": "default", "messages": messages}
         if self._tools:
             body["tools"] = self._tools
         body |= {name: _plain(value) for name, value in kwargs.items() if value is not None}
         if not body.get("tools"):
-            # To most endpoints an empty list is an error, not a call without tools.
+            # Most endpoints reject an empty list.
             body.pop("tools", None)
         if body.get("stream"):
             raise OsmosisValidationError("`stream` is not for `ctx.chat`, which returns whole replies", 400)
@@ -84,7 +84,7 @@ class BridgeLLMClient:
         return result
 
     def get_metrics(self) -> RolloutMetrics:
-        """Return what the calls so far have cost."""
+        """Return the metrics of the calls so far."""
         return self._metrics.model_copy()
 
     async def _post(self, body: Mapping[str, Any]) -> Any:
@@ -105,7 +105,7 @@ class BridgeLLMClient:
         raise AssertionError("unreachable")
 
     async def _send(self, content: bytes, attempt: int) -> tuple[int, bytes]:
-        """Send a call and return the answer's status and body; a redirection is an answer, too."""
+        """Send a call and return status and body. Redirects are not followed."""
         import aiohttp
 
         from ..model_client import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S, post_shared
@@ -119,10 +119,10 @@ class BridgeLLMClient:
 
 
 def read_completion(body: Any, request: Mapping[str, Any]) -> CompletionsResult:
-    """Read an answer of ``/chat/completions``; what it does not say of tokens is left empty.
+    """Parse a response of ``/chat/completions``. Missing token data stays empty.
 
     Raises:
-        OsmosisServerError: it reports a failure, or it is no completion.
+        OsmosisServerError: The response reports a failure or is not a completion.
     """
     if reported_failure(body) is not None:
         raise OsmosisServerError(f"the model provider reported a failure: {body!r:.200}", 200)
@@ -142,7 +142,7 @@ def read_completion(body: Any, request: Mapping[str, Any]) -> CompletionsResult:
 
 
 def _plain(value: Any) -> Any:
-    """Return an argument as JSON has it: schemas as the model is sent them, in a list too."""
+    """Convert an argument to JSON types, including schemas and lists of them."""
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return tool_payload(value) if hasattr(value, "model_dump") else value
@@ -163,7 +163,7 @@ def _refusal(status: int, reason: str) -> OsmosisRolloutError:
 
 
 def _reason(body: bytes) -> str:
-    """Return what an OpenAI-compatible endpoint said of its error, else its body."""
+    """Return the error message of an OpenAI-compatible endpoint, or else the body."""
     try:
         error = loads(body).get("error")
         message = error.get("message") if isinstance(error, Mapping) else None
@@ -177,13 +177,13 @@ def _text(body: bytes) -> str:
 
 
 def _listed(choice: Mapping[str, Any], body: Mapping[str, Any], name: str) -> list[Any]:
-    """Return a list that endpoints put beside the choice or beside the choices."""
+    """Return a list that endpoints put either in the choice or at the top level."""
     found = choice.get(name, body.get(name))
     return found if isinstance(found, list) else []
 
 
 def _logprobs(choice: Mapping[str, Any], body: Mapping[str, Any]) -> list[float]:
-    """Return a list of numbers, out of OpenAI's form of them too."""
+    """Return log-probabilities from a plain list or from OpenAI's format."""
     found = choice.get("logprobs", body.get("logprobs"))
     if isinstance(found, Mapping):
         content = found.get("content")

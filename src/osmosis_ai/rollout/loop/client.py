@@ -1,8 +1,7 @@
-"""How a served agent loop talks to its controller: it asks for completions, and reports the rollout's end.
+"""HTTP client of a served agent loop for its controller.
 
-Every call has a deadline. What may succeed a little later (5xx, time-outs, broken connections) is tried again, with
-waits that double up to a limit; what was refused (4xx) is not, and redirects are not followed: the key stays with
-the address it is meant for.
+Every call has a deadline. Server errors (5xx), timeouts and broken connections are retried with exponential backoff.
+Refused calls (4xx) are not retried. Redirects are not followed, so the key reaches no other address.
 """
 
 from __future__ import annotations
@@ -51,16 +50,16 @@ _EXCERPT_CHARACTERS = 200
 
 
 class OsmosisLLMClient:
-    """One rollout's client of its controller.
+    """Controller client of one rollout.
 
     Args:
-        server_url: the controller's address; paths are appended to it.
-        rollout_id: the rollout's id, which is sent along.
-        api_key: the bearer token for the controller.
-        timeout_seconds: a call's whole time (default: the settings').
-        max_retries: how often a chat call is tried again (default: the settings').
-        complete_rollout_retries: how often the report of the end is tried again (default: the settings').
-        settings: of the client (default: those in use).
+        server_url: The controller's address; paths are appended to it.
+        rollout_id: Sent with every call.
+        api_key: The controller's bearer token.
+        timeout_seconds: Total time limit of a call (default: from the settings).
+        max_retries: Retries of a chat call (default: from the settings).
+        complete_rollout_retries: Retries of the final report (default: from the settings).
+        settings: Client settings (default: those in use).
     """
 
     def __init__(
@@ -100,19 +99,19 @@ class OsmosisLLMClient:
         """Return the model's reply.
 
         Args:
-            messages: the whole conversation.
-            temperature: how it samples.
-            top_p: likewise.
-            max_tokens: the most it may say.
-            stop: where it stops.
-            logprobs: whether log-probabilities are wanted.
-            kwargs: anything else that the model takes (``seed``, ``tools``, …), sent as it is; None is left out.
+            messages: The whole conversation.
+            temperature: Sampling temperature.
+            top_p: Nucleus sampling threshold.
+            max_tokens: Maximum number of generated tokens.
+            stop: Stop sequences.
+            logprobs: Whether to request log-probabilities.
+            kwargs: Other model parameters (``seed``, ``tools``, …), sent unchanged. None values are omitted.
 
         Raises:
-            OsmosisValidationError: when the controller refuses the call.
-            OsmosisServerError: when it fails, or its reply cannot be read.
-            OsmosisTimeoutError: when it does not answer in time.
-            OsmosisTransportError: when it cannot be reached.
+            OsmosisValidationError: The controller refused the call.
+            OsmosisServerError: It failed, or its reply is invalid.
+            OsmosisTimeoutError: It did not answer in time.
+            OsmosisTransportError: It is unreachable.
         """
         body: dict[str, Any] = {
             "model": "default",
@@ -150,19 +149,19 @@ class OsmosisLLMClient:
         metrics: RolloutMetrics | None = None,
         reward: float | None = None,
     ) -> None:
-        """Report the rollout's end; any 2xx reply accepts it.
+        """Report the end of the rollout. Any 2xx reply accepts it.
 
         Args:
             status: ``COMPLETED`` or ``ERROR``.
-            final_messages: the whole conversation.
-            finish_reason: why it ended.
-            error_message: what went wrong.
-            metrics: what it cost (default: this client's own).
-            reward: the agent's own judgement.
+            final_messages: The whole conversation.
+            finish_reason: Why the rollout ended.
+            error_message: The error, if any.
+            metrics: Metrics of the rollout (default: this client's).
+            reward: The agent's own reward.
 
         Raises:
-            ValueError: for another status, or a reward that is no finite number.
-            OsmosisRolloutError: as for :meth:`chat_completions`.
+            ValueError: Invalid status, or a reward that is not a finite number.
+            OsmosisRolloutError: As for :meth:`chat_completions`.
         """
         if reward is not None and not math.isfinite(reward):
             raise ValueError(f"a reward is a finite number, not {reward}")
@@ -179,11 +178,11 @@ class OsmosisLLMClient:
         await self._post(COMPLETED_PATH, body, retries=self.complete_rollout_retries, read=lambda _: None)
 
     def get_metrics(self) -> RolloutMetrics:
-        """Return what the calls so far have cost."""
+        """Return the metrics of the calls so far."""
         return self._metrics.model_copy()
 
     async def close(self) -> None:
-        """Close the connections; a later call opens new ones."""
+        """Close the connections. A later call opens new ones."""
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
@@ -200,7 +199,7 @@ class OsmosisLLMClient:
         await self.close()
 
     def share_connections(self) -> None:
-        """Send over connections that this event loop's rollouts share; a call costs half of what it does otherwise."""
+        """Use connections shared by this event loop's rollouts, which halves the cost of a call."""
         self._shares_connections = True
 
     async def _get_client(self) -> httpx.AsyncClient:
@@ -219,7 +218,7 @@ class OsmosisLLMClient:
     async def _post(
         self, path: str, body: dict[str, Any], *, retries: int, read: Callable[[_Reply], _T]
     ) -> _T:
-        """Return what ``read`` makes of the first good reply of ``retries + 1`` attempts; raise the last error."""
+        """Return the parsed first successful reply of ``retries + 1`` attempts, or raise the last error."""
         attempt = 0
         while True:
             try:
@@ -259,12 +258,12 @@ class OsmosisLLMClient:
 
     async def _post_alone(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> _Reply:
         client = await self._get_client()
-        # httpx counts the time between two packets; a controller that drips would keep us for ever.
+        # httpx only limits the time between two packets; a slow controller could block forever.
         reply = await asyncio.wait_for(client.post(url, json=body, headers=headers), self.timeout_seconds)
         return _Reply(reply.status_code, reply.content)
 
     async def _post_shared(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> _Reply:
-        """Post as :meth:`_post_alone` does; the errors are httpx's here, too."""
+        """Post like :meth:`_post_alone`, raising httpx errors as well."""
         import aiohttp
 
         from osmosis_ai.llm.transport import connection_failure
@@ -302,20 +301,20 @@ class OsmosisLLMClient:
 
 @dataclass(frozen=True)
 class _Reply:
-    """What the controller answered, unpacked."""
+    """A decompressed reply of the controller."""
 
     status: int
     content: bytes
 
 
 async def _read_within_bounds(reply: httpx.Response) -> None:
-    """Read a reply, unpacked, and break off when it gets too large: a few packed bytes can be gigabytes."""
+    """Read and decompress a reply, aborting if it is too large: a few compressed bytes can be gigabytes."""
     content = bytearray()
     async for piece in reply.aiter_bytes():
         content += piece
         if len(content) > MAX_REPLY_BYTES:
             raise httpx.RemoteProtocolError(f"the reply is larger than {MAX_REPLY_BYTES} bytes")
-    # What `aread` would do, which has no bound.
+    # This is what `aread` does, with a size limit.
     reply._content = bytes(content)
 
 
@@ -325,15 +324,15 @@ def _given(value: Any, default: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _trusted() -> ssl.SSLContext:
-    """Return the certificates that are trusted; every client needs them, and reading them takes longer than a call."""
+    """Return the trusted certificates. Loading them takes longer than a call, so clients share them."""
     return httpx.create_ssl_context()
 
 
 def _read_completion(reply: _Reply, request: Mapping[str, Any], secret: str | None) -> CompletionsResult:
-    """Read OpenAI's reply.
+    """Parse an OpenAI completion.
 
     Raises:
-        OsmosisServerError: when it reports a failure, or is something else.
+        OsmosisServerError: The reply reports a failure or is not a completion.
     """
     try:
         body = loads(reply.content)

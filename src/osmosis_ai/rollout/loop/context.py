@@ -1,6 +1,6 @@
-"""What a loop's ``run`` is given: the request, its tools, its model, and how to end.
+"""Context of an agent loop's ``run``: the request, its tools, its model and the ways to end.
 
-Users know it as :class:`osmosis_ai.rollout.RolloutContext`, made with ``request=``, ``tools=`` and ``llm=``.
+Its public name is :class:`osmosis_ai.rollout.RolloutContext`, created with ``request=``, ``tools=`` and ``llm=``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class AgentLoopContext:
     """One rollout of an agent loop.
 
     Attributes:
-        request: the messages to begin with, sampling parameters, limits and metadata.
-        tools: what ``get_tools`` returned.
-        llm: the model.
+        request: Initial messages, sampling parameters, limits and metadata.
+        tools: The return value of ``get_tools``.
+        llm: The model client.
     """
 
     request: RolloutRequest
@@ -37,29 +37,29 @@ class AgentLoopContext:
     _debug_dir: str | Path | None = field(default=None, repr=False)
 
     async def chat(self, messages: list[MessageDict], **kwargs: Any) -> CompletionsResult:
-        """Ask the model; ``temperature``, ``max_tokens``, ``stop``, ``seed``, ``tools``, … reach it as they are given."""
+        """Ask the model. ``temperature``, ``max_tokens``, ``stop``, ``seed``, ``tools``, … are passed on unchanged."""
         return await self.llm.chat_completions(messages, **kwargs)
 
     def complete(
         self, final_messages: list[MessageDict], finish_reason: str = "stop", reward: float | None = None
     ) -> RolloutResult:
-        """Return the result of a rollout that went well.
+        """Return the result of a successful rollout.
 
         Args:
-            final_messages: the whole conversation.
-            finish_reason: why it ended.
-            reward: the agent's own judgement of it, if it has one.
+            final_messages: The whole conversation.
+            finish_reason: Why it ended.
+            reward: The agent's own reward, if any.
         """
         return RolloutResult(
             "COMPLETED", final_messages, finish_reason, metrics=self._build_metrics(), reward=reward
         )
 
     def error(self, error_message: str, final_messages: list[MessageDict] | None = None) -> RolloutResult:
-        """Return the result of a rollout that failed.
+        """Return the result of a failed rollout.
 
         Args:
-            error_message: what went wrong; it is shown wherever the rollout is.
-            final_messages: the conversation up to then.
+            error_message: The error, shown with the rollout.
+            final_messages: The conversation so far.
         """
         return RolloutResult(
             "ERROR",
@@ -70,7 +70,7 @@ class AgentLoopContext:
         )
 
     def record_tool_call(self, latency_ms: float = 0.0) -> None:
-        """Count one tool call, and how long it took in milliseconds."""
+        """Count one tool call and its latency in milliseconds."""
         self._num_tool_calls += 1
         self._tool_latency_ms += latency_ms
 
@@ -80,7 +80,7 @@ class AgentLoopContext:
         return self._debug_dir is not None
 
     def log_event(self, event_type: str, **data: Any) -> None:
-        """Append an event to this rollout's debug file; does nothing when debugging is off."""
+        """Append an event to this rollout's debug file. Does nothing if debugging is off."""
         if self._debug_dir is not None:
             append_event(self._debug_dir, self.request.rollout_id, event_type, data)
 

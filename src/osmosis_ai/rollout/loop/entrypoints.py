@@ -1,4 +1,4 @@
-"""Which entrypoints of rollout directories hold an agent loop: told from their text, before any of it runs."""
+"""Find the agent loops in rollout entrypoints by parsing them, without running user code."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ _SERVES_BY_ITSELF = "create_rollout_server"
 
 
 def names_an_attribute(entrypoint: str) -> bool:
-    """Tell whether an entrypoint is a ``module:attribute`` and no file."""
+    """Return whether an entrypoint is ``module:attribute`` rather than a file."""
     module, colon, attribute = entrypoint.rpartition(":")
     return bool(colon and attribute.isidentifier() and all(map(str.isidentifier, module.split("."))))
 
 
 def holds_an_agent_loop(entrypoint: Path) -> bool:
-    """Tell whether a file binds ``agent_loop``, or ``app = create_app(…)`` of this package, at its top level.
+    """Return whether a file binds ``agent_loop``, or this package's ``app = create_app(…)``, at its top level.
 
-    One that makes a rollout server of its own is left to serve by itself, whatever names it has; so is one that
-    cannot be read.
+    False for a file that creates its own rollout server, and for one that cannot be read.
     """
     try:
         return is_agent_loop_module(ast.parse(entrypoint.read_bytes()))
@@ -33,12 +32,12 @@ def holds_an_agent_loop(entrypoint: Path) -> bool:
 
 
 def binds_eval_fns(tree: ast.Module) -> bool:
-    """Tell whether a module binds ``eval_fns`` at its top level."""
+    """Return whether a module binds ``eval_fns`` at its top level."""
     return any(name == EVAL_FNS_NAME for name, _ in _bindings(tree.body))
 
 
 def is_agent_loop_module(tree: ast.Module) -> bool:
-    """Tell whether a module is one that :func:`holds_an_agent_loop` knows."""
+    """Apply :func:`holds_an_agent_loop` to a parsed module."""
     if any(_last_name(node) == _SERVES_BY_ITSELF for node in ast.walk(tree)):
         return False
     ours = set(_names_of_this_package(tree))
@@ -50,9 +49,9 @@ def is_agent_loop_module(tree: ast.Module) -> bool:
 
 
 def _bindings(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr | None]]:
-    """Yield the names that statements at the top level bind, each with its value where that is an expression.
+    """Yield the names bound at the top level, with their value if it is an expression.
 
-    What stands under an ``if`` or a ``try`` counts, but for what only the main program or a type checker reads.
+    Includes ``if`` and ``try`` blocks, except those for the main program or a type checker.
     """
     for node in body:
         if isinstance(node, ast.Assign):
@@ -69,12 +68,12 @@ def _bindings(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr | None]]:
 
 
 def _is_for_others(test: ast.expr) -> bool:
-    """Tell whether a condition is that of the main program (`__name__ == …`) or of a type checker."""
+    """Return whether a condition selects the main program (`__name__ == …`) or a type checker."""
     return any(_last_name(node) in ("__name__", "TYPE_CHECKING") for node in ast.walk(test))
 
 
 def _names_of_this_package(tree: ast.Module) -> Iterator[str]:
-    """Yield what the module's imports from this package are called in it."""
+    """Yield the module's local names for imports from this package."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "osmosis_ai":
             yield from (alias.asname or alias.name for alias in node.names)
@@ -85,7 +84,7 @@ def _names_of_this_package(tree: ast.Module) -> Iterator[str]:
 
 
 def _is_create_app(called: ast.expr, ours: set[str]) -> bool:
-    """Tell whether ``create_app`` of this package is called: users have functions of that name themselves."""
+    """Return whether the call is to this package's ``create_app`` and not to a user function of that name."""
     root = called
     while isinstance(root, ast.Attribute):
         root = root.value

@@ -1,7 +1,7 @@
-"""Eval functions: what scores a finished conversation, found by name and called so that nothing they do hurts others.
+"""Load and call eval functions, which score finished conversations.
 
-A call ends in a finite number or in a reason why there is none: a function that raises, hangs, blocks its thread,
-exits the process or returns nonsense leaves its own score *unscored*, and only that. Unscored is not zero.
+A call returns a finite number or a reason why there is none. A function that raises, hangs, blocks its thread,
+exits the process or returns an invalid value leaves only its own score *unscored*, which is not zero.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ EvalFnMode = Literal["simple", "full"]
 Messages = list[dict[str, Any]]
 
 AGENT_SCORE = "agent"
-"""The name of the score that is the agent's own reward."""
+"""Name of the score that holds the agent's own reward."""
 
 _MODES: dict[str, EvalFnMode] = {"solution_str": "simple", "messages": "full"}
 _REASON_CHARS = 500
 
 
 class EvalFnError(OsmosisError):
-    """An eval function cannot be loaded or called, or returned what is no score."""
+    """An eval function cannot be loaded or called, or returned an invalid score."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalScore:
-    """What one call came to: a finite ``value``, or the ``reason`` why there is none, and the error behind it."""
+    """Result of one call: a finite ``value``, or the ``reason`` for a missing one and the underlying error."""
 
     value: float | None = None
     reason: str | None = None
@@ -50,25 +50,25 @@ class EvalScore:
 
 
 class EvalFnWrapper:
-    """One eval function, its name and how it is called.
+    """A named eval function with its calling convention.
 
-    A function whose first parameter is ``solution_str`` gets the last answer (``solution_str``, ``ground_truth``,
-    ``extra_info``); one whose first parameter is ``messages`` gets the conversation (``messages``, ``ground_truth``,
-    ``metadata``). All three are always passed, by name.
+    If the first parameter is ``solution_str``, the function receives the last answer (``solution_str``,
+    ``ground_truth``, ``extra_info``). If it is ``messages``, it receives the conversation (``messages``,
+    ``ground_truth``, ``metadata``). All three are always passed by name.
 
     Args:
-        fn: a function, async or not, or an object that can be called.
-        name: how its scores are called; ``module:function`` for one that was loaded.
+        fn: A sync or async callable.
+        name: Name of its scores; ``module:function`` for a loaded function.
 
     Raises:
-        EvalFnError: for what cannot be called, or has another first parameter.
+        EvalFnError: ``fn`` is not callable, or its first parameter has another name.
     """
 
     def __init__(self, fn: Callable[..., Any] | str, name: str | Callable[..., Any] = "") -> None:
         self.fn: Any = fn
         self.name: str = name if isinstance(name, str) else str(fn)
         if isinstance(fn, str) and callable(name):
-            self.fn = name  # either order tells which is which
+            self.fn = name  # accept either argument order
         self.name = self.name or str(getattr(fn, "__name__", type(fn).__name__))
         self.mode: EvalFnMode = _mode_of(self.fn, self.name)
 
@@ -78,8 +78,8 @@ class EvalFnWrapper:
         """Return the score of a conversation.
 
         Raises:
-            EvalFnError: when the function returned no finite number.
-            Exception: what the function raised.
+            EvalFnError: The function did not return a finite number.
+            Exception: Any error raised by the function.
         """
         return await self._call(messages, ground_truth, metadata, None)
 
@@ -91,13 +91,13 @@ class EvalFnWrapper:
         *,
         timeout_s: float | None = None,
     ) -> EvalScore:
-        """Return the score of a conversation, or why there is none; never raises but for cancellation.
+        """Return the score of a conversation or the reason for a missing one. Raises nothing except cancellation.
 
         Args:
-            messages: the conversation, oldest message first.
-            ground_truth: the right answer; None if the row has none.
-            metadata: the row's columns.
-            timeout_s: how long the function may take, in seconds; None is unbounded.
+            messages: The conversation, oldest message first.
+            ground_truth: The right answer; None if the row has none.
+            metadata: The row's columns.
+            timeout_s: Time limit in seconds; None means no limit.
         """
         try:
             return EvalScore(await self._call(messages, ground_truth, metadata, timeout_s))
@@ -105,10 +105,10 @@ class EvalFnWrapper:
             return EvalScore(reason=f"the function did not return within {timeout_s:g}s", error=error)
         except EvalFnError as error:
             return EvalScore(reason=error.message, error=error)
-        except Exception as error:  # the user's code: whatever it raises is why there is no score
+        except Exception as error:  # any error of the user's code is the reason for a missing score
             logger.warning("eval function %s raised", self.name, exc_info=error)
             name, text = type(error).__name__, describe(error)
-            # Errors of this package are sentences, and some texts begin with the error's name as it is.
+            # This package's errors are full sentences, and some texts already start with the error's name.
             told = isinstance(error, OsmosisError) or text.startswith(name)
             reason = text if told else f"{name}: {text}"
             return EvalScore(reason=reason[:_REASON_CHARS], error=error)
@@ -130,10 +130,10 @@ class EvalFnWrapper:
 
 
 def load_eval_fn(path: str) -> EvalFnWrapper:
-    """Load the eval function that ``module:function`` names; the current directory is searched first.
+    """Load the eval function named by ``module:function``, searching the current directory first.
 
     Raises:
-        EvalFnError: it cannot be loaded, or is no eval function.
+        EvalFnError: It cannot be loaded or is not an eval function.
     """
     from .exceptions import AgentLoopLoadError
     from .loading import load_attribute
@@ -146,10 +146,10 @@ def load_eval_fn(path: str) -> EvalFnWrapper:
 
 
 def load_eval_fns(paths: Sequence[str]) -> list[EvalFnWrapper]:
-    """Load several, in order; each keeps the path it was loaded by as its name.
+    """Load several eval functions in order, named by their paths.
 
     Raises:
-        EvalFnError: one of them cannot be loaded, or stands there twice.
+        EvalFnError: A function cannot be loaded, or a path is repeated.
     """
     seen: set[str] = set()
     for path in paths:
@@ -160,10 +160,10 @@ def load_eval_fns(paths: Sequence[str]) -> list[EvalFnWrapper]:
 
 
 def wrap_eval_fns(functions: Any) -> list[EvalFnWrapper]:
-    """Wrap the functions of a module's ``eval_fns = [...]``; a string there is a ``module:function``.
+    """Wrap the functions of a module's ``eval_fns = [...]``. A string there means ``module:function``.
 
     Raises:
-        EvalFnError: it is no list, one of them is no eval function, or two have the same name.
+        EvalFnError: It is not a list, an item is not an eval function, or two names are equal.
     """
     if not isinstance(functions, (list, tuple)):
         raise EvalFnError(f"`eval_fns` must be a list of functions, not {_shown(functions)}.")
@@ -185,7 +185,7 @@ def wrap_eval_fns(functions: Any) -> list[EvalFnWrapper]:
 
 
 def last_answer(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the content of the last assistant message that has any; ``""`` when none has."""
+    """Return the content of the last non-empty assistant message; ``""`` if there is none."""
     for message in reversed(messages):
         if message.get("role") == "assistant" and (content := message.get("content")) is not None:
             return content if isinstance(content, str) else str(content)
@@ -193,10 +193,10 @@ def last_answer(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def finite_score(value: Any) -> float:
-    """Return what a function returned, as a finite float; NumPy's numbers are numbers.
+    """Return a function's result as a finite float; NumPy numbers are accepted.
 
     Raises:
-        EvalFnError: it is none.
+        EvalFnError: It is not a finite number.
     """
     if not isinstance(value, numbers.Real):
         raise EvalFnError(f"the function must return a number, not {_shown(value)}")
@@ -210,10 +210,10 @@ def finite_score(value: Any) -> float:
 
 
 def _own_copy(value: Any) -> Any:
-    """Return what a function may change without changing what others see, and what is kept."""
+    """Copy a value so that a function's changes stay invisible to others."""
     try:
         return snapshot(value)
-    except Exception:  # the objects inside are the agent's own, and may not be copied
+    except Exception:  # agents' objects may not be copyable
         return value
 
 
@@ -247,7 +247,7 @@ async def _called(fn: Callable[..., Any], given: Mapping[str, Any], timeout_s: f
     value = await _in_thread(lambda: fn(**given))
     if not inspect.isawaitable(value):
         return value
-    # A plain function may hand out a coroutine; it runs here, in what is left of the time.
+    # A plain function may return a coroutine; it runs here, in the remaining time.
     left_s = None if timeout_s is None else timeout_s - (time.monotonic() - started)
     if left_s is not None and left_s <= 0:
         _close(value)
@@ -259,15 +259,15 @@ async def _awaited(value: Awaitable[Any]) -> Any:
 
 
 def _close(value: Any) -> None:
-    """Let go of what a function returned too late: Python warns of a coroutine that nobody awaits."""
+    """Close a coroutine that arrived too late, since Python warns about unawaited ones."""
     if inspect.iscoroutine(value):
         value.close()
 
 
 async def _in_thread(work: Callable[[], Any]) -> Any:
-    """Run ``work`` in a thread of its own that nobody waits for at the end of the process.
+    """Run ``work`` in its own thread, which does not block process exit.
 
-    A pool would be full of functions that hang, and would keep the process from ending.
+    In a pool, hanging functions would use up all threads and keep the process from exiting.
     """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[Any] = loop.create_future()
@@ -289,7 +289,7 @@ async def _in_thread(work: Callable[[], Any]) -> Any:
         except BaseException as error:
             failure = error
         if isinstance(failure, StopIteration) or not isinstance(failure, (Exception, type(None))):
-            # Neither can be the outcome of a future; the exit of a process is not for the event loop to see.
+            # A future cannot hold either of these, and the event loop must not see SystemExit.
             failure = RuntimeError(
                 f"the function raised {type(failure).__name__}: {failure}".removesuffix(": ")
             )
@@ -304,5 +304,5 @@ async def _in_thread(work: Callable[[], Any]) -> Any:
         return await outcome
     except asyncio.CancelledError:
         if outcome.done() and not outcome.cancelled() and outcome.exception() is None:
-            _close(outcome.result())  # it came in the moment in which its time was over
+            _close(outcome.result())  # it arrived just as the time ran out
         raise

@@ -1,4 +1,4 @@
-"""Debug files: one per rollout, a JSON object a line, and none outside of their directory whatever the rollout's id is."""
+"""Debug event files in JSON Lines format, one per rollout, always inside their directory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _READABLE_CHARACTERS = 100
 
 
 def event_file(debug_dir: Path | str, rollout_id: str) -> Path:
-    """Return the file for a rollout's events, directly below ``debug_dir``.
+    """Return the event file of a rollout, directly below ``debug_dir``.
 
-    An id that is a plain file name keeps it; of any other one, a part that can be read and a digest, so that two
-    ids never share a file.
+    An id that is a plain file name is kept. Any other id becomes a readable part plus a digest, so that two ids never
+    share a file.
     """
     name = rollout_id
     if not _SAFE.fullmatch(rollout_id):
@@ -31,7 +31,7 @@ def event_file(debug_dir: Path | str, rollout_id: str) -> Path:
 
 
 def append_event(debug_dir: Path | str, rollout_id: str, event: str, data: dict[str, Any]) -> None:
-    """Append one event. What JSON cannot hold is written as text; an event that cannot be written is logged."""
+    """Append one event. Values that JSON cannot hold are written as text; write errors are logged."""
     path = event_file(debug_dir, rollout_id)
     try:
         line = json.dumps({"event": event, "rollout_id": rollout_id, **data}, default=str, ensure_ascii=False)

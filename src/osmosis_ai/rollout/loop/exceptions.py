@@ -1,14 +1,14 @@
-"""What can go wrong around an agent loop.
+"""Errors of agent loops.
 
 ``OsmosisRolloutError``
-├── ``OsmosisTransportError``    the controller could not be reached
-├── ``OsmosisServerError``       it failed, or its reply cannot be read
-├── ``OsmosisValidationError``   it refused what was sent
-├── ``OsmosisTimeoutError``      it did not answer in time
+├── ``OsmosisTransportError``    the controller is unreachable
+├── ``OsmosisServerError``       the controller failed, or its reply is invalid
+├── ``OsmosisValidationError``   the controller refused the request
+├── ``OsmosisTimeoutError``      the controller did not answer in time
 ├── ``AgentLoopNotFoundError``   no agent of that name is registered
-├── ``AgentLoopLoadError``       ``module:attribute`` does not lead to what is asked for
+├── ``AgentLoopLoadError``       ``module:attribute`` cannot be loaded
 └── ``ToolExecutionError``       a tool failed
-    └── ``ToolArgumentError``    its arguments cannot be read
+    └── ``ToolArgumentError``    the arguments of a tool call are invalid
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from osmosis_ai.errors import ErrorCode, OsmosisError
 
 
 class OsmosisRolloutError(OsmosisError):
-    """Something around a rollout failed."""
+    """Base class of rollout errors."""
 
 
 class OsmosisTransportError(OsmosisRolloutError):
-    """The controller could not be reached."""
+    """The controller is unreachable."""
 
     default_code: ErrorCode = "NETWORK"
     is_infrastructure = True
@@ -35,7 +35,7 @@ class OsmosisTimeoutError(OsmosisRolloutError):
 
 
 class _ReplyError(OsmosisRolloutError):
-    """A reply that is no success; ``status_code`` is its HTTP status."""
+    """An unsuccessful reply; ``status_code`` is its HTTP status."""
 
     def __init__(self, message: str, status_code: int) -> None:
         super().__init__(message)
@@ -43,14 +43,14 @@ class _ReplyError(OsmosisRolloutError):
 
 
 class OsmosisServerError(_ReplyError):
-    """The controller failed (5xx), or answered 200 with what cannot be read."""
+    """The controller failed (5xx), or answered 200 with an invalid body."""
 
     default_code: ErrorCode = "PLATFORM_ERROR"
     is_infrastructure = True
 
 
 class OsmosisValidationError(_ReplyError):
-    """The controller refused the request (4xx); the same request would be refused again."""
+    """The controller refused the request (4xx). A retry would be refused too."""
 
 
 class AgentLoopNotFoundError(OsmosisRolloutError):
@@ -65,11 +65,11 @@ class AgentLoopNotFoundError(OsmosisRolloutError):
 
 
 class AgentLoopLoadError(OsmosisRolloutError):
-    """What was named as ``module:attribute`` cannot be loaded, or is something else."""
+    """The object named by ``module:attribute`` cannot be loaded or has the wrong type."""
 
 
 class ToolExecutionError(OsmosisRolloutError):
-    """A tool failed; which call it was stands in ``tool_call_id`` and ``tool_name``."""
+    """A tool failed. ``tool_call_id`` and ``tool_name`` identify the call."""
 
     def __init__(self, message: str, tool_call_id: str = "", tool_name: str = "") -> None:
         super().__init__(message)
@@ -78,4 +78,4 @@ class ToolExecutionError(OsmosisRolloutError):
 
 
 class ToolArgumentError(ToolExecutionError):
-    """The arguments of a tool call cannot be read."""
+    """The arguments of a tool call are invalid."""

@@ -1,8 +1,8 @@
-"""A rollout's server around an agent loop, so that what drives workflows drives loops too.
+"""Serve an agent loop through the rollout server, for drivers of workflows.
 
-Two ways lead here: ``module:attribute``, as the classic commands name an agent, and an entrypoint of a rollout
-directory that holds one (:mod:`.entrypoints`). Such an entrypoint is imported under its own name, so that what it
-would serve by itself (``if __name__ == "__main__":``) is not served.
+An agent is named by ``module:attribute`` (classic commands) or by an entrypoint of a rollout directory
+(:mod:`.entrypoints`). An entrypoint is imported under its own name, so that its
+``if __name__ == "__main__":`` block does not run.
 """
 
 from __future__ import annotations
@@ -34,11 +34,7 @@ _APP_AGENT = "agent_loop"
 
 
 class AgentLoopBackend(InProcessBackend):
-    """Runs an agent loop in this process; how many rollouts run at once is the controller's choice alone.
-
-    Args:
-        loop: the agent, and what grades it.
-    """
+    """Runs an agent loop in this process. Only the controller limits concurrency."""
 
     agent_word: ClassVar[str] = "agent"
 
@@ -59,11 +55,11 @@ class AgentLoopBackend(InProcessBackend):
             await self.loop.grade(request, sample)
 
     def ungradable(self, request: ExecutionRequest, sample: RolloutSample | None) -> str | None:
-        """Return why a finished rollout cannot be graded at all; None when it can."""
+        """Return why a finished rollout cannot be graded, or None if it can."""
         return self.loop.without_reward(sample)
 
     def grading_budget_s(self, request: ExecutionRequest) -> float | None:
-        """Each eval function keeps to the budget by itself: one that spends it leaves the others' scores alone."""
+        """Each eval function enforces the budget itself, so that a slow one does not affect the others' scores."""
         return None
 
 
@@ -71,7 +67,7 @@ def serve_reference(reference: str) -> None:
     """Serve the agent named by ``module:attribute`` until the process is asked to stop.
 
     Raises:
-        OsmosisError: the agent, an eval function or the settings are not what they should be.
+        OsmosisError: The agent, an eval function or the settings are invalid.
     """
     from .loading import load_agent_loop
 
@@ -80,20 +76,20 @@ def serve_reference(reference: str) -> None:
 
 
 def serve_entrypoint(entrypoint: Path) -> None:
-    """Serve the agent of a rollout directory's entrypoint; raises as :func:`serve_reference`."""
+    """Serve the agent of a rollout directory's entrypoint. Raises like :func:`serve_reference`."""
     module = _imported(entrypoint)
     _serve(agent_of(module, entrypoint.name), module)
 
 
 def agent_of(module: ModuleType, shown: str) -> RolloutAgentLoop:
-    """Return the agent that a module binds as ``agent_loop``, else the one that its ``app`` was made of.
+    """Return a module's ``agent_loop``, or else the agent its ``app`` was created from.
 
     Args:
-        module: of an entrypoint.
-        shown: what to call it.
+        module: The entrypoint's module.
+        shown: Its name in errors.
 
     Raises:
-        AgentLoopLoadError: there is none.
+        AgentLoopLoadError: The module has no agent.
     """
     from .loading import load_agent_loop
 
@@ -109,10 +105,10 @@ def agent_of(module: ModuleType, shown: str) -> RolloutAgentLoop:
 
 
 def read_settings(environ: Mapping[str, str]) -> HostedLoopSettings:
-    """Return how the agent is hosted, as the variable ``_OSMOSIS_AGENT_LOOP`` says.
+    """Read the hosting settings from the variable ``_OSMOSIS_AGENT_LOOP``.
 
     Raises:
-        AgentLoopLoadError: it says something else.
+        AgentLoopLoadError: The value is invalid.
     """
     try:
         return HostedLoopSettings.model_validate_json(environ.get(SETTINGS_ENV) or "{}")
@@ -121,10 +117,10 @@ def read_settings(environ: Mapping[str, str]) -> HostedLoopSettings:
 
 
 def hosted_loop(agent: RolloutAgentLoop, module: ModuleType, settings: HostedLoopSettings) -> HostedLoop:
-    """Return an agent with the eval functions of its settings, else with those of its module.
+    """Combine an agent with the eval functions of its settings, or else of its module.
 
     Raises:
-        EvalFnError: one of them is none.
+        EvalFnError: An eval function is invalid.
     """
     from .eval_functions import load_eval_fns, wrap_eval_fns
 
@@ -149,7 +145,7 @@ def _serve(agent: RolloutAgentLoop, module: ModuleType) -> None:
 
 
 def _imported(entrypoint: Path) -> ModuleType:
-    """Import a file under its own name, also one whose name no import statement could spell."""
+    """Import a file under its own name, even if that is not a valid module name."""
     name = entrypoint.stem
     spec = importlib.util.spec_from_file_location(name, entrypoint)
     if spec is None or spec.loader is None:

@@ -1,6 +1,6 @@
-"""Load what the user names as ``module:attribute``, relative to the working directory.
+"""Load user code named by ``module:attribute``, relative to the working directory.
 
-Whatever the user's module does on import becomes one line that names the last line of the user's code.
+Any failure of the user's module becomes a one-line error with the last line of user code.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def load_agent_loop(path: str) -> RolloutAgentLoop:
-    """Return the agent loop that ``path`` names: an object, or a class that is made without arguments.
+    """Return the agent loop that ``path`` names: an object, or a class that needs no arguments.
 
     Args:
-        path: ``module:attribute``; the module is looked for in the working directory first.
+        path: ``module:attribute``. The working directory is searched first.
 
     Raises:
-        AgentLoopLoadError: when there is none; the text says why, and where in the user's code.
+        AgentLoopLoadError: It cannot be loaded. The message has the reason and the line of user code.
     """
     from .agent import RolloutAgentLoop
 
@@ -44,15 +44,15 @@ def load_agent_loop(path: str) -> RolloutAgentLoop:
 
 
 def load_attribute(path: str, *, what: str, example: str) -> Any:
-    """Return what ``module:attribute`` names; the working directory comes first on the module path.
+    """Return the object named by ``module:attribute``. The working directory comes first on the module path.
 
     Args:
-        path: split at its last colon.
-        what: what it should be, for the error texts.
-        example: what such a path looks like.
+        path: Split at its last colon.
+        what: The expected object, for error messages.
+        example: An example path.
 
     Raises:
-        AgentLoopLoadError: when there is no such thing.
+        AgentLoopLoadError: It cannot be loaded.
     """
     module_name, _, attribute = path.rpartition(":")
     if not module_name or not attribute:
@@ -69,14 +69,14 @@ def load_attribute(path: str, *, what: str, example: str) -> Any:
 
 
 def import_user_module(name: str, *, what: str) -> Any:
-    """Import a module of the user's.
+    """Import a user module.
 
     Args:
-        name: dotted.
-        what: why it is imported, for the error texts.
+        name: Dotted name.
+        what: Why it is imported, for error messages.
 
     Raises:
-        AgentLoopLoadError: when there is no such module, or it fails on import, however it fails.
+        AgentLoopLoadError: The module does not exist, or fails on import in any way.
     """
     directory = str(Path.cwd())
     if sys.path[:1] != [directory]:
@@ -93,7 +93,7 @@ def import_user_module(name: str, *, what: str) -> Any:
 
 
 def describe_failure(error: BaseException) -> str:
-    """Return an exception of the user's code as one line: type, text, and the last line of the user's own in it."""
+    """Format an exception of user code as one line: type, text and the last line of user code."""
     from ..backend.local.in_process import text_of
 
     lines = text_of(error).strip().splitlines()
@@ -111,7 +111,7 @@ def _last_own_frame(error: BaseException) -> str | None:
 
 
 def _is_own(filename: str) -> bool:
-    """Tell whether a file is the user's: neither of Python, nor installed, nor of this package."""
+    """Return whether a file is the user's: not part of Python, an installed package or this package."""
     if filename.startswith("<"):
         return False
     file = Path(filename).resolve()
@@ -139,7 +139,7 @@ def _module_hint(name: str) -> str | None:
 
 
 def _hidden_module_hint(name: str, module: Any) -> str | None:
-    """Return what to do when a file here is called like a module that was imported before, from elsewhere."""
+    """Return a hint if a local file has the name of a module already imported from another path."""
     own = Path.cwd() / f"{name}.py"
     file = getattr(module, "__file__", None)
     if not own.is_file() or (file is not None and Path(file).resolve() == own.resolve()):

@@ -1,6 +1,6 @@
-"""This machine's address as others see it, and what an address is.
+"""Address validation and detection of this machine's public address.
 
-Nothing here is asked unless a server registers without being told its address.
+The network is queried only if a server registers without a configured address.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 
 
 class PublicIPDetectionError(OsmosisRolloutError):
-    """Nobody could say what this machine's public address is."""
+    """This machine's public address could not be determined."""
 
 
 def validate_ipv4(address: str) -> bool:
-    """Tell whether a text is an IPv4 address."""
+    """Return whether a text is an IPv4 address."""
     try:
         ipaddress.IPv4Address(address)
     except ValueError:
@@ -39,7 +39,7 @@ def validate_ipv4(address: str) -> bool:
 
 
 def is_valid_hostname_or_ip(host: str) -> bool:
-    """Tell whether a text is a host's name or an address, with a port or without."""
+    """Return whether a text is a host name or IP address, with an optional port."""
     if not host:
         return False
     if _is_ip(host.strip("[]")):
@@ -63,7 +63,7 @@ def _is_ip(text: str) -> bool:
 
 
 def is_private_ip(address: str) -> bool:
-    """Tell whether an address is not reached from outside: private, loopback or link-local."""
+    """Return whether an address is private, loopback or link-local."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
@@ -72,10 +72,10 @@ def is_private_ip(address: str) -> bool:
 
 
 def detect_public_ip() -> str:
-    """Return this machine's public IPv4 address: as its cloud knows it, else as four services see it.
+    """Return this machine's public IPv4 address from its cloud's metadata service, or else from one of four web services.
 
     Raises:
-        PublicIPDetectionError: when neither says.
+        PublicIPDetectionError: None of them returned an address.
     """
     found = _ask_clouds()
     if found is None:
@@ -131,7 +131,7 @@ def _ask_azure() -> str | None:
 
 
 def _ask(url: str, headers: dict[str, str], timeout_s: float, *, trust_env: bool = True) -> str | None:
-    """Return the IPv4 address that a service answers with, if it does."""
+    """Return the IPv4 address that a service answers with, or None."""
     import httpx
 
     try:

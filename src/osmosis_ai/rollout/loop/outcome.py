@@ -1,7 +1,6 @@
-"""What an agent loop came to beside its reward, as it travels in a sample's ``extra_fields``.
+"""Outcome of an agent loop, stored under a reserved key of the sample's ``extra_fields``.
 
-It has a key of its own there. What else stands under that key, written by a grader of the user's, is read as nothing:
-a score is a finite number under a name, and a reason is text.
+Malformed values under the key, such as those of a user's grader, are ignored.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from typing import Any
 DETAILS_KEY = "agent_loop"
 
 CANCELLED = "cancelled"
-"""The finish reason of a rollout that ended with its server, and for no reason of its own: it is made again."""
+"""Finish reason of a rollout that its server's shutdown ended; such a rollout is run again."""
 
 
 @dataclass
 class LoopOutcome:
-    """How an agent loop ended, and what was made of it.
+    """How an agent loop ended, and its scores.
 
     Attributes:
-        finish_reason: why it ended, in the agent's own word.
-        scores: what each eval function gave, by its name; the agent's own reward is among them.
-        unscored: why the others gave none.
+        finish_reason: The agent's finish reason.
+        scores: Score by eval function name, including the agent's own reward.
+        unscored: Reason for each missing score.
     """
 
     finish_reason: str | None = None
@@ -32,13 +31,13 @@ class LoopOutcome:
     unscored: dict[str, str] = field(default_factory=dict)
 
     def to_fields(self) -> dict[str, Any]:
-        """Return the ``extra_fields`` that say it."""
+        """Return the ``extra_fields`` entry."""
         said = {"finish_reason": self.finish_reason, "scores": self.scores, "unscored": self.unscored}
         return {DETAILS_KEY: {name: value for name, value in said.items() if value}}
 
 
 def read_outcome(extra_fields: Mapping[str, Any]) -> LoopOutcome:
-    """Return what a sample's ``extra_fields`` say; empty where they are no agent loop's."""
+    """Return the outcome stored in ``extra_fields``; empty if they are not from an agent loop."""
     said = extra_fields.get(DETAILS_KEY)
     if not isinstance(said, Mapping):
         return LoopOutcome()

@@ -1,4 +1,4 @@
-"""Agent loops by name."""
+"""Registry of agent loops by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class AgentLoopRegistry:
-    """Agent loops by name; may be used from several threads."""
+    """Thread-safe registry of agent loops by name."""
 
     def __init__(self) -> None:
         self._loops: dict[str, RolloutAgentLoop] = {}
@@ -22,7 +22,7 @@ class AgentLoopRegistry:
         """Add an agent loop under its name.
 
         Raises:
-            ValueError: when the name is taken.
+            ValueError: The name is taken.
         """
         with self._lock:
             if agent_loop.name in self._loops:
@@ -30,22 +30,22 @@ class AgentLoopRegistry:
             self._loops[agent_loop.name] = agent_loop
 
     def unregister(self, name: str) -> bool:
-        """Remove an agent loop; tell whether there was one."""
+        """Remove an agent loop and return whether it existed."""
         with self._lock:
             return self._loops.pop(name, None) is not None
 
     def get(self, name: str) -> RolloutAgentLoop | None:
-        """Return the agent loop of this name, if there is one."""
+        """Return the agent loop of this name, or None."""
         with self._lock:
             return self._loops.get(name)
 
     def list_names(self) -> list[str]:
-        """Return the names, in the order of registration."""
+        """Return the names in order of registration."""
         with self._lock:
             return list(self._loops)
 
     def clear(self) -> None:
-        """Forget all agent loops."""
+        """Remove all agent loops."""
         with self._lock:
             self._loops.clear()
 
@@ -57,13 +57,13 @@ def register_agent_loop(agent_loop: RolloutAgentLoop) -> None:
     """Add an agent loop to this process's registry.
 
     Raises:
-        ValueError: when the name is taken.
+        ValueError: The name is taken.
     """
     _REGISTRY.register(agent_loop)
 
 
 def unregister_agent_loop(name: str) -> bool:
-    """Remove an agent loop from this process's registry; tell whether there was one."""
+    """Remove an agent loop from this process's registry and return whether it existed."""
     return _REGISTRY.unregister(name)
 
 
@@ -71,7 +71,7 @@ def get_agent_loop(name: str) -> RolloutAgentLoop:
     """Return a registered agent loop.
 
     Raises:
-        AgentLoopNotFoundError: when there is none of this name; it lists those there are.
+        AgentLoopNotFoundError: No agent loop has this name. The message lists the registered names.
     """
     found = _REGISTRY.get(name)
     if found is None:

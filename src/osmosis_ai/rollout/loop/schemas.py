@@ -1,6 +1,6 @@
-"""What travels between a controller and a served agent loop, and the schemas of tools.
+"""Wire format between a controller and a served agent loop, and tool schemas.
 
-Fields that are not known are ignored, except in a tool's schema: there every key of JSON Schema is kept.
+Unknown fields are ignored, except in tool schemas, which keep every JSON Schema key.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _MAX_ROLLOUT_ID_CHARACTERS = 256
 
 def _is_not_blank(value: str) -> str:
     if not value.strip():
-        # Of the kind that `min_length` would give, whose text does not mention whitespace.
+        # Use the error type of `min_length`, whose text does not mention whitespace.
         kind: Literal["string_too_short", "value_error"] = "value_error" if value else "string_too_short"
         raise PydanticCustomError(kind, "rollout_id cannot be empty or whitespace")
     return value
@@ -74,17 +74,17 @@ _limit_set_by_hand: int | None = None
 
 
 def get_max_metadata_size_bytes() -> int:
-    """Return the most bytes a request's metadata may be: what was set here, else the settings' value."""
+    """Return the maximum size of a request's metadata in bytes: the value set here, or else the settings'."""
     with _limit_lock:
         limit = _limit_set_by_hand
     return get_settings().max_metadata_size_bytes if limit is None else limit
 
 
 def set_max_metadata_size_bytes(size: int) -> None:
-    """Set the most bytes a request's metadata may be, encoded as JSON.
+    """Set the maximum size of a request's metadata in bytes, encoded as JSON.
 
     Raises:
-        ValueError: when ``size`` is not positive.
+        ValueError: ``size`` is not positive.
     """
     global _limit_set_by_hand
     if size <= 0:
@@ -95,7 +95,7 @@ def set_max_metadata_size_bytes(size: int) -> None:
 
 
 class SamplingParamsDict(TypedDict):
-    """How the model samples; all of it optional."""
+    """Sampling parameters, all optional."""
 
     temperature: NotRequired[float]
     top_p: NotRequired[float]
@@ -106,7 +106,7 @@ class SamplingParamsDict(TypedDict):
 
 
 class OpenAIFunctionPropertySchema(BaseModel):
-    """One parameter of a tool; ``items``, nested ``properties``, ``anyOf`` and all other keys are kept."""
+    """One parameter of a tool. ``items``, nested ``properties``, ``anyOf`` and all other keys are kept."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -116,7 +116,7 @@ class OpenAIFunctionPropertySchema(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_missing_type(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # `anyOf` and `$ref` stand without a type, and a null there is no JSON Schema.
+        # `anyOf` and `$ref` have no type, and a null type is not valid JSON Schema.
         written: dict[str, Any] = serialize(self)
         if self.type is None:
             written.pop("type", None)
@@ -124,7 +124,7 @@ class OpenAIFunctionPropertySchema(BaseModel):
 
 
 class OpenAIFunctionParametersSchema(BaseModel):
-    """The parameters of a tool: an object, as a rule."""
+    """The parameters of a tool, usually an object."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -134,7 +134,7 @@ class OpenAIFunctionParametersSchema(BaseModel):
 
 
 class OpenAIFunctionSchema(BaseModel):
-    """A function as it is described to a model."""
+    """A function description for a model."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -154,14 +154,14 @@ class OpenAIFunctionToolSchema(BaseModel):
 
 
 class OpenAIFunctionParsedSchema(BaseModel):
-    """A call as the model wrote it: its arguments are text."""
+    """A call as written by the model, with its arguments as text."""
 
     name: str
     arguments: str
 
 
 class OpenAIFunctionCallSchema(BaseModel):
-    """A call whose arguments are read."""
+    """A call with parsed arguments."""
 
     name: str
     arguments: dict[str, Any]
@@ -170,7 +170,7 @@ class OpenAIFunctionCallSchema(BaseModel):
     def from_openai_function_parsed_schema(
         parsed_schema: OpenAIFunctionParsedSchema,
     ) -> tuple[OpenAIFunctionCallSchema, bool]:
-        """Read the arguments; when they are no JSON object, return a call without any, and True."""
+        """Parse the arguments. If they are not a JSON object, return a call without arguments, and True."""
         try:
             arguments = json.loads(parsed_schema.arguments)
         except (ValueError, RecursionError):
@@ -181,7 +181,7 @@ class OpenAIFunctionCallSchema(BaseModel):
 
 
 class OpenAIFunctionToolCall(BaseModel):
-    """One call that a model asks for."""
+    """One tool call requested by a model."""
 
     id: str
     type: Literal["function"] = "function"
@@ -189,23 +189,23 @@ class OpenAIFunctionToolCall(BaseModel):
 
 
 class ToolResponse(BaseModel):
-    """What a tool gives back: text, images, videos, or several of them."""
+    """Result of a tool: text, images, videos or a combination."""
 
     text: str | None = None
     image: list[Any] | None = None
     video: list[Any] | None = None
 
     def is_empty(self) -> bool:
-        """Tell whether there is nothing in it."""
+        """Return whether the result is empty."""
         return not (self.text or self.image or self.video)
 
     def is_text_only(self) -> bool:
-        """Tell whether it is text alone."""
+        """Return whether the result is only text."""
         return bool(self.text) and not self.image and not self.video
 
 
 class RolloutMetrics(BaseModel):
-    """What a rollout cost: latencies in milliseconds, and counts."""
+    """Latencies in milliseconds and counts of a rollout."""
 
     total_latency_ms: float = 0.0
     llm_latency_ms: float = 0.0
@@ -222,17 +222,17 @@ class RolloutRequest(BaseModel):
 
     Attributes:
         rollout_id: 1 to 256 characters.
-        server_url: the controller, which serves the model and receives the result.
-        messages: the conversation to begin with.
-        completion_params: sampling parameters for the agent to pass on.
-        metadata: the dataset row's own fields; JSON, up to :func:`get_max_metadata_size_bytes`.
-        api_key: the bearer token for ``server_url``.
-        idempotency_key: two requests with the same one start one rollout.
+        server_url: The controller, which serves the model and receives the result.
+        messages: The initial conversation.
+        completion_params: Sampling parameters for the agent to pass on.
+        metadata: Fields of the dataset row as JSON, up to :func:`get_max_metadata_size_bytes`.
+        api_key: The bearer token for ``server_url``.
+        idempotency_key: Requests with the same key start one rollout.
     """
 
     rollout_id: RolloutId
     server_url: str
-    # One wrong message says enough: a body may hold millions, and each would become a problem of its own.
+    # Stop at the first error: a body may hold millions of wrong messages.
     messages: Annotated[list[MessageDict], FailFast()]
     completion_params: dict[str, Any]
     tool_server_url: str | None = None
@@ -264,7 +264,7 @@ class RolloutRequest(BaseModel):
 
 
 class InitResponse(BaseModel):
-    """The reply to ``init``: the rollout is accepted, and these are its tools."""
+    """Reply to ``init``: the rollout is accepted and has these tools."""
 
     rollout_id: str
     tools: list[OpenAIFunctionToolSchema] = Field(default_factory=list)
@@ -277,7 +277,7 @@ def _ends_a_loop(status: RolloutStatus) -> RolloutStatus:
 
 
 class RolloutResponse(BaseModel):
-    """``POST /v1/rollout/completed``: the rollout ended, well or not."""
+    """``POST /v1/rollout/completed``: the rollout completed or failed."""
 
     rollout_id: str
     status: Annotated[RolloutStatus, AfterValidator(_ends_a_loop)]
@@ -290,7 +290,7 @@ class RolloutResponse(BaseModel):
 
 
 class CompletionsRequest(BaseModel):
-    """``POST /v1/chat/completions`` of a rollout: OpenAI's request, with the rollout's id; other keys are kept."""
+    """``POST /v1/chat/completions``: OpenAI's request plus the rollout's id. Other keys are kept."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -305,7 +305,7 @@ class CompletionsRequest(BaseModel):
 
 
 class CompletionUsage(BaseModel):
-    """A call's tokens."""
+    """Token counts of a call."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -321,7 +321,7 @@ class CompletionsChoice(BaseModel):
 
 
 class CompletionsResponse(BaseModel):
-    """The reply of ``/v1/chat/completions``; where the model is trained, with the tokens as they were sampled."""
+    """Reply of ``/v1/chat/completions``, with the sampled tokens if the model is being trained."""
 
     id: str
     object: str = "chat.completion"

@@ -1,4 +1,4 @@
-"""The settings of agent loops: arguments, else the environment, else ``.env`` of the working directory, else defaults."""
+"""Settings of agent loops from arguments, the environment, the working directory's ``.env`` or defaults, in this order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_MAX_METADATA_SIZE_BYTES = 1024 * 1024
 
 
 class _FromEnvironment(BaseModel):
-    """Fields that are not given are read from ``<prefix><FIELD>``."""
+    """Reads missing fields from ``<prefix><FIELD>``."""
 
     env_prefix: ClassVar[str] = "OSMOSIS_ROLLOUT_"
 
@@ -38,16 +38,16 @@ class _FromEnvironment(BaseModel):
 
 
 class RolloutClientSettings(_FromEnvironment):
-    """How a loop calls its controller (``OSMOSIS_ROLLOUT_CLIENT_*``).
+    """Controller client settings (``OSMOSIS_ROLLOUT_CLIENT_*``).
 
     Attributes:
-        timeout_seconds: a call's whole time.
-        max_retries: how often a chat call is tried again.
-        complete_rollout_retries: how often the report of a rollout's end is tried again.
-        retry_base_delay: seconds before the first retry; each further wait is twice as long.
-        retry_max_delay: seconds that no wait exceeds.
-        max_connections: connections open at once, of one client.
-        max_keepalive_connections: of these, how many are kept open while idle.
+        timeout_seconds: Total time limit of a call.
+        max_retries: Retries of a chat call.
+        complete_rollout_retries: Retries of the final report.
+        retry_base_delay: Seconds before the first retry; doubles with each retry.
+        retry_max_delay: Maximum delay in seconds.
+        max_connections: Maximum number of open connections per client.
+        max_keepalive_connections: Maximum number of idle connections kept open.
     """
 
     env_prefix: ClassVar[str] = "OSMOSIS_ROLLOUT_CLIENT_"
@@ -62,17 +62,17 @@ class RolloutClientSettings(_FromEnvironment):
 
 
 class RolloutServerSettings(_FromEnvironment):
-    """How a served agent works (``OSMOSIS_ROLLOUT_SERVER_*``); all times in seconds.
+    """Agent server settings (``OSMOSIS_ROLLOUT_SERVER_*``). All times are in seconds.
 
     Attributes:
-        max_concurrent_rollouts: rollouts that run at once.
-        max_queued_rollouts: rollouts that may wait; further requests are answered with 429 and `Retry-After`.
-        record_ttl_seconds: how long a finished rollout is remembered, so that its request can be repeated.
-        cleanup_interval_seconds: how often what is older is forgotten.
-        request_timeout_seconds: how long a request to the server may take to arrive.
-        registration_readiness_timeout_seconds: how long the server may take until it answers, before it registers.
-        registration_readiness_poll_interval_seconds: how often it is asked in that time.
-        registration_shutdown_timeout_seconds: how long a shutdown waits for a registration under way.
+        max_concurrent_rollouts: Maximum number of concurrent rollouts.
+        max_queued_rollouts: Maximum number of waiting rollouts. Further requests get 429 and `Retry-After`.
+        record_ttl_seconds: How long a finished rollout is remembered, so that its request can be repeated.
+        cleanup_interval_seconds: Interval for removing expired records.
+        request_timeout_seconds: Time limit for reading a request.
+        registration_readiness_timeout_seconds: Time limit for the server to become ready before it registers.
+        registration_readiness_poll_interval_seconds: Interval of the readiness checks.
+        registration_shutdown_timeout_seconds: How long a shutdown waits for a registration in progress.
     """
 
     env_prefix: ClassVar[str] = "OSMOSIS_ROLLOUT_SERVER_"
@@ -91,9 +91,9 @@ class RolloutSettings(_FromEnvironment):
     """All settings (``OSMOSIS_ROLLOUT_*``).
 
     Attributes:
-        client: how a loop calls its controller.
-        server: how a served agent works.
-        max_metadata_size_bytes: the most that a request's metadata may be, encoded.
+        client: Controller client settings.
+        server: Agent server settings.
+        max_metadata_size_bytes: Maximum size of a request's encoded metadata.
     """
 
     client: RolloutClientSettings = Field(default_factory=RolloutClientSettings)
@@ -106,10 +106,10 @@ _settings_lock = threading.Lock()
 
 
 def get_settings() -> RolloutSettings:
-    """Return the settings in use; they are read once.
+    """Return the settings in use, which are read once.
 
     Raises:
-        OsmosisError: when a variable of the environment or of ``.env`` is out of range.
+        OsmosisError: A variable of the environment or of ``.env`` is out of range.
     """
     global _settings
     with _settings_lock:
@@ -122,24 +122,24 @@ def get_settings() -> RolloutSettings:
 
 
 def configure(settings: RolloutSettings) -> None:
-    """Use these settings from now on."""
+    """Replace the settings in use."""
     global _settings
     with _settings_lock:
         _settings = settings
 
 
 def reset_settings() -> None:
-    """Forget the settings in use; the next :func:`get_settings` reads the environment again."""
+    """Discard the settings in use. The next :func:`get_settings` reads the environment again."""
     global _settings
     with _settings_lock:
         _settings = None
 
 
 def _environment() -> dict[str, str]:
-    """Return the variables of agent loops, names in capitals; the environment wins over ``.env``.
+    """Return the variables of agent loops with uppercase names. The environment overrides ``.env``.
 
     Raises:
-        OsmosisError: there is a ``.env`` that cannot be read.
+        OsmosisError: ``.env`` exists but cannot be read.
     """
     from dotenv import dotenv_values
 
@@ -159,7 +159,7 @@ def _environment() -> dict[str, str]:
 
 
 def _bad_variable(error: ValidationError) -> OsmosisError:
-    """Name the variable behind a validation error; ``RolloutSettings()`` has no other source."""
+    """Return an error that names the invalid variable; ``RolloutSettings()`` has no other source."""
     first = error.errors()[0]
     models: tuple[type[_FromEnvironment], ...] = (RolloutClientSettings, RolloutServerSettings)
     model = next((model for model in models if model.__name__ == error.title), RolloutSettings)

@@ -1,4 +1,4 @@
-"""A controller for the tests of agent loops: it plays the model, and keeps how rollouts ended."""
+"""Mock controller for tests of agent loops. It plays the model and records how rollouts ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..types.sample import MessageDict
 
 ToolCallGenerator = Callable[[dict[str, Any]], "list[dict[str, Any]] | None"]
-"""Returns the tool calls that answer a message; None or nothing for a text."""
+"""Returns the tool calls that answer a message; None or an empty list for a text answer."""
 
 _WORDS_OF_A_CALCULATION = ("calculate", "add", "sum", "plus", "subtract", "multiply", "divide")
 _COMPLETIONS_PATH = "/v1/chat/completions"
@@ -21,11 +21,11 @@ _COMPLETED_PATH = "/v1/rollout/completed"
 
 
 class RolloutCompletionTracker:
-    """Keeps the reports of rollouts that ended.
+    """Collects the final reports of rollouts.
 
     Attributes:
-        event: set once there is one.
-        responses: all of them, the oldest first.
+        event: Set once there is a report.
+        responses: All reports, oldest first.
     """
 
     def __init__(self) -> None:
@@ -33,27 +33,27 @@ class RolloutCompletionTracker:
         self.responses: list[dict[str, Any]] = []
 
     def record(self, response: dict[str, Any]) -> None:
-        """Keep a report, and wake who waits."""
+        """Store a report and wake up waiters."""
         self.responses.append(response)
         self.event.set()
 
     def clear(self) -> None:
-        """Forget all reports."""
+        """Remove all reports."""
         self.responses.clear()
         self.event.clear()
 
     def wait(self, timeout: float = 5.0) -> bool:
-        """Wait for a report, ``timeout`` seconds at most; tell whether there is one."""
+        """Wait up to ``timeout`` seconds for a report and return whether there is one."""
         return self.event.wait(timeout)
 
 
 def fake_token_ids(text: str) -> list[int]:
-    """Return one token for each character."""
+    """Return one token per character."""
     return list(range(len(text)))
 
 
 def fake_prompt_token_ids(messages: Sequence[MessageDict]) -> list[int]:
-    """Return ten tokens for each message."""
+    """Return ten tokens per message."""
     return list(range(10 * max(1, len(messages))))
 
 
@@ -61,14 +61,14 @@ def create_mock_trainer_app(
     tracker: RolloutCompletionTracker | None = None,
     tool_call_generator: ToolCallGenerator | None = None,
 ) -> FastAPI:
-    """Return a controller that calls ``add`` when a user wants to calculate, and says OK otherwise.
+    """Return a controller that calls ``add`` when a user asks to calculate, and answers OK otherwise.
 
     Args:
-        tracker: called with every rollout that ends.
-        tool_call_generator: decides on the tool calls for the last message instead.
+        tracker: Receives every finished rollout.
+        tool_call_generator: Replaces the choice of tool calls for the last message.
 
     Raises:
-        MissingExtraError: without FastAPI.
+        MissingExtraError: FastAPI is not installed.
     """
     try:
         from fastapi import FastAPI
@@ -102,11 +102,11 @@ def create_mock_trainer_app(
 
 
 def patch_httpx_for_mock_trainer(client: Any, monkeypatch: Any) -> None:
-    """Lead what agent loops send to their controller to a mock trainer.
+    """Route the requests of agent loops to a mock trainer.
 
     Args:
-        client: a FastAPI ``TestClient`` of :func:`create_mock_trainer_app`.
-        monkeypatch: pytest's.
+        client: A FastAPI ``TestClient`` of :func:`create_mock_trainer_app`.
+        monkeypatch: The pytest fixture.
     """
     import httpx
 
@@ -123,7 +123,7 @@ def patch_httpx_for_mock_trainer(client: Any, monkeypatch: Any) -> None:
 
 
 def _completion(body: dict[str, Any], generate: ToolCallGenerator) -> dict[str, Any]:
-    """Return the reply to a request: OpenAI's, with tokens as a trained model's has them."""
+    """Return an OpenAI reply with the token data of a trained model."""
     messages = body.get("messages") or [{}]
     message = _answer(messages[-1], generate)
     token_ids = fake_token_ids(message["content"] or "")

@@ -1,6 +1,6 @@
-"""One reading of a tool for everybody: what is valid for ``validate`` can be served, tested and evaluated.
+"""Tool checks and conversions shared by validation, serving, tests and evaluation.
 
-A tool is a schema or a dict of the same shape. Both are looked at as the dict that would go to the model.
+A tool is a schema or a dict of the same shape. Both are checked as the dict sent to the model.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from .exceptions import OsmosisRolloutError
 if TYPE_CHECKING:
     from .schemas import OpenAIFunctionToolSchema
 
-# OpenAI and those who follow it allow hyphens.
+# OpenAI and compatible providers allow hyphens.
 _FUNCTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
 class InvalidToolError(OsmosisRolloutError):
-    """A tool that no model could be offered."""
+    """A tool that cannot be offered to a model."""
 
 
 @dataclass(frozen=True)
 class ToolProblem:
-    """What is wrong with a tool.
+    """A problem of a tool.
 
     Attributes:
-        code: one of the codes of ``osmosis validate``.
-        message: what it is.
-        field: where, such as ``tools[0].function.name``.
-        is_error: False for what is only suspicious.
+        code: A code of ``osmosis validate``.
+        message: The problem.
+        field: Its location, such as ``tools[0].function.name``.
+        is_error: False for a warning.
     """
 
     code: str
@@ -43,11 +43,11 @@ class ToolProblem:
 
 
 def tool_problems(tool: object, field: str = "tool") -> list[ToolProblem]:
-    """Return what is wrong with a tool, errors and warnings.
+    """Return the errors and warnings of a tool.
 
     Args:
-        tool: a schema, or a dict.
-        field: how to call it.
+        tool: A schema or a dict.
+        field: Its name in messages.
     """
     from .schemas import OpenAIFunctionToolSchema
 
@@ -64,10 +64,10 @@ def tool_problems(tool: object, field: str = "tool") -> list[ToolProblem]:
 
 
 def check_tools(tools: object, agent_name: str = "the agent") -> list[Any]:
-    """Return what ``get_tools`` gave, once it is sure that a model can be offered it.
+    """Return the result of ``get_tools`` after checking that it can be offered to a model.
 
     Raises:
-        InvalidToolError: when it is no list, or one of the tools has an error; the text names the first.
+        InvalidToolError: It is not a list, or a tool has an error. The message names the first one.
     """
     if not isinstance(tools, list):
         given = "None" if tools is None else type(tools).__name__
@@ -80,10 +80,10 @@ def check_tools(tools: object, agent_name: str = "the agent") -> list[Any]:
 
 
 def normalize_tools(tools: Sequence[object]) -> list[OpenAIFunctionToolSchema]:
-    """Return tools of either form as schemas; a dict keeps its keys, and a missing description is empty.
+    """Convert tools to schemas. A dict keeps its keys, and a missing description becomes empty.
 
     Raises:
-        InvalidToolError: when one of them is no tool.
+        InvalidToolError: An item is not a tool.
     """
     from .schemas import OpenAIFunctionToolSchema
 
@@ -94,16 +94,16 @@ def normalize_tools(tools: Sequence[object]) -> list[OpenAIFunctionToolSchema]:
 
 
 def tool_payloads(tools: Sequence[object]) -> list[dict[str, Any]]:
-    """Return tools of either form as a model is sent them: without what is not set.
+    """Convert tools to the JSON sent to a model, without unset fields.
 
     Raises:
-        InvalidToolError: when one of them is no tool.
+        InvalidToolError: An item is not a tool.
     """
     return [tool_payload(tool) for tool in check_tools(list(tools))]
 
 
 def tool_payload(tool: object) -> dict[str, Any]:
-    """Return one tool as a model is sent it; unchecked."""
+    """Convert one tool to the JSON sent to a model, without checking it."""
     if isinstance(tool, BaseModel):
         return _set_fields(tool)
     return {
@@ -113,7 +113,7 @@ def tool_payload(tool: object) -> dict[str, Any]:
 
 
 def _set_fields(model: BaseModel) -> dict[str, Any]:
-    """Dump a schema without declared fields that are None; a null that the user wrote elsewhere is JSON Schema."""
+    """Dump a schema without declared fields that are None. Other nulls are part of the user's JSON Schema."""
     dumped = model.model_dump(mode="json")
 
     def without_none(part: BaseModel, written: dict[str, Any]) -> dict[str, Any]:
@@ -136,10 +136,10 @@ def _set_fields(model: BaseModel) -> dict[str, Any]:
 
 
 def _as_schema(payload: dict[str, Any]) -> OpenAIFunctionToolSchema:
-    """Read a tool's dict.
+    """Parse a tool's dict.
 
     Raises:
-        pydantic.ValidationError: when something in it has another shape.
+        pydantic.ValidationError: A field has another shape.
     """
     from .schemas import OpenAIFunctionToolSchema
 
@@ -149,7 +149,7 @@ def _as_schema(payload: dict[str, Any]) -> OpenAIFunctionToolSchema:
 
 
 def _shape_problems(payload: dict[str, Any], field: str) -> list[ToolProblem]:
-    """Return what keeps a tool from being served; the reply to ``init`` holds it as a schema."""
+    """Return the problems that prevent serving a tool, since the reply to ``init`` holds it as a schema."""
     try:
         _as_schema(payload)
     except ValidationError as error:
@@ -195,6 +195,6 @@ def _function_problems(function: Mapping[str, Any], field: str, is_model: bool) 
         told = f"'parameters' is a dict, not {type(parameters).__name__}"
         yield ToolProblem("INVALID_PARAMETERS_TYPE", told, where)
     elif parameters.get("type", "object") != "object":
-        # A dict goes to the model as it stands, whose provider may know more than we; a schema promises OpenAI's shape.
+        # A dict is sent unchanged, to a provider that may accept more than OpenAI's shape. A schema must have that shape.
         told = f"parameters.type must be 'object', not {parameters['type']!r}"
         yield ToolProblem("PARAMETERS_TYPE_NOT_OBJECT", told, f"{where}.type", is_error=is_model)

@@ -1,4 +1,4 @@
-"""Calling tools: read the model's calls, run them side by side, and write their results as messages."""
+"""Parse tool calls, run them concurrently and format their results as messages."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def create_tool_result(tool_call_id: str, content: str) -> MessageDict:
 
 
 def create_tool_error_result(tool_call_id: str, error_message: str) -> MessageDict:
-    """Return the message that tells the model how a tool failed."""
+    """Return the message that reports a tool's failure to the model."""
     return create_tool_result(tool_call_id, f"Error: {error_message}")
 
 
 def serialize_tool_result(result: Any) -> str:
-    """Return what a tool gave as text: text and numbers as they are, all else as JSON."""
+    """Convert a tool's result to text: strings and numbers unchanged, everything else as JSON."""
     if isinstance(result, str):
         return result
     if isinstance(result, int | float) and not isinstance(result, bool):
@@ -35,12 +35,12 @@ def serialize_tool_result(result: Any) -> str:
 
 
 def parse_tool_arguments(arguments: Any) -> dict[str, Any]:
-    """Return the arguments of a call, which models write as a JSON object in a string.
+    """Parse the arguments of a call, which models write as a JSON object in a string.
 
     An empty string means no arguments.
 
     Raises:
-        ToolArgumentError: when they are anything else.
+        ToolArgumentError: The arguments are not a JSON object.
     """
     if isinstance(arguments, dict):
         return arguments
@@ -58,10 +58,10 @@ def parse_tool_arguments(arguments: Any) -> dict[str, Any]:
 
 
 def get_tool_call_info(tool_call: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
-    """Return a call's id, the tool's name and the arguments.
+    """Return a call's id, tool name and arguments.
 
     Raises:
-        ToolArgumentError: when the arguments cannot be read; it knows the call's id and the tool's name.
+        ToolArgumentError: The arguments are invalid. The error has the call's id and the tool's name.
     """
     call_id = tool_call.get("id") or UNKNOWN_CALL_ID
     function = tool_call.get("function") or {}
@@ -76,10 +76,10 @@ async def execute_tool_calls(
     tool_calls: Sequence[dict[str, Any]],
     executor: Callable[[dict[str, Any]], Awaitable[MessageDict]],
 ) -> list[MessageDict]:
-    """Run calls side by side and return their messages in the order of the calls.
+    """Run calls concurrently and return their messages in the order of the calls.
 
     Args:
-        tool_calls: as the model wrote them.
-        executor: runs one call and returns its message; what it raises, this raises.
+        tool_calls: The model's calls.
+        executor: Runs one call and returns its message. Its exceptions propagate.
     """
     return list(await asyncio.gather(*(executor(call) for call in tool_calls)))

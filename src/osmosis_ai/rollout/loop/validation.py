@@ -1,4 +1,4 @@
-"""What is wrong with an agent loop, before it is run: its name, its tools, its ``run``."""
+"""Validate an agent loop's name, tools and ``run`` method without running it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .tool_schemas import tool_problems
 
 @dataclass
 class ValidationError:
-    """One thing that is wrong.
+    """One validation problem.
 
     Attributes:
-        code: which of the documented things.
-        message: what it is.
-        field: where, if it is somewhere.
-        details: further facts for programs.
+        code: A documented problem code.
+        message: The problem.
+        field: Its location, if any.
+        details: Additional machine-readable data.
     """
 
     code: str
@@ -34,7 +34,7 @@ class ValidationError:
 
 
 class AgentLoopValidationError(OsmosisRolloutError):
-    """An agent loop that cannot be run; ``errors`` says why."""
+    """An agent loop is invalid; see ``errors``."""
 
     def __init__(self, errors: list[ValidationError]) -> None:
         listed = "; ".join(str(error) for error in errors)
@@ -44,14 +44,14 @@ class AgentLoopValidationError(OsmosisRolloutError):
 
 @dataclass
 class ValidationResult:
-    """What a validation found; true when the agent loop can be run.
+    """Result of a validation; truthy if the agent loop can be run.
 
     Attributes:
-        valid: whether there is no error.
-        errors: what has to be fixed.
-        warnings: what is suspicious.
-        agent_name: the agent's name, where it has one.
-        tool_count: how many tools it offers.
+        valid: Whether there are no errors.
+        errors: Problems that must be fixed.
+        warnings: Suspicious findings.
+        agent_name: The agent's name, if it has one.
+        tool_count: Number of tools.
     """
 
     valid: bool
@@ -64,17 +64,17 @@ class ValidationResult:
         return self.valid
 
     def raise_if_invalid(self) -> None:
-        """Raise :class:`AgentLoopValidationError` when there is an error."""
+        """Raise :class:`AgentLoopValidationError` if there are errors."""
         if not self.valid:
             raise AgentLoopValidationError(self.errors)
 
 
 def validate_agent_loop(agent_loop: Any, *, request: RolloutRequest | None = None) -> ValidationResult:
-    """Look at an agent loop without running it.
+    """Validate an agent loop without running it.
 
     Args:
-        agent_loop: what should be an agent loop; anything is looked at.
-        request: what ``get_tools`` is given (default: a request that says hello).
+        agent_loop: An object of any type.
+        request: Argument for ``get_tools`` (default: a request with a greeting).
     """
     errors = [*_name_errors(agent_loop)]
     tools, tool_errors = _tools(agent_loop, request or _example_request())
@@ -118,7 +118,7 @@ def _name_errors(agent_loop: Any) -> list[ValidationError]:
 
 
 def _tools(agent_loop: Any, request: RolloutRequest) -> tuple[list[Any], list[ValidationError]]:
-    """Return the agent's tools, or why there are none."""
+    """Return the agent's tools and the problems that prevent reading them."""
 
     def failed(code: str, message: str) -> tuple[list[Any], list[ValidationError]]:
         return [], [ValidationError(code, message, "get_tools")]

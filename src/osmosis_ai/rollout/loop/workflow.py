@@ -1,8 +1,7 @@
-"""An agent loop as a rollout: its request is made of the row, its calls reach the run's model, its end becomes a sample.
+"""Run an agent loop as a rollout: map the row to a request, the calls to the run's model and the result to a sample.
 
-What an agent or an eval function does wrong is said in the words of the rollout protocol, as for a workflow and its
-grader: an exception, a value that is not allowed, a deadline. Of several eval functions the first gives the reward;
-without any, the agent's own reward is it.
+Failures of the agent or an eval function use the error categories of the rollout protocol, as for workflows and
+graders. The first eval function gives the reward. Without eval functions, the agent's own reward is used.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ if TYPE_CHECKING:
     from ..context import RolloutContext
 
 SETTINGS_ENV = "_OSMOSIS_AGENT_LOOP"
-"""The variable in which :class:`HostedLoopSettings` reach a rollout's server, as JSON."""
+"""Variable that passes :class:`HostedLoopSettings` to a rollout's server as JSON."""
 
 
 class HostedLoopSettings(BaseModel):
-    """How a rollout's server hosts an agent loop; what is left out is as in a rollout directory.
+    """How a rollout's server hosts an agent loop. Defaults match a rollout directory.
 
     Attributes:
-        eval_fns: ``module:function`` each; None takes the ``eval_fns`` of the agent's module.
-        max_turns: told to the agent.
-        max_tokens_total: told to the agent.
-        completion_params: told to the agent, for its calls.
-        metadata: added to every request's metadata.
-        rollout_ids: what the agent's ids begin with, as in ``eval-3-run-0``; None shows it the engine's own.
-        debug_dir: where the agent's events are written, if anywhere.
-        needs_reward: whether an attempt whose reward could not be determined has failed.
+        eval_fns: ``module:function`` references; None uses the ``eval_fns`` of the agent's module.
+        max_turns: Passed to the agent.
+        max_tokens_total: Passed to the agent.
+        completion_params: Passed to the agent for its calls.
+        metadata: Added to every request's metadata.
+        rollout_ids: Prefix of the agent's ids, as in ``eval-3-run-0``; None uses the engine's ids.
+        debug_dir: Directory for the agent's events, if any.
+        needs_reward: Whether an attempt without a reward counts as failed.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -61,7 +60,7 @@ class HostedLoopSettings(BaseModel):
 
 
 class AgentFailedError(Exception):
-    """The agent raised an exception, or ended with ``ctx.error``; the text is what it said."""
+    """The agent raised an exception or returned ``ctx.error``; holds its text."""
 
 
 class GradingFailedError(Exception):
@@ -70,12 +69,12 @@ class GradingFailedError(Exception):
 
 @dataclass(frozen=True)
 class HostedLoop:
-    """One agent loop with what grades it; safe for any number of rollouts at once.
+    """An agent loop and its eval functions; safe for concurrent rollouts.
 
     Attributes:
-        agent: runs the rollouts.
-        eval_fns: score what it leaves.
-        settings: how it is hosted.
+        agent: Runs the rollouts.
+        eval_fns: Score the results.
+        settings: How the agent is hosted.
     """
 
     agent: RolloutAgentLoop
@@ -83,16 +82,16 @@ class HostedLoop:
     settings: HostedLoopSettings = field(default_factory=HostedLoopSettings)
 
     async def run(self, request: ExecutionRequest, rollout: RolloutContext) -> RolloutSample:
-        """Run one rollout and return its sample, ungraded.
+        """Run one rollout and return its ungraded sample.
 
         Args:
-            request: the rollout.
-            rollout: whose model it asks.
+            request: The rollout.
+            rollout: Context with the model.
 
         Raises:
-            AgentFailedError: the agent raised, or said that it failed.
-            TypeError, ValueError: it gave what is not allowed.
-            TimeoutError: something that the agent waited for took too long.
+            AgentFailedError: The agent raised or reported an error.
+            TypeError, ValueError: The agent returned an invalid result.
+            TimeoutError: An operation of the agent timed out.
         """
         asked = loop_request(request, rollout, self.settings)
         tools = self._tools(asked)
@@ -108,17 +107,17 @@ class HostedLoop:
             result = await running
         except (TimeoutError, asyncio.TimeoutError):
             raise
-        except Exception as error:  # the user's code: whatever it raises is how the agent failed
+        except Exception as error:  # any error of the user's code is the agent's failure
             raise AgentFailedError(describe(error)) from error
         return _sample_of(result, request)
 
     async def grade(self, request: ExecutionRequest, sample: RolloutSample) -> None:
-        """Score a sample with every eval function at once, and give it its reward.
+        """Score a sample with all eval functions concurrently and set its reward.
 
-        Each function has the whole of the grader's budget; one that spends it leaves the others' scores alone.
+        Each function has the grader's whole budget. A slow function does not affect the others' scores.
 
         Raises:
-            TimeoutError, ValueError, GradingFailedError: there is no reward, and the settings ask for one.
+            TimeoutError, ValueError, GradingFailedError: The reward is missing, and the settings require one.
         """
         row, answer = dataset_row(request), right_answer(request)
         found = await asyncio.gather(
@@ -138,11 +137,11 @@ class HostedLoop:
 
     @property
     def reward_name(self) -> str:
-        """The score that is the reward."""
+        """Name of the score that is the reward."""
         return self.eval_fns[0].name if self.eval_fns else AGENT_SCORE
 
     def without_reward(self, sample: RolloutSample | None) -> str | None:
-        """Return why a sample cannot be graded; None when it can."""
+        """Return why a sample cannot be graded, or None if it can."""
         outcome = read_outcome(sample.extra_fields if sample is not None else {})
         if self.eval_fns or not self.settings.needs_reward or AGENT_SCORE in outcome.scores:
             return None
@@ -163,10 +162,10 @@ class HostedLoop:
 def loop_request(
     request: ExecutionRequest, rollout: RolloutContext, settings: HostedLoopSettings
 ) -> RolloutRequest:
-    """Return what the agent is asked, made of the dataset's row.
+    """Return the agent's request for a dataset row.
 
     Raises:
-        pydantic.ValidationError: (a ``ValueError``) the row does not fit, such as metadata beyond the limit.
+        pydantic.ValidationError: (a ``ValueError``) The row is invalid, such as metadata beyond the limit.
     """
     where = request.extra_fields or {}
     row, attempt = where.get("source_row_index", where.get("row_index")), where.get("run_index")
@@ -189,7 +188,7 @@ def loop_request(
 
 
 def right_answer(request: ExecutionRequest) -> str | None:
-    """Return the row's ground truth: its label, or else the text of that name in its metadata."""
+    """Return the row's ground truth: its label, or else the metadata field of that name."""
     if request.label is not None:
         return request.label
     named = (request.metadata or {}).get("ground_truth")
@@ -197,7 +196,7 @@ def right_answer(request: ExecutionRequest) -> str | None:
 
 
 def dataset_row(request: ExecutionRequest) -> dict[str, Any]:
-    """Return the row as its dataset has it: prompts, ground truth and all further columns."""
+    """Return the dataset row: prompts, ground truth and all other columns."""
     row: dict[str, Any] = {}
     for role, column in (("system", "system_prompt"), ("user", "user_prompt")):
         said = [message.get("content") for message in request.prompt if message.get("role") == role]

@@ -1,4 +1,4 @@
-"""The HTTP servers: around a backend, and around an agent loop; they need the `server` extra."""
+"""HTTP servers for backends and agent loops; they need the `server` extra."""
 
 from __future__ import annotations
 

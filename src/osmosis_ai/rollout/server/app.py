@@ -1,4 +1,4 @@
-"""The rollout server: HTTP in front of :class:`RolloutHost`."""
+"""HTTP application of the rollout server, in front of :class:`RolloutHost`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..types.protocol import CancelRolloutsRequest, RolloutInitRequest
 from .callback_delivery import CallbackDelivery
 from .host import Admission, RolloutHost
 
-# What the 0.2 SDK has in this module, which agent loops use from here: name -> home.
+# Names of the 0.2 SDK that agent loops import from this module, by defining module.
 _NAMES_OF_AGENT_LOOPS = {
     "AppState": "osmosis_ai.rollout.loop.server.state",
     "OsmosisLLMClient": "osmosis_ai.rollout.loop.client",
@@ -50,14 +50,14 @@ def create_rollout_server(
 ) -> FastAPI:
     """Return the application that serves ``backend`` to a controller.
 
-    At shutdown rollouts get :data:`~osmosis_ai.rollout.server.host.DRAIN_S` seconds to finish, are
-    then cancelled, and only then does ``lifespan`` exit.
+    At shutdown, rollouts have :data:`~osmosis_ai.rollout.server.host.DRAIN_S` seconds to finish and are
+    then cancelled. ``lifespan`` exits last.
 
     Args:
-        backend: executes the rollouts.
-        lifespan: the caller's own start-up and shutdown, around everything here.
-        configure_logging: show INFO lines when the process has configured no logging, and keep
-            uvicorn from writing a line for every request of the controller.
+        backend: Executes the rollouts.
+        lifespan: The caller's startup and shutdown, wrapped around the server's.
+        configure_logging: Show INFO lines if the process has not configured logging, and disable uvicorn's
+            access log.
     """
     if configure_logging and not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -67,9 +67,9 @@ def create_rollout_server(
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[Any]:
         if configure_logging:
-            # Not earlier: uvicorn sets its own levels when it starts.
+            # Set it here, because uvicorn sets its own levels when it starts.
             logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
-        # All that is sent from here goes through it, and the first rollouts would wait while it is imported.
+        # Import aiohttp now, so that the first rollouts do not wait for it.
         import aiohttp  # noqa: F401
 
         async with AsyncExitStack() as stack:
@@ -86,7 +86,7 @@ def create_rollout_server(
 
 
 async def _close_model_connections() -> None:
-    """Close what the rollouts' clients shared, if any of them was used."""
+    """Close the rollouts' shared connections, if any were used."""
     if model_client := sys.modules.get("osmosis_ai.rollout.model_client"):
         await model_client.close_shared_connections()
 
@@ -133,12 +133,12 @@ def _described(loop: LoopState) -> dict[str, float]:
 
 
 def _read(model: type[Any], body: bytes) -> Any:
-    """Return the body as a ``model``, or the 422 that says what is wrong with it."""
+    """Parse the body as a ``model``, or raise the 422 that describes the error."""
     try:
         try:
             content = orjson.loads(body)
         except orjson.JSONDecodeError:
-            # Numbers out of range and lone surrogates: the model says which field it is, or takes it.
+            # Numbers out of range and lone surrogates: the model accepts them or names the field.
             content = json.loads(body)
         return model.model_validate(content)
     except ValidationError as error:

@@ -1,12 +1,10 @@
-"""Carrying callbacks to the controller: every payload is the true one, sent until it is answered.
+"""Deliver callbacks to the controller.
 
-A callback that the controller does not take (connection errors, 429, 5xx) is tried again with
-growing pauses; one that it refuses (any other status) is not. The receiver must be idempotent: an
-answer slower than the timeout is lost, and the same payload is sent again.
+Connection errors, 429 and 5xx are retried with increasing delays. Other statuses are final. The receiver must be
+idempotent: if an answer exceeds the timeout, the same payload is sent again.
 
-A controller that is late has every copy to read, so copies make it later. All callbacks of a server
-therefore learn from each that was not answered in time: the next wait twice as long, and copies never
-outnumber first tries.
+Retries add load to a slow controller. All callbacks of a server therefore share one timeout, which doubles after each
+timed-out call, and retries never outnumber first tries.
 """
 
 from __future__ import annotations
@@ -28,23 +26,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 5
-"""How often a completion is tried before grading goes ahead without its acknowledgement."""
+"""Tries of a completion before grading starts without an acknowledgement."""
 
 PATIENCE_S = 900.0
-"""How long the outcome of a rollout is offered to a controller that does not answer, in seconds."""
+"""Seconds for which a rollout's outcome is offered to an unresponsive controller."""
 
 TIMEOUT_S = 10.0
-"""How long connecting may take, and then the answer once all is sent, in seconds; twice as long after
-every time that this was too short."""
+"""Timeout in seconds for connecting, and for the answer after the request has been sent. Doubles each time it is exceeded."""
 
 LONGEST_TIMEOUT_S = 160.0
-"""How long it can become, in seconds."""
+"""Maximum of that timeout in seconds."""
 
 SENDING_S = 50.0
-"""How long a try may take beyond that, for a large sample over a slow line, in seconds."""
+"""Additional seconds per try for sending a large sample over a slow connection."""
 
 PROBE_S = 60.0
-"""How often a callback without an answer is sent once more all the same, one of all, in seconds."""
+"""Interval in seconds at which one unanswered callback is sent again regardless of the limit."""
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 8.0
@@ -57,7 +54,7 @@ class DeliveryError(Exception):
     """A callback was not acknowledged.
 
     Attributes:
-        refused: the controller answered that it will never take this payload.
+        refused: The controller will never accept this payload.
     """
 
     def __init__(self, message: str, *, refused: bool) -> None:
@@ -66,11 +63,11 @@ class DeliveryError(Exception):
 
 
 class CallbackDelivery:
-    """Posts callbacks over one session, opened at the first of them.
+    """Posts callbacks over one session, opened on first use.
 
     Args:
-        sleep: waits between tries; tests give their own.
-        clock: seconds from any start, never going back.
+        sleep: Waits between tries; replaced in tests.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -96,17 +93,17 @@ class CallbackDelivery:
         attempts: int | None = None,
         patience_s: float | None = None,
     ) -> bytes:
-        """Post ``body`` until it is acknowledged and return the acknowledgement.
+        """Post ``body`` until it is acknowledged, and return the acknowledgement.
 
         Args:
-            url: where to.
+            url: The callback's address.
             body: JSON.
-            headers: the authorization.
-            attempts: give up after this many tries; None for no limit.
-            patience_s: give up when this many seconds have passed; None for no limit.
+            headers: The authorization.
+            attempts: Maximum number of tries; None for no limit.
+            patience_s: Time limit in seconds; None for no limit.
 
         Raises:
-            DeliveryError: when it was refused, or a limit was reached.
+            DeliveryError: It was refused, or a limit was reached.
         """
         started = self._clock()
         pause_s = _FIRST_PAUSE_S
@@ -119,7 +116,7 @@ class CallbackDelivery:
                 return answer
             if status is not None and status not in _RETRIED:
                 raise DeliveryError(f"{url} refused a callback: {trouble}", refused=True)
-            # Jitter: many rollouts wait for the same controller, and should not come back as one.
+            # Jitter keeps many rollouts from retrying at the same time.
             wait_s = max(pause_s * random.uniform(0.75, 1.25), requested_s)
             spent = patience_s is not None and self._clock() - started + wait_s > patience_s
             if spent or attempt == attempts:
@@ -131,13 +128,12 @@ class CallbackDelivery:
                 await self._wait_for_a_copy()
 
     async def close(self) -> None:
-        """Close the session."""
         if self._session is not None:
             await self._session.close()
             self._session = None
 
     async def _wait_for_a_copy(self) -> None:
-        """Wait until a callback may be sent again that the controller may have, unanswered, already."""
+        """Wait until a callback that the controller may have already received can be sent again."""
         while self._copies >= self._begun and (wait_s := self._probe_at - self._clock()) > 0:
             await self._sleep(min(wait_s, _LONGEST_PAUSE_S))
         self._copies += 1
@@ -149,8 +145,7 @@ class CallbackDelivery:
         """Try once.
 
         Returns:
-            The status (None when there was no answer), the answer, what was wrong, Retry-After, and whether
-            time ran out.
+            Status (None without an answer), answer, error, Retry-After, and whether the time ran out.
         """
         import aiohttp
 
@@ -168,7 +163,7 @@ class CallbackDelivery:
             ) as reply:
                 answer = await reply.read()
                 if reply.status < 300:
-                    # What was late once may be late again, but not for ever.
+                    # Lower the timeout gradually: a slow controller may be slow again.
                     self._timeout_s = max(TIMEOUT_S, self._timeout_s * _FORGETTING)
                     return reply.status, answer, "", 0.0, False
                 trouble = f"HTTP {reply.status} {answer[:300].decode(errors='replace')}"
@@ -177,7 +172,7 @@ class CallbackDelivery:
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
             raise DeliveryError(f"{url} is no URL to call back: {error!r}", refused=True) from error
         except asyncio.TimeoutError as error:
-            # Of many tries that ran out together, the first one doubles it.
+            # If several tries time out together, only the first doubles the timeout.
             self._timeout_s = min(max(self._timeout_s, patience_s * 2), LONGEST_TIMEOUT_S)
             return None, b"", repr(error), 0.0, True
         except (aiohttp.ClientError, OSError) as error:
@@ -193,7 +188,7 @@ class CallbackDelivery:
 
 @lru_cache(maxsize=64)
 def _proxy_for(scheme: str, host: str) -> str | None:
-    """Return the environment's proxy for a controller, looked up once."""
+    """Return the environment's proxy for a controller, cached."""
     from osmosis_ai.llm.transport import environment_proxy
 
     return environment_proxy(f"{scheme}://{host}")

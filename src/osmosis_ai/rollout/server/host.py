@@ -1,7 +1,7 @@
-"""The rollouts of one server: each admitted once, each task kept until it has ended.
+"""Admit, run and drain the rollouts of one server.
 
-The same request twice is one rollout: a controller whose 202 was lost may ask again. Ids stay known
-after the end, in bounded memory.
+A repeated request does not start a second rollout, since a controller may have missed the 202. Ids of finished
+rollouts are remembered in bounded memory.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from .execution import RolloutExecution
 logger = logging.getLogger(__name__)
 
 DRAIN_S = 10.0
-"""How long rollouts may finish at shutdown, in seconds."""
+"""Seconds that rollouts have to finish at shutdown."""
 
 REMEMBERED_IDS = 65_536
-"""How many ended rollouts' ids are known."""
+"""How many ids of finished rollouts are remembered."""
 
 
 class Admission(enum.Enum):
-    """The answer to a request for a rollout."""
+    """Result of a request for a rollout."""
 
     ADMITTED = "admitted"
     REPEATED = "repeated"
@@ -57,11 +57,11 @@ class _Known:
 
 
 class RolloutHost:
-    """Admits, runs, tells about, cancels and drains rollouts.
+    """Admits, runs, reports, cancels and drains rollouts.
 
     Args:
-        backend: who executes them.
-        delivery: what carries their reports; the host closes it.
+        backend: Executes the rollouts.
+        delivery: Sends their reports; closed by the host.
     """
 
     def __init__(self, backend: ExecutionBackend, delivery: CallbackDelivery) -> None:
@@ -72,7 +72,7 @@ class RolloutHost:
         self._closing = False
 
     def admit(self, init: RolloutInitRequest) -> Admission:
-        """Start a rollout, unless it is known, there is no room, or the server is closing."""
+        """Start a rollout, unless it is known, capacity is exhausted or the server is closing."""
         digest = _digest(init) if init.rollout_id is not None else b""
         known = self._known.get(init.rollout_id) if init.rollout_id is not None else None
         if known is not None:
@@ -90,7 +90,7 @@ class RolloutHost:
         return Admission.ADMITTED
 
     async def status(self, rollout_id: str) -> RolloutStatusResponse:
-        """Return what the backend knows of a rollout, else whether it runs here at all."""
+        """Return the backend's status of a rollout, or else whether it is running here."""
         told = await _settled(self._backend.rollout_status(rollout_id))
         if told is not None:
             return RolloutStatusResponse.model_validate({**told, "rollout_id": rollout_id})
@@ -100,12 +100,12 @@ class RolloutHost:
         )
 
     async def cancel(self, selection: CancelRolloutsRequest) -> CancelRolloutsResponse:
-        """Cancel rollouts through the backend and return what became of each."""
+        """Cancel rollouts through the backend and return the outcome of each."""
         told = await _settled(self._backend.cancel_rollouts(selection.ids, selection.prefix, selection.all))
         return CancelRolloutsResponse(dispositions=told)
 
     async def close(self) -> None:
-        """Admit no more, let rollouts finish for :data:`DRAIN_S` seconds, then cancel them."""
+        """Stop admission, give rollouts :data:`DRAIN_S` seconds to finish, then cancel them."""
         self._closing = True
         tasks = list(self._tasks.values())
         if tasks:
@@ -121,9 +121,9 @@ class RolloutHost:
         try:
             await execution.run()
         except asyncio.CancelledError:
-            # Who cancels owns the outcome: nothing is reported.
+            # The canceller knows the outcome, so nothing is reported.
             self._known[rollout_id].cancelled = True
-        except Exception:  # the edge of this task: nobody awaits it
+        except Exception:  # the edge of this task: nothing awaits it
             logger.exception("rollout %s could not be brought to its end", rollout_id)
         finally:
             del self._tasks[rollout_id]
@@ -140,7 +140,7 @@ class RolloutHost:
 
 
 def _digest(init: RolloutInitRequest) -> bytes:
-    """Return a digest of what a request means, however it was written."""
+    """Return a digest of a request's content, independent of its formatting."""
     fields = dict(init)
     try:
         content = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
@@ -151,5 +151,5 @@ def _digest(init: RolloutInitRequest) -> bytes:
 
 
 async def _settled(value: Any) -> Any:
-    """Return a backend's answer; backends may give it at once or as an awaitable."""
+    """Return a backend's answer, awaiting it if necessary."""
     return await value if inspect.isawaitable(value) else value

@@ -1,4 +1,4 @@
-"""The path that the 0.2 SDK has for this: the very module, so that what is replaced in it is what is used."""
+"""Alias of the module that implements this 0.2 import path, so that patching a name here affects the code in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The callbacks' bodies. A reward that was earned reaches the wire whatever else is in the sample."""
+"""Encode callback bodies. An earned reward is sent whatever else is in the sample."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def completion_body(rollout_id: str, result: ExecutionResult) -> bytes:
-    """Encode a RolloutCompleteRequest: how the workflow ended, without its sample."""
+    """Encode a RolloutCompleteRequest: the workflow's result without its sample."""
     payload = {
         "status": result.status,
         "rollout_id": rollout_id,
@@ -31,7 +31,7 @@ def completion_body(rollout_id: str, result: ExecutionResult) -> bytes:
 
 
 def grader_body(rollout_id: str, result: ExecutionResult) -> bytes:
-    """Encode a GraderCompleteRequest: the sample and, where it was earned and may be kept, its reward."""
+    """Encode a GraderCompleteRequest: the sample and, if earned and allowed, its reward."""
     succeeded = result.status is RolloutStatus.SUCCESS
     payload: dict[str, Any] = {
         "status": GraderStatus.SUCCESS if succeeded else GraderStatus.FAILURE,
@@ -57,11 +57,11 @@ def grader_body(rollout_id: str, result: ExecutionResult) -> bytes:
         whole = {"messages": sample.messages, "metrics": safe.metrics, "extra_fields": safe.extra_fields}
         return _encode({**payload, "sample": {**minimal, **whole}}, sample)
     except Exception:
-        # The messages belong to any framework, and encoding them can raise anything.
+        # The messages may come from any framework, and encoding them can raise any error.
         logger.warning(
             "rollout %s: its sample has no JSON form; only its score is sent", rollout_id, exc_info=True
         )
-    # An agent loop has several scores, and this is where they are.
+    # This entry holds all scores of an agent loop.
     if DETAILS_KEY in sample.extra_fields:
         minimal["extra_fields"] |= read_outcome(sample.extra_fields).to_fields()
     minimal["extra_fields"] |= read_judge_calls(sample.extra_fields).to_fields()
@@ -70,23 +70,23 @@ def grader_body(rollout_id: str, result: ExecutionResult) -> bytes:
 
 
 def _require_messages(messages: Any) -> None:
-    """Refuse what no controller reads as a conversation, and would refuse the score with.
+    """Check that the messages are a conversation; controllers would refuse anything else together with the score.
 
     Raises:
-        TypeError: a grader has put something else there.
+        TypeError: A grader replaced them with something else.
     """
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise TypeError("the messages are no list of dicts any more")
 
 
 def _encode(payload: dict[str, Any], sample: RolloutSample | None = None) -> bytes:
-    """Encode fast where orjson can; else by pydantic's rules, which know many more types."""
+    """Encode with orjson if possible, or else with pydantic, which supports more types."""
     try:
         return orjson.dumps(payload)
     except TypeError:
         if sample is not None:
             messages = sample.model_dump(mode="json", include={"messages"})["messages"]
             payload = {**payload, "sample": {**payload["sample"], "messages": messages}}
-        # Lone surrogates, which models do produce, are no UTF-8 and would be refused by the receiver.
+        # Models produce lone surrogates, which are invalid UTF-8 and would be refused by the receiver.
         text = json.dumps(payload, ensure_ascii=False, allow_nan=False)
         return text.encode("utf-8", errors="replace")

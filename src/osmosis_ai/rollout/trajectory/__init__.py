@@ -1,4 +1,4 @@
-"""The archived form of a rollout: ATIF v1.7, with what the controller reported folded in."""
+"""Archive format of a rollout: ATIF v1.7 combined with the controller's report."""
 
 from .archive import save_trajectory
 from .conversion import convert_sample_to_trajectory

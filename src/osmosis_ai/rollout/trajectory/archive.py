@@ -1,9 +1,8 @@
-"""``trajectory.json`` and ``diagnostics.json``: written once, whole, and never at a rollout's expense.
+"""Write ``trajectory.json`` and ``diagnostics.json`` atomically. Errors never affect the rollout.
 
-A reader that polls for the file sees all of it or none: it is written under another name in the
-rollout's own directory and renamed. It is there before the result is reported, so a server that is
-killed after its report was acknowledged has lost nothing: the whole conversation can be read. It is
-not flushed to disk; the controller's journal makes a result durable.
+The conversation is written before the result is reported, so a crash after the acknowledgement loses nothing. It gets
+its final name by a rename when the rollout is over. Files are not flushed to disk; the controller's journal makes a
+result durable.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ TRAJECTORY_FILE = "trajectory.json"
 
 
 class RolloutArchive:
-    """What one rollout leaves under ``<artifact root>/<rollout_id>/``; what fails is logged, never raised.
+    """Files of one rollout in ``<artifact root>/<rollout_id>/``. Errors are logged, never raised.
 
     Args:
-        rollout_id: the rollout.
-        label, metadata, extra_fields: what the controller asked with.
-        root: the artifact root; the configured one when None.
+        rollout_id: The rollout.
+        label, metadata, extra_fields: From the controller's request.
+        root: The artifact root; None uses the configured one.
     """
 
     def __init__(
@@ -61,11 +60,11 @@ class RolloutArchive:
         self._kept: tuple[ExecutionResult, TrajectoryReport | None] | None = None
 
     def keep(self, result: ExecutionResult | None, report: TrajectoryReport | None) -> None:
-        """Write the conversation as far as it is known, under a name that nobody polls for.
+        """Write the conversation so far under a temporary name.
 
         Args:
-            result: the rollout's best result so far.
-            report: the model calls reported by the controller so far.
+            result: The best result so far.
+            report: The model calls reported by the controller so far.
         """
         if result is None or (self._kept and self._kept[0] is result and self._kept[1] == report):
             return
@@ -84,12 +83,12 @@ class RolloutArchive:
         report: TrajectoryReport | None,
         diagnostics: dict[str, Any] | None,
     ) -> None:
-        """Give the files their names: the rollout is over.
+        """Give the files of a finished rollout their final names.
 
         Args:
-            result: its best result; the sample in it becomes ``trajectory.json``.
-            report: what the controller knows of the model calls.
-            diagnostics: the backend's own facts, for ``diagnostics.json``.
+            result: Its best result; the sample becomes ``trajectory.json``.
+            report: The controller's data about the model calls.
+            diagnostics: The backend's data for ``diagnostics.json``.
         """
         self.keep(result, report)
         with self._logged():
@@ -125,7 +124,7 @@ class RolloutArchive:
         try:
             yield
         except Exception:
-            # The rollout counts for what it did; a full disk or an odd message must not undo that.
+            # A full disk or an odd message must not invalidate the rollout.
             logger.exception("cannot archive rollout %s", self._rollout_id)
 
 
@@ -140,15 +139,15 @@ async def save_trajectory(
     artifact_root: Path | None = None,
     diagnostics: dict[str, Any] | None = None,
 ) -> None:
-    """Archive a rollout under ``<artifact root>/<rollout_id>/``; what fails is logged, never raised.
+    """Archive a rollout in ``<artifact root>/<rollout_id>/``. Errors are logged, never raised.
 
     Args:
-        rollout_id: the rollout.
-        result: its best result; the sample in it becomes ``trajectory.json``.
-        request_label, request_metadata, request_extra_fields: what the controller asked with.
-        report: what the controller knows of the model calls.
-        artifact_root: instead of the configured one.
-        diagnostics: the backend's own facts, for ``diagnostics.json``; the result's when None.
+        rollout_id: The rollout.
+        result: Its best result; the sample becomes ``trajectory.json``.
+        request_label, request_metadata, request_extra_fields: From the controller's request.
+        report: The controller's data about the model calls.
+        artifact_root: Replaces the configured root.
+        diagnostics: The backend's data for ``diagnostics.json``; None uses the result's.
     """
     archive = RolloutArchive(
         rollout_id,
@@ -161,13 +160,11 @@ async def save_trajectory(
 
 
 def encode_trajectory(trajectory: Trajectory) -> str:
-    """Return the file's text: indented by two spaces, ASCII, number arrays on one line, no nulls, no NaN."""
+    """Encode a trajectory as ASCII JSON: two-space indent, number arrays on one line, no nulls, no NaN."""
     content = trajectory.model_dump(exclude_none=True)
-    with contextlib.suppress(
-        TypeError
-    ):  # integers of more than 64 bits, lone surrogates, keys that are no text
+    with contextlib.suppress(TypeError):  # integers beyond 64 bits, lone surrogates, keys that are not text
         written = orjson.dumps(content, default=repr, option=orjson.OPT_INDENT_2)
-        # Most conversations come out of orjson just as they should, in a tenth of the time.
+        # orjson formats most conversations correctly, in a tenth of the time.
         if written.isascii() and not _SPREAD_NUMBERS.search(written):
             return written.decode("ascii")
     return _encode(content, "\n")

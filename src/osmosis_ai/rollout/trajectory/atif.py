@@ -1,7 +1,7 @@
-"""The Agent Trajectory Interchange Format, version 1.7.
+"""Agent Trajectory Interchange Format, version 1.7.
 
-A Trajectory that exists is valid: ids run from 1, only agent steps carry what agents produce, and
-observations answer tool calls of their own step. Fields are written in the order declared here.
+Every Trajectory instance is valid: ids run from 1, only agent steps carry agent output, and
+observations refer to tool calls of the same step. Fields are written in declaration order.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ AGENT_ONLY_FIELDS = ("model_name", "reasoning_effort", "reasoning_content", "too
 
 
 def parse_timestamp(text: str) -> datetime:
-    """Read an ISO 8601 timestamp; ``Z`` is understood on every Python version.
+    """Parse an ISO 8601 timestamp; accepts ``Z`` on every Python version.
 
     Raises:
-        ValueError: when the text is no such timestamp.
+        ValueError: The text is not a timestamp.
     """
     return datetime.fromisoformat(f"{text[:-1]}+00:00" if text[-1:] in ("Z", "z") else text)
 
@@ -32,14 +32,12 @@ def _check_timestamp(text: str) -> str:
 
 
 class AtifModel(BaseModel):
-    """The common rules: unknown keys and non-finite numbers are refused."""
+    """Base class: unknown keys and non-finite numbers are refused."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class Agent(AtifModel):
-    """Who acted."""
-
     name: str
     version: str
     model_name: str | None = None
@@ -48,15 +46,11 @@ class Agent(AtifModel):
 
 
 class ImageSource(AtifModel):
-    """Where an image lies."""
-
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
     path: str
 
 
 class ContentPart(AtifModel):
-    """A piece of a multimodal message."""
-
     type: Literal["text", "image"]
     text: str | None = None
     source: ImageSource | None = None
@@ -74,7 +68,7 @@ Content = str | list[ContentPart]
 
 
 class Metrics(AtifModel):
-    """What one model call cost and, for training, its exact tokens."""
+    """Cost of one model call and, for training, its exact tokens."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -87,8 +81,6 @@ class Metrics(AtifModel):
 
 
 class FinalMetrics(AtifModel):
-    """Totals over a trajectory."""
-
     total_prompt_tokens: int | None = None
     total_completion_tokens: int | None = None
     total_cached_tokens: int | None = None
@@ -98,8 +90,6 @@ class FinalMetrics(AtifModel):
 
 
 class ToolCall(AtifModel):
-    """A call the agent asked for."""
-
     tool_call_id: str
     function_name: str
     arguments: dict[str, Any]
@@ -107,8 +97,6 @@ class ToolCall(AtifModel):
 
 
 class SubagentTrajectoryRef(AtifModel):
-    """A pointer to a subagent's trajectory."""
-
     trajectory_id: str | None = None
     session_id: str | None = None
     trajectory_path: str | None = None
@@ -122,7 +110,7 @@ class SubagentTrajectoryRef(AtifModel):
 
 
 class ObservationResult(AtifModel):
-    """What one tool call, or the environment, returned."""
+    """Result of one tool call or of the environment."""
 
     source_call_id: str | None = None
     content: Content | None = None
@@ -131,14 +119,12 @@ class ObservationResult(AtifModel):
 
 
 class Observation(AtifModel):
-    """What the environment answered to one step."""
+    """The environment's response to one step."""
 
     results: list[ObservationResult]
 
 
 class Step(AtifModel):
-    """One turn."""
-
     step_id: int = Field(ge=1)
     timestamp: Annotated[str, AfterValidator(_check_timestamp)] | None = None
     source: Literal["system", "user", "agent"]
@@ -170,8 +156,6 @@ class Step(AtifModel):
 
 
 class Trajectory(AtifModel):
-    """A whole rollout."""
-
     schema_version: SchemaVersion = "ATIF-v1.7"
     session_id: str | None = None
     trajectory_id: str | None = None

@@ -1,6 +1,6 @@
-"""A sample in OpenAI chat shape becomes an ATIF trajectory.
+"""Convert samples in OpenAI chat format to ATIF trajectories.
 
-Nothing is invented and nothing is lost: what has no place in the format is kept under ``extra``.
+The conversion is lossless: data without a field in the format is kept under ``extra``.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ def convert_sample_to_trajectory(
     """Return the trajectory of ``sample``.
 
     Args:
-        sample: its ``trajectory_messages`` become the steps.
-        rollout_id: names the session and the trajectory.
-        request_label: the label when the sample has none of its own.
-        request_metadata: the dataset row's own fields.
-        request_extra_fields: facts of the controller.
-        report: the controller's view of the model calls.
-        from_model_calls: the messages are what the controller saw of its last model call, and not the agent's own account.
+        sample: Its ``trajectory_messages`` become the steps.
+        rollout_id: Id of the session and the trajectory.
+        request_label: The label, if the sample has none.
+        request_metadata: Fields of the dataset row.
+        request_extra_fields: Data from the controller.
+        report: The controller's data about the model calls.
+        from_model_calls: The messages come from the last recorded model call, not from the agent.
 
     Raises:
-        ValueError: when there are no messages, or they cannot be told as a trajectory.
+        ValueError: There are no messages, or they cannot be converted.
     """
     steps = _steps(sample.trajectory_messages or [])
     reports = report.samples if report is not None else {}
@@ -152,7 +152,7 @@ def _step(message: Mapping[str, Any], step_id: int) -> Step:
 
 
 def _kept(**facts: Any) -> dict[str, Any] | None:
-    """Return as ``extra`` what the format has no place for in such a step."""
+    """Return the ``extra`` fields of a step."""
     known = {name: json_safe(value) for name, value in facts.items() if value is not None}
     return {name: value for name, value in known.items() if value is not None} or None
 
@@ -204,7 +204,7 @@ def _reasoning(message: Mapping[str, Any]) -> str | None:
 
 
 def _tool_calls(message: Mapping[str, Any], step_id: int) -> tuple[list[ToolCall], list[Any]]:
-    """Return a message's calls of functions, and its calls of any other shape as they are."""
+    """Return a message's function calls, and its other calls unchanged."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         legacy = message.get("function_call")
@@ -287,7 +287,7 @@ def _timestamp(message: Mapping[str, Any]) -> str | None:
 
 
 def _merge_call(step: Step, call: LlmCallMetrics) -> None:
-    """Lay what the controller reported over what the message itself says."""
+    """Merge the controller's metrics into a step; they take precedence over the message's."""
     reported = call.model_dump(exclude_none=True)
     model_name = reported.pop("model_name", None)
     if model_name is not None:

@@ -1,6 +1,6 @@
-"""What the controller knows of a rollout's model calls, carried back in a callback's acknowledgement.
+"""The controller's data about a rollout's model calls, returned in the acknowledgement of a callback.
 
-A report is a gift: one that cannot be read is ignored with a warning, and never fails a rollout.
+An unreadable report is ignored with a warning and never fails a rollout.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LlmCallMetrics(BaseModel):
 
 
 class SampleReport(BaseModel):
-    """The calls behind one sample."""
+    """The calls of one sample."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -42,7 +42,7 @@ class SampleReport(BaseModel):
 
 
 class TrajectoryReport(BaseModel):
-    """The value of ``trajectory`` in an acknowledgement."""
+    """Value of ``trajectory`` in an acknowledgement."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -51,17 +51,17 @@ class TrajectoryReport(BaseModel):
 
 
 def report_from_response(response: Any) -> TrajectoryReport | None:
-    """Read the report out of an acknowledgement.
+    """Parse the report in an acknowledgement.
 
     Args:
-        response: the body, as bytes, text or a mapping; or a response object with ``json()``.
+        response: The body as bytes, text or a mapping, or a response object with ``json()``.
 
     Returns:
-        the report; None when there is none or it is malformed.
+        The report, or None if it is missing or malformed.
     """
     try:
         if isinstance(response, (bytes, str)):
-            # Most acknowledgements carry none: looking is cheaper than parsing.
+            # Most acknowledgements have no report, and a search is cheaper than parsing.
             present = (
                 b'"trajectory"' in response if isinstance(response, bytes) else '"trajectory"' in response
             )

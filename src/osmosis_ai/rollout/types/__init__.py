@@ -1,4 +1,4 @@
-"""The data types of the SDK and of the rollout protocol."""
+"""Data types of the SDK and the rollout protocol."""
 
 from .config import AgentWorkflowConfig, BaseConfig, ConcurrencyConfig, GraderConfig
 from .execution import ExecutionRequest, ExecutionResult

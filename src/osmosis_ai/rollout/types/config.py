@@ -1,4 +1,4 @@
-"""Configurations: what a project gives its workflow and its grader, typed and open to extension."""
+"""Configurations of workflows and graders, typed and extensible."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class ConcurrencyConfig(BaseModel):
-    """How many rollouts may run at once; None means as many as are asked for."""
+    """Maximum number of concurrent rollouts; None means unlimited."""
 
     max_concurrent: int | None = Field(default=None, ge=1)
 
 
 class BaseConfig(BaseModel):
-    """The base of all configurations; a subclass adds fields of any type, tools and models included."""
+    """Base of all configurations. Subclasses may add fields of any type, including tools and models."""
 
     model_config = ConfigDict(extra="allow", validate_assignment=True, arbitrary_types_allowed=True)
 
@@ -21,12 +21,12 @@ class BaseConfig(BaseModel):
 
 
 class AgentWorkflowConfig(BaseConfig):
-    """The configuration of an agent workflow. Every rollout gets its own deep copy."""
+    """Configuration of an agent workflow. Every rollout gets a deep copy."""
 
     concurrency: ConcurrencyConfig = Field(default_factory=ConcurrencyConfig)
 
 
 class GraderConfig(BaseConfig):
-    """The configuration of a grader, shared by all rollouts of a process."""
+    """Configuration of a grader, shared by all rollouts of a process."""
 
     concurrency: ConcurrencyConfig = Field(default_factory=ConcurrencyConfig)

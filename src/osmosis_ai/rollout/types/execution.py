@@ -1,4 +1,4 @@
-"""What a server hands to a backend, and what it gets back."""
+"""Requests and results exchanged by a server and its backend."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class ExecutionRequest(BaseModel):
     """One rollout to execute.
 
     Attributes:
-        id: the rollout's id, a single path segment.
-        prompt: the initial messages, handed to the workflow as they are; may be empty.
-        label: the ground truth for the grader.
-        metadata: the dataset row's own fields, for the workflow and the grader.
-        agent_timeout_sec: budget of the workflow in seconds; None is unbounded, zero has expired.
-        grader_timeout_sec: budget of the grader in seconds, likewise.
-        extra_fields: what the controller says of the rollout, such as which row it is.
+        id: The rollout's id, a single path segment.
+        prompt: The initial messages, passed to the workflow unchanged; may be empty.
+        label: The ground truth for the grader.
+        metadata: Fields of the dataset row, for the workflow and the grader.
+        agent_timeout_sec: Time budget of the workflow in seconds; None is unlimited, zero has expired.
+        grader_timeout_sec: Time budget of the grader in seconds, with the same special values.
+        extra_fields: Data from the controller, such as the row's index.
     """
 
     id: RolloutId
@@ -33,9 +33,9 @@ class ExecutionRequest(BaseModel):
 
 
 class ExecutionResult(BaseModel):
-    """How a workflow or a grader ended.
+    """Result of a workflow or a grader.
 
-    ``extra_fields`` are the backend's diagnostics; they are archived and never sent.
+    ``extra_fields`` are the backend's diagnostics; they are archived but never sent.
     """
 
     status: ServerStatus

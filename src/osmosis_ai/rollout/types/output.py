@@ -1,4 +1,4 @@
-"""What a workflow's ``run`` may return, and how it is read."""
+"""Return values of a workflow's ``run``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class AgentWorkflowOutput(BaseModel):
     """An explicit result of a workflow.
 
     Attributes:
-        messages: the conversation; None means the rollout has no sample.
-        metrics: finite numbers that become the sample's metrics.
-        info: reserved; nobody reads it.
+        messages: The conversation; None means that the rollout has no sample.
+        metrics: Finite numbers that become the sample's metrics.
+        info: Reserved and not read.
     """
 
-    # Instances are validated again when they are read: a metric set to NaN in place is caught.
+    # Revalidation catches a metric that was set to NaN in place.
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, revalidate_instances="always")
 
     messages: Messages | None = None
@@ -27,11 +27,11 @@ class AgentWorkflowOutput(BaseModel):
 
 
 def coerce_output(value: Any) -> AgentWorkflowOutput | None:
-    """Read what ``run`` returned; None means the rollout's sample source has the sample.
+    """Parse the return value of ``run``. None means that the rollout's sample source has the sample.
 
     Raises:
-        TypeError: for anything but None, a list of messages or an AgentWorkflowOutput.
-        pydantic.ValidationError: for messages that are no dicts, or metrics that are not finite.
+        TypeError: The value is not None, a list of messages or an AgentWorkflowOutput.
+        pydantic.ValidationError: A message is not a dict, or a metric is not finite.
     """
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""The bodies and words of the rollout protocol, as both ends of the wire read them."""
+"""Request and response bodies and enums of the rollout protocol."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .sample import MessageDict, RolloutSample
 
 
 class RolloutStatus(str, Enum):
-    """Where a rollout stands.
+    """Status of a rollout.
 
-    ``COMPLETED`` and ``ERROR`` are how an agent loop ends; a rollout's server never says them.
+    Only agent loops report ``COMPLETED`` and ``ERROR``; a rollout's server never does.
     """
 
     QUEUED = "queued"
@@ -28,7 +28,7 @@ class RolloutStatus(str, Enum):
 
 
 class GraderStatus(str, Enum):
-    """Where a rollout's grading stands."""
+    """Status of a rollout's grading."""
 
     PENDING = "pending"
     SUCCESS = "success"
@@ -36,7 +36,7 @@ class GraderStatus(str, Enum):
 
 
 class RolloutErrorCategory(str, Enum):
-    """What kind of failure ended a workflow or a grader."""
+    """Kind of failure of a workflow or a grader."""
 
     TIMEOUT = "timeout"
     VALIDATION_ERROR = "validation_error"
@@ -51,11 +51,11 @@ def _check_status(status: RolloutStatus) -> RolloutStatus:
 
 
 ServerStatus = Annotated[RolloutStatus, AfterValidator(_check_status)]
-"""A status that this protocol has; those of an agent loop's end are refused."""
+"""A status of this protocol, without those that only agent loops report."""
 
 
 def is_single_path_segment(value: str) -> bool:
-    """Tell whether an id can safely name a directory and a URL segment."""
+    """Return whether an id is safe as a directory name and a URL segment."""
     return value not in ("", ".", "..") and not any(character in value for character in "/\\\0")
 
 
@@ -69,19 +69,19 @@ RolloutId = Annotated[str, AfterValidator(_check_segment)]
 """An id that is one path segment."""
 
 BudgetS = Annotated[float, Field(allow_inf_nan=False)]
-"""Seconds; zero and less mean already expired."""
+"""Seconds; zero or less means already expired."""
 
 
 class RolloutInitRequest(BaseModel):
     """``POST /rollout``: start one rollout.
 
     Attributes:
-        chat_completions_url: an OpenAI base URL; clients append ``/chat/completions``.
-        controller_api_key: bearer token of the callbacks.
-        llm_api_key: bearer token of the model; the controller's key when it is None.
-        agent_timeout_sec: budget of the workflow in seconds, time in the server's queue included.
-        grader_timeout_sec: budget of the grader in seconds.
-        extra_fields: facts the controller wants to find in the archived trajectory.
+        chat_completions_url: An OpenAI base URL; clients append ``/chat/completions``.
+        controller_api_key: Bearer token for callbacks.
+        llm_api_key: Bearer token for the model; None uses the controller's key.
+        agent_timeout_sec: Time budget of the workflow in seconds, including time in the server's queue.
+        grader_timeout_sec: Time budget of the grader in seconds.
+        extra_fields: Data from the controller for the archived trajectory.
     """
 
     initial_messages: list[MessageDict]
@@ -99,11 +99,11 @@ class RolloutInitRequest(BaseModel):
 
 
 class RolloutInitResponse(BaseModel):
-    """The reply to an admitted rollout: an empty object."""
+    """Reply to an admitted rollout: an empty object."""
 
 
 class RolloutCompleteRequest(BaseModel):
-    """The workflow's callback: it ended, well or not. Its path names the rollout; the body may as well."""
+    """The workflow's callback: it completed or failed. The path names the rollout, and the body may too."""
 
     status: ServerStatus
     rollout_id: RolloutId | None = None
@@ -123,11 +123,11 @@ class GraderInitRequest(BaseModel):
 
 
 class GraderInitResponse(BaseModel):
-    """The reply to a request to grade: an empty object."""
+    """Reply to a grading request: an empty object."""
 
 
 class GraderCompleteRequest(BaseModel):
-    """The grader's callback, the terminal one: the sample and its reward, or why there is none."""
+    """The grader's callback, which is terminal: the sample and its reward, or why the reward is missing."""
 
     status: GraderStatus
     rollout_id: RolloutId | None = None
@@ -137,7 +137,7 @@ class GraderCompleteRequest(BaseModel):
 
 
 class RolloutStatusResponse(BaseModel):
-    """The reply to ``GET /rollout/{rollout_id}/status``."""
+    """Reply to ``GET /rollout/{rollout_id}/status``."""
 
     rollout_id: str
     status: ServerStatus
@@ -160,6 +160,6 @@ class CancelRolloutsRequest(BaseModel):
 
 
 class CancelRolloutsResponse(BaseModel):
-    """What became of each rollout: ``cancelled_queued``, ``cancelled_running`` or ``not_found``."""
+    """Outcome per rollout: ``cancelled_queued``, ``cancelled_running`` or ``not_found``."""
 
     dispositions: dict[str, str] = Field(default_factory=dict)

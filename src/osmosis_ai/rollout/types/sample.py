@@ -1,7 +1,7 @@
-"""A sample: the conversation an agent produced, and what its grader thinks of it.
+"""A sample: an agent's conversation and its grade.
 
-A sample's reward is a finite number or absent. What graders put into ``metrics`` and
-``extra_fields`` is free while they work and is made JSON-safe only when it leaves the process.
+The reward is a finite number or None. Graders may put any values into ``metrics`` and
+``extra_fields``, which are made JSON-safe when the sample leaves the process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 logger = logging.getLogger(__name__)
 
 MessageDict = dict[str, Any]
-"""One message in the shape of the agent's framework."""
+"""One message in the format of the agent's framework."""
 
 Messages = list[MessageDict]
 """A conversation, oldest message first."""
@@ -27,21 +27,20 @@ _DROPPED: Any = object()
 
 
 class RolloutSample(BaseModel):
-    """What a rollout yields.
+    """Result of a rollout.
 
     Attributes:
-        messages: the conversation in the framework's own shape; graders read it.
-        trajectory_messages: the conversation as it is archived. A copy of ``messages`` is taken
-            when it is not given; an explicit None archives no trajectory. Never sent on the wire.
-        label: the ground truth.
-        reward: a finite number, or None while ungraded.
-        remove_sample: do not score this sample, and do not train on it.
-        metrics: named numbers a workflow or a grader wants to keep.
-        extra_fields: anything else worth keeping.
+        messages: The conversation in the framework's format; graders read it.
+        trajectory_messages: The conversation to archive. Defaults to a copy of ``messages``;
+            an explicit None archives no trajectory. Never sent on the wire.
+        label: The ground truth.
+        reward: A finite number, or None while ungraded.
+        remove_sample: Exclude this sample from scores and training.
+        metrics: Named numbers of the workflow or grader.
+        extra_fields: Any other data.
 
     Raises:
-        pydantic.ValidationError: at construction and at assignment, for a reward that is no
-            finite number.
+        pydantic.ValidationError: A reward is not a finite number, at construction or assignment.
     """
 
     model_config = ConfigDict(validate_assignment=True, allow_inf_nan=False)
@@ -57,11 +56,10 @@ class RolloutSample(BaseModel):
     extra_fields: dict[str, Any] = Field(default_factory=dict)
 
     def json_safe_copy(self) -> RolloutSample:
-        """Return this sample with ``metrics`` and ``extra_fields`` fit for JSON.
+        """Return this sample with ``metrics`` and ``extra_fields`` that JSON can hold.
 
-        NumPy scalars become plain numbers and numeric keys become strings; numbers that are not
-        finite and values JSON cannot hold are dropped, with one warning. A sample that needs no
-        change is returned itself. Messages are not looked at.
+        NumPy scalars become plain numbers, and numeric keys become strings. Non-finite numbers and values that JSON
+        cannot hold are dropped with one warning. A clean sample is returned itself. Messages are not checked.
         """
         dropped: list[str] = []
         metrics = _json_safe(self.metrics, "metrics", dropped)
@@ -74,17 +72,17 @@ class RolloutSample(BaseModel):
 
 
 def _snapshot_messages(messages: Messages | None) -> Messages | None:
-    """Copy a conversation so that what a grader does to it later does not reach the archive."""
+    """Copy a conversation, so that a grader's later changes do not reach the archive."""
     try:
         return None if messages is None else [snapshot(message) for message in messages]
     except Exception:
-        # The objects inside belong to any framework, and copying them can raise anything.
+        # The objects may come from any framework, and copying them can raise any error.
         logger.warning("the messages cannot be copied, so no trajectory is archived", exc_info=True)
         return None
 
 
 def snapshot(value: Any) -> Any:
-    """Copy a JSON-like tree: ``copy.deepcopy`` without its bookkeeping, which costs five times more."""
+    """Copy a JSON-like tree like ``copy.deepcopy``, without its bookkeeping, which costs five times more."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -96,13 +94,13 @@ def snapshot(value: Any) -> Any:
 
 
 def json_safe(value: Any) -> Any:
-    """Return ``value`` with everything JSON cannot hold dropped; None when nothing is left."""
+    """Return ``value`` without everything JSON cannot hold; None if nothing is left."""
     result = _json_safe(value, "", [])
     return None if result is _DROPPED else result
 
 
 def _json_safe(value: Any, path: str, dropped: list[str]) -> Any:
-    """Return ``value`` itself when it is clean, else a cleaned copy; ``_DROPPED`` when nothing can stay."""
+    """Return ``value`` itself if it is clean, or else a cleaned copy; ``_DROPPED`` if nothing is left."""
     kind = type(value)
     if kind is float and math.isfinite(value):
         return value
@@ -148,7 +146,7 @@ def _safe_key(key: Any) -> str | None:
 
 
 def _plain_number(value: Any) -> int | float | None:
-    """Return a registered numeric scalar (NumPy's are) as int or float; None if it is not finite."""
+    """Return a registered numeric scalar (such as NumPy's) as int or float, or None if it is not finite."""
     if isinstance(value, numbers.Integral):
         return int(value)
     if isinstance(value, numbers.Real):

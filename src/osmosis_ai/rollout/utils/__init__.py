@@ -1,4 +1,4 @@
-"""Two lines' helpers under the path that users import: 0.2's names for reading messages, 0.3's modules below it."""
+"""Message helpers under their public import paths: 0.2's names here, 0.3's modules below."""
 
 from __future__ import annotations
 

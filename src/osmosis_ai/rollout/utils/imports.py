@@ -1,4 +1,4 @@
-"""Names written as ``"module:attribute"``, under the path that users import."""
+"""Resolve ``"module:attribute"`` names, under the public import path."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["resolve_object"]
 
 
 def resolve_object(reference: Any) -> Any:
-    """Return ``reference`` itself, or what a ``"module:attribute"`` string names.
+    """Return ``reference``, or the object named by a ``"module:attribute"`` string.
 
     Raises:
-        ValueError: when the string is not of that form, or names nothing.
-        ImportError: when the module cannot be imported.
+        ValueError: The string has another form, or the attribute does not exist.
+        ImportError: The module cannot be imported.
     """
     return load_object(reference, "reference")

@@ -1,4 +1,4 @@
-"""Chat messages in the shape of frameworks whose contents are lists of blocks, under the path that users import."""
+"""Convert chat messages for frameworks whose contents are lists of blocks, under the public import path."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ __all__ = ["map_initial_messages_to_content_blocks"]
 def map_initial_messages_to_content_blocks(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return messages whose contents are lists of blocks: ``"hi"`` becomes ``[{"text": "hi"}]``.
 
-    Contents that are lists already keep their blocks; OpenAI's text parts become blocks like the others. What is
-    given is not changed.
+    Contents that are already lists keep their blocks, and OpenAI's text parts become blocks. The input is not modified.
     """
     return [{**message, "content": _blocks(message.get("content"))} for message in messages]
 

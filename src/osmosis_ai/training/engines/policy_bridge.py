@@ -1,12 +1,11 @@
-"""The policy, as an agent sees it: the OpenAI endpoint of its rollout, which remembers every token.
+"""OpenAI endpoint of a training rollout, which records every token.
 
-Routes, authentication, retries, streams and errors are those of every rollout's endpoint
-(``controller.model_proxy``). Behind them is an engine that continues token ids. What a call read and what it
-sampled is recorded before its answer, or the last piece of it, is given to anyone; so there is no
-answered call that the learner will not see, and none that it sees twice.
+Routes, authentication, retries, streams and errors come from ``controller.model_proxy``. The engine behind it continues token
+ids. Each call is recorded before its answer (or the last part of it) is sent, so the learner sees every answered call
+exactly once.
 
-In training the rollout's temperature, top-p and seeds are the run's, whatever the agent asks for: the
-learner needs to know the distribution that was sampled from.
+In training the run sets temperature, top-p and seeds, whatever the agent asks for, because the learner
+needs to know the sampling distribution.
 """
 
 from __future__ import annotations

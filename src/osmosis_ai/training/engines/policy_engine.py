@@ -1,8 +1,8 @@
-"""Who generates for the rollouts, and how it learns of a new policy.
+"""Interface of the engines that generate for rollouts.
 
-An engine continues token ids (``submit``) and takes a new version of the policy (``publish``) while it
-does. In this process it is ``inference.engine`` on NumPy or torch; on GPUs of its own it is vLLM over
-HTTP (``vllm_engine``). Every token says which version it was drawn with.
+An engine continues token ids (``submit``) and accepts new policy versions (``publish``) meanwhile. It is either
+``inference.engine`` in this process (NumPy or torch) or vLLM over HTTP on its own GPUs (``vllm_engine``). Every token
+carries the policy version that sampled it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What conversations begin with, rendered and tokenised once: all attempts on a row begin alike.
+"""Cache of rendered and tokenised prompts, which all attempts on a row share.
 
-A template is a program, and running it for each attempt of a group costs more than anything else that
-is done with a call. What it returns depends on the messages and the tools alone.
+Running the template for each attempt of a group would be the most expensive part of a call. Its output depends only on
+the messages and tools.
 """
 
 from __future__ import annotations

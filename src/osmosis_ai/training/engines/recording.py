@@ -1,14 +1,14 @@
-"""What one rollout said and was told, in tokens: the only source of what the learner will see.
+"""Token record of one rollout, the learner's only input.
 
-A conversation is tokenised once. The prompt of a later call is the recorded tokens and behind them
-only what is new, because text that is tokenised again need not give the tokens that were sampled. That a
-call continues a recorded turn is decided on the template's own rendering, in this order:
+A conversation is tokenised once. The prompt of a later call consists of the recorded tokens followed by new ones only,
+because tokenising the text again may give other tokens than the sampled ones. The template's rendering decides
+whether a call continues a recorded turn, in this order:
 
-1. *extended*: the recorded text is how the rendering begins. What follows it is new.
-2. *realigned*: it is not, but the agent sent the messages it was given: the template writes the turn
-   in another way than the model did (spaces in a tool call's arguments, for example). The recorded
-   tokens stand; what the template puts behind the turn is new.
-3. *forked*: the agent rewrote its history, or the template does. The rendering is tokenised anew.
+1. *extended*: the rendering starts with the recorded text. The remainder is new.
+2. *realigned*: it does not, but the agent sent the messages it received: the template formats the turn
+   differently from the model (for example spaces in a tool call's arguments). The recorded tokens are kept, and
+   what the template adds after the turn is new.
+3. *forked*: the agent or the template rewrote the history. The rendering is tokenised from scratch.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Recording:
         return sorted(found, key=lambda turn: turn.message_count, reverse=True)
 
     def _behind(self, turn: _RecordedTurn, text: str, messages: Messages, tools: Messages) -> str | None:
-        """What the template writes behind the last token of ``turn``; None when it writes what is before anew."""
+        """Return what the template adds after the last token of ``turn``; None if it rewrites earlier text."""
         if not self._end_texts:
             return None
         before = self._chat.render(messages[: turn.message_count], tools, add_generation_prompt=False)

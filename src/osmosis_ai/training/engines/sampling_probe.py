@@ -1,15 +1,15 @@
-"""What samples must sample from the distribution that is learned; found out before the first step.
+"""Check before the first step that the engine samples from the distribution that the learner computes.
 
 The engine continues some of the run's prompts at the run's settings, and the learner computes the probabilities of
-the same tokens. Two things show a distribution that is another:
+the same tokens. Two signs show a different distribution:
 
-- the engine's log-probabilities are not the learner's. Rounding scatters around 0; a truncated distribution
-  (top-p, top-k, min-p) has the rest of its probability on what it keeps, so its gaps are all of one sign;
-- the tokens are less, or more, surprising to the learner than tokens that are drawn from its own distribution. The
-  surprise -log p of such a token has a mean, the entropy, and a variance that are known at every position. This
-  sees an engine that truncates and reports the probabilities from before.
+- The engine's log-probabilities differ from the learner's. Rounding scatters around 0. A truncated distribution
+  (top-p, top-k, min-p) has higher probabilities on the tokens it keeps, so all its differences have the same sign.
+- The tokens are less or more surprising to the learner than its own samples. The surprise -log p of a sample has
+  a mean (the entropy) and a variance that are known at every position. This detects an engine that truncates but
+  reports the untruncated probabilities.
 
-Neither shows in a reward: such a run learns, only worse, and no later monitor says why.
+Neither sign is visible in rewards: such a run still learns, only worse.
 """
 
 from __future__ import annotations

@@ -1,23 +1,21 @@
-"""vLLM as the policy's engine: a server in an environment of its own, reached over HTTP.
+"""vLLM as the policy engine: a server in its own environment, reached over HTTP.
 
-Tokens go in and come out as ids, over ``/v1/completions``; template and tool calls stay on our side, so
-that a CPU and a GPU tokenise alike. Every version of the policy is an adapter under a new name: vLLM
-reads an adapter that is replaced in place anew for every request, and its prefix cache knows adapters by
-their names. A call keeps the version it began with; an old version is unloaded when its last call ends. A
-server that forgot an adapter, because it was started again, is given it again.
+Tokens go in and come out as ids over ``/v1/completions``. Templates and tool calls are handled on our side, so that CPU
+and GPU tokenise alike. Every policy version is an adapter under a new name: vLLM would reload a replaced adapter for
+every request, and its prefix cache identifies adapters by name. A call keeps its initial version, and an old version is
+unloaded when its last call ends. A restarted server gets its adapter again.
 
-How the server has to be started is checked before anything is sampled, since each of these mistakes
-would otherwise show in nothing but a policy that learns worse:
+The server's options are checked before sampling, since a wrong one would only show as a policy that learns worse:
 
     VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora --max-loras 2 \\
         --max-lora-rank RANK --logprobs-mode processed_logprobs --generation-config vllm
 
-What a request leaves out, vLLM fills from the model's ``generation_config.json`` (Qwen3's draws from the 20 likeliest
-tokens at temperature 0.6): every request says every parameter.
+vLLM fills omitted parameters from the model's ``generation_config.json`` (Qwen3 samples from the 20 likeliest
+tokens at temperature 0.6), so every request sets all parameters.
 
-A server of the trainer's own (:mod:`vllm_server`) is started like that, and again when it dies.
+The trainer's own server (:mod:`vllm_server`) is started with these options and restarted if it dies.
 
-SGLang can not be chosen: its documents do not say at which temperature its log-probabilities are.
+SGLang is not supported: its documentation does not state the temperature of its log-probabilities.
 """
 
 from __future__ import annotations
@@ -162,7 +160,7 @@ class VllmEngine:
 
     @property
     def failure(self) -> OsmosisError | None:
-        """Why the server can not be asked any more; None while it can."""
+        """Why the server is unusable; None while it works."""
         return self._failure
 
     def submit(self, generations: Sequence[Generation], listener: Listener) -> _Request:
@@ -279,7 +277,7 @@ class VllmEngine:
                 with trial:
                     return await self._try(method, path, body)
         except _TransientError as error:
-            self._failure = NetworkError(f"vLLM at {self._url} can not be reached: {error}")
+            self._failure = NetworkError(f"vLLM at {self._url} cannot be reached: {error}")
             raise self._failure from error
         raise AssertionError("stamina yields at least one attempt")
 
@@ -306,7 +304,7 @@ class VllmEngine:
         return reply if isinstance(reply, dict) else {}
 
     async def _revive_server(self) -> None:
-        """Start our own server again if that is what went away; raises OsmosisError when it can not be."""
+        """Restart our own server if it died. Raises OsmosisError if that fails."""
         if self._server is None:
             return
         try:

@@ -1,7 +1,7 @@
-"""A vLLM server as a service of the trainer, from an environment of its own.
+"""A vLLM server run by the trainer, in its own environment.
 
-It listens on the loopback interface, and answers only to a key made for it. It can be started again when it has
-died: the adapter it served is on the disk.
+It listens on the loopback interface and requires a generated key. It can be restarted after a crash, because its
+adapter is on disk.
 """
 
 from __future__ import annotations

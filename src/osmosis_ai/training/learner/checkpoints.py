@@ -1,17 +1,16 @@
-"""Checkpoints: each is whole, or it is not there.
+"""Atomic checkpoints.
 
-A checkpoint is a directory `step-00000042` that is written under another name, flushed to the disk and
-renamed, so a kill, a power cut or a full disk leaves the checkpoints that were there before. Everything
-that decides how a run goes on is inside:
+A checkpoint is a directory `step-00000042`. It is written under another name, flushed to disk and renamed, so a
+kill, a power cut or a full disk leaves earlier checkpoints intact. It holds everything that determines how a run
+continues:
 
-    adapter/             the LoRA adapter as PEFT writes it, with a copy of what made it
+    adapter/             the LoRA adapter in PEFT format, with a copy of its provenance
     learner.pt           adapter, optimiser, schedule and random state
-    trainer_state.json   whatever the trainer needs: data order, history
-    provenance.json      what made it: config, commit, dataset digest, metrics
+    trainer_state.json   trainer state: data order, history
+    provenance.json      config, commit, dataset digest, metrics
 
-The last checkpoint is always there to go on from; earlier ones stay only when they were to be kept.
-Names that begin with a dot are unfinished business, settled when the store is opened: a replacement
-that was cut short is undone, the rest is removed. One process at a time writes to a store.
+The last checkpoint is always kept; earlier ones only if requested. Names that start with a dot are unfinished: opening
+the store reverts an interrupted replacement and removes the rest. Only one process at a time may write to a store.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ class CheckpointDirectory:
 
     def _damaged(self, name: str, error: Exception) -> OsmosisError:
         return OsmosisError(
-            f"the checkpoint of step {self.step} can not be read: {self.directory / name}: {error}",
+            f"the checkpoint of step {self.step} cannot be read: {self.directory / name}: {error}",
             hint="remove its directory to go on from the one before it",
         )
 
@@ -111,8 +110,7 @@ def checkpoints_in(directory: Path) -> tuple[CheckpointDirectory, ...]:
 
 
 def adopt_checkpoint(written: Path, directory: Path, step: int) -> None:
-    """Make a checkpoint that was written elsewhere on the same disk, and flushed, one of a store's, in one
-    step."""
+    """Move a flushed checkpoint from the same disk into a store, atomically."""
     directory.mkdir(parents=True, exist_ok=True)
     _put_in_place(written, directory / _name(step))
 

@@ -1,14 +1,14 @@
-"""One learner on several devices: every process holds the same adapter and does its share of each step.
+"""Run one learner on several devices: each process holds the same adapter and computes its share of each step.
 
-The frozen base model is on every device, or split over them where it does not fit (:func:`shard_frozen`).
+Every device holds the frozen base model, or a share of it if it does not fit (:func:`shard_frozen`).
 
-Started by `torchrun`, rank 0 leads: it samples, grades and calls the learner, whose commands the other
-ranks follow. Gradients are summed, not averaged, because a loss already counts the whole step. Between
-the exchanges at a step's end no rank waits for another, so one that runs out of memory can say so and
-all can try again; with a split model every layer is such an exchange, and a rank that fails ends all.
+Under `torchrun`, rank 0 samples, grades and calls the learner, and the other ranks follow its commands. Gradients are
+summed, not averaged, because a loss already covers the whole step. Ranks synchronise only at the end of a step, so
+a rank that runs out of memory can report it and all can retry. With a sharded model every layer synchronises, and a
+failing rank ends all.
 
-What the ranks tell each other goes over TCP (gloo), which notices at once that a peer is gone. NCCL does not, so
-gradients are exchanged only once all have said that they are ready, and then not waited for for ever.
+Control messages use TCP (gloo), which notices a lost peer immediately. NCCL does not, so gradients are exchanged
+only after all ranks have reported that they are ready, and with a timeout.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class World:
         return box[0]
 
     def any(self, value: bool) -> bool:
-        """Return whether ``value`` is true on any rank; nobody goes on before all have said."""
+        """Return whether ``value`` is true on any rank, after all ranks have reported."""
         said = torch.tensor(float(value))
         if self.size > 1:
             dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self.talk)
@@ -158,8 +158,7 @@ def local_device(kind: str | None = None) -> torch.device:
 
 
 def shard_frozen(policy: Any, device: torch.device) -> None:
-    """Split the frozen matrices of ``policy`` over all ranks, layer by layer, and move the rest to
-    ``device``."""
+    """Shard the frozen matrices of ``policy`` over all ranks by layer, and move the rest to ``device``."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

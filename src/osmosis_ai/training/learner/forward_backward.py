@@ -1,7 +1,6 @@
-"""Forward and backward passes over micro-batches: what the policy gives recorded tokens, and the gradients of a step.
+"""Forward and backward passes over micro-batches: token log-probabilities and a step's gradients.
 
-A pass changes nothing but gradients. The ranks share the micro-batches of a step; the sums of one rank's share
-become those of the step once all ranks' are added up.
+A pass changes only gradients. Ranks divide the micro-batches of a step, and their sums are added up.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The learner: recorded sequences and advantages in, one update of the adapter out.
+"""The learner: updates the adapter from recorded sequences and advantages.
 
-A step happens whole or not at all. Whatever makes it impossible (a loss that is no number, a server
-whose probabilities are not the learner's, memory that does not suffice) is found before the optimiser
-is touched: weights, optimiser and counters are then as if the step had never been asked for.
+A step is atomic. Problems (a loss that is not finite, a mismatch with the server's probabilities, lack of memory) are
+found before the optimiser runs, and leave weights, optimiser and counters unchanged.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ class Learner:
         return self._take(step)
 
     def follow(self) -> None:
-        """Do this rank's share of what rank 0's learner is told, until it is closed."""
+        """Execute this rank's share of rank 0's commands until the learner is closed."""
         while True:
             command, argument = self.world.share(None)
             if command == "close":
@@ -261,8 +260,7 @@ class Learner:
         return self._merge()
 
     def low_rank_state(self) -> dict[str, Any]:
-        """Return the adapter's updates by the matrices' names in the base model, for who adds them to what
-        these compute."""
+        """Return the adapter's updates, keyed by the base model's matrix names, for separate application."""
         return self.merged_state() if self._sharded else dict(policy_model.low_rank_updates(self.model))
 
     def _merge(self) -> dict[str, Tensor]:
@@ -275,7 +273,7 @@ class Learner:
         policy_model.save_adapter(self.model, directory)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy of all that decides how learning goes on; tensors, numbers and strings only."""
+        """Return a copy of the learner's complete state: tensors, numbers and strings."""
         return {
             "adapter": policy_model.adapter_state(self.model),
             "optimizer": copy.deepcopy(self._optimizer.state_dict()),
@@ -285,10 +283,10 @@ class Learner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``, on every rank.
+        """Restore ``state`` on every rank.
 
         Raises:
-            OsmosisError: when it belongs to an adapter of another shape; the learner is then unusable.
+            OsmosisError: It belongs to an adapter of another shape. The learner is then unusable.
         """
         self.world.share(("load", state))
         self._load(state)

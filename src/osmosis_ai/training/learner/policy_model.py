@@ -1,8 +1,8 @@
-"""The policy: a frozen base model and a LoRA adapter, which alone is trained.
+"""The policy: a frozen base model and a trainable LoRA adapter.
 
-The base is never written to. What is served in float32 is a copy, base + merged adapter, made afresh from the
-pristine base after every update (merging in place and back drifts); in bfloat16 the adapter is served beside its base. Dropout is off everywhere, since
-the learner must compute the very probabilities that the tokens were sampled with.
+The base is never modified. In float32, the served copy is base plus merged adapter, rebuilt from the base after
+every update, because merging in place and back drifts. In bfloat16 the adapter is served next to its base. Dropout is
+always off, since the learner must reproduce the sampling probabilities.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ def _snapshot(name: str, files: tuple[str, ...], *, allow_download: bool) -> str
         folder: str = snapshot_download(name, local_files_only=not allow_download, allow_patterns=list(files))
     except HFValidationError as error:
         raise OsmosisError(
-            f"the model `{name}` can not be loaded: it is no built-in model, no folder and no name on the "
+            f"the model `{name}` cannot be loaded: it is no built-in model, no folder and no name on the "
             "Hugging Face hub.",
         ) from error
     except LocalEntryNotFoundError as error:
         where = "could not be fetched" if allow_download else "is not on this machine"
         raise OsmosisError(
-            f"the model `{name}` can not be loaded: it {where}.",
+            f"the model `{name}` cannot be loaded: it {where}.",
             hint=None
             if allow_download
             else f"fetch it with `hf download {name}`, or set [advanced].allow_download = true",
         ) from error
     except OSError as error:  # no such repository, no right to it, no network
-        raise OsmosisError(f"the model `{name}` can not be fetched: {error}") from error
+        raise OsmosisError(f"the model `{name}` cannot be fetched: {error}") from error
     return folder
 
 
@@ -78,7 +78,7 @@ def load_policy(
             policy = _with_adapter(base, model_path, settings, adapter)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         whence = f"the adapter in {adapter}" if adapter else f"an adapter on {settings.lora_targets}"
-        raise OsmosisError(f"`{model_path}` can not take {whence}: {error}") from error
+        raise OsmosisError(f"`{model_path}` cannot take {whence}: {error}") from error
     switch_dropout_off(policy)
     if device.type != "cpu":
         policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -97,7 +97,7 @@ def _load_base(model_path: str, settings: TrainingSettings, device: torch.device
     try:
         return AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
     except (OSError, ValueError, ImportError) as error:
-        raise OsmosisError(f"the model `{model_path}` can not be loaded: {error}") from error
+        raise OsmosisError(f"the model `{model_path}` cannot be loaded: {error}") from error
 
 
 def _with_adapter(base: Any, model_path: str, settings: TrainingSettings, adapter: Path | None) -> Any:
@@ -165,8 +165,7 @@ def save_adapter(policy: Any, directory: Path) -> None:
 
 
 def low_rank_updates(policy: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the adapter's update of every linear layer, copied, with the name of its matrix in the base
-    model."""
+    """Yield a copy of the adapter's update of every linear layer, with the base model's matrix name."""
     from peft.tuners.lora import LoraLayer
 
     for name, module in policy.named_modules():
@@ -182,9 +181,8 @@ def low_rank_updates(policy: Any) -> Iterator[tuple[str, Any]]:
 def merged_tensors(policy: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield W + (alpha / r) B A for every adapted matrix, with its name in the base model.
 
-    New tensors of the base's type on its device, added up in float32. Tensors without an adapter are as
-    in the base and are left out. A matrix that is split over ranks is put together, which all of them take
-    part in.    LoRA, arXiv:2106.09685, eq. 3
+    The results are new tensors of the base's type and device, summed in float32. Matrices without an adapter are
+    omitted. All ranks take part in assembling a sharded matrix.    LoRA, arXiv:2106.09685, eq. 3
     """
     from peft.tuners.lora import LoraLayer
 

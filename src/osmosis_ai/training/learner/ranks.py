@@ -1,9 +1,9 @@
-"""The other processes of a learner: one for each further GPU, children of the trainer.
+"""Learner processes for additional GPUs, as children of the trainer.
 
-The trainer is rank 0 and tells them what to do (:mod:`distributed`). They end with it, however it ends. One
-that ends first is missed at once, whatever the others wait for, and said with the end of its log.
+The trainer is rank 0 and sends commands (:mod:`distributed`). The children end with it. The death of a child is noticed
+immediately and reported with the end of its log.
 
-    python -m osmosis_ai.training.learner.ranks LEARNER.json      what a child runs
+    python -m osmosis_ai.training.learner.ranks LEARNER.json      command of a child
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ class LearnerProcessLostError(OsmosisError):
 
 
 class LearnerRanks:
-    """Starts the processes that follow this one, and makes this one rank 0 while an ``async with`` block
-    lasts."""
+    """Starts the follower processes and makes this one rank 0 within an ``async with`` block."""
 
     def __init__(self, spec: LearnerSpec, directory: Path, environ: Mapping[str, str]) -> None:
         self._spec = spec
@@ -73,7 +72,7 @@ class LearnerRanks:
         if World.is_joined():
             raise OsmosisError(
                 "this process is still connected with those of an earlier learner, one of which was lost.",
-                hint="train in a new Python process; a run goes on from its last checkpoint",
+                hint="train in a new Python process; the run resumes from its last checkpoint",
             )
         size = self._spec.settings.learner_processes
         meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -103,7 +102,7 @@ class LearnerRanks:
 
     async def run_blocking(self, work: Callable[[], T]) -> T:
         """Do in a thread what waits for them; raises OsmosisError when one of them ends before."""
-        # A daemon: whoever waits for one that never comes must not keep this process from ending.
+        # A daemon thread: a waiter for a missing rank must not block process exit.
         done: Future[T] = Future()
         threading.Thread(target=_fulfil, args=(done, work), name="learner-start", daemon=True).start()
         doing = asyncio.wrap_future(done)
@@ -133,7 +132,7 @@ class LearnerRanks:
             doing.cancel()
             await asyncio.wait({doing}, timeout=GIVE_UP_S)
             raise LearnerProcessLostError(
-                loss.message, details=loss.details, hint="the next session goes on from the last checkpoint"
+                loss.message, details=loss.details, hint="the next session resumes from the last checkpoint"
             )
         except asyncio.CancelledError:
             doing.cancel()
@@ -172,7 +171,7 @@ class LearnerRanks:
 def _fulfil(done: Future[T], work: Callable[[], T]) -> None:
     try:
         done.set_result(work())
-    except BaseException as error:  # the edge of the thread: whoever waits is told
+    except BaseException as error:  # the edge of the thread: the future reports it
         done.set_exception(error)
 
 

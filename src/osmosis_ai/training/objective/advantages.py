@@ -1,9 +1,8 @@
-"""How much better a sample did than the others on the same prompt.
+"""Advantage of a sample over the others on the same prompt.
 
-Axes: P prompts, G samples of each (the group). A sample that could not be scored is no zero: it
-takes no part in its group's mean, and it has no advantage. A group whose scores are all equal says
-nothing about which of its samples to prefer and is dropped, so that it does not dilute the rest
-(DAPO, section 3.2, "dynamic sampling"). What is left out is always counted.
+Axes: P prompts, G samples of each (the group). An unscored sample does not count as zero: it is excluded from its
+group's mean and has no advantage. A group with equal scores carries no preference and is dropped, so that it does not
+dilute the rest (DAPO, section 3.2, "dynamic sampling"). Dropped samples are always counted.
 """
 
 from __future__ import annotations
@@ -56,15 +55,15 @@ def group_advantages(
 
     A_i = (r_i - mean(r)) / (std(r) + 1e-4)    GRPO, "DeepSeekMath" (arXiv:2402.03300), section 4.1.2
     A_i =  r_i - mean(r)                       Dr. GRPO (arXiv:2503.20783), section 3.2: dividing by
-                                               the spread favours prompts that are nearly always or
+                                               the deviation favours prompts that are nearly always or
                                                nearly never solved
 
-    Example: rewards [1, 0, None, 0] give [2/3, -1/3, None, -1/3] / (0.5774 + 1e-4), or the numerators
-    alone without ``normalise``.
+    Example: rewards [1, 0, None, 0] give [2/3, -1/3, None, -1/3] / (0.5774 + 1e-4), or only the numerators
+    without ``normalise``.
 
     Args:
-        rewards_PG: a reward for each sample of each group; None where there is none.
-        normalise: divide by the group's (sample) standard deviation.
+        rewards_PG: Reward of each sample of each group; None if missing.
+        normalise: Divide by the group's sample standard deviation.
     """
     scored_PG = [[_finite_or_none(reward) for reward in rewards_G] for rewards_G in rewards_PG]
     advantages_PG = [_advantages(rewards_G, normalise=normalise) for rewards_G in scored_PG]

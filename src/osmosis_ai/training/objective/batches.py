@@ -1,9 +1,9 @@
-"""Recorded sequences become tensors: which token predicts which is decided here, and only here.
+"""Convert recorded sequences to tensors and align predictions with tokens.
 
 The logits at position t are the distribution of token t + 1. A micro-batch keeps the K columns t in
-which at least one of its rows sampled token t + 1; everything the loss sees (targets, mask, logged
-log-probabilities) has the axes B x K and is aligned with the predicted token. Rows are padded on the
-right: under causal attention no token sees what is behind it, so no attention mask is needed.
+which at least one row sampled token t + 1. All inputs of the loss (targets, mask, logged log-probabilities)
+have the axes B x K and are aligned with the predicted token. Rows are padded on the right; causal attention never
+sees later tokens, so no attention mask is needed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PADDING_ID = 0  # never read: what is computed from it is masked
 
 
 class UnsampledTokenError(OsmosisError):
-    """Tokens are marked as sampled that no policy sampled: whoever recorded them is wrong."""
+    """Tokens are marked as sampled that no policy sampled: an error in the recording."""
 
     default_code = "INTERNAL"
 
@@ -99,7 +99,7 @@ def training_rows(
 
 
 def _require_sampled(sequence: SampledSequence) -> None:
-    """Prompts and tool replies have no version, so a mask that covers them can not go unnoticed."""
+    """Check versions: prompts and tool replies have none, so a mask that covers them is detected."""
     marked = zip(sequence.mask, sequence.versions, strict=True)
     strangers = sum(1 for is_sampled, version in marked if is_sampled and version <= NOT_SAMPLED)
     if strangers:

@@ -1,8 +1,7 @@
-"""Learner and server must see the same tokens with the same weights: how far their log-probabilities may differ.
+"""Limits on the difference between the learner's and the server's log-probabilities.
 
-They are compared on every token that the policy sampled as it is now. Rounding is all that may lie
-between the two; what is more is a mistake (a shifted token, an adapter that was not loaded), which
-would show in nothing but a policy that learns worse.
+They are compared on every token sampled by the current policy. Only rounding may separate them. Anything more is a
+bug (a shifted token, an adapter that was not loaded) that would only show as a policy that learns worse.
 """
 
 from __future__ import annotations

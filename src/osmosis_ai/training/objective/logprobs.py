@@ -1,9 +1,8 @@
-"""Log-probabilities of sampled tokens, at the temperature they were sampled with.
+"""Log-probabilities of sampled tokens at their sampling temperature.
 
-They are always computed in float32, and of the whole distribution: a truncated one (top-p) is no
-basis for a policy gradient. For a vocabulary of 150,000 tokens the float32 copies of the logits would
-be the largest thing in memory; they exist for one chunk of positions at a time and are computed again
-in the backward pass.
+They are computed in float32 over the whole distribution, since a truncated one (top-p) is no valid basis for a
+policy gradient. With 150,000 tokens, float32 logits would be the largest tensors in memory. They are therefore
+computed for one chunk of positions at a time, and again in the backward pass.
 """
 
 from __future__ import annotations

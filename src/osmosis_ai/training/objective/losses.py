@@ -1,14 +1,12 @@
-"""Policy-gradient losses as their papers write them, over tokens that were sampled.
+"""Policy-gradient losses over sampled tokens, as defined in their papers.
 
 Axes: B sequences, T positions. Position t of ``logprobs_BT`` is the log-probability of token t + 1
-given what is before it, so that all tensors here are aligned with the *predicted* token. A masked
-position (prompt, tool reply, padding) has no say in a loss and gets no gradient, whatever stands in
-it.
+given the tokens before it, so all tensors are aligned with the *predicted* token. A masked
+position (prompt, tool reply, padding) adds nothing to a loss and gets no gradient, whatever its value.
 
-Every loss is one sum, -sum_BT(weight * objective): the objective compares the policy with the one
-that sampled, the weight says how tokens are averaged. The weights' denominators count the whole
-step (:class:`BatchTotals`), so the losses of micro-batches, on one device or many, add up to the
-loss of the batch, exactly.
+Every loss is one sum, -sum_BT(weight * objective). The objective compares the policy with the sampling policy,
+and the weight defines how tokens are averaged. The weights' denominators cover the whole step
+(:class:`BatchTotals`), so the losses of micro-batches on any number of devices add up exactly to the batch's loss.
 """
 
 from __future__ import annotations
@@ -92,8 +90,7 @@ def drift(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return how far the policy is from the one that sampled: what lies beyond the clip, and k3 of the
-    divergence."""
+    """Return the drift from the sampling policy: the share beyond the clip, and the k3 estimate of the divergence."""
     mask_BT = mask_BT.to(logprobs_BT.dtype)
     log_ratio_BT = _where_sampled(logprobs_BT.detach() - sampled_logprobs_BT, mask_BT)
     ratio_BT = _RATIOS[loss_type](log_ratio_BT, mask_BT)
@@ -148,9 +145,8 @@ def truncated_importance(
 ) -> Tensor:
     """min(pi_learner / pi_server, cap), without a gradient.
 
-    Corrects for a serving engine that computes slightly other probabilities than the learner with
-    the same weights (Yao et al., "Your efficient RL framework secretly brings you off-policy RL
-    training", 2025; cap C = 2).
+    Corrects for a serving engine whose probabilities differ slightly from the learner's at equal weights (Yao et al.,
+    "Your efficient RL framework secretly brings you off-policy RL training", 2025; cap C = 2).
     """
     log_ratio_BT = _where_sampled(learner_logprobs_BT.detach() - server_logprobs_BT, mask_BT)
     return log_ratio_BT.exp().clamp(max=cap)

@@ -1,17 +1,17 @@
-"""What a rollout's calls become for the learner: token sequences, each token exactly as it was sampled.
+"""Convert a rollout's calls to token sequences for the learner.
 
 A turn is one call: the tokens the model read and the tokens it sampled. A turn that continues an
-earlier one reads that one's tokens and then new ones (a tool's answer, the next question); both are one
-sequence, in which the mask tells what the policy sampled from what it was given:
+earlier one reads that turn's tokens and then new ones (a tool's answer, the next question). Both form one
+sequence, whose mask marks the sampled tokens:
 
     turn 1  reads  What is 12 * 34?          samples  <tool_call> ... <|im_end|>
     turn 2  reads  ... \\n tool_response 408   samples  408 <|im_end|>
     ids     What is 12 * 34? <tool_call> ... <|im_end|> \\n tool_response 408 ... 408 <|im_end|>
     mask    0 0 0 0 0 0      1 ...           1          0 ...                     1   1
 
-Where two turns continue the same one, or a turn continues none because the agent rewrote its history,
-the rollout forks: a sequence of its own begins, which repeats what was read. A sampled token is trained
-on once: in what is repeated, it counts as given.
+If two turns continue the same one, or a turn continues none because the agent rewrote its history,
+the rollout forks into a new sequence that repeats what was read. A sampled token is trained on once; its repetitions
+count as read.
 """
 
 from __future__ import annotations

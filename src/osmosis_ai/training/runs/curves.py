@@ -1,7 +1,6 @@
-"""The curves of a training run, and what a training directory tells of them: a value with its interval is one.
+"""Curves of a training run, read from its directory. A curve point with an interval is one value.
 
-Invariant: what a directory does not tell is left out; the first damaged line of its history ends what is read of it,
-and is said.
+Missing data is omitted. Reading stops at the first damaged line of the history, which is reported.
 """
 
 from __future__ import annotations
@@ -228,11 +227,11 @@ def _curves(
 
 
 def restarts(sessions: Iterable[Mapping[str, Any]]) -> Iterator[CurveMark]:
-    """Yield a mark for each session that went on where another had ended, by what it said of its plan."""
+    """Yield a mark for each session that resumed from an earlier one."""
     for session in sessions:
         done = session.get("steps_done")
         if isinstance(done, int) and 0 < done <= LARGEST_STEP:
-            yield CurveMark(done, "restart", f"went on after step {done}")
+            yield CurveMark(done, "restart", f"resumed after step {done}")
 
 
 def marked_warnings(lines: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[CurveMark]:
@@ -258,7 +257,7 @@ def _readable_history(path: Path) -> tuple[tuple[StepRecord, ...], tuple[str, ..
     except OsmosisError as error:
         return tuple(records), (f"{error.message} The steps before that are shown.",)
     except OSError as error:
-        return tuple(records), (f"`{path}` can not be read ({reason_of(error)}).",)
+        return tuple(records), (f"`{path}` cannot be read ({reason_of(error)}).",)
     return tuple(records), ()
 
 

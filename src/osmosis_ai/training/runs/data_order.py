@@ -1,7 +1,7 @@
-"""Which rows a step trains on: a pure function of the seed and the step's number.
+"""Data order: the rows of a step as a pure function of the seed and the step number.
 
-Every epoch is a permutation of its own, so each row comes once an epoch; the last batch of an epoch is
-smaller where the rows do not divide. Nothing has to be remembered to go on in the middle.
+Every epoch is its own permutation, so each row occurs once per epoch. The last batch of an epoch may be
+smaller. Resuming needs no stored state.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a training run tells its caller: the seam between the loop and whoever shows it.
-
-The defaults are those of a program that runs unattended: nothing is shown.
-"""
+"""Callbacks from the training loop to its caller. The defaults show nothing."""
 
 from __future__ import annotations
 
@@ -81,7 +78,7 @@ class TrainingHooks:
         """Take the function that stops the run gracefully; it may be called from any thread."""
 
     async def goes_on(self) -> bool:
-        """Tell a run that was stopped whether it goes on after all, with all that is loaded; nothing is made meanwhile."""
+        """Return whether a paused run continues with everything loaded; nothing is computed meanwhile."""
         return False
 
 

@@ -1,12 +1,11 @@
-"""The loop: sample, grade, compare, learn, publish, validate, record, checkpoint.
+"""The training loop: sample, grade, compare, learn, publish, validate, record, checkpoint.
 
-Step s learns from batch s, and batch s is begun when s - 1 - ``max_staleness`` steps are done: with 0 the
-policy that learns is the one that sampled and nothing happens at the same time, so a run is a function
-of its settings; with more, the next batches are sampled while the learner works, and no token is
-older than ``max_staleness`` updates.
+Step s learns from batch s, and batch s starts when s - 1 - ``max_staleness`` steps are done. With 0, the learning
+policy is the sampling policy and nothing runs concurrently, so a run is a function of its settings. With more, later
+batches are sampled while the learner works, and no token is older than ``max_staleness`` updates.
 
-A step exists when its record is durable; its checkpoint follows. Whatever ends the process, a later
-session goes on from the last checkpoint and computes the same steps again.
+A step exists once its record is durable; its checkpoint follows. After a crash, a later session resumes from the last
+checkpoint and computes the same steps again.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class PolicyLearner(Protocol):
         """Write the adapter in PEFT's format."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that decides how learning goes on."""
+        """Return the learner's complete state."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from it."""
@@ -137,7 +136,7 @@ class TrainingLoop:
         self._checkpoint_s: float | None = None
 
     def stop(self) -> None:
-        """End after what can not be interrupted: an update that has begun is finished and kept."""
+        """Stop after uninterruptible work: an update that has begun is finished and kept."""
         self._stop.set()
 
     async def run(self) -> Ending:
@@ -184,7 +183,7 @@ class TrainingLoop:
         return None
 
     async def _goes_on(self) -> bool:
-        """Rest, with everything as it stands after the last step; return whether the run goes on from there after all."""
+        """Pause after the last step with everything loaded; return whether the run then continues."""
         await self._abandon_batches()
         # Before it is asked: what is said from then on is another stop.
         self._stop.clear()
@@ -317,7 +316,7 @@ class TrainingLoop:
         try:
             return await self._unless_stopped(self._validate(step))
         except _Stopped:
-            return Validated()  # the update counts all the same, and who goes on from it validates it
+            return Validated()  # the update still counts, and the resumed run validates it
 
     async def _validate(self, step: int) -> Validated:
         parts, started = self._parts, time.monotonic()
@@ -351,7 +350,7 @@ class TrainingLoop:
         try:
             await asyncio.to_thread(self._parts.keep_validation, samples)
         except (OSError, TypeError) as error:  # the disk is full, or a text is none that JSON can hold
-            return f"validation: its conversations can not be listed ({error})"
+            return f"validation: its conversations cannot be listed ({error})"
         return None
 
     async def _record(

@@ -1,7 +1,6 @@
-"""What a run remembers of its latest steps, and when they mean that there is no point in going on.
+"""History of recent steps, and the conditions under which a run stops early.
 
-One bad step is bad luck: it is told and passed over. The same for several steps in a row has a cause,
-which a person must know of before more is spent.
+One bad step is reported and ignored. Several in a row have a cause that a user must know before more is spent.
 """
 
 from __future__ import annotations
@@ -106,8 +105,7 @@ class TrainingLoopState:
         return Ending("nothing_to_learn", f"{what}: ended after step {self.step}.")
 
     def require_a_reward(self) -> None:
-        """Refuse to call a run finished that got no reward in any of its steps, be they too few to end it
-        before."""
+        """Fail a finished run that got no reward in any step, even if it had too few steps to stop early."""
         if self.reward is None:
             steps = "its one step" if self.step == 1 else f"any of its {self.step} steps"
             raise NoRewardsError(

@@ -1,17 +1,17 @@
-"""What a training run needs of a device's memory, computed before it starts.
+"""Estimate a training run's memory per device before it starts.
 
-The peak is one of three moments, and everything that is alive at that moment is counted:
+The peak occurs at one of three moments, and everything allocated at that moment is counted:
 
 - the loss: activations kept for the backward pass, and the logits with their float32 copies;
-- the backward pass of the last layer, where activations are recomputed: one layer's worth of them;
+- the backward pass of the last layer, with one layer of recomputed activations;
 - publishing: a merged copy of the adapted matrices.
 
-Where the frozen model is split over several devices (`shard_model`), each holds its share, and, while it
-computes, whole: what is in no layer, the layer at work and the one that is fetched meanwhile.
+If the frozen model is sharded over several devices (`shard_model`), each holds its share plus, while computing, the
+parts outside the layers, the current layer and the prefetched one.
 
-The counts are those of a decoder with RMS norms, rotary attention and a gated MLP (Llama, Qwen,
-Mistral and their kin), in units of one token and one layer. They were checked against the peaks of
-real steps on one device: within 20 % (:data:`TOLERANCE`), without what an allocator loses to fragmentation.
+The counts are for a decoder with RMS norms, rotary attention and a gated MLP (Llama, Qwen, Mistral and similar),
+per token and layer. They match measured peaks of real steps on one device within 20% (:data:`TOLERANCE`), without
+the allocator's fragmentation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from osmosis_ai.errors import OsmosisError
 TOLERANCE = 0.2
 GIB = 2**30
 FLOAT32 = 4
-# Driver context, kernels, and what the allocator can not give back.
+# Driver context, kernels, and memory that the allocator cannot return.
 GPU_RESERVE_BYTES = GIB
 DEFAULT_SERVING_SESSIONS = 32
 # Of a split model: the layer at work and the next, which is fetched meanwhile.
@@ -74,7 +74,7 @@ class ModelShape:
                 )
                 policy = get_peft_model(base, lora)
         except (OSError, ValueError, ImportError) as error:
-            raise OsmosisError(f"the model `{model_path}` can not be sized: {error}") from error
+            raise OsmosisError(f"the model `{model_path}` cannot be sized: {error}") from error
         adapted = [m.get_base_layer() for m in policy.modules() if isinstance(m, LoraLayer)]
         return cls(
             parameters=parameters,
@@ -151,16 +151,16 @@ def estimate(
     serves: bool = True,
     serving_sessions: int | None = None,
 ) -> MemoryEstimate:
-    """Estimate the memory that one device needs; no other device of a run needs more.
+    """Estimate the memory of the device that needs the most.
 
     Args:
-        shape: of the model.
-        settings: of the run.
-        gpu_bytes: the memory of the device.
-        weight_bytes: of one weight: 2 for bfloat16 (GPU), 4 for float32 (CPU).
-        recompute_activations: whether the backward pass recomputes them, as the learner does on a GPU.
-        serves: whether the policy server shares the device.
-        serving_sessions: sessions served at once; as many as a step has rollouts, at most 32, when None.
+        shape: Shape of the model.
+        settings: Settings of the run.
+        gpu_bytes: Memory of the device.
+        weight_bytes: Bytes per weight: 2 for bfloat16 (GPU), 4 for float32 (CPU).
+        recompute_activations: Whether the backward pass recomputes activations, as the learner does on a GPU.
+        serves: Whether the policy server shares the device.
+        serving_sessions: Concurrent sessions; None uses the number of rollouts per step, at most 32.
     """
     tokens = micro_batch_tokens(settings)
     activations, logits = _peak_of_a_step(shape, settings, tokens, weight_bytes, recompute_activations)

@@ -1,9 +1,8 @@
-"""What a run has come to, step by step: one line a step, durable before the step counts.
+"""Metrics of a run, one durable line per step.
 
-A step is known by its number, from 1; step 0 is the policy before any update and has a validation
-only. A line holds finite numbers by their keys: what was not measured is absent, never a zero. A run
-that goes on from a checkpoint recomputes what came after it, so the lines behind the checkpoint are
-dropped first: every step stands in the file once.
+Steps are numbered from 1. Step 0 is the initial policy and has only a validation. A line holds finite numbers by
+key; values that were not measured are absent. When a run resumes from a checkpoint, the lines after it are dropped
+first, so every step occurs once.
 """
 
 from __future__ import annotations
@@ -92,13 +91,12 @@ class StepRecord:
     """One step.
 
     Attributes:
-        step: its number.
-        timestamp_ms: when it ended, since 1970.
-        metrics: by the keys of :data:`TITLES`.
-        unscored: rollouts without a reward, by reason.
-        warnings: what a person should look at, a sentence each.
-        validation_rewards: where the step was validated, the mean reward of each held-out row that has one, by the row's
-            digest.
+        step: Its number.
+        timestamp_ms: End time in milliseconds since 1970.
+        metrics: Values by the keys of :data:`TITLES`.
+        unscored: Number of rollouts without a reward, by reason.
+        warnings: Sentences about problems that need attention.
+        validation_rewards: On validated steps, the mean reward of each held-out row that has one, by the row's digest.
     """
 
     step: int
@@ -125,7 +123,7 @@ class StepRecord:
 
 
 class HistoryError(OsmosisError):
-    """The history can not be read or written."""
+    """The history cannot be read or written."""
 
     default_code = "INTERNAL"
 

@@ -1,14 +1,14 @@
-"""What a training run goes on from, as one file: another machine unpacks it and computes the same steps.
+"""Single-file archive of a run's resume state, from which another machine computes the same steps.
 
-A tar, uncompressed (weights and the optimiser's moments hardly shrink):
+An uncompressed tar, since weights and optimiser moments hardly shrink:
 
-    checkpoint/...     a checkpoint's directory, whole
-    metrics.jsonl      the curve up to its step
-    validation.jsonl   the samples of the newest validation up to its step, where there was one
-    manifest.json      what the run was made from
+    checkpoint/...     the checkpoint's directory
+    metrics.jsonl      the history up to its step
+    validation.jsonl   the samples of the newest validation up to its step, if any
+    manifest.json      the run's inputs
 
-What is unpacked comes over a network: names are taken from a short list, only plain files are, and a checkpoint is put in
-place last, once everything has been read back. Who is killed in between has the checkpoints that were there before.
+The archive comes over a network: only plain files with known names are accepted, and the checkpoint is put in place
+last, after everything has been verified. A kill in between leaves earlier checkpoints intact.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _STAGE = ".taking-over"
 
 
 class DamagedArchiveError(OsmosisError):
-    """What another machine was to go on from is not what was packed."""
+    """A resume archive differs from what was packed."""
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            f"the stored checkpoint that the run was to go on from can not be used: {why}.",
+            f"the run's stored checkpoint cannot be used: {why}.",
             hint="submit the run again, from one of its kept checkpoints: "
             '[experiment].model_path = "BASE:CHECKPOINT"',
         )
@@ -53,7 +53,7 @@ class DamagedArchiveError(OsmosisError):
 def pack(
     directory: TrainingDirectory, checkpoint: CheckpointDirectory, redactor: Redactor, target: IO[bytes]
 ) -> None:
-    """Write what goes on from ``checkpoint`` to ``target``."""
+    """Write the resume state of ``checkpoint`` to ``target``."""
     with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for path in _files_below(checkpoint.directory):
             name = f"{CHECKPOINT}/{path.relative_to(checkpoint.directory).as_posix()}"
@@ -110,7 +110,7 @@ def _extract(archive: Path, stage: Path) -> None:
                     raise DamagedArchiveError("it has too many files")
                 _extract_file(entries, entry, stage)
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
-        raise DamagedArchiveError(f"it can not be read ({type(error).__name__})") from error
+        raise DamagedArchiveError(f"it cannot be read ({type(error).__name__})") from error
 
 
 def _extract_file(entries: tarfile.TarFile, entry: tarfile.TarInfo, stage: Path) -> None:
@@ -143,7 +143,7 @@ def _require_whole(unpacked: TrainingDirectory, checkpoint: CheckpointDirectory)
     try:
         Manifest.load(unpacked.manifest)
         if any(record.step > checkpoint.step for record in read_history(unpacked.metrics)):
-            raise DamagedArchiveError("its curve goes on behind its checkpoint")
+            raise DamagedArchiveError("its curve extends beyond its checkpoint")
         if unpacked.validation.exists():
             ValidationSamples.from_bytes(unpacked.validation.read_bytes())
         found = checkpoint.trainer_state().get("step")

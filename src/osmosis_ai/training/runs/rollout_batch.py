@@ -1,7 +1,7 @@
-"""From one step's rollouts to what is learned from them, and to the numbers that describe them.
+"""Convert a step's rollouts to learning inputs and metrics.
 
-Axes: P prompts, G attempts of each. A sample takes part in learning when it has an advantage: it was
-scored, and its group did not agree. A rollout that forked is several sequences with one advantage.
+Axes: P prompts, G attempts of each. A sample is used for learning if it has an advantage, which requires a score and
+a group with unequal scores. A forked rollout is several sequences with one advantage.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two training runs side by side: which settings differ, and how the metrics differ at equal steps.
+"""Compare two training runs: differing settings, and metric differences at equal steps.
 
 Only the validation reward has an interval and decides. It is compared at the last validation that both runs have: row
 by row where the platform reports the reward of each held-out row, otherwise by the standard errors of both runs. The

@@ -1,8 +1,7 @@
-"""The directory of a training run: which file is where, whose it is, and what it was made from.
+"""Directory of a training run: file layout, lock and manifest.
 
-``checkpoints/`` and ``metrics.jsonl`` are the run; everything else can be lost. Sessions that write
-into one directory come one after the other (a lock that the kernel releases) and have equal inputs
-(the manifest), so that a curve is the curve of one thing.
+Only ``checkpoints/`` and ``metrics.jsonl`` are essential. Sessions in one directory run one after the other (a
+kernel lock) and have equal inputs (the manifest), so that a curve belongs to one configuration.
 """
 
 from __future__ import annotations
@@ -98,13 +97,13 @@ class TrainingDirectory:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise OsmosisError(f"`{self.validation}` can not be read ({error.strerror or error}).") from None
+            raise OsmosisError(f"`{self.validation}` cannot be read ({error.strerror or error}).") from None
         if len(content) > LARGEST_BYTES:
             raise OsmosisError(f"`{self.validation}` has more than {LARGEST_BYTES >> 20} MB.")
         return ValidationSamples.from_bytes(content)
 
     def forget_validation_after(self, step: int) -> None:
-        """Remove the record of a validation that was made after a later step than the run goes on from."""
+        """Remove the record of a validation later than the step the run resumes from."""
         with contextlib.suppress(OsmosisError):
             kept = self.read_validation()
             if kept is None or kept.step <= step:

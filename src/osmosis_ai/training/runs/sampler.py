@@ -1,9 +1,8 @@
-"""Rollouts of the policy: attempts whose results keep the tokens that were sampled.
+"""Sample rollouts of the policy, keeping the sampled tokens.
 
-Whatever becomes of an attempt, it yields one :class:`Sample`: what failed, timed out or was removed by
-its grader is a sample without a reward and with the reason. An attempt that goes down with its server, or
-that this machine was too late for, is made again, under a fresh id and with the same seeds. Samples come
-back in the order in which they were asked for, so that nothing downstream depends on who finished first.
+Every attempt yields one :class:`Sample`. An attempt that failed, timed out or was removed by its grader has no reward
+but a reason. An attempt that was lost with its server, or because this machine was too slow, is repeated under a new id
+with the same seeds. Samples keep the order of the requests, so results do not depend on which finished first.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A training run on this machine: everything the loop needs, opened in order and closed in reverse.
+"""Run a training on this machine: open all resources in order and close them in reverse.
 
-The learner, the policy's engine and the agents' endpoint live in this process; the rollout runs in a
-process of its own, in its own environment. A run directory belongs to one run: calling the trainer
-again with the same inputs goes on from the last checkpoint, with others it is refused.
+The learner, the policy engine and the agents' endpoint live in this process. The rollout runs in its own process and
+environment. A run directory belongs to one run: with the same inputs the trainer resumes from the last checkpoint, and
+with other inputs it refuses.
 
-With several learner processes, this one leads and starts the others (:mod:`osmosis_ai.training.learner.ranks`). Under `torchrun`, rank 0
-runs a :class:`Trainer`; the other ranks call :func:`follow_leader`.
+With several learner processes, this one leads and starts the others (:mod:`osmosis_ai.training.learner.ranks`).
+Under `torchrun`, rank 0 runs a :class:`Trainer` and the other ranks call :func:`follow_leader`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def new_learner(spec: TrainingSpec) -> Learner:
 
 
 class Trainer:
-    """Trains, or goes on training."""
+    """Starts or resumes a training."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""What a rollout teaches that was cut off: by a limit on its length, or on its agent's time.
+"""Treatment of rollouts truncated by a length limit or the agent's time limit.
 
-Nobody knows what it would have come to. Left out, a policy is told nothing of running too long; as a zero, it learns
-to be short; graded as it stands, it is rewarded for what was right so far. Which of them is meant is the run's to say
-(`[advanced].on_truncation`, `on_timeout`). Validation measures, and grades what it gets.
+Excluding them gives the policy no signal against long answers. A zero teaches it to be short. Grading them as they are
+rewards what was right so far. The run chooses (`[advanced].on_truncation`, `on_timeout`). Validation always grades the
+truncated result.
 """
 
 from __future__ import annotations

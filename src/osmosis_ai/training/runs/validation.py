@@ -1,9 +1,8 @@
-"""Validation: the policy as it is now, on rows it never learns from, in the evaluation's numbers.
+"""Validate the current policy on held-out rows, with the metrics of evaluations.
 
-Held-out rows come from a file of their own, or are a share of the dataset that is taken out before the
-first step: a pure function of the dataset's length and the run's seed. Every validation makes the same
-attempts with the same seeds, so two of them differ by the policy and not by luck of the draw. The
-policy samples as it does in training (`rollout_temperature`, `rollout_top_p`).
+Held-out rows come from their own file or are a share of the dataset, chosen before the first step as a pure function of
+the dataset's length and the run's seed. Every validation makes the same attempts with the same seeds, so that
+differences come from the policy. Sampling uses the training settings (`rollout_temperature`, `rollout_top_p`).
 """
 
 from __future__ import annotations

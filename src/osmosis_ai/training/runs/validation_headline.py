@@ -1,7 +1,7 @@
-"""What a training run's newest validation says wherever it is told in a line: its reward, and what that stands on.
+"""One-line summary of a run's newest validation: its reward and sample sizes.
 
-The words are those of an evaluation's headline. Everything comes from the run's curves, so that it can be told of a
-run on any platform; one that measures less than ours says less.
+The format is that of an evaluation's summary. All data come from the run's curves, so it works for runs on any
+platform; one that measures less shows less.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What became of each sample of a run's newest validation, in one file: an index of the conversations that are kept.
+"""File of the samples of a run's newest validation, an index of the kept conversations.
 
-The file is replaced by the next validation's in one step, so that it is always of one validation, and of a whole one.
-Only the worst are in it, so that neither a disk nor a page depends on how many rows are held out.
+Each validation replaces the file atomically, so it is always one complete validation. Only the worst samples are
+included, so that disk use and page size do not depend on the number of held-out rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Charts as SVG made here: no script, no ``style`` attribute, colours by the classes of ``kit.css``.
+"""SVG charts without scripts or ``style`` attributes, colored by the classes of ``kit.css``.
 
-Each comes with the table of its numbers, and tells series apart by the shape of their marks as well as by colour.
+Each chart comes with a table of its numbers and distinguishes series by mark shape as well as color.
 """

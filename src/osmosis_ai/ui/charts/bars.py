@@ -84,8 +84,7 @@ def _drawn(
 
 
 def even_edges(low: float, high: float, parts: int) -> Floats:
-    """Return the edges of ``parts`` bars of one width, each the number that people read: 0.7, not
-    0.7000000000000001."""
+    """Return the edges of ``parts`` equal bars, rounded for display: 0.7, not 0.7000000000000001."""
     exact: Floats = np.linspace(low, high, parts + 1)
     digits = 9 - math.floor(math.log10(max((high - low) / parts, sys.float_info.min)))
     inner = np.array([round(edge, digits) for edge in exact[1:-1].tolist()])

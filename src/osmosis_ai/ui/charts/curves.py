@@ -1,8 +1,7 @@
-"""Curves over steps: a line with its band, what happened on the way, points that stand on too little; sparklines.
+"""Curves over steps with bands, event marks and uncertain points, and sparklines.
 
-A drawing is some hundred pixels wide. Of a curve with more points than it has columns, the least and the greatest of
-each column are drawn, which looks the same (Jugel et al. 2014, "M4: a visualization-oriented time series data
-aggregation").
+If a curve has more points than pixel columns, the minimum and maximum of each column are drawn, which looks the
+same (Jugel et al. 2014, "M4: a visualization-oriented time series data aggregation").
 """
 
 from __future__ import annotations
@@ -137,9 +136,9 @@ def _draw(
 
 
 def _smooth(values: Floats, weight: float) -> Floats:
-    """Return the moving average that weighs a step back ``weight`` times as much, over what there is.
+    """Return the exponential moving average with decay ``weight``, ignoring NaN.
 
-    With the correction for its start at zero of Kingma and Ba 2015, "Adam", section 3. NaN is passed over.
+    Uses the bias correction of Kingma and Ba 2015, "Adam", section 3.
     """
     smooth, total, mass = np.full_like(values, np.nan), 0.0, 0.0
     for place, value in enumerate(values.tolist()):

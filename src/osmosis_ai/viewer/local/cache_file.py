@@ -62,7 +62,7 @@ class CacheFile:
                 return self._on_disk()
             except (OSError, sqlite3.Error) as another:
                 error = another
-        self.problem = f"the index can not be kept in {self.path.parent} ({reason_of(error)}): it is made anew, in memory, each time"
+        self.problem = f"the index cannot be kept in {self.path.parent} ({reason_of(error)}): it is rebuilt in memory each time"
         return self._prepared(":memory:")
 
     def _prepared(self, path: str) -> sqlite3.Connection:
@@ -71,7 +71,7 @@ class CacheFile:
             try:
                 return self._opened(path)
             except sqlite3.OperationalError as error:
-                # Who changes how a database is written is told at once that another one is at it, however patient.
+                # Changing the journal mode fails at once if another process is doing so, whatever the busy timeout.
                 if "locked" not in str(error) or time.monotonic() >= deadline:
                     raise
             time.sleep(_PAUSE_S)

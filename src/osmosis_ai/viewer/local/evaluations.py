@@ -45,7 +45,7 @@ def read_evaluation(
     except OsmosisError as error:
         entry = RunEntry("eval", name, id=str(directory), status="incomplete", error=error.message)
         return KnownEvaluation(entry, problems=(error.with_hint,))
-    # The lock first: whoever releases it has written everything before.
+    # Check the lock first: the process that releases it has written everything before.
     running = is_running(directory.parent, directory.name)
     written = found.read_metrics() or {}
     estimates, numbers, problems = known_numbers(found, written, follow)

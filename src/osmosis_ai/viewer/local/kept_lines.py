@@ -32,7 +32,7 @@ class KeptLine:
 
 
 class KeptLines:
-    """The file of a directory's lines. What can not be read or written is done without."""
+    """Cache file of a directory's lines. Read and write errors are ignored."""
 
     def __init__(self, root: Path, *, cache_dir: Path) -> None:
         self._file = CacheFile(cache_dir, "list", root, _SCHEMA)
@@ -69,7 +69,7 @@ class KeptLines:
 
 
 def _written(lines: Mapping[Path, KeptLine]) -> Iterator[tuple[str, bytes]]:
-    """Yield lines as the file has them; not one with halves of characters, which is read anew each time."""
+    """Yield lines in the file's format. Lines with lone surrogates are left out and read again each time."""
     for path, line in lines.items():
         with suppress(ValueError):
             str(path).encode()

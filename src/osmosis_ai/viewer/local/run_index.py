@@ -126,7 +126,7 @@ class RunIndex:
                 self._file.give_up(error)
                 return self._refresh(deadline)
             except OSError as error:
-                self.damage = f"`{self.directory.events}` can not be read ({reason_of(error)})."
+                self.damage = f"`{self.directory.events}` cannot be read ({reason_of(error)})."
                 return None
 
     def ask(self, question: Callable[[sqlite3.Connection], AnswerT]) -> AnswerT:
@@ -145,12 +145,11 @@ class RunIndex:
         return self.ask(lambda table: table.execute(statement, values).fetchall())
 
     def record(self, item: int) -> TerminalRecord | None:
-        """Return an item's latest record as the journal has it; None when it has none, or one that is no
-        record."""
+        """Return the latest valid journal record of an item, or None."""
         found = self.find("SELECT offset FROM samples WHERE item = :item", {"item": item})
         if not found:
             return None
-        # The run may be deleted, or put aside, in this moment.
+        # The run may be deleted or archived at this moment.
         with suppress(ValueError, OSError), JournalReader(self.directory.events) as journal:
             return journal.record(found[0][0])
         return None
@@ -170,7 +169,7 @@ class RunIndex:
                     return overtaken.share
 
     def _read_on(self, deadline: float) -> float | None:
-        """Raises: _OvertakenError: another viewer went on with the table meanwhile."""
+        """Raises: _OvertakenError: another viewer extended the table meanwhile."""
         if file_state(self.directory.events) == self._unreadable:
             return None  # what could not be read is read again only when it may be another
         self._unreadable = None

@@ -1,4 +1,4 @@
-"""The runs of this machine as a source of the viewer: it only reads them, and keeps nothing that can not be made again."""
+"""Viewer source for the runs on this machine. It is read-only and caches only data that can be rebuilt."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from osmosis_ai.viewer.source import RunDetail, RunEntry
 
 
 class KnownTraining(NamedTuple):
-    """A training run: its line, its manifest and what its directory tells; None where the manifest can not be read."""
+    """A training run: list entry, manifest (None if unreadable) and directory content."""
 
     entry: RunEntry
     manifest: Manifest | None

@@ -81,7 +81,7 @@ def _kind(view: Viewing, names: Sequence[str], words: Words) -> RunKind:
             return kind
     missing = next((name for name in names if not {*wanted} & {*there[name]}), None)
     if missing is None:
-        raise OsmosisError("an evaluation and a training run can not be compared.")
+        raise OsmosisError("an evaluation and a training run cannot be compared.")
     nearest: list[list[str]] = []
     for kind in wanted:
         try:

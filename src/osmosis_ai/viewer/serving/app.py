@@ -26,7 +26,7 @@ from osmosis_ai.viewer.source import RunSource
 OPEN_PATH = "/open"
 FRESH_KEY_PATH = "/fresh-key"
 _ASSETS = "/assets"
-_CHANGED = "Osmosis was installed anew since this viewer was started, and this page is in another way now."
+_CHANGED = "Osmosis was reinstalled after this viewer started, and this page has changed."
 _SMALLEST_GZIPPED_BYTES = 1_000
 
 
@@ -106,7 +106,7 @@ def cookie_name(port: int | None) -> str:
 
 
 def _opened(request: Request, view: Viewing, keys: ViewerKeys, key: str) -> Response:
-    """Return the page that goes on to the runs, with the cookie that opens them."""
+    """Return the page that redirects to the runs and sets the access cookie."""
     changed = keys.change(key)
     name = cookie_name(request.url.port)
     if changed is None and not keys.is_in(request.cookies.get(name, "")):
@@ -120,7 +120,7 @@ def _opened(request: Request, view: Viewing, keys: ViewerKeys, key: str) -> Resp
 
 
 def turned_away(why: str) -> Response:
-    """Return what somebody gets who may not see anything; it tells nothing of what there is."""
+    """Return the reply to an unauthorized client, which reveals no data."""
     return _said(f"{why}\nRun `osmosis view` again: it prints an address that opens once.\n", 403)
 
 

@@ -88,7 +88,7 @@ def found_viewer(file: Path, place: Path) -> OpenViewer | None:
 
 
 def say_who_shows(file: Path, viewer: OpenViewer) -> bool:
-    """Leave word of a viewer; False where the directory can not be written: then nobody finds it, which is all."""
+    """Write the file that announces a viewer; return False if the directory is not writable."""
     return _left(file, json.dumps(asdict(viewer)))
 
 

@@ -123,7 +123,7 @@ def test_an_api_key_is_made_shown_once_and_revoked(
     asked = text_of(
         browser.post("/fern/api-keys", data={**form, "action": "ask", "token_id": principal.token.id})
     )
-    assert "can not be undone" in asked
+    assert "cannot be undone" in asked
     foreign = browser.post("/fern/api-keys", data={**form, "token_id": stranger.token_id})
     assert foreign.status_code == 404 and "no such token" in foreign.text
     assert browser.post("/fern/api-keys", data={**form, "csrf": "B" * 43, "token_id": principal.token.id})
@@ -271,7 +271,7 @@ def test_every_list_shows_what_the_workspace_has(
     assert evaluated["name"] in shown["evals"]
     assert trained["name"] in shown["training"]
     assert "multiply uploaded 200" in shown["datasets"]
-    assert "mara@fern.example Mara owner" in shown["members"] and "Who may do what" in shown["members"]
+    assert "mara@fern.example Mara owner" in shown["members"] and "Permissions" in shown["members"]
     assert "osmosis train submit" in shown["models"]
     assert "MARAS_KEY personal" in shown["secrets"]
     assert "fern/agents" in shown["integrations/git"]
@@ -412,7 +412,7 @@ def test_a_row_that_can_not_be_read_is_told_without_where_the_platform_keeps_it(
     assert "one" in text_of(browser.get("/fern/datasets/torn"))
     page = browser.get("/fern/datasets/torn?rows=25")
     assert page.status_code == 200
-    assert "Its rows can not be read: torn.jsonl: line 41: not valid JSON" in text_of(page)
+    assert "Its rows cannot be read: torn.jsonl: line 41: not valid JSON" in text_of(page)
     assert str(services.config.home) not in page.text and "/ds_" not in page.text
 
 

@@ -300,7 +300,7 @@ def test_a_machine_that_starts_no_process_is_waited_for_and_reported_once(
         full.append(directory.path.name)
         raise OSError(errno.ENOSPC, "No space left on device", str(directory.path))
 
-    run_id, why = bench.add("a"), "it can not start a worker (No space left on device)."
+    run_id, why = bench.add("a"), "it cannot start a worker (No space left on device)."
     with monkeypatch.context() as patch:
         patch.setattr(WorkingDirectory, "create", refuse)
         for _ in range(20):

@@ -157,7 +157,7 @@ def test_a_platform_that_requires_a_sandbox_requires_it_of_the_nodes_of_its_clus
 ) -> None:
     has_sandbox(monkeypatch, is_there=False)
     node = DeskWorker.claims(services, run_id=submitted(api)["id"], isolation="off")
-    with pytest.raises(IsolationUnavailableError, match="isolation is required, and rollouts can not be"):
+    with pytest.raises(IsolationUnavailableError, match="isolation is required, and rollouts cannot be"):
         on_another_machine(node, tmp_path / "node", OSMOSIS_ISOLATION="off")
     submitted(api, advanced_config={"execution": {"pool": "gpu"}})
     # What the machines of a pool may is up to the operator of the pool: some are made for what no sandbox allows.

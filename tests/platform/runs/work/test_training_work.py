@@ -79,7 +79,7 @@ def test_another_machine_goes_on_from_the_last_checkpoint_that_was_sent_with_the
     steps = [record.step for record in read_history(bench.directory.training.metrics)]
     assert steps == bench.steps() == list(range(1, STEPS + 1))
     assert bench.checkpoints() == [5, STEPS]
-    assert "went on, on another machine, from the checkpoint of step 5" in bench.log()
+    assert "resumed on another machine from the checkpoint of step 5" in bench.log()
 
 
 def test_a_machine_that_leaves_sends_its_checkpoint(bench: Bench, ends: Any, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_machine_that_leaves_sends_its_checkpoint(bench: Bench, ends: Any, tmp
     bench.directory, bench.config = first, bench.services.config
     ends(goes_on)
     assert bench.work() == WorkResult("finished")
-    assert "on another machine, from the checkpoint of step 8" in bench.log()
+    assert "on another machine from the checkpoint of step 8" in bench.log()
     assert bench.steps() == list(range(1, STEPS + 1))
 
 
@@ -104,7 +104,7 @@ def test_a_damaged_checkpoint(bench: Bench, ends: Any, tmp_path: Path, services:
     (key,) = services.blobs.keys(f"runs/{bench.id}/resume")
     services.blobs.put(key, BytesIO(b"something else"))
     bench.move(tmp_path / "elsewhere")
-    with pytest.raises(OsmosisError, match="that the run was to go on from can not be used"):
+    with pytest.raises(OsmosisError, match="the run's stored checkpoint cannot be used"):
         bench.work()
     assert list(bench.directory.training.path.iterdir()) == []
 

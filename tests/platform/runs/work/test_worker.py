@@ -217,7 +217,7 @@ def test_a_worker_that_is_asked_to_end_says_in_the_runs_log_who_goes_on(
     monkeypatch.setattr(Worker, "_result", lambda _: WorkResult(None))
     run_id = bench.add("a", request={"advanced_config": asks})
     assert worked(bench, run_id, AssertionError("it was left"), monkeypatch) == ENDED
-    assert messages(bench, run_id) == [f"the worker was asked to end; {next_one} goes on with the run"]
+    assert messages(bench, run_id) == [f"the worker was asked to end; {next_one} continues the run"]
     assert bench.run(run_id).status == "running"
 
 
@@ -314,7 +314,7 @@ def test_what_stands_still_goes_on_when_the_platform_answers_within_a_term_more(
         cut_offs.knocks = [lambda: cut_offs.pass_s(20.0), cut_offs.channel.sync]
         assert cut_offs.interrupt.outlast()
         assert not cut_offs.interrupt, "it can be said anew"
-    assert cut_offs.said() == ["the platform was away for 50 s; the run goes on"] * 2
+    assert cut_offs.said() == ["the platform was unavailable for 50 s; the run continues"] * 2
 
 
 def test_what_stands_still_ends_one_term_later(cut_offs: CutOffs) -> None:

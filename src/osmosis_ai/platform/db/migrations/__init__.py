@@ -1,4 +1,4 @@
-"""The database schema as Alembic revisions: one initial revision so far.
+"""Database schema as Alembic revisions.
 
 A revision is a file in ``versions/``; a test checks that they create what ``tables.py`` declares.
 ``python -m osmosis_ai.platform.db.migrations "what changes"`` drafts the next one.

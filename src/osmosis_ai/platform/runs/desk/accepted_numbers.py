@@ -1,8 +1,7 @@
-"""The numbers of an evaluation whose worker has not said the last ones, worked out from what was accepted of its journal.
+"""Compute an evaluation's numbers from its accepted journal if its worker did not send the final ones.
 
-A worker says its numbers now and then, and the last ones when it leaves; one that was killed leaves samples behind which its
-numbers do not know. Numbers that count a whole journal say of how many bytes it was: those of as many bytes as were accepted
-are left alone.
+A worker sends numbers periodically and at its end. A killed worker leaves samples that its numbers do not include.
+Final numbers state the journal length they cover, and are kept if that equals the accepted length.
 """
 
 from __future__ import annotations
@@ -54,8 +53,7 @@ class AcceptedNumbers:
         self._known: dict[str, tuple[Any, ...]] = {}
 
     def counted(self, run: DbRun, still_mine: Callable[[], None] = lambda: None) -> CountedNumbers | None:
-        """Return the numbers of a run whose row has others, or none; None where it has these, or nothing was
-        ever said."""
+        """Return a run's numbers if its row has none or others; None if it has these, or has no journal."""
         said = run.metrics or {}
         is_silent = run.metrics is None and run.progress is None and not run.journal_bytes
         if run.kind != "eval" or is_silent or said.get(_COUNTED) == run.journal_bytes:
@@ -66,7 +64,7 @@ class AcceptedNumbers:
             found = measure_accepted(self._db, self._blobs, run, still_mine)
         except ValueError as error:
             # No sample outside of its run is accepted. Where there is one all the same, a run ends with what was said of it.
-            logger.warning("the samples of the run %s can not be counted: %s", run.id, error)
+            logger.warning("the samples of the run %s cannot be counted: %s", run.id, error)
             return None
         # What held the work back is known to the worker alone.
         last = Estimates.read(said.get("estimates"))

@@ -1,7 +1,7 @@
-"""What a worker is handed with a run: all that it needs to work on it, and nothing of any other.
+"""Data that a worker receives with a run: all it needs, and nothing of other runs.
 
-Where bytes are gone that an earlier worker was handed (its dataset was replaced, its repository disconnected), their URL is
-empty: a machine that has them goes on.
+If data of an earlier worker are gone (a replaced dataset, a disconnected repository), their URL is empty. A machine
+that still has them can continue.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class Assignments:
         return self.told(self._blobs.signed_get_url(key, filename=filename, ttl=_LINK_TTL))
 
     def told(self, url: str) -> str:
-        """Return a URL as workers are told: one of the platform's own without where that is, which they know better."""
+        """Return a URL for workers, without the origin if it is the platform's own, which workers know better."""
         return url.removeprefix(self._own)
 
 
@@ -224,7 +224,7 @@ def _rows(run: DbRun) -> RowSelection:
 
 
 def _gone_if_begun(run: DbRun, reason: str, hint: str) -> InputDownload:
-    """Return the download of bytes that are gone, for whoever has them from before."""
+    """Return the download entry of deleted data, for machines that still have them."""
     if run.attempt <= 1:
         raise OsmosisError(reason, hint=hint)
     return _GONE

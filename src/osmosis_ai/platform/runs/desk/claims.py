@@ -1,7 +1,7 @@
-"""Which run a worker gets: one that nobody works on, that it may have and can carry, of whom has the fewest at work.
+"""Choose the run for a worker: unclaimed, permitted, fitting, and from the workspace with the fewest active runs.
 
-A claim is one transaction that puts a fresh token into the run's row. Repeated, it finds its own row until the worker
-has synced once, and gives the same token again; after that it is over.
+A claim is one transaction that puts a new token into the run's row. A repeated claim returns the same token until the
+worker's first sync, and then fails.
 """
 
 from __future__ import annotations
@@ -184,8 +184,7 @@ class Claims:
 
 
 def _waiting(now: datetime, term: timedelta, scope: ClaimScope, run_id: str | None) -> Select[Any]:
-    """Return the query of runs in ``scope`` that nobody works on, of each workspace the oldest, and of those
-    that the same machines fit."""
+    """Return the query of unclaimed runs in ``scope``: the oldest per workspace and machine requirements."""
     is_abandoned = and_(DbRun.status == "running", that_are_free(now, term))
     is_waiting = and_(
         or_(DbRun.status == "pending", is_abandoned), that_are_due(now), *_conditions(scope, run_id)

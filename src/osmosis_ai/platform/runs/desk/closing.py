@@ -33,14 +33,15 @@ from osmosis_ai.redaction import Redactor
 
 FRUITLESS = {"eval": 3, "training": 12}
 """Workers in a row that died and got nothing done, after which a run fails, by its kind: whatever it is would go on. A
-training run's many hours are worth 20 minutes of waiting for memory or a GPU that somebody else holds; what an evaluation
+training run's many hours are worth 20 minutes of waiting for memory or a GPU that somebody else holds; what an
+evaluation
 has journalled is there for the next one."""
 _FIRST_PAUSE = timedelta(seconds=0.5)
 _LATER = timedelta(seconds=10)
 _STORE_AWAY = timedelta(minutes=1)
 """How long nobody tries a run whose worker has waited for the store, a lease long."""
 _TURN_WITHIN_S = 5.0
-"""How long whoever ends a run waits for another who does: each of them holds a thread."""
+"""How long a thread waits for another that is ending the same run."""
 
 Secrets = Callable[[DbRun], Mapping[str, SecretStr]]
 
@@ -128,13 +129,12 @@ class RunClosing:
             if run.kind == "training" and outcome == "finished":
                 forget_resume(run)
             self._say_and_end(session, run, outcome, request.error)
-            run.lease_token = lease.token  # expired: it tells who may be answered again, and nothing else
+            run.lease_token = lease.token  # expired: only identifies repeated requests
         self._clear(run)
         return _closed(run)
 
     def clear_ended(self) -> None:
-        """Clear away behind runs whose end came to no more than their row: the store was away, or the
-        platform killed."""
+        """Clean up after runs that were ended only in their row, because the store was unavailable or the platform was killed."""
         with_uploads = DbRun.id.in_(select(DbRunUpload.run_id))
         with self._db.session() as session:
             ended = session.scalars(select(DbRun).where(DbRun.status.not_in(OPEN), with_uploads)).all()
@@ -150,8 +150,7 @@ class RunClosing:
             raise failure
 
     def _clear(self, run: DbRun) -> None:
-        """Delete what an ended run has no use for; its uploads go last, and tell until then that there is
-        more to do."""
+        """Delete an ended run's leftovers. Uploads go last and mark unfinished cleanup until then."""
         if run.journal_blob is not None:
             self._blobs.delete_below(f"runs/{run.id}/{SEGMENTS_FOLDER}")
         if run.kind == "training" and run.status == "finished":
@@ -159,8 +158,7 @@ class RunClosing:
         self._uploads.forget(run.id)
 
     def release(self, lease: Lease, request: ReleaseRequest) -> RunClosed:
-        """Let a run go as it is; of those that are worked on elsewhere the desk counts setbacks, of others
-        their executor."""
+        """Release a run unchanged. The desk counts failed attempts of remote runs; for local runs the executor does."""
         with self._db.session() as session:
             found = session.get(DbRun, lease.run_id)
         if found is not None and found.lease_token == lease.token and found.lease_expires_at is None:
@@ -170,7 +168,7 @@ class RunClosing:
             is_counted = request.setback is not None and (run.pool is not None or self._all_are_elsewhere)
             is_over = False
             if request.setback is not None and is_counted:
-                # A store that is away is waited for, however long that takes.
+                # Waiting for an unavailable store has no limit.
                 run.fruitless += 0 if request.store_away else 1
                 is_over = not request.store_away and self._is_hopeless(run)
                 if not is_over:
@@ -188,8 +186,7 @@ class RunClosing:
         self._logs.add(session, run.id, [LogLine(words, level="warning", step="run")])
 
     def close_if_over(self, lease: Lease, *, counts_deaths: bool) -> bool:
-        """End a run that was claimed and has nothing to be worked on: it is to stop, or no worker ever gets
-        anything done."""
+        """End a claimed run that needs no work: a stop was requested, or no worker makes progress."""
         if not counts_deaths:
             return False
         with self._db.session() as session:
@@ -203,7 +200,7 @@ class RunClosing:
         return False
 
     def close_unassigned(self, lease: Lease, error: OsmosisError) -> None:
-        """End a run whose worker can not be handed what it needs."""
+        """End a run whose inputs cannot be provided to a worker."""
         hint = f"; {error.hint.rstrip('.')}" if error.hint else ""
         self._end_claimed(lease, "failed", f"{error.message.rstrip('.')}{hint}.")
 
@@ -215,7 +212,7 @@ class RunClosing:
             run.claimable_at = self._leases.now(session) + _LATER if is_later else None
 
     def _end_claimed(self, lease: Lease, outcome: Outcome, sentence: str | None = None) -> None:
-        """End a run whose claim goes on to the next one."""
+        """End a run whose claim is reused for the next one."""
         with self._leases.writing(lease) as (_, run):
             run.claim_id = None
         self.end(lease, EndRequest.model_construct(outcome=outcome, error=sentence))
@@ -234,8 +231,7 @@ class RunClosing:
         return run.fruitless >= FRUITLESS[run.kind]
 
     def _kept_journal(self, run: DbRun, lease: Lease, is_said_again: bool, keeps_journal: bool) -> str | None:
-        """Store the journal of a run that ends; None where there is none, or it could not be stored, which is
-        said."""
+        """Store an ended run's journal; return None if it has none, or if storing failed, which is logged."""
         try:
             redactor = Redactor([value.get_secret_value() for value in self._secrets(run).values()])
             return self._folding.store(run, redactor, self._kept_mine(lease))

@@ -1,7 +1,7 @@
-"""Segments of a journal become blobs: many rows one blob while the run goes on, all of them the run's journal when it ends.
+"""Fold journal segments into blobs: while a run is active, and completely when it ends.
 
-A blob is stored before the row that names it, and rows go in the transaction that puts the folded one in their place. Who is
-killed in between leaves a blob that nobody names, below the run's own prefix.
+A blob is stored before the row that names it, and the transaction that adds the row also deletes the folded ones. A
+crash in between leaves an unreferenced blob under the run's prefix.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ class JournalFolding:
         self._blobs = blobs
 
     def fold_if_large(self, run_id: str) -> None:
-        """Fold the rows of a run's journal that are :data:`FOLD_BYTES` together, but for the last one; of
-        fewer make one row of those that came since the last look."""
+        """Fold a run's journal rows of at least :data:`FOLD_BYTES` except the last one, and merge smaller recent rows into one."""
         lengths = select(DbJournalSegment.seq, DbJournalSegment.length).where(
             DbJournalSegment.run_id == run_id, DbJournalSegment.content.is_not(None)
         )
@@ -60,8 +59,7 @@ class JournalFolding:
         self._fold(run_id, rows)
 
     def store(self, run: DbRun, redactor: Redactor, still_mine: Callable[[], None]) -> str | None:
-        """Store the whole journal of a run that ends, without its secrets; return its key, None where there
-        is none."""
+        """Store an ended run's whole journal without secrets and return its key; None if there is no journal."""
         with self._db.session() as session:
             segments = journal_segments(session, run.id)
         return pack_journal(self._lines(segments, still_mine), run.id, self._blobs, redactor)

@@ -1,12 +1,11 @@
-"""A worker's journal arrives: in parts, by their offsets, each once however often it is sent.
+"""Accept a worker's journal in parts by offset, each once.
 
-What is accepted never changes. So a part is taken for what comes next, and accepted in the transaction that also makes the
-rows of its samples: if the journal ends where the part begins. If not, it is compared with what is stored outside of any
-transaction, and what it has beyond that is what comes next. Each part is a row of its own; many small ones are put together
-later (``journal_folding.py``).
+Accepted bytes never change. A part at the journal's end is accepted in the transaction that also creates the rows of
+its samples. Any other part is first compared with the stored bytes, outside any transaction, and only its excess is
+new. Each part is a row of its own; ``journal_folding.py`` combines small ones later.
 
-A worker that set a file of its own aside says what follows under the next generation. That begins with what is stored, so
-the rows of this only get its number; nothing is taken of the generation before it any more.
+A worker that archived a journal file of its own continues under the next generation, which starts with the stored
+bytes. Rows only get the new number, and parts of the earlier generation are refused.
 """
 
 from __future__ import annotations
@@ -156,7 +155,7 @@ def _samples(run_id: str, content: bytes, offset: int, resumed: int) -> list[dic
 
 
 def _begin_generation(session: Session, run: DbRun | HeardRun, generation: int) -> None:
-    """Give what is stored of a journal the number of the generation that goes on with it."""
+    """Assign the new generation's number to the stored journal rows."""
     mine = DbJournalSegment.run_id == run.id
     session.execute(update(DbJournalSegment).where(mine).values(generation=generation))
     run.journal_generation = generation

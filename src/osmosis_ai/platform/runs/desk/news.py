@@ -178,8 +178,7 @@ class WorkerNews:
 def file_rows(
     session: Session, run_id: str, files: Sequence[RunFilePart], now: datetime
 ) -> list[dict[str, Any]]:
-    """Return the rows of a run's files, each in a blob that was sent; what a shard was merged into is where
-    it is."""
+    """Return the rows of a run's files and their blobs, following merged shards."""
     blobs = stored_blobs(session, run_id, {file.blob for file in files})
     for file in files:
         check_part(file, blobs[file.blob])

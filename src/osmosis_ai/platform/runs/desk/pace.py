@@ -1,7 +1,7 @@
-"""How often workers say something: as often as a page wants to see it with a few of them, seldom enough with a thousand.
+"""Choose the sync interval of workers: short with a few of them, longer with many.
 
-The runs that are heard of say how often each may come, were an exchange a round. What is really served decides how much
-seldomer: a round of a young run is three exchanges, and a platform that has less than a core is late with any.
+The number of active runs gives the interval for one exchange per round. The measured load extends it: a round of
+a young run takes three exchanges, and a platform with less than a core is slow with any.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FORGOTTEN_AFTER = 2
 
 
 class SyncPace:
-    """Counts the runs that are heard of, the exchanges that are served, and how long these wait."""
+    """Counts active runs and exchanges, and measures their delay."""
 
     def __init__(self, clock: Clock, term: timedelta) -> None:
         self._clock = clock
@@ -46,11 +46,11 @@ class SyncPace:
                 self._follow(now)
 
     def next_s(self, run_id: str | None = None) -> float:
-        """Return when to come again, in seconds; ``run_id`` is heard of now."""
+        """Return the seconds until the next sync; ``run_id`` has just been seen."""
         now = self._clock.monotonic()
         with self._lock:
             if run_id is not None:
-                # The one that was heard of longest ago is the first.
+                # The first entry is the run seen least recently.
                 self._heard.pop(run_id, None)
                 self._heard[run_id] = now
             while self._heard:

@@ -1,8 +1,8 @@
-"""The platform's side of the worker protocol, on its database: a run is claimed, heard of, and closed.
+"""The worker protocol on the platform's database: claim, sync and close runs.
 
-Every method may be called again with the same words, and blocks; none knows of HTTP. Whatever a worker says is written in
-one transaction that its lease's token opens (:meth:`~osmosis_ai.platform.runs.leases.Leases.writing`); blobs are there
-before it, and what is nobody's any more goes after it.
+Every method is idempotent, blocks and is independent of HTTP. A worker's data are written in one transaction, which
+requires its lease's token (:meth:`~osmosis_ai.platform.runs.leases.Leases.writing`). Blobs are stored
+before it and deleted after it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class RunDesk:
 
     def claim(self, offer: WorkerOffer, scope: ClaimScope) -> Assignment | None:
         """Give a worker a run; None where there is none for it."""
-        # Of a run that nothing can be handed out of now, the oldest one, no worker would ever come to another.
+        # Skip runs with no claimable work; otherwise the oldest one would starve the rest.
         gives_way = scope.run_id is None
         while (taken := self._take(offer, scope)) is not None:
             lease, _is_again = taken
@@ -150,8 +150,7 @@ class RunDesk:
             self._executor_told[run_id] = told
 
     def why_it_waits(self, run: BegunRun) -> str | None:
-        """Return what a run waits for that has no machine yet, or whose worker has let it go or is silent, in
-        a sentence."""
+        """Return what a run waits for that has no machine, or whose worker released it or is silent."""
         if (told := self._told_by_executor(run)) is not None:
             return f"{told.removesuffix('.')}."
         why, what = waits_for(run, self.leases), self._waiting.get(run.id)
@@ -171,8 +170,7 @@ class RunDesk:
     def _note_secrets(
         self, lease: Lease, assignment: Assignment, offer: WorkerOffer, scope: ClaimScope
     ) -> None:
-        """Say who is handed a run's secrets, before it is: in the audit, which outlives the run, and in the
-        run's log."""
+        """Record who receives a run's secrets, beforehand: in the audit, which outlives the run, and in the run's log."""
         self._handouts.note(
             lease.run_id,
             lease.attempt,
@@ -225,12 +223,12 @@ class RunDesk:
         return self._closing.end(lease, request, is_said_again=True, keeps_journal=keeps_journal)
 
     def release(self, run_id: str, request: ReleaseRequest) -> RunClosed:
-        """Let a run go as it is, for whoever comes next."""
+        """Release a run unchanged for another worker."""
         lease = self._lease(run_id, request.lease.get_secret_value())
         if request.of_machine:
             self._unfit.note(run_id, lease.token)  # before the run is free
         elif request.setback is not None and not request.store_away:
-            self._sources.doubt(run_id)  # before it is handed out again
+            self._sources.doubt(run_id)  # before the next claim receives it
         try:
             closed = self._closing.release(lease, request)
             if request.store_away:
@@ -243,8 +241,7 @@ class RunDesk:
             raise
 
     def close_abandoned(self, run_id: str, outcome: Outcome, error: str | None = None) -> None:
-        """End an open run that nobody works on, with all that was accepted of it; harmless where somebody
-        does."""
+        """End an open run without a worker, keeping accepted data. Does nothing if a worker is active."""
         # Behind a long silence nobody is abandoned before everybody has had a term to say something.
         with self.silence.noticed():
             lease = self._claims.take_abandoned(run_id)

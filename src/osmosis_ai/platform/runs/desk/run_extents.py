@@ -1,6 +1,6 @@
-"""Which work items a run has: records of others are refused, whatever a worker sends.
+"""The attempts that belong to a run; records of others are refused.
 
-A selection, its attempts and what is retried never change, so they are read once for each run that is worked on.
+A selection, its attempts and its retries never change, so they are read once per active run.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ class RunExtents:
         self._told: set[str] = set()
 
     def require(self, run_id: str, samples: Sequence[dict[str, Any]]) -> None:
-        """Find out whether samples are of the run's work items; the first that is refused is noted on the
-        run."""
+        """Check that samples are attempts of the run; the first refused one is noted on the run."""
         extent = self._of(run_id) if samples else None
         if extent is None:
             return

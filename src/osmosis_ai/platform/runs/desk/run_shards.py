@@ -33,8 +33,7 @@ def is_shard(name: str) -> bool:
 
 
 def note_shard(session: Session, run_id: str, key: str, blob: BlobInfo, now: datetime) -> ShardPlace:
-    """Return where a shard is, as part of the transaction that holds its run; one that is new may be merged
-    from now on."""
+    """Return a shard's place, within the transaction that locks its run. A new shard may be merged from now on."""
     shard = session.get(DbRunShard, key)
     if shard is None:
         described = {"size": blob.size, "sha256": blob.sha256, "state": "stored", "changed_at": now}
@@ -56,8 +55,7 @@ class UnreadableShard(Exception):
 
 
 class JoinedShards(io.RawIOBase):
-    """Shards one after another, read in blocks; each is what was accepted, or the reading fails where it
-    ends."""
+    """Concatenated shards, read in blocks; reading fails at the end of a shard that differs from the accepted one."""
 
     def __init__(self, blobs: BlobStore, shards: Sequence[DbRunShard]) -> None:
         self._blobs = blobs

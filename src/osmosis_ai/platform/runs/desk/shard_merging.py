@@ -1,8 +1,8 @@
-"""Small shards of a run become large ones, in the background: a sample is stored at once, and a run is few files.
+"""Merge small shards of a run into large ones in the background.
 
-A merged shard is written beside those that it replaces, then its run's files are found in it, and only after every URL
-and reader of the old ones is done they are deleted. Each step is a transaction of its own behind which both places are right;
-``run_shards`` says how far a merge has come, so that whoever is killed loses nothing and leaves nothing behind.
+A merged shard is written first, then its run's files are pointed at it. The old shards are deleted
+once no URL or reader uses them. Each step is a transaction after which both places are valid, and
+``run_shards`` records the progress, so a crash loses and leaks nothing.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ _DELETIONS = 256
 
 
 class ShardMerging:
-    """Merges the shards of one platform's runs; every method blocks, and :meth:`merge_due` is one thread's
-    alone."""
+    """Merges the shards of a platform's runs. Methods block, and only one thread may call :meth:`merge_due`."""
 
     def __init__(self, db: Database, blobs: BlobStore, clock: Clock) -> None:
         self._db = db
@@ -137,7 +136,7 @@ class ShardMerging:
             info = self._blobs.put(key, cast(BinaryIO, io.BufferedReader(JoinedShards(self._blobs, shards))))
             is_taken = self._take(key, run_id, info.size, info.sha256, shards)
         except UnreadableShard as unreadable:
-            logger.warning("the shard %s can not be read any more, and is left as it is", unreadable.key)
+            logger.warning("the shard %s cannot be read any more, and is left as it is", unreadable.key)
             self._take_back(key)
             with self._db.transaction() as session:
                 self._set(session, [unreadable.key], "unreadable")
@@ -182,7 +181,7 @@ class ShardMerging:
         left = deque(shards)
         while left:
             with self._db.transaction() as session:
-                # Who tells files of these shards holds the same row: none is told behind our back.
+                # Locking the run's row prevents workers from adding files of these shards meanwhile.
                 session.get(DbRun, left[0].run_id, with_for_update=True)
                 moved, done = 0, []
                 while left and moved < _ROWS:

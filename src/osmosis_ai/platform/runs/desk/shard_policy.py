@@ -1,8 +1,8 @@
-"""Which shards of a run become one, so that few are left whatever their sizes, and no byte is written often.
+"""Choose the shards to merge, so that few remain and each byte is written rarely.
 
-While the run goes on, shards of about the same size wait for each other: a level holds sizes that differ by 16 at most, and
-64 of one level are of a higher one together. So a run has fewer than 64 shards of each level below :data:`LARGE_BYTES`, and a
-byte is written once a level. When it has ended, whatever is smaller is put together: of a run's shards all but one are large.
+While a run is active, shards are grouped in levels of similar size (within a factor of 16), and 64 of one level become
+one of a higher level. A run thus has fewer than 64 shards per level below :data:`LARGE_BYTES`, and a byte is written
+once per level. After the run has ended, smaller shards are merged, so that all but one are large.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from osmosis_ai.platform.runs.leases import Leases
 LONG_S = 10.0
 """Of a silence after which every owner is given a whole term."""
 _TURN_WITHIN_S = 5.0
-"""How long others wait for whoever gives it: each of them holds a thread."""
+"""How long other threads wait for the one that renews the leases."""
 _FAILURES = (DatabaseBusyError, StorageFullError, DBAPIError)
 
 

@@ -1,10 +1,10 @@
-"""What a worker says of its training run becomes rows: its curve, its newest validation, its checkpoints.
+"""Store what a training worker sends: its curve, newest validation and checkpoints.
 
-Each function here is part of its caller's transaction, which has made sure that the worker owns the run. Everything is keyed
-by what it is about (run, metric and step; run and step; a validation's version), so that an exchange may be repeated. Blobs
-are stored before; those that nobody refers to any more are named to the caller, who deletes them once it is committed.
+All functions run in their caller's transaction, which has verified the lease. Rows are keyed by their subject (run,
+metric and step; run and step; validation version), so an exchange can be repeated. Blobs are stored before;
+unreferenced ones are returned to the caller, who deletes them after the commit.
 
-Invariants: a run has the files of one validation or of none, and one archive to go on from or none: the newest.
+A run has the files of at most one validation and at most one resume archive, the newest.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def apply_training(
 
 
 def stored_training(session: Session, run: DbRun, sign: Callable[[str, str], str]) -> StoredTraining:
-    """Return what there is of ``run`` for whoever goes on with it."""
+    """Return the stored state of ``run`` for the worker that continues it."""
     kept = session.scalars(select(DbLoraModel.step).where(DbLoraModel.run_id == run.id))
     resume = resume_archive_of(run)
     return StoredTraining(
@@ -108,7 +108,7 @@ def _furthest(run: DbRun) -> int:
 
 
 def _begin(session: Session, run: DbRun, start: TrainingStart) -> None:
-    """Say how long the run will be and where it goes on, once an attempt: repeated late, it would undo steps."""
+    """Record the planned steps and the starting point, once per attempt: a late repetition would undo steps."""
     state = run.training_state or {}
     if state.get("begun") == run.attempt:
         return

@@ -1,6 +1,6 @@
-"""Which machines could not work on a run for reasons of their own, such as a full disk: for a while others go first.
+"""Machines that recently failed a run for reasons of their own, such as a full disk; other machines get it first.
 
-Where no other machine is there that could take the run, nobody gives way: a machine alone tries again as soon as it may.
+A machine that is the only candidate is not skipped and retries at the usual pace.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ _MOST = 10_000
 
 
 class UnfitMachines:
-    """The machines that gave runs back, as far as this process remembers; a restart forgets them, which costs
-    a try."""
+    """The machines that gave runs back, in memory only; forgetting them costs one try."""
 
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db

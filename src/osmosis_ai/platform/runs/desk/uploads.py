@@ -1,7 +1,7 @@
-"""The blobs that a worker sends: asked for, put to a signed URL, and taken once they are there and are what was announced.
+"""Blob uploads of workers: requested, put to a signed URL, and accepted after verification.
 
-The platform is told of a blob's size and digest before a byte comes, and a run may have so many uploads open and send so much.
-Nothing here but :func:`note_wanted` belongs inside a transaction: the store is asked before it.
+A blob's size and digest are announced first, and a run has limits on open uploads and total size.
+Only :func:`note_wanted` may be called inside a transaction; the store is asked before it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class RunUploads:
                 self._complete(row, [each.etag, *each.further_etags])
 
     def begin(self, run_id: str, wanted: Sequence[WantedUpload]) -> list[BegunUpload]:
-        """Begin the uploads that a worker asks for; one that was begun goes on."""
+        """Start the requested uploads, or resume them if already started."""
         names = [each.name for each in wanted]
         if len({*names}) < len(names):
             raise OsmosisError("a blob is asked for twice.")
@@ -91,7 +91,7 @@ class RunUploads:
         return begun
 
     def give_up(self, run_id: str, begun: Sequence[BegunUpload]) -> None:
-        """Forget what was begun and not written down; a store that is away is told by the maintenance. Blocking."""
+        """Delete started but unrecorded uploads; maintenance retries if the store is unavailable. Blocking."""
         self.abort([BlobUpload(each.id, blob_key(run_id, each.wanted.name)) for each in begun if each.is_new])
 
     def abort(self, uploads: Sequence[BlobUpload]) -> None:
@@ -105,7 +105,7 @@ class RunUploads:
         return [self._grant(run_id, each) for each in begun]
 
     def forget(self, run_id: str) -> None:
-        """Give up what is still under way of a run that has ended, and shards that nothing was told of. Blocking."""
+        """Abort an ended run's open uploads, and delete shards without files. Blocking."""
         mine = DbRunUpload.run_id == run_id
         with self._db.session() as session:
             left = session.scalars(select(DbRunUpload).where(mine, DbRunUpload.is_stored.is_(False))).all()
@@ -117,8 +117,7 @@ class RunUploads:
             session.execute(delete(DbRunUpload).where(mine))
 
     def _sent_shards_in_vain(self, run_id: str) -> bool:
-        """Tell whether a run sent shards, and its worker was killed before it told of any: where there are
-        others, they go with what those were merged from."""
+        """Return whether a killed worker left only shards without files. Otherwise they are deleted with merged ones."""
         sent = select(DbRunUpload.name).where(
             DbRunUpload.run_id == run_id, DbRunUpload.name.startswith(f"{SHARDS_FOLDER}/")
         )
@@ -244,8 +243,7 @@ def stored_blobs(session: Session, run_id: str, names: Collection[str]) -> Mappi
 
 
 def check_part(part: RunFilePart, blob: BlobInfo) -> None:
-    """Find out whether a file can be in a blob: all of it, or a piece that is unpacked into memory when it is
-    read."""
+    """Check that a file fits a blob: all of it, or a piece that is unpacked in memory on reading."""
     offset, length = part.shard_offset, part.shard_length
     if offset is None or length is None:
         is_there = offset is length and part.size == blob.size and not is_shard(part.blob)
@@ -254,7 +252,7 @@ def check_part(part: RunFilePart, blob: BlobInfo) -> None:
     below = part.path.split("/")
     if not is_there or "\\" in part.path or not part.path.isprintable() or {"", ".", ".."} & {*below}:
         raise OsmosisError(
-            f"{part.path[:200]!r} can not be a file in a blob of {blob.size} bytes.",
+            f"{part.path[:200]!r} cannot be a file in a blob of {blob.size} bytes.",
             details={"path": part.path[:200]},
         )
 
@@ -266,7 +264,7 @@ def blob_key(run_id: str, name: str) -> str:
     try:
         return check_key(f"runs/{run_id}/{name}")
     except ValueError:
-        raise OsmosisError(f"{name[:160]!r} can not be the name of a blob.") from None
+        raise OsmosisError(f"{name[:160]!r} cannot be the name of a blob.") from None
 
 
 def _gone(name: str) -> UploadGoneError:

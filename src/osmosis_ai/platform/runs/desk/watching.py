@@ -16,7 +16,7 @@ from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.lifecycle import OPEN
 
 _MOST_QUESTIONS = 32
-"""Of one look, whoever waits: a machine that asks for each run by its id holds up nobody else."""
+"""Maximum number of single-run queries per round, so that machines asking by run id do not delay others."""
 _MOST_NAMED = 500
 """Ids in one question; the engines differ in how many they take."""
 

@@ -1,8 +1,7 @@
-"""What an executor is: four functions on jobs, each of which is a worker for one run.
+"""Interface of executors: start, inspect, stop and list jobs, each a worker for one run.
 
-It starts a job, says how it is, stops it, and lists what it has: as processes of this machine, or as jobs of a Ray cluster.
-How long that takes, what a job waits for and how it ended, each knows alone. Which runs are to have one, how often, and
-when that is enough, the loop decides for all of them (:mod:`~osmosis_ai.platform.runs.execute.executor_loop`).
+Jobs are processes of this machine or jobs of a Ray cluster. An executor knows how long these operations take, what a
+job waits for and how it ended. :mod:`~osmosis_ai.platform.runs.execute.executor_loop` decides which runs get jobs.
 """
 
 from __future__ import annotations

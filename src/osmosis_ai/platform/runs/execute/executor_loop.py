@@ -1,14 +1,13 @@
-"""Has every run that needs a worker get one, and sees each of these to its end, whatever executes them.
+"""Start a worker for every run that needs one and supervise it, for any executor.
 
-A thread goes round and round: it *looks* at the jobs that were started, *stops* those that are to stop, *ends* runs that are
-to end and that nobody works on, and *starts* what waits. Each step looks at the database and at what there is, so that a
-round that failed is made up for by the next, and this process may be killed at any moment: what it needs to know is in the
-database, in the workers' locks and in their journals. The lease decides who owns a run, never an executor. Runs start in the
-order in which they were submitted, and the workspace with the fewest at work goes first.
+A thread repeats four steps: *look* at started jobs, *stop* those that must stop, *end* unclaimed runs that must end,
+and *start* waiting runs. Each step reads the actual state, so the next round repairs a failed one and the process
+may be killed at any moment. All state is in the database, the workers' locks and their journals. The lease, not the
+executor, decides who owns a run. Runs start in submission order, workspaces with the fewest active runs first.
 
-A job that ended without progress is followed by another after twice the time, and the run's log says why and when; after
-:data:`~osmosis_ai.platform.runs.desk.closing.FRUITLESS` of them, or
-:data:`~osmosis_ai.platform.runs.execute.failure_streak.SETBACKS` failures of our own, the run fails.
+A job without progress is retried after twice the previous delay, and the run's log has the reason. A run fails after
+:data:`~osmosis_ai.platform.runs.desk.closing.FRUITLESS` such jobs or
+:data:`~osmosis_ai.platform.runs.execute.failure_streak.SETBACKS` infrastructure failures.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ STOP_GRACE_S = 30.0
 _MOST_DOUBLED = 5
 """How often that is doubled at most."""
 TOLD_AFTER_S = 60.0
-"""Of an executor that is away: after that long, runs are told."""
+"""How long an executor may be unavailable before runs report it."""
 _ENDS_WITHIN_S = 15.0
 _AWAY_EVERY_S = 1.0
-"""How often an executor that is away is asked at most."""
-# Of an executor that is away, that many runs are told.
+"""Minimum interval between requests to an unavailable executor."""
+# Maximum number of runs that report an unavailable executor.
 _MOST_TOLD = 1000
 
 
@@ -162,7 +161,7 @@ class ExecutorLoop:
                 if not self._ending.is_set():
                     step(runs)
             if self._outage is not None:
-                logger.warning("the executor goes on")
+                logger.warning("the executor continues")
                 for run_id in self._outage.told:
                     job = self._jobs.get(run_id)
                     self._desk.note_executor(run_id, job.told if job is not None and job.is_waiting else "")
@@ -184,7 +183,7 @@ class ExecutorLoop:
                     logger.warning("the executor waits: %s", error.message)
                 waits_for = error.message
             except Exception:  # the edge of this thread, without which no run would ever start or end
-                logger.exception("the executor met an unexpected error and goes on")
+                logger.exception("the executor met an unexpected error and continues")
 
     def _pause_s(self) -> float:
         return self._executor.every_s if self._outage is None else max(self._executor.every_s, _AWAY_EVERY_S)
@@ -236,8 +235,7 @@ class ExecutorLoop:
             self._desk.note_executor(run_id, state.told if state.phase == "waiting" else "")
 
     def _handle_end(self, started: _Started, state: JobState) -> None:
-        """Take note of a job that has ended; its run is free for the next, where its worker is known to be
-        dead."""
+        """Record a job's end. Its run becomes free once its worker is known to be dead."""
         run = self._let_go(started.job.run_id)
         if run is None or was_resumed(run, started.attempt):
             self._streaks.pop(started.job.run_id, None)
@@ -281,7 +279,7 @@ class ExecutorLoop:
             if run is not None and run.stop_requested_at is None:
                 continue
             if started.is_waiting:
-                # Asked to stop, a job that no node can hold goes on waiting; without its ticket it can claim nothing.
+                # A job that no node can hold keeps waiting even after a stop request; without its ticket it cannot claim.
                 self._tickets.withdraw(run_id)
                 self._executor.stop(started.job)
                 del self._jobs[run_id]

@@ -1,7 +1,7 @@
-"""Runs are given up: what their last worker recorded is handed over, and they fail, each under one lease.
+"""Fail abandoned runs after storing what their last worker recorded, each under one lease.
 
-A store that is away holds up its own run alone: the end is said again, once a second, until the journal is kept; asked to
-stop, the run ends without it after half a lease, as any other. The lease is claimed once and kept, so that it counts as one
+An unavailable store delays only its own run: ending it is retried every second until the journal is stored. After a
+stop request the run ends without it after half a lease. The lease is claimed once and kept, so it counts as one
 attempt.
 """
 

@@ -1,7 +1,6 @@
-"""What workers that were given up have left: no other comes that would send what stands in the journal alone.
+"""Send the unsent journal records of abandoned workers, since no later worker will.
 
-A retry makes what has no score again, so that what was journalled and not sent would be paid for twice; and the journal
-itself would go with the working directory.
+Otherwise a retry would repeat and pay for these attempts, and the journal would be deleted with the working directory.
 """
 
 from __future__ import annotations

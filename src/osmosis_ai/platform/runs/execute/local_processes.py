@@ -78,14 +78,14 @@ class LocalProcesses:
             directory = WorkingDirectory(self._runs_dir, job.run_id)
             try:
                 directory.create()
-                directory.is_worked_on()  # its worker would die of a lock that can not be held, and not say why
+                directory.is_worked_on()  # its worker would fail silently if the lock cannot be taken
                 process = self._start_worker(job.run_id, ticket, secrets.token_hex(16))
             except OSError as error:
                 if _is_damage(error, directory.path):
                     why = f"its working directory on the platform's machine is damaged ({reason_of(error)})"
                     self._damaged[job.run_id] = JobState(job.id, "ended", why, "ours")
                     return ""
-                raise NoWorkerError(f"it can not start a worker ({reason_of(error)}).") from error
+                raise NoWorkerError(f"it cannot start a worker ({reason_of(error)}).") from error
             if self._is_closed:  # by another thread, which did not wait for ever
                 process.kill()
                 raise NoWorkerError("the platform ends.")

@@ -1,16 +1,15 @@
-"""A Ray cluster as an executor, by its Jobs REST API: start, state, stop, list, and what the cluster has to offer.
+"""Ray cluster as an executor, over its Jobs REST API.
 
 Ray itself is not imported: it would bind the platform to the cluster's versions of Ray and Python. As of Ray 2.60:
 
-- without a token a cluster that asks for one answers 401, to a wrong one 403; nothing is sent to one that does not ask;
-- a second job under one id gets 500, as much else does: after any error the id is looked up before it counts;
-- a head whose agent does not run answers all questions, and leaves whoever submits a job without an answer;
-- what no node can hold waits ``PENDING`` without a word, and is ``FAILED`` after 15 minutes; asked to stop, it stays
-  ``PENDING`` until then;
-- a node that is gone fails its jobs after about 15 s; a head that is gone leaves the API hanging for a minute and takes
-  all jobs with it.
+- A cluster with authentication answers 401 without a token and 403 to a wrong one. No token is sent to other clusters.
+- A second job with the same id gets 500, like many other errors, so after any error the id is looked up.
+- A head without a running agent answers queries but never a job submission.
+- A job that no node can hold stays ``PENDING`` without a reason and is ``FAILED`` after 15 minutes; stopping it does
+  not change that.
+- A lost node fails its jobs after about 15 s. A lost head makes the API hang for a minute and loses all jobs.
 
-Whoever holds the cluster's token reads the environment of every job, so a job is given its ticket there and nothing else.
+Every holder of the cluster's token can read job environments, so a job receives only its ticket there.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ TIMEOUT_S = 10.0
 SUBMIT_TIMEOUT_S = 30.0
 """A head that has just got a node may take more than ten seconds to accept a job."""
 ANSWER_WITHIN_S = 3.0
-"""How long whoever only asks how the cluster is waits for it."""
+"""Timeout of status queries to the cluster."""
 WAITS_LONG_S = 60.0
 """After this a run's log says what its job waits for."""
 _LOOKED_AT_FOR_S = 60.0
@@ -145,8 +144,7 @@ class RayJobs:
         return f"submitted to the Ray cluster as {job.id}"
 
     def state(self, job: WantedJob) -> JobState | None:
-        """Return how a job is, and what it waits for when it has waited long; None when the cluster never had
-        it."""
+        """Return a job's state and, after a long wait, what it waits for; None if the cluster never had it."""
         status, text = self._ask("GET", f"/api/jobs/{job.id}")
         if status == 404:
             return self._forgotten(job)
@@ -248,7 +246,7 @@ class RayJobs:
         return status, text
 
     def _require_closed(self) -> None:
-        """Ask without a token, and refuse whoever answers."""
+        """Send a request without a token and refuse a cluster that answers it."""
         status, text = self._exchange("GET", "/api/version", None, None)
         if status in (401, 403) or (status == 200 and self._cluster.allow_open):
             return
@@ -310,7 +308,7 @@ class RayJobs:
 
 
 def cluster_problem(cluster: RayCluster, *, within_s: float = ANSWER_WITHIN_S) -> str | None:
-    """Return why a cluster can be given no job now, and what mends it; None where nothing is seen."""
+    """Return why a cluster cannot accept jobs now, with a fix; None if no problem is found."""
     found: list[str | None] = []
 
     def look() -> None:
@@ -333,8 +331,7 @@ def cluster_problem(cluster: RayCluster, *, within_s: float = ANSWER_WITHIN_S) -
 
 
 def worker_entrypoint(job: WantedJob, platform_url: str) -> str:
-    """Return what has a node work on a run; by `exec`: what the cluster ends is the worker, with no shell in
-    between."""
+    """Return a node's command for a run. `exec` leaves no shell in between, so the cluster ends the worker itself."""
     command = ["osmosis", "platform", "worker", "--run", job.run_id, "--url", platform_url]
     granted = f"{max(job.cpus, _LEAST_TOLD):.12g}"
     return shlex.join(["exec", *command, "--token-env", TICKET_VARIABLE, "--cpus", granted])

@@ -89,5 +89,5 @@ def fairest(runs: Iterable[DbRun], at_work: Mapping[str, int]) -> DbRun | None:
 
 
 def was_resumed(run: DbRun, attempt: int) -> bool:
-    """Tell whether an open run has ended and waits anew since it had been claimed ``attempt`` times."""
+    """Return whether an open run was resumed after it had been claimed ``attempt`` times."""
     return run.status == "pending" and run.attempt > attempt

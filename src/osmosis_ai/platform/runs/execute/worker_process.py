@@ -1,8 +1,8 @@
-"""A worker's process: how it is started, what it inherits of the platform's own environment, and how it may end.
+"""Start a worker process and define its inherited environment and exit statuses.
 
-The variables are named one by one, because whoever starts a platform has keys of their own in their shell. A run's
-secrets are added to its rollout's server alone. Where the platform is and the right to claim its run reach the worker by a
-pipe: every program of the user can read the environment that another was started with.
+Variables are listed by name, because the platform's environment may contain private keys. Only the rollout's server
+gets the run's secrets. The platform's address and the claim ticket are passed through a pipe, since every
+program of the user can read another's initial environment.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ says why."""
 REFUSED = 79
 """What the worker shows is not taken any more: the run is as it was, for another worker."""
 LEARNER_LOST = 77
-"""A process that learned together with this one is gone: a death, after which another worker goes on."""
+"""A peer process of a distributed training died; another worker continues the run."""
 
 
 class WorkerProcess(Protocol):

@@ -1,7 +1,6 @@
-"""What may be uploaded of an evaluation that ran elsewhere: decided on what is announced, before a byte is sent.
+"""Validate the announcement of an uploaded evaluation before any byte is sent.
 
-Nothing of it is believed: names are checked here, bytes by their digests when they arrive, results when a run is
-made of them.
+Nothing is trusted: names are checked here, bytes by their digests on arrival, and results when the run is created.
 """
 
 from __future__ import annotations

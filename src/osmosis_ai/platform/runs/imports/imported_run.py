@@ -1,7 +1,7 @@
-"""The run that an upload becomes: results from its index, details from its trajectories, metrics computed here.
+"""Create a run from an upload: results from its index, details from its trajectories, metrics computed here.
 
-Nothing is written before all of it has been read and is consistent: one entry for each attempt on each row, and
-exactly the files of each attempt that were announced.
+Everything is read and checked before anything is written: one entry per attempt on each row, and exactly the announced
+files of each attempt.
 """
 
 from __future__ import annotations

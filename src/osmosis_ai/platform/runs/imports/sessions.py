@@ -1,8 +1,8 @@
-"""The uploads of evaluations that ran elsewhere, as requests see them: every step may be repeated.
+"""Upload sessions for evaluations that ran on other machines. Every step is repeatable.
 
-An upload is known by the run it is of and the digest of that run's manifest: announced again, it goes on with the
-files that are missing. A file counts when its bytes are those that were announced. Nothing of it is a run before it
-is finalized, and what is not finalized within :data:`UPLOAD_TTL` of its last announcement is forgotten with its bytes.
+An upload is identified by its run and the digest of the run's manifest. Announcing it again resumes it with the missing
+files. A file counts when its bytes match the announcement. No run exists until the upload is finalized, and an upload
+not finalized within :data:`UPLOAD_TTL` of its last announcement is deleted.
 """
 
 from __future__ import annotations
@@ -238,8 +238,7 @@ class EvalImportStore:
     def _received(
         self, upload: PartedUpload, path: str, parts: Sequence[CompletedPart] | None
     ) -> Sequence[str]:
-        """Return the ETags of the parts that are here; none where the same was said before, and they are a
-        blob now."""
+        """Return the ETags of the received parts; empty if they were already combined into a blob."""
         try:
             received = self._blobs.parts(upload.upload)
         except UploadNotFound:
@@ -321,7 +320,7 @@ class EvalImportStore:
                 return
             files = self._state(session, current).files
             session.delete(current)
-            # Where this ends too early, whoever deletes the files of runs goes on.
+            # If this is interrupted, the deletion of runs removes the remaining files.
             session.merge(DbDeletedRun(id=row.run_id, deleted_at=self._clock.now()))
         for upload in filter(None, map(_upload_of, files)):
             self._blobs.abort_upload(upload.upload)
@@ -354,7 +353,7 @@ def _current(session: Session, file: DbEvalImportFile) -> DbEvalImportFile:
     """Return a file's row to be written, if it waits for the same bytes still."""
     row = session.get(DbEvalImportFile, (file.import_id, file.path), with_for_update=True)
     if row is None or row.blob_key != file.blob_key:
-        raise ConflictError("this upload has been started anew meanwhile; upload the run again.")
+        raise ConflictError("this upload was restarted meanwhile; upload the run again.")
     return row
 
 
@@ -391,7 +390,7 @@ def _is_same(file: DbEvalImportFile, announced: ImportFile | None) -> bool:
 
 def _other_results(run: DbRun) -> ConflictError:
     return ConflictError(
-        f"this run is on the platform already, as {run.name}, with other files: it went on after it was uploaded.",
+        f"this run is on the platform already, as {run.name}, with other files: it continued after it was uploaded.",
         details={"eval_run_id": run.id, "eval_run_name": run.name},
         hint=f"to replace it, delete that one first: osmosis eval delete {run.name}",
     )
@@ -400,5 +399,5 @@ def _other_results(run: DbRun) -> ConflictError:
 def _unknown(session_id: str) -> NotFoundError:
     return NotFoundError(
         f"there is no upload '{session_id[:80]}' in this workspace, or its time is over.",
-        hint="run `osmosis eval upload` again: it begins anew",
+        hint="run `osmosis eval upload` again: it starts from scratch",
     )

@@ -1,8 +1,7 @@
-"""Files that only write down what is kept otherwise: ``metrics.json``, ``summary.jsonl``, ``logs.txt``, the journal.
+"""Files generated from other data: ``metrics.json``, ``summary.jsonl``, ``logs.txt`` and the journal.
 
-They are made when somebody asks, at any moment of a run, and stored under the digest of their content. That digest
-is the token of the manifest: what was announced with a size is what is fetched, whatever happens in between, and a
-run that has ended has each of them once.
+They are generated on request and stored under their content's digest, which is the manifest's token. A download
+therefore matches its announced size despite later changes, and an ended run has each file once.
 """
 
 from __future__ import annotations

@@ -41,8 +41,7 @@ class Downloads:
         self._manifests = RunManifests(db, blobs, self._derived)
 
     def manifest(self, run: DbRun, types: Sequence[str], rows: str | None) -> Iterator[bytes]:
-        """Return the wire's manifest in pieces: files of the asked types, samples' own only of the asked
-        rows."""
+        """Yield the manifest's JSON in pieces, with files of the requested types and, for sample files, rows."""
         return self._manifests.read(run, types, parse_rows(rows) if rows is not None else None)
 
     def urls(self, run: DbRun, wanted: Sequence[WantedFile]) -> list[tuple[WantedFile, str]]:
@@ -84,8 +83,7 @@ def parse_types(text: str | None) -> tuple[str, ...]:
 
 
 def parse_rows(text: str) -> list[tuple[int, int]]:
-    """Return the ranges that ``3,7,10-20`` names, as first and last row, ascending and apart from one
-    another."""
+    """Return the ranges named by ``3,7,10-20`` as first and last row, sorted and disjoint."""
     ranges = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")

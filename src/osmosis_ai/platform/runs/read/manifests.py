@@ -1,7 +1,7 @@
-"""Which files of a run can be downloaded: written once when the run has ended, cut to what is asked for as it is read.
+"""Manifests of a run's downloadable files: written once at the end, filtered on reading.
 
-A manifest is kept as lines: a file's type, its row of the dataset, its size, and the entry as the wire has it, with
-tabs between. Cutting it takes no parsing, and no more memory than a block.
+A manifest is stored as tab-separated lines with a file's type, row, size and JSON entry, so that filtering needs
+no parsing and no more memory than a block.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ class RunManifests:
         self._derived = derived
 
     def read(self, run: DbRun, types: Sequence[str], ranges: Ranges | None) -> Iterator[bytes]:
-        """Return the wire's document in pieces: files of these types; samples' own only of these rows, where
-        given."""
+        """Yield the document in pieces, with files of these types and, for sample files, these rows."""
         if run.status == "pending":
             raise ConflictError(
                 f"the evaluation run {run.name} has not begun; there is nothing to download yet."
@@ -77,8 +76,7 @@ class RunManifests:
         return lines
 
     def _kept(self, key: str) -> BinaryIO | None:
-        """Unpack a manifest that was kept; None where there is none, or one that somebody has harmed: it is
-        made again."""
+        """Unpack a stored manifest; None if it is missing or corrupt, in which case it is generated again."""
         lines = _spool()
         try:
             with self._blobs.open(key) as kept, gzip.open(kept, "rb") as unpacked:

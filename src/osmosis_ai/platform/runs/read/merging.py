@@ -1,8 +1,7 @@
-"""An evaluation and the retries of its failed samples, as one evaluation.
+"""Combine an evaluation with the retries of its failed samples.
 
-All retries of a run refer to the run itself, however often it is retried and whichever of them was named. Of each
-work item the newest result counts: a retry makes only what had no score before it, so no score is ever replaced by
-another. What is still without one after all of them is unscored in the merged numbers, as it would be in any run's.
+All retries refer to the original run. The newest result of each attempt counts: a retry only repeats attempts without a
+score, so no score is replaced. An attempt without any score is unscored in the combined numbers.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ def read_family(session: Session, run: DbRun) -> RunFamily:
 
 
 def require_ended(family: RunFamily) -> None:
-    """Check that neither the run nor a retry of it goes on."""
+    """Check that neither the run nor a retry is active."""
     run = family.still_open
     if run is None:
         return
@@ -164,8 +163,7 @@ def merge(db: Database, blobs: BlobStore, family: RunFamily) -> MergedResults:
 def measure_accepted(
     db: Database, blobs: BlobStore, run: DbRun, still_mine: Callable[[], None] = lambda: None
 ) -> RunMetrics:
-    """Work out the numbers of a run that goes on from all that was accepted of its journal, as its worker
-    would."""
+    """Compute an active run's numbers from its accepted journal, as its worker would."""
     metrics, owners = _counted(db, RunFamily(run, ()), still_mine)
     warnings = []
     try:
@@ -211,7 +209,7 @@ def _uncounted_judges(name: str) -> str:
 def _count_judges(
     metrics: MetricsAccumulator, blobs: BlobStore, run: DbRun, owners: Mapping[tuple[int, int], str]
 ) -> bool:
-    """Count what a run's judges were asked for the samples that count; False where the journal can not be read."""
+    """Count the judge calls of the counted samples; return False if the journal cannot be read."""
     asked = ((run.metrics or {}).get("estimates") or {}).get("judges")
     if not asked:
         return True

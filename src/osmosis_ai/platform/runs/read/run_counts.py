@@ -1,8 +1,7 @@
-"""How many runs a workspace has, without counting them for every list: a hundred thousand take milliseconds.
+"""Cached run counts of workspaces, since counting a hundred thousand runs takes milliseconds.
 
-A count is kept while the workspace's newest run stays the newest. Runs submitted here make it be counted anew;
-those of another process are noticed by being newer, and at the latest, should a clock have been set back, when
-the count has grown old.
+A count is valid while the workspace's newest run is unchanged. Submitting a run here invalidates it. Runs of another
+process are noticed as newer, or at the latest, after a clock was set back, when the count expires.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class RunCounts:
         self._known: dict[str, _Count] = {}
 
     def forget(self, workspace_id: str) -> None:
-        """Count anew next time: the workspace has one more."""
+        """Discard a workspace's count after a new run."""
         with self._lock:
             self._known.pop(workspace_id, None)
 

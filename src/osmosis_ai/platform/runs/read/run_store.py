@@ -1,8 +1,7 @@
-"""Runs as people see them: lists, details, numbers, logs, and the request to stop.
+"""Read access to runs for users (lists, details, numbers, logs), and stop requests.
 
-Every query names the workspace first, so the run of another one is not there. Lists read no more of a row than
-they show, and that of an ended run once, because it does not change until somebody resumes it; the numbers of a run are its own
-row's, so that no list ever counts samples.
+Every query filters by workspace first. Lists read only the displayed columns, and cache ended runs, which change
+only when resumed. A run's numbers are in its own row, so lists never count samples.
 """
 
 from __future__ import annotations

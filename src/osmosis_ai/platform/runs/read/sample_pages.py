@@ -1,7 +1,7 @@
-"""What the attempts of an evaluation came to, page by page, its retries taken into account.
+"""Pages of an evaluation's samples, including its retries.
 
-A page goes on behind the row and attempt of the last one (its cursor), so that a run of any size is read in time
-proportional to it, and one that grows meanwhile yields no attempt twice.
+A page starts after the last row and attempt (its cursor). Reading takes linear time, and a growing run
+yields no attempt twice.
 """
 
 from __future__ import annotations
@@ -68,14 +68,13 @@ def _position(cursor: str) -> tuple[int, int]:
 
 
 def validation_page(samples: ValidationSamples | None, *, limit: int, cursor: str | None) -> ValidationPage:
-    """Return ``limit`` of the samples that a training run has kept of its newest validation, in the order of
-    their list."""
+    """Return ``limit`` samples of a training run's newest validation, in list order."""
     if samples is None:
         return ValidationPage()
     step, place = _position(cursor) if cursor is not None else (samples.step, 0)
     if step != samples.step:
         raise ConflictError(
-            f"the run has validated anew, after step {samples.step}; begin at the first page."
+            f"the run has a newer validation, after step {samples.step}; start at the first page."
         )
     page = samples.records[place : place + limit]
     more = place + limit < len(samples.records)

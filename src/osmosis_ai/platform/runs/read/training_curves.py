@@ -96,7 +96,7 @@ def read_curves_of(db: Database, run_ids: Sequence[str]) -> dict[str, list[Metri
 
 
 def logged_marks(logs: LogStore, run_id: str) -> list[CurveMark]:
-    """Return at which steps another worker went on, and what steps warn of, as the run's log has it."""
+    """Return marks for resumed steps and warnings from the run's log."""
     plans, warnings = logs.marks(run_id, PLAN), logs.marks(run_id, WARNED)
     told = ((line.message or "", line.details) for line in warnings if line.details)
     return [*restarts(plan.details for plan in plans if plan.details), *marked_warnings(told)]

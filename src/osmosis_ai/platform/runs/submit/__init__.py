@@ -1,1 +1,1 @@
-"""A request becomes a run: checked whole, its rows chosen, its name drawn, its row written; or an ended run goes on."""
+"""Submit, retry and resume runs."""

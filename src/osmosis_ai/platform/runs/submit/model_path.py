@@ -1,8 +1,7 @@
-"""Which model a run's ``model_path`` means: a built-in one, an adapter trained here, or somebody else's.
+"""Resolve a run's ``model_path``: a built-in model, a trained adapter, or a provider's model.
 
-An adapter is called as its endpoint calls it, ``<base model>:<adapter>``. Names of providers have colons, too
-(``ollama/llama3:8b``), so only the workspace's own adapters decide what is one; a run gets them whether or not
-they are deployed.
+An adapter is named like its endpoint, ``<base model>:<adapter>``. Provider names may contain colons, too
+(``ollama/llama3:8b``), so only the names of the workspace's adapters decide. Runs can use undeployed adapters.
 """
 
 from __future__ import annotations

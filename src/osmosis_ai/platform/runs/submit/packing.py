@@ -1,6 +1,6 @@
-"""The code of a run is packed when it is submitted: no worker, and no later moment, needs its mirror or the Git host.
+"""Pack a run's code at submission, so that no worker needs its mirror or the Git host.
 
-A submit waits for that a little; what takes longer goes on while the run waits, which its log and page say.
+A submit waits briefly. Longer packing continues while the run waits, which its log and page show.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SourcePacking:
         except GitError as error:
             raise SubmitRejectedError(400, "SOURCE_UNUSABLE", error.message) from None
         except (OSError, OsmosisError) as error:
-            # No room for it: whoever claims the run has it tried again.
+            # No free slot: the next claim tries again.
             logger.warning("the code of a run could not be packed now: %s", error)
         return None
 

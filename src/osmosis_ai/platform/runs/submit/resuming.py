@@ -1,8 +1,8 @@
-"""A training run that failed or was stopped goes on: the same run, from its last checkpoint.
+"""Resume a failed or stopped training run from its last checkpoint.
 
-``failed | stopped -> pending`` is the one way out of an ended run's status, and its last checkpoint (adapter, optimizer,
-data order, step) is what it goes on from: on this machine's disk, or in the archive that its worker has sent. Secrets given with the submit are forgotten when a run
-ends; a run that had some goes on with those stored under the same names.
+``failed | stopped -> pending`` is the only transition from an ended status. The last checkpoint (adapter, optimizer,
+data order, step) is on this machine's disk or in the archive sent by its worker. Secrets given with the submit are
+deleted when a run ends, so a resumed run uses the stored secrets of the same names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = logging.getLogger("osmosis_ai.platform.runs")
 
 @dataclass(frozen=True)
 class ResumedRun:
-    """A run that waits for its worker again, and the step behind which it goes on."""
+    """A run that waits for its worker again, and the step after which it resumes."""
 
     run: DbRun
     step: int
@@ -70,14 +70,13 @@ class TrainingResumption:
             run.fruitless = 0
             run.secret_scopes = {**scopes}
             run.results = {key: value for key, value in (run.results or {}).items() if key != "ending"}
-            line = LogLine(f"{by} resumed the run: it goes on from the checkpoint of step {step}", step="run")
+            line = LogLine(f"{by} resumed the run from the checkpoint of step {step}", step="run")
             self._logs.add(session, run.id, [line])
         self._runs.forget_ended(run.id)
         return ResumedRun(run, step)
 
     def forget_old(self) -> None:
-        """Delete the archives that runs would go on from which have finished, or have ended too long ago; and
-        the files of validations that others have replaced, where the store was away just then."""
+        """Delete resume archives of finished or old runs, and replaced validation files whose deletion failed earlier."""
         with self._db.session() as session:
             found = list(
                 session.scalars(select(DbRun.id).where(DbRun.training_state.is_not(None), self._is_over()))
@@ -86,8 +85,7 @@ class TrainingResumption:
             self._forget(run_id)
 
     def _forget(self, run_id: str) -> None:
-        """Delete all archives of a run, also those that it has let go of and that are still there, and
-        replaced validations."""
+        """Delete all of a run's resume archives and replaced validations."""
         mine = select(DbRun).where(DbRun.id == run_id, self._is_over()).with_for_update()
         with self._db.transaction() as session:
             run = session.scalars(mine).one_or_none()
@@ -120,8 +118,7 @@ class TrainingResumption:
         return or_(DbRun.status == "finished", and_(DbRun.status.in_(UNFINISHED), too_old))
 
     def plan(self, run: DbRun) -> tuple[int, dict[str, ResolvedScope]]:
-        """Return the step of the checkpoint that a run would go on from, and the scope of each secret it
-        would get."""
+        """Return the checkpoint step to resume from, and the scope of each secret."""
         step = self._step_to_go_on_from(run)
         if problem := self._dataset_problem(run):
             raise ConflictError(
@@ -166,7 +163,7 @@ def _not_resumable(run: DbRun) -> ConflictError:
         )
     if run.status in OPEN:
         return ConflictError(
-            f"the run '{run.name}' is {run.status}: it goes on by itself.",
+            f"the run '{run.name}' is {run.status}: it continues by itself.",
             hint=f"follow it with `osmosis train watch {run.name}`",
         )
     return ConflictError(

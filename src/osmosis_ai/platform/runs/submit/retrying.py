@@ -1,7 +1,7 @@
-"""An evaluation's failed and unscored samples are made again: a new run of these work items only.
+"""Retry an evaluation's failed and unscored attempts in a new run.
 
-The retry is of the same commit, rows and seeds as its original, whatever has become of branch and dataset since, so
-that both can be read as one evaluation (``read.merging``). Where that cannot be had any more, there is no retry.
+The retry uses the commit, rows and seeds of its original, whatever has changed in the branch and dataset, so
+that both can be read as one evaluation (``read.merging``). If these are no longer available, the retry is refused.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class EvalRetries:
             raise ConflictError(
                 f"the evaluation run '{original.name}' cannot be retried: the dataset '{original.dataset_name}' was "
                 "replaced since, and its rows are others.",
-                hint=f"evaluate it anew with `osmosis eval resubmit {original.name}`",
+                hint=f"evaluate it again with `osmosis eval resubmit {original.name}`",
             )
         # As it was written: only the code is pinned, to the commit that was resolved then.
         request = replace(read_eval_request(original.request), provided=dict(provided))

@@ -1,7 +1,6 @@
-"""Which rows of which bytes a run uses: decided when it is submitted, written down, and never decided again.
+"""Row selection of a run, decided once at submission.
 
-The recorded draw makes the rows reproducible from the dataset alone; the digest makes sure that they are rows of
-the very bytes that were counted.
+The recorded draw reproduces the rows from the dataset; the digest verifies that these are the counted bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Names of runs that people can say and remember: ``amber-otter-42``.
+"""Pronounceable, memorable run names: ``amber-otter-42``.
 
-A name is drawn, not counted, so two submits at once need no shared counter; that no two runs of a workspace
-have the same one is the database's to see to. No name can be taken for an id or for a route.
+Names are random, so concurrent submits need no shared counter; the database enforces uniqueness within a
+workspace. A name never looks like an id or a route.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The body of a submit, of either kind: checked whole, so that a request that exists can be run as far as text tells.
+"""Request body of a submit, validated completely.
 
-The rules are those of a config file, which is what clients send; their keys are named as in the file. What an
-evaluation and a training run have in common is here; what only one of them has, in ``eval_request`` and
-``training_request``.
+The rules and keys are those of a config file, which clients send. This module has the common part of evaluations and
+training runs; ``eval_request`` and ``training_request`` have the rest.
 """
 
 from __future__ import annotations

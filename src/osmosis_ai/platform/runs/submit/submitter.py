@@ -1,7 +1,7 @@
-"""A submit becomes a row: everything that can be known to be wrong with the run is said before there is one.
+"""Submit a run: detect every foreseeable error before its row exists.
 
-The order is that of a person checking: the text of the request, its dataset, its code at the commit meant, its
-secrets; the row last, in one transaction. Nothing is held in the database while the repository is fetched.
+Checks run in the order of the request's text, dataset, code at its commit, and secrets. The row is written last, in one
+transaction. No transaction is open while the repository is fetched.
 """
 
 from __future__ import annotations
@@ -258,8 +258,7 @@ class RunSubmitter:
         return {name: found.get(name, "run") for name in request.secrets}
 
     def create(self, checked: CheckedSubmission) -> DbRun:
-        """Write the run of a submit that was checked, and have its code packed, for which it waits a few
-        seconds."""
+        """Create the run of a checked submit and start packing its code, waiting for a few seconds."""
         submission, request, rows = checked.submission, checked.request, checked.rows
         is_served = served_agent(request.experiment.entrypoint) is not None
         packing = None if is_served else self._packing.begin(submission.repository, checked.commit_sha)
@@ -359,7 +358,7 @@ def _unusable_dataset(dataset: DbDataset) -> SubmitRejectedError:
     name = dataset.name
     if dataset.status == "error":
         reason = (dataset.error or "it could not be read").rstrip(".")
-        sentence = f"the dataset '{name}' cannot be used: {reason}. Mend the file and upload it again."
+        sentence = f"the dataset '{name}' cannot be used: {reason}. Fix the file and upload it again."
     elif dataset.status == "cancelled":
         sentence = f"the upload of the dataset '{name}' was cancelled; upload it again."
     elif dataset.status == "processing":

@@ -106,6 +106,6 @@ def _require_trainer() -> None:
         raise SubmitRejectedError(
             409,
             "TRAINING_NOT_INSTALLED",
-            f"this platform evaluates but cannot train: {error.message} Whoever runs it can install it there: "
+            f"this platform evaluates but cannot train: {error.message} The operator can install it there: "
             f"{error.hint}; then restart it.",
         ) from None

@@ -1,6 +1,6 @@
-"""What holds a run's rollouts back on this machine, decided once by the worker and said on the run.
+"""Isolation of a run on this machine, decided once by the worker and stored on the run.
 
-A sandboxed run builds in a cache of its workspace's own: what a build leaves there, other workspaces never use.
+Sandboxed builds use a cache per workspace, so that workspaces cannot affect each other's builds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _GUARDED = (
 
 @dataclass(frozen=True)
 class RunContainment:
-    """How a run is held back."""
+    """Isolation of a run."""
 
     isolation: Isolation
     sandbox: Sandbox | None
@@ -94,7 +94,7 @@ def contain(
     *,
     hands_out_keys: bool = False,
 ) -> RunContainment:
-    """Decide how a run is held back; blocking, for the sandbox is tried."""
+    """Decide a run's isolation. Blocking, because it tests the sandbox."""
     is_guarded = hands_out_keys and config.network is None
     network = "none" if is_guarded else narrower(config.network, asked.network)
     wanted = stricter(config.isolation, "required" if network == "none" else asked.isolation)

@@ -166,7 +166,7 @@ def _result(summary: RunSummary | None) -> WorkResult:
     if stop is not None and stop.kind == "interrupted":
         return WorkResult(None)
     if stop is not None and isinstance(stop.error, OsmosisError):
-        # A disk that takes no result is this machine's: another worker goes on from what the platform has.
+        # A failed write is this machine's fault: another worker continues from the platform's data.
         is_of_machine = isinstance(stop.error, JournalWriteError)
         is_infrastructure = stop.error.is_infrastructure or is_of_machine
         return WorkResult("failed", one_sentence(stop.error), is_infrastructure, is_of_machine)

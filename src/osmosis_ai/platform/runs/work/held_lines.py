@@ -1,4 +1,4 @@
-"""Lines of a journal that wait for the files of their attempts: whoever counts a sample is to find its conversation."""
+"""Journal lines that wait for their attempts' files, so that every counted sample has its conversation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Held:
 
 
 class HeldLines:
-    """Parts of a journal in their order, from when they are read until they are told."""
+    """Journal parts in order, from being read until they are sent."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -44,7 +44,7 @@ class HeldLines:
         self._held.append(_Held(part, self._clock()))
 
     def due(self, files: SampleFiles | None, *, telling: bool = False) -> TailPart | None:
-        """Return what is to be told next, as one part; the same, or more of it, until it is told."""
+        """Return the next part to send. Until it is sent, later calls return the same part or a longer one."""
         due: TailPart | None = None
         for held in self._held:
             part = held.part

@@ -35,7 +35,7 @@ class HostTerms:
 
     @property
     def patience_s(self) -> float:
-        """For how long it goes on without a run, in seconds."""
+        """How many seconds the host keeps running without a run."""
         if self.idle_exit_s is not None:
             return self.idle_exit_s
         return float("inf") if self.run_id is None else RUN_PATIENCE_S

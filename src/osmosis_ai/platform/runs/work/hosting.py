@@ -23,8 +23,7 @@ from osmosis_ai.supervision.listening import told_of_signals
 def host_runs(
     address: str, credential: str, terms: HostTerms, *, say: Callable[[str], None]
 ) -> list[WorkedRun]:
-    """Execute runs of a platform on this machine, under the ``OSMOSIS_HOME`` of its own, until it is asked to
-    end."""
+    """Execute a platform's runs on this machine, in its own ``OSMOSIS_HOME``, until asked to stop."""
     keep_to_itself(os.environ)
     config = from_environment()
     link = HttpLink(address, credential)

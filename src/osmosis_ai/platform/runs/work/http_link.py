@@ -1,7 +1,7 @@
-"""The platform over HTTP, on a port or on a Unix socket: what is said is signed with the worker's credential.
+"""Worker client for the platform, over HTTP on a port or Unix socket, authenticated by the worker's credential.
 
-Signed URLs are the permission themselves: the credential is sent to none of them. What may be repeated is: every
-exchange of this protocol has the same effect twice as once.
+Signed URLs authorize themselves and never receive the credential. All exchanges of the protocol are idempotent and are
+retried.
 """
 
 from __future__ import annotations
@@ -185,8 +185,7 @@ class HttpLink:
         )
 
     def fetch(self, download: InputDownload, target: Path) -> None:
-        """Fetch bytes to a file, whole and of this digest, or not at all; a packed part of a journal as it
-        is."""
+        """Download to a file atomically and verify the digest; compressed journal parts stay compressed."""
         url, blobs = self._place(download.url)
         # Size and digest of a packed part are those of its lines.
         is_packed = isinstance(download, JournalSegment) and download.packed
@@ -228,8 +227,7 @@ class HttpLink:
             return _BLOB_WAITS.lasting(self._term_s).run(attempt)
 
     def _silence_of_store_s(self) -> float:
-        """Return how long a store may say nothing to what it is sent: a lease's term, in which it thinks long
-        enough."""
+        """Return the allowed silence during uploads to a store: one lease term."""
         return min(_LONGEST_SILENCE_OF_STORE_S, max(_SILENCE_S, self._term_s))
 
     def _place(self, url: str) -> tuple[str, BlobClient]:

@@ -1,8 +1,7 @@
-"""What a run works on: its commit's files, its rows, the values of its secrets, as they came with the claim.
+"""Inputs of a run: source, rows and secret values, as received with the claim.
 
-Everything is put into the run's working directory first and used from there, so that a worker that continues the
-run later meets the same bytes, whatever happened to the repository or the dataset meanwhile. What is there with the
-right digest is not fetched again.
+Everything is stored in the run's working directory first, so that a later worker uses the same bytes whatever happened
+to the repository or dataset. Files with the right digest are not fetched again.
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ class RunInputs:
         self.redactor = Redactor([value.get_secret_value() for value in values])
 
     def source(self) -> Path:
-        """Return the commit's files, unpacked anew: an agent may have written into its own since the last
-        time."""
+        """Return the commit's files, unpacked again because an agent may have changed its copy."""
         source, archive = self._directory.source, self._directory.source_archive
         given = self._channel.assignment.source
         # One that is there was checked when it was fetched.
@@ -91,7 +89,7 @@ class RunInputs:
         return ServedSource(
             agent,
             locate,
-            hint="look at it with `osmosis rollout server list`; `osmosis serve` registers it anew",
+            hint="look at it with `osmosis rollout server list`; `osmosis serve` registers it again",
         )
 
     def servers(self, request: RunRequest) -> int:
@@ -131,8 +129,7 @@ class RunInputs:
         return PolicyWeights(given.base_model, adapter)
 
     def secret_values(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the value of every secret: those given with the submit, and those stored when it was
-        claimed."""
+        """Return the value of every secret, given with the submit or stored at the time of the claim."""
         given = self._channel.assignment.secrets
         if missing := [name for name in names if name not in given]:
             raise OsmosisError(

@@ -1,7 +1,7 @@
-"""The journal follows its run: a worker begins where the platform's bytes end, whichever machine they came from.
+"""Synchronize a local journal with the platform: a worker starts where the platform's bytes end.
 
-This machine's own file is gone on with only where the platform's bytes are, by their digests, its beginning. Any other is
-set aside, and the platform's is put in its place.
+This machine's file is continued only if the platform's bytes are its beginning, by their digests. Any other file is
+archived and replaced by the platform's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StoredJournalError(OsmosisError):
 
 @dataclass(frozen=True)
 class Followed:
-    """How a journal goes on."""
+    """Result of a journal synchronization."""
 
     results: int
     generation: int
@@ -40,10 +40,10 @@ class Followed:
 
     @property
     def sentence(self) -> str:
-        """What the run's log says of it; empty where this machine goes on by itself."""
+        """Line for the run's log; empty if this machine simply continues."""
         if not self.is_rebuilt:
             return ""
-        said = f"goes on from the {self.results} results that the platform has; what it has not is done again with the same seeds"
+        said = f"continues from the {self.results} results on the platform; missing attempts are repeated with the same seeds"
         if self.set_aside is None:
             return said
         return (
@@ -121,7 +121,7 @@ def _append(segment: JournalSegment, target: BinaryIO, fetch: Fetch, fetched: Pa
                 digest.update(block)
                 target.write(block)
     except (EOFError, gzip.BadGzipFile) as error:
-        raise StoredJournalError(f"a part of the platform's journal can not be unpacked: {error}.") from None
+        raise StoredJournalError(f"a part of the platform's journal cannot be unpacked: {error}.") from None
     finally:
         fetched.unlink(missing_ok=True)
     if left or digest.hexdigest() != segment.sha256:

@@ -1,7 +1,7 @@
-"""A worker's lease is kept while nothing else is said, and a stop is heard at once.
+"""Keep a worker's lease alive and receive stop requests immediately.
 
-One thread asks, and the platform holds the answer until there is something to tell. Another only looks at the clock: a
-platform that does not answer must not keep it from seeing that the lease has run out.
+One thread long-polls the platform. Another watches the clock, so that an unresponsive platform cannot hide the lease's
+expiry.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What a worker finds out becomes visible: results, numbers, log lines and files, while the run goes on.
+"""Publish a worker's results, numbers, log lines and files while the run is active.
 
-The engine's journal is the truth and this only copies from it, whole lines as they stand on the disk: what the platform
-has already it compares and acknowledges, so that saying it again changes nothing. Lines go behind the files of their
-attempts, or beside them: what a machine leaves that is gone in between, whole samples or none, another one can go on with.
-The platform sets the pace; at the end everything is said at once.
+The engine's journal is authoritative, and whole lines are copied from it. The platform compares and acknowledges
+repeated data, so sending again changes nothing. Lines are sent with or after their attempts' files, so that another
+machine can continue from whole samples. The platform sets the sync interval; at the end everything is sent at once.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _MOST_LOG_BYTES = 160 * 1024
 _FILES_BYTES = 512 * 1024
 """Of files that one exchange tells of, as they are written there."""
 _BESIDE_BYTES = 128 * 1024
-"""Of files that are told beside lines of the journal, where these are not many."""
+"""Maximum bytes of files sent together with journal lines, if these are few."""
 _MOST_LINES_BYTES = 256 * 1024
 _PATIENCE_S = 60.0
 """How long the end of a run waits at least for a platform that does not answer."""
@@ -92,7 +91,7 @@ class Publisher:
         self.redactor = redactor
         self._lines: deque[LogLine] = deque()
         self._lines_told = 0
-        # Facts and progress stay where other threads put them: who took them away once they are told could take what was put there since.
+        # Sent facts and progress are not removed, since other threads may have updated them meanwhile.
         self._facts: dict[str, str] = {}
         self._facts_told: dict[str, str] = {}
         self._writes: deque[Callable[[], None]] = deque()
@@ -123,8 +122,7 @@ class Publisher:
         return self._tail is not None
 
     def follow(self, directory: RunDirectory, files: SampleFiles, generation: int) -> None:
-        """Also publish what is recorded in the engine's run directory, as of this ``generation`` of the
-        journal, and the files of its samples."""
+        """Also publish the engine's run directory and sample files, as this ``generation`` of the journal."""
         if self._tail is None:
             self._files, self._directory, self._generation = files, directory, generation
             self._tail = JournalTail(directory.events, self._channel.assignment.journal)
@@ -186,7 +184,7 @@ class Publisher:
                 self.failure = error
                 return
             except (OsmosisError, OSError) as error:
-                # A full disk or a platform that is away: everything is tried again, and nothing was lost.
+                # The disk is full or the platform unavailable: everything is retried, nothing is lost.
                 self.failure, busy = error, False
                 self._say_why_samples_wait(error)
             except (
@@ -224,7 +222,7 @@ class Publisher:
             # The platform has said so on the run, whose records and numbers go on without files.
             self._files = None
         finally:
-            # A store that is away keeps nobody from being heard of.
+            # An unavailable store must not stop the heartbeat.
             news = self._say_all(files)
         if self._closing:
             return bool(news.fields or news.tail or told or self._held or self._writes)
@@ -249,7 +247,7 @@ class Publisher:
         except OsmosisError as error:
             self._begin_files_anew(error)
             if files:
-                # What becomes of files keeps nobody from being heard of, either.
+                # Problems with files must not stop the heartbeat.
                 self._say_if_any(self._news())
             raise
         return news
@@ -347,7 +345,7 @@ class Publisher:
     def _next_lines(self) -> list[LogLine]:
         lines: list[LogLine] = []
         room = _MOST_LOG_BYTES
-        # By their places: other threads add lines meanwhile, which ends whoever iterates.
+        # Use indices: other threads append lines, which would invalidate an iterator.
         for place in range(min(len(self._lines), _LINES_PER_ROUND)):
             line = self._lines[place]
             # As JSON a character may be six bytes, and a body has so many bytes and no more.

@@ -1,7 +1,7 @@
-"""One claimed run, between its worker and the platform: everything that is said about it goes through here.
+"""Channel of one claimed run between its worker and the platform.
 
-Each exchange is signed with the lease's token and lets the lease begin anew. Whether it still stands is measured by this
-machine's own monotonic clock: when a whole term has passed without an answer, somebody else may have the run.
+Each exchange carries the lease's token and renews the lease. The lease's expiry is measured with this machine's
+monotonic clock: after a whole term without an answer, another worker may have the run.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class OutgoingBlob:
 
 
 class RunChannel:
-    """What a worker says of its run, and is told; every method blocks and may be called from any thread."""
+    """Sends a worker's messages about its run and receives the answers; blocking and thread-safe."""
 
     def __init__(
         self, link: PlatformLink, assignment: Assignment, *, clock: Callable[[], float] = time.monotonic
@@ -166,7 +166,7 @@ class RunChannel:
         return self.insist(lambda: self.sync(find_agent=True)).agent
 
     def insist(self, say: Callable[[], Said]) -> Said:
-        """Return what ``say`` returns, which is called again while the platform is away for less than a lease."""
+        """Call ``say`` until it succeeds, while the platform is unavailable for less than a lease."""
 
         def attempt() -> Said:
             try:
@@ -189,15 +189,16 @@ class RunChannel:
         store_away: bool = False,
         ending: str | None = None,
     ) -> RunClosed:
-        """Let the run go as it is; ``setback`` says why our own infrastructure failed it, ``of_machine`` that
-        this machine alone did, ``store_away`` that it is the store which is waited for."""
+        """Release the run unchanged. ``setback`` is an infrastructure failure, ``of_machine`` blames only this machine,
+        and ``store_away`` reports an unavailable store.
+        """
         said: dict[str, Any] = {"setback": setback, "of_machine": of_machine, "ending": ending}
         if store_away:
             said["store_away"] = True
         return self._link.release(self.run.id, ReleaseRequest(lease=self.assignment.lease.token, **said))
 
     def _pace(self, wanted_s: float) -> float:
-        # Whoever came less often would lose the lease, whatever the platform says.
+        # A longer interval would lose the lease, whatever the platform asks for.
         return min(wanted_s, self._term_s / 3)
 
     def _said_along(self) -> dict[str, list[SentUpload]]:

@@ -37,7 +37,7 @@ class WorkResult:
 
 
 class Interrupt:
-    """Says once, from any thread, that the run is to end; whoever listens is told, also afterwards."""
+    """Thread-safe request to end the run; listeners are notified, including late ones."""
 
     def __init__(self, outlast: Callable[[], bool] = lambda: False) -> None:
         self.outlast = outlast
@@ -54,7 +54,7 @@ class Interrupt:
                     self._listener()
 
     def withdraw(self) -> None:
-        """Take it back; it can be said anew."""
+        """Withdraw the request, so that it can be made again."""
         with self._lock:
             self._is_set = False
 

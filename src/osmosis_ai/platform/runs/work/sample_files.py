@@ -1,7 +1,8 @@
-"""The files of samples, from a worker's disk to the platform: each is sent once, whole, and without secrets.
+"""Upload sample files from a worker's disk: each once, complete and without secrets.
 
-Conversations go into shards, which are sent as soon as somebody may look. What the platform has is deleted here, so that a run of any length takes little room. What the download layout has no place for (a name
-that is no text, a path too long) is left out, and so is what is no file of the rollout's own: links, pipes, devices.
+Conversations are packed into shards, which are sent as soon as a viewer may look. Files are deleted here once the
+platform has them, so disk use stays small. Files that the download layout cannot hold (a name that is not text, a path
+too long) are left out, as are links, pipes and devices.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ _PATIENCE_S = 2 * TRAJECTORY_WAIT_S
 _COPIED_WITHIN_S = 10.0
 """How long the engine takes at most, on a busy machine, to copy a conversation that has its name."""
 LONGEST_AGE_S = 0.5
-"""How long a shard is filled at most, in seconds: whoever looks at a run, however old, sees each sample within two, of which the
-page may take one. The platform merges them."""
+"""Maximum age of an open shard in seconds. Live views lag by at most 2 s, of which the page may take one. The platform
+merges the shards.
+"""
 _ARTIFACTS_AT_ONCE = 32
 
 
@@ -161,8 +163,7 @@ class SampleFiles:
         )
 
     def _will_come(self, item: _Item) -> bool:
-        """Tell whether a conversation lies here, if only where its rollout's server left it: the engine
-        copies it soon."""
+        """Return whether a conversation is here, possibly still in the rollout server's directory, from which it will be copied."""
         if self._is_complete(item):
             return True
         trial, waited_s = self._directory.trial(item.rollout_id), self._clock() - item.since
@@ -178,7 +179,7 @@ class SampleFiles:
         return self._news(at_end=False)
 
     def rest(self) -> FileNews:
-        """As :meth:`ready` when the engine has ended, with what the other attempts have; empty when all is told."""
+        """Like :meth:`ready` after the engine has ended, for the other attempts; empty when everything is sent."""
         self._expect_anew()
         news = self._news(at_end=True) if self._is_full() else FileNews()
         while self._expected and not news:
@@ -187,7 +188,7 @@ class SampleFiles:
         return news or self._news(at_end=True)
 
     def _expect_anew(self) -> None:
-        """Send again the conversations that the engine has copied anew at its end, from a fuller original: the later one counts."""
+        """Send again the conversations that the engine copied again at its end from a more complete original, which replace earlier ones."""
         told, self._told = self._told, {}
         for file in self._directory.trajectories.glob("row_*.json") if told else ():
             if (item := told.get(file.stem)) is not None:
@@ -211,7 +212,7 @@ class SampleFiles:
             del self._told[name]
 
     def send_again(self) -> None:
-        """Begin anew with the files that were sent and not told: the platform has not what it needs of them."""
+        """Restart the upload of sent but unreported files that the platform does not have."""
         shard, self._shard = self._shard, None
         if shard is not None:
             shard.writer.close()

@@ -1,7 +1,7 @@
-"""A commit's files out of the archive that the platform made of them.
+"""Unpack a commit's files from the platform's archive.
 
-The archive holds a repository's files, so it is hostile: nothing is written but regular files, directories and links
-that stay inside, and all of them below the one new directory. Links come last, so that no file goes through one.
+The archive is untrusted: only regular files, directories and internal links are written, all below one new directory.
+Links come last, so that no file is written through one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def unpack_source(archive: Path, target: Path) -> None:
         raise SourceArchiveError(f"two paths of the commit are the same file here: {name!r}.") from None
     except (tarfile.TarError, EOFError, UnicodeError, ValueError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise SourceArchiveError(f"the archive of the run's commit can not be read: {error}.") from None
+        raise SourceArchiveError(f"the archive of the run's commit cannot be read: {error}.") from None
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

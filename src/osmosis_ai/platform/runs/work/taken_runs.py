@@ -1,10 +1,10 @@
-"""What the runs that a machine takes from a platform elsewhere leave on its disk, and when that goes.
+"""Local data of runs taken from a remote platform, and their cleanup.
 
-What the platform has accepted of a run is the platform's, and any machine goes on from there. So nothing is kept of a run
-that another owner has but this machine's own journal, set aside: it may hold results that nobody else has. What was left
-otherwise (put aside, set back, its worker or this machine killed) this machine may go on with, and keeps for a day.
+Any machine can continue from the data that a platform has accepted. For a run with another owner, only this machine's
+archived journals are kept, which may hold unsent results. Other leftovers (a released run, a failed attempt, a killed
+worker) are kept for a day, because this machine may continue the run.
 
-Directories that a platform of the same home works in are none of its business: what was taken has a mark.
+Taken runs are marked, and directories of a platform in the same home are not touched.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ class TakenRuns:
         self._now = now
 
     def take(self, run_id: str, claim_id: str) -> None:
-        """Make the directory of a run whose worker is about to be started; ``claim_id``: under which it was
-        taken."""
+        """Create the directory of a run whose worker is about to start, taken under ``claim_id``."""
         with self._alone():
             directory = WorkingDirectory(self._runs_dir, run_id)
             directory.create()
@@ -65,7 +64,7 @@ class TakenRuns:
         """Delete what nobody works on and nobody has come back to for :data:`KEPT_S`."""
         for path in self._taken():
             with suppress(OSError), self._alone():
-                # A run that goes on for days has an old mark, and one that was taken again a new one.
+                # The mark of a long run is old, and that of a retaken one new.
                 is_old = self._now() - max(_written_at(path), default=self._now()) > KEPT_S
                 directory = WorkingDirectory(self._runs_dir, path.name)
                 if is_old and not directory.is_worked_on():

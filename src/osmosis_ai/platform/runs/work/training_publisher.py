@@ -1,13 +1,12 @@
-"""What a trainer finds out goes to the platform: its curve, its checkpoints, how far the run is, what it says.
+"""Publish a trainer's curve, checkpoints, progress and log.
 
-The run's directory is the truth and this only copies from it: a step is published when its record is durable, and
-a worker that takes the run over publishes again what the one before may not have. Every write is keyed by what it is
-about (run, metric and step; run and step) and made under the run's lease, so nothing is there twice and a worker that
-was replaced writes nothing any more. Which checkpoints the platform keeps is a matter of the run's settings alone, never
-of when somebody stopped and started the platform: every ``checkpoint_save_freq`` steps, and the last one.
+The run's directory is authoritative. A step is published when its record is durable, and a later worker publishes again
+what an earlier one may have missed. Every write is keyed by its subject (run, metric and step; run and step) and made
+under the lease, so there are no duplicates and a replaced worker cannot write. Only the run's settings decide which
+checkpoints are
+kept: every ``checkpoint_save_freq`` steps, and the last one.
 
-With each of them goes an archive from which a machine that has none of the run's files goes on; there is one a run, of
-the newest.
+With each checkpoint an archive is sent from which any machine can resume; only the newest is kept.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class TrainingPublisher:
         self.refused: OsmosisError | None = None
 
     def begin(self, plan: TrainingPlan) -> None:
-        """Say how long the run will be, and where it goes on; what came after that is forgotten."""
+        """Report the planned steps and the starting point; later data are deleted."""
         start = TrainingStart(total_steps=plan.total_steps, steps_done=plan.steps_done)
         self._sink.send(TrainingNews(start=start))
 
@@ -99,7 +98,7 @@ class TrainingPublisher:
         self.keep_due()
 
     def keep_validation(self) -> None:
-        """Keep the conversations of the newest validation; if they can not be, those of the one before stay."""
+        """Store the newest validation's conversations; if that fails, the previous ones remain."""
         try:
             self._validation.publish()
         except LeaseLostError:
@@ -259,7 +258,7 @@ class PublishingHooks(TrainingHooks):
         self._interrupt = interrupt
 
     def plan(self, plan: TrainingPlan) -> None:
-        done = {"steps_done": plan.steps_done}  # where the run's page marks that it went on
+        done = {"steps_done": plan.steps_done}  # the run's page marks the resumed step
         self._publisher.log(LogLine(_described(plan), step=PLAN, details=done))
         self._publisher.write(lambda: self._training.begin(plan))
         self._publisher.write(lambda: self._keep(self._training.catch_up))
@@ -279,7 +278,7 @@ class PublishingHooks(TrainingHooks):
 
     def step(self, record: StepRecord, total_steps: int) -> None:
         if VALIDATION_PLANNED in record.metrics:
-            # Before its numbers: what is told of a change is whole by then.
+            # First the validation: its files must be complete before its numbers are published.
             self._publisher.write(self._training.keep_validation)
         self._publisher.write(lambda: self._training.append([record]))
         shown = [f"{name} {record.metrics[key]:.3f}" for key, name in _SHOWN.items() if key in record.metrics]

@@ -22,8 +22,7 @@ class TrainingSink(Protocol):
         ...
 
     def send(self, news: TrainingNews, blobs: Mapping[str, BinaryIO] = NO_BLOBS) -> Mapping[int, str]:
-        """Hand over ``news`` and the blobs that it names, all or nothing; return the names of its checkpoints
-        by step."""
+        """Send ``news`` and the blobs it names, atomically; return the checkpoint names by step."""
         ...
 
     def fetch(self, download: InputDownload, target: Path) -> None:

@@ -1,8 +1,7 @@
-"""A training run, as a worker executes it: the trainer of `osmosis_ai.training`, on what the platform stores.
+"""Execute a training run in a worker: the trainer of `osmosis_ai.training` on the platform's data.
 
-torch is imported here alone of all the platform's processes, and only once there is something to train. However
-the trainer ends, the last checkpoint it wrote is kept before the run has its outcome: nothing that was learned is
-lost with the working directory.
+This is the only platform process that imports torch, and only when it trains. However the trainer ends, its last
+checkpoint is stored before the run gets its outcome, so nothing is lost with the working directory.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class TrainingWork(RunWork[PreparedTraining]):
             save_freq=prepared.request.settings.checkpoint_save_freq,
         )
         if prepared.took_over is not None:
-            words = f"went on, on another machine, from the checkpoint of step {prepared.took_over}"
+            words = f"resumed on another machine from the checkpoint of step {prepared.took_over}"
             publisher.log(LogLine(words, step="run"))
         if interrupt:
             # Nothing is begun any more, but what an earlier worker did is gathered.
@@ -149,7 +148,7 @@ def _as_sentence(text: str) -> str:
 
 
 async def _exit_as_killed(loss: OsmosisError, publisher: Publisher) -> NoReturn:
-    """End this process as if it had been killed, too: another goes on from the last checkpoint."""
+    """End this process as if killed, so that another worker resumes from the last checkpoint."""
     publisher.log(LogLine(loss.message, level="warning", step="run"))
     try:
         await asyncio.to_thread(publisher.finish)

@@ -1,8 +1,8 @@
-"""The conversations of a training run's newest validation, from a worker's disk to the platform.
+"""Upload the conversations of a training run's newest validation.
 
-Invariant: a run has the files of one validation, or of none. They are sent below a name of their own first and become
-the run's in one transaction; those of the validation before go after it. Who is killed in between leaves a whole one
-and, at worst, blobs that nobody reads until their run is deleted.
+A run has the files of at most one validation. New files are sent under a separate name and replace the old ones in one
+transaction. A crash in between leaves one complete validation and, at worst, unused blobs that are deleted with the
+run.
 """
 
 from __future__ import annotations

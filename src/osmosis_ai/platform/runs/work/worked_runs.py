@@ -31,7 +31,7 @@ ENDINGS: dict[int, Ending] = {
 }
 SENTENCES: dict[Ending, str] = {
     "ended": "is done with the run {}",
-    "left": "put aside the run {}",
+    "left": "released the run {}",
     "refused": "left the run {}: its token is not taken any more",
     "not_mine": "gave the run {} back: its worker did not begin with it",
     "lease_lost": "lost the run {}: another worker has it, or it has ended",
@@ -53,8 +53,7 @@ class WorkedRun:
 
 @dataclass
 class KeptClaim:
-    """A claim that was answered: made again until the run's worker has begun, so that its lease does not run
-    out."""
+    """An answered claim, repeated until the run's worker has started so that the lease does not expire."""
 
     run_id: str
     claim_id: str
@@ -83,7 +82,7 @@ class HostedWorker:
     is_told: bool = False
 
     def ask_to_end(self) -> None:
-        """Have it put its run aside; whoever is asked twice ends at once."""
+        """Ask the worker to release its run; a second request ends it immediately."""
         if not self.is_told:
             self.is_told = True
             with contextlib.suppress(ProcessLookupError):

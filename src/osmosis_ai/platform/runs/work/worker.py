@@ -1,9 +1,9 @@
-"""The process that executes one run: ``python -m osmosis_ai.platform.runs.work.worker RUN_ID``.
+"""Worker process of one run: ``python -m osmosis_ai.platform.runs.work.worker RUN_ID``.
 
-It speaks to the platform over HTTP alone. It owns the run while its lease stands, and writes nothing without it; cut off,
-it begins nothing more and goes on when the platform is back, if nobody has taken the run by then. However it ends, the run
-is either terminal, with one sentence on why, or open and ready for the next worker, which continues from the journal.
-Nothing is printed unless something went wrong before there was a log to write it to.
+It communicates with the platform only over HTTP and writes only under its lease. If disconnected, it starts no new
+work, and resumes when the platform is back, unless another worker has taken the run. When it ends, the run is terminal
+with a one-sentence reason, or open for the next worker, which continues from the journal. It prints only errors from
+before its log exists.
 """
 
 from __future__ import annotations
@@ -213,18 +213,17 @@ class Worker:
         if self._is_leaving or self._channel.stop_asked:
             self._interrupt.set()
         elif was_cut_off:
-            words = f"the platform was away for {self._away_s:.0f} s; the run goes on"
+            words = f"the platform was unavailable for {self._away_s:.0f} s; the run continues"
             self._publisher.log(LogLine(words, level="warning", step="run"))
         return True
 
     def _farewell(self) -> str:
         pool = read_execution(self._channel.run.request.get("advanced_config")).pool
         whose = f" of the pool '{pool}'" if pool is not None else ""
-        return f"the worker was asked to end; the next one{whose} goes on with the run"
+        return f"the worker was asked to end; the next one{whose} continues the run"
 
     def _conclude(self, result: WorkResult) -> int:
-        """Say how it ended, and return the exit status; a run that was asked to stop is stopped, whatever
-        else happened to it."""
+        """Report the outcome and return the exit status. A run with a stop request is stopped, whatever else happened."""
         channel, directory = self._channel, self._directory
         stopped = channel.stop_asked
         if (
@@ -268,8 +267,8 @@ class _DamagedRunError(OsmosisError):
     def __init__(self, damage: JournalCorruptionError) -> None:
         super().__init__(
             damage.message,
-            hint="submit the run again: it begins anew, and what this one has published stays. The file is kept on "
-            "the platform's machine: whoever runs it should check that disk",
+            hint="submit the run again: it starts from scratch, and everything this one has published is kept. The file is kept on "
+            "the platform's machine: the operator should check that disk",
         )
 
 
@@ -303,7 +302,7 @@ def _log_details(error: Exception) -> str | None:
 
 
 def _claimed(link: HttpLink, offer: WorkerOffer) -> Assignment | None:
-    """Claim the run, for as long as it is kept for whoever claimed it first under this id."""
+    """Claim the run while it is reserved for the first claimant under this id."""
 
     def ask() -> Assignment | None:
         try:
@@ -349,8 +348,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def end_process(status: int) -> NoReturn:
-    """End this process with its status, whoever still asks it to end: an interpreter that ends has let its
-    handlers go, and a signal would make of a run that was left, or has ended, one that nobody began with."""
+    """Exit without handling further signals: during interpreter shutdown the handlers are gone, and a signal would change
+    the exit status of a released or ended run to that of one that never started.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(status)
 

@@ -1,9 +1,9 @@
-"""A machine that takes runs: it claims, starts a worker's process for each run, and sees each of them to its end.
+"""Worker host: claim runs and supervise a worker process for each.
 
-It owns no run. A claim tells it that there is one; the worker makes the same claim again, under the same id, and has the
-same answer, for nothing was said of the run in between. So secrets and the lease reach the worker by no way of our own.
-What the host keeps of the answer is the lease's token, to let go of a run at once whose worker died, and it makes the claim
-again until the worker has begun: on a busy machine that may take longer than a lease lasts.
+The host owns no run. The worker repeats the host's claim under the same id and gets the same answer, since nothing was
+sent in between. Secrets and the lease therefore reach the worker directly. The host keeps only the lease's token, to
+release the run of a dead worker, and repeats the claim until the worker has started, which on a busy machine may take
+longer than a lease.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class WorkerHost:
         if isinstance(answer, StoreAwayError) and self._terms.run_id is not None:
             self._store_away = answer
         if answer is None:
-            self._failures = 0  # whoever has no run for a while does not make up for old ones
+            self._failures = 0  # an idle host has recovered from earlier failures
             self._not_before = self._monotonic() + _FIRST_PAUSE_S  # of a platform that does not wait
             if self._terms.run_id is not None:
                 self._say_once(f"still waits: {self._terms.missed}")
@@ -307,8 +307,7 @@ class WorkerHost:
                 self._keep_claim(worker.claim)
 
     def _keep_claim(self, claim: KeptClaim) -> None:
-        """Claim again what no worker has begun, in a thread of its own: a place on the disk and a worker's
-        start may take longer than a lease lasts."""
+        """Repeat a claim in its own thread until a worker has started, since the start may outlast a lease."""
         now = self._monotonic()
         if claim.has_begun or now - claim.claimed_at < claim.lease.term_s / 3:
             return
@@ -372,14 +371,14 @@ class WorkerHost:
             self._say(sentence)
 
     def _leave(self) -> list[threading.Thread]:
-        """Say once that no more runs are asked for, in a thread of its own; a platform that never answered is told nothing."""
+        """Announce once, in a thread, that this host takes no more runs. Skipped if the platform never answered."""
         if not self._has_heard or self._has_left:
             return []
         self._has_left = True
         offer = self._terms.offer(self._claim_id, 0.0)
 
         def tell() -> None:
-            # Unheard, or of a platform that does not know the word, it is told by the silence.
+            # If this fails or the platform does not know the message, it notices the silence.
             with contextlib.suppress(OsmosisError, RuntimeError):
                 self._link.leave(offer)
 
@@ -396,7 +395,7 @@ class WorkerHost:
     def _release(
         self, run_id: str, lease: AssignedLease, setback: str | None, *, of_machine: bool = False
     ) -> threading.Thread:
-        """Let a run go, in a thread of its own: a platform that is away is told for as long as the lease lasts."""
+        """Release a run in its own thread, retrying while the platform is unavailable and the lease lasts."""
         request = ReleaseRequest(lease=lease.token, setback=setback, of_machine=of_machine)
 
         def tell() -> None:

@@ -1,4 +1,4 @@
-"""Rollouts in the server's own process."""
+"""Backends that run rollouts in the server process."""
 
 from .backend import LocalBackend
 

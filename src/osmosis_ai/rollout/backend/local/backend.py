@@ -1,4 +1,4 @@
-"""A project's workflow and grader, in the server's own process."""
+"""Backend that runs a project's workflow and grader in the server process."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class LocalBackend(InProcessBackend):
     """Runs a project's workflow and grader in this process.
 
     Args:
-        workflow: an :class:`AgentWorkflow` class, or ``"module:Class"``; or an instance, which then runs every rollout.
-        workflow_config: its configuration, or ``"module:name"``; its ``concurrency.max_concurrent``
-            is the number of slots (None: no limit). Without a configuration there are four.
-        grader: a :class:`Grader` class, or ``"module:Class"``; without one nothing is graded.
-        grader_config: its configuration, or ``"module:name"``.
+        workflow: An :class:`AgentWorkflow` class, ``"module:Class"``, or an instance that is shared by all rollouts.
+        workflow_config: The configuration, or ``"module:name"``. Its ``concurrency.max_concurrent``
+            is the number of slots (None: unlimited). The default without a configuration is four.
+        grader: A :class:`Grader` class or ``"module:Class"``. Without a grader, rollouts are not graded.
+        grader_config: The configuration, or ``"module:name"``.
 
     Raises:
-        TypeError, ValueError, ImportError: when one of them is not what it should be.
+        TypeError, ValueError, ImportError: An argument is invalid or cannot be loaded.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class LocalBackend(InProcessBackend):
         )
 
     async def produce(self, request: ExecutionRequest) -> RolloutSample | None:
-        """Run a fresh workflow, or the one there is, and return its sample."""
+        """Run the workflow and return its sample."""
         config = copy.deepcopy(self.workflow_config)
         workflow = self._workflow or self.workflow_cls(config)
         context = AgentWorkflowContext(
@@ -76,7 +76,7 @@ class LocalBackend(InProcessBackend):
         return RolloutSample(messages=output.messages, label=request.label, metrics=output.metrics)
 
     async def judge(self, request: ExecutionRequest, sample: RolloutSample | None) -> None:
-        """Run a fresh grader on the sample."""
+        """Grade the sample with a new grader."""
         # A grader's model calls must never be recorded as the policy's.
         rollout_contextvar.set(None)
         grader = self.grader_cls(self.grader_config)
@@ -90,7 +90,7 @@ class LocalBackend(InProcessBackend):
         _check_reward(sample)
 
     def ungradable(self, request: ExecutionRequest, sample: RolloutSample | None) -> str | None:
-        """Return why a finished rollout cannot be graded at all; None when it can."""
+        """Return why a finished rollout cannot be graded, or None if it can."""
         if self.grader_cls is None:
             return "nothing was graded: the server has no grader"
         if request.label is None and request.metadata is None:

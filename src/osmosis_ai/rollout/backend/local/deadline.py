@@ -1,7 +1,7 @@
-"""User code under a deadline: whatever it does, the caller gets control back.
+"""Deadlines for user code.
 
-The code runs in a task of its own. Past its deadline the task is cancelled; one that ignores its
-cancellation is left behind after a grace period and can no longer be heard.
+The code runs in its own task, which is cancelled at the deadline. A task that ignores its cancellation
+is abandoned after a grace period and its result is discarded.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CANCEL_GRACE_S = 5.0
-"""How long user code may clean up after its cancellation, in seconds."""
+"""Seconds that user code has to clean up after its cancellation."""
 
-# The event loop holds tasks weakly; these would otherwise be collected while still running.
+# The event loop holds only weak references: without these, abandoned tasks could be collected while running.
 _left_behind: set[asyncio.Task[Any]] = set()
 
 
 class DeadlineExceededError(Exception):
-    """The code did not return in time."""
+    """The code did not return before its deadline."""
 
 
 async def run_within(work: Coroutine[Any, Any, T], budget_s: float | None) -> T:
-    """Run ``work`` for at most ``budget_s`` seconds; None means without a limit.
+    """Run ``work`` for at most ``budget_s`` seconds; None means no limit.
 
-    A result that arrives late (a swallowed cancellation, a blocked event loop) counts as none.
+    A result that arrives after the deadline (swallowed cancellation, blocked event loop) is discarded.
 
     Raises:
-        DeadlineExceededError: when the budget is spent, or was before the start.
-        RuntimeError: when the code exited the process or cancelled itself.
-        Exception: what the code itself raised.
+        DeadlineExceededError: The budget ran out, or was already used up.
+        RuntimeError: The code tried to exit the process or cancelled itself.
+        Exception: Any error raised by the code.
     """
     if budget_s is not None and budget_s <= 0:
         work.close()
@@ -62,7 +62,7 @@ async def _contain(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await work
     except SystemExit as error:
-        # asyncio lets SystemExit through to the event loop, which would end every other rollout.
+        # asyncio passes SystemExit on to the event loop, which would end every other rollout.
         raise RuntimeError(f"the code tried to exit the process (status {error.code})") from error
 
 

@@ -1,8 +1,7 @@
-"""Rollouts in the server's own process: each in a task, under deadlines, in one of a few slots.
+"""Run rollouts in the server process, each in a task with deadlines and a concurrency slot.
 
-A rollout holds its slot until its grading and both callbacks are over. Whatever user code does
-(raise, hang, block, exit, return nonsense), the outcome is an ExecutionResult. What that code is,
-and how it is called, is up to the subclass.
+A rollout keeps its slot until grading and both callbacks are done. User code that raises, hangs, blocks,
+exits or returns an invalid value still produces an ExecutionResult. Subclasses define which code runs.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from .slots import SlotLimiter
 logger = logging.getLogger(__name__)
 
 QUEUE_LIMIT = 10_000
-"""How many rollouts may wait for a slot; beyond it the server answers 429."""
+"""Maximum number of rollouts waiting for a slot. Beyond it, the server answers 429."""
 
 _MESSAGE_LIMIT = 10_000
 _MOST_CAUSES = 5
@@ -42,11 +41,11 @@ class InProcessBackend(ExecutionBackend):
     """Runs user code in this process.
 
     Args:
-        max_concurrent: the number of slots; None for no limit.
+        max_concurrent: The number of slots; None means unlimited.
     """
 
     agent_word: ClassVar[str] = "workflow"
-    """What the user calls the code that :meth:`produce` runs."""
+    """Name of the code run by :meth:`produce`, for messages."""
 
     def __init__(self, max_concurrent: int | None) -> None:
         self.limiter = SlotLimiter(max_concurrent)
@@ -55,18 +54,18 @@ class InProcessBackend(ExecutionBackend):
 
     @abstractmethod
     async def produce(self, request: ExecutionRequest) -> RolloutSample | None:
-        """Run the agent and return its sample; what it raises is how it failed."""
+        """Run the agent and return its sample. An exception fails the rollout."""
 
     @abstractmethod
     async def judge(self, request: ExecutionRequest, sample: RolloutSample | None) -> None:
-        """Grade a sample in place; what it raises is how grading failed."""
+        """Grade a sample in place. An exception fails the grading."""
 
     def ungradable(self, request: ExecutionRequest, sample: RolloutSample | None) -> str | None:
-        """Return why a finished rollout cannot be graded at all; None when it can."""
+        """Return why a finished rollout cannot be graded, or None if it can."""
         return None
 
     def grading_budget_s(self, request: ExecutionRequest) -> float | None:
-        """Return how many seconds :meth:`judge` may take; None where it keeps to the budget by itself."""
+        """Return the time limit of :meth:`judge` in seconds; None if it enforces the limit itself."""
         return request.grader_timeout_sec
 
     async def execute(
@@ -75,10 +74,10 @@ class InProcessBackend(ExecutionBackend):
         on_workflow_complete: ResultCallback,
         on_grader_complete: ResultCallback | None = None,
     ) -> ExecutionResult:
-        """Run, report, grade, report.
+        """Run the workflow, report its result, then grade it and report the grade.
 
         Raises:
-            ValueError: when a rollout of this id is already running.
+            ValueError: A rollout with this id is already running.
         """
         entry = self._ledger.open(request.id, asyncio.current_task())
         started = time.monotonic()
@@ -108,11 +107,11 @@ class InProcessBackend(ExecutionBackend):
             self._ledger.close(request.id)
 
     async def run_workflow(self, request: ExecutionRequest, *, queued_sec: float = 0.0) -> ExecutionResult:
-        """Run the workflow alone and return how it ended; never raises but for cancellation.
+        """Run only the workflow and return its result. Raises nothing except cancellation.
 
         Args:
-            request: the rollout.
-            queued_sec: seconds of the agent's budget already spent waiting.
+            request: The rollout.
+            queued_sec: Seconds of the agent's budget already spent waiting.
         """
         budget_s = request.agent_timeout_sec
         remaining_s = None if budget_s is None else max(budget_s - queued_sec, 0.0)
@@ -123,13 +122,13 @@ class InProcessBackend(ExecutionBackend):
             if queued_sec >= 0.1:
                 message += f" ({queued_sec:.1f}s of it spent in the queue)"
             return _failure(message, RolloutErrorCategory.TIMEOUT)
-        except Exception as error:  # the user's code: whatever it raises is how the workflow ended
+        except Exception as error:  # any error of the user's code is the workflow's result
             logger.warning("the %s of rollout %s failed", self.agent_word, request.id, exc_info=error)
             return _failure(describe(error), _categorize(error), error=error)
         return ExecutionResult(status=RolloutStatus.SUCCESS, sample=sample)
 
     async def run_grader(self, request: ExecutionRequest, result: ExecutionResult) -> ExecutionResult:
-        """Grade a workflow's result alone and return how that ended; failures keep the sample."""
+        """Grade a workflow's result. A failed grading keeps the sample."""
         with counting_judge_calls() as asked:
             graded = await self._run_grader(request, result)
         if result.sample is not None:
@@ -144,7 +143,7 @@ class InProcessBackend(ExecutionBackend):
         except DeadlineExceededError:
             message = f"the grader did not finish within its {budget_s:g}s deadline"
             return _failure(message, RolloutErrorCategory.TIMEOUT, result.sample)
-        except Exception as error:  # the user's code: whatever it raises is how the grading ended
+        except Exception as error:  # any error of the user's code is the grading's result
             logger.warning("the grader of rollout %s failed", request.id, exc_info=error)
             return _failure(describe(error), _categorize(error), result.sample, error=error)
         return ExecutionResult(status=RolloutStatus.SUCCESS, sample=result.sample)
@@ -154,7 +153,7 @@ class InProcessBackend(ExecutionBackend):
         return self.limiter.queued < QUEUE_LIMIT
 
     def rollout_status(self, rollout_id: str) -> dict[str, Any] | None:
-        """Return where a rollout stands; None when it is unknown or ended too long ago."""
+        """Return a rollout's status, or None if it is unknown or finished too long ago."""
         entry = self._ledger.find(rollout_id)
         if entry is None:
             return None
@@ -163,11 +162,11 @@ class InProcessBackend(ExecutionBackend):
     def cancel_rollouts(
         self, ids: Sequence[str] | None = None, prefix: str | None = None, all: bool = False
     ) -> dict[str, str]:
-        """Cancel queued and running rollouts; they report nothing more."""
+        """Cancel queued and running rollouts. They send no further callbacks."""
         return self._ledger.cancel(ids, prefix, all)
 
     def health(self) -> dict[str, Any]:
-        """Return the slots: how many there are, how many are taken, how many rollouts wait."""
+        """Return the number of slots, used slots and queued rollouts."""
         return {
             "status": "ok",
             "concurrency": {
@@ -179,7 +178,7 @@ class InProcessBackend(ExecutionBackend):
 
     async def _grade(self, request: ExecutionRequest, result: ExecutionResult) -> ExecutionResult:
         if result.status is not RolloutStatus.SUCCESS:
-            # The terminal report says why: whoever reads only the grader's callback still knows.
+            # Repeat the reason for receivers that read only the grader's callback.
             return _failure(result.err_message, result.err_category)
         if reason := self.ungradable(request, result.sample):
             return _failure(reason)
@@ -187,7 +186,7 @@ class InProcessBackend(ExecutionBackend):
 
 
 def active_rollout(rollout_id: str) -> RolloutContext:
-    """Return the context to run in: the one the server opened, else one from the environment."""
+    """Return the context opened by the server, or one built from the environment."""
     active = rollout_contextvar.get()
     if active is None:
         return RolloutContext(rollout_id=rollout_id)
@@ -197,10 +196,10 @@ def active_rollout(rollout_id: str) -> RolloutContext:
 
 
 def awaitable(value: Any, method: str) -> Awaitable[Any]:
-    """Return what the user's ``method`` returned, once it is sure that it can be awaited.
+    """Return ``value`` if it is awaitable.
 
     Raises:
-        TypeError: it cannot.
+        TypeError: It is not awaitable.
     """
     if not inspect.isawaitable(value):
         raise TypeError(f"`{method}` must be `async def`; it returned {type(value).__name__}")
@@ -224,7 +223,7 @@ def _failure(
 
 
 def _categorize(error: BaseException) -> RolloutErrorCategory:
-    # asyncio's own TimeoutError is another class before Python 3.11.
+    # Before Python 3.11, asyncio's TimeoutError is a separate class.
     if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
         return RolloutErrorCategory.TIMEOUT
     if isinstance(error, (ValueError, TypeError, AssertionError)):
@@ -233,7 +232,7 @@ def _categorize(error: BaseException) -> RolloutErrorCategory:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an error of user code, which may raise another one when it is asked for it."""
+    """Return the text of a user error, whose ``__str__`` may raise."""
     try:
         return str(error)
     except Exception as failure:
@@ -241,9 +240,9 @@ def text_of(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return where an error of user code came from and what had led to it, of bounded length: its end tells the most.
+    """Return a user error's traceback with its causes, truncated at the start.
 
-    What the errors say is left out: it may hold a secret, and the error's own words are reported anyway.
+    Error messages are omitted: they may hold secrets, and the error's own message is reported separately.
     """
     parts: list[str] = []
     cause: BaseException | None = error
@@ -256,13 +255,13 @@ def traceback_of(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Return what an error of user code says, in one line and of bounded length."""
+    """Return a one-line description of a user error, of bounded length."""
     if isinstance(error, ValidationError):
-        # Its own text is several lines, with an address of its makers' documentation.
+        # pydantic's own text has several lines and a link to its documentation.
         places = ((".".join(map(str, problem["loc"])), problem["msg"]) for problem in error.errors())
         return "; ".join(f"{place}: {what}" if place else what for place, what in places)[:_MESSAGE_LIMIT]
     text = text_of(error)
-    # A KeyError's text is only the key; some errors have none at all.
+    # A KeyError's text is only the key; some errors have no text.
     if not text or isinstance(error, KeyError):
         text = f"{type(error).__name__}: {text}".removesuffix(": ")
     return text[:_MESSAGE_LIMIT]

@@ -1,4 +1,4 @@
-"""What the backend knows of its rollouts: all that run, and the latest that have ended."""
+"""State of a backend's rollouts: all running ones and the most recently finished."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from ...types.protocol import RolloutStatus
 
 FINISHED_LIMIT = 10_000
-"""How many ended rollouts are remembered."""
+"""How many finished rollouts are kept."""
 
 _MESSAGE_LIMIT = 500
 
 
 @dataclass(slots=True)
 class RolloutEntry:
-    """One rollout: where it stands, and the task that runs it while it does."""
+    """Status of one rollout and, while it runs, its task."""
 
     task: asyncio.Task[Any] | None
     status: RolloutStatus = RolloutStatus.QUEUED
@@ -27,17 +27,17 @@ class RolloutEntry:
 
 
 class RolloutLedger:
-    """The rollouts of one backend, by id. A rollout is active from :meth:`open` to :meth:`close`."""
+    """A backend's rollouts by id. A rollout is active between :meth:`open` and :meth:`close`."""
 
     def __init__(self) -> None:
         self._active: dict[str, RolloutEntry] = {}
         self._finished: OrderedDict[str, RolloutEntry] = OrderedDict()
 
     def open(self, rollout_id: str, task: asyncio.Task[Any] | None) -> RolloutEntry:
-        """Enter a rollout as queued.
+        """Add a queued rollout.
 
         Raises:
-            ValueError: when a rollout of this id is running.
+            ValueError: A rollout with this id is running.
         """
         if rollout_id in self._active:
             raise ValueError(f"rollout {rollout_id} is already running")
@@ -45,7 +45,6 @@ class RolloutLedger:
         return entry
 
     def close(self, rollout_id: str) -> None:
-        """Note that a rollout has ended; how is in its entry."""
         entry = self._active.pop(rollout_id)
         entry.task = None
         if entry.err_message is not None:
@@ -56,11 +55,10 @@ class RolloutLedger:
             self._finished.popitem(last=False)
 
     def find(self, rollout_id: str) -> RolloutEntry | None:
-        """Return what is known of a rollout."""
         return self._active.get(rollout_id) or self._finished.get(rollout_id)
 
     def cancel(self, ids: Sequence[str] | None, prefix: str | None, everything: bool) -> dict[str, str]:
-        """Cancel the active rollouts selected; return what became of each that was named or found."""
+        """Cancel the selected active rollouts and return the outcome of each one named or matched."""
         chosen: Iterable[str]
         if ids is not None:
             chosen = ids

@@ -1,4 +1,4 @@
-"""Finding the classes a project names, at construction: a bad name never reaches a rollout."""
+"""Load the classes a project names when the backend is created, before any rollout runs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 def load_object(reference: Any, role: str) -> Any:
-    """Return ``reference`` itself, or what a ``"module:attribute"`` string names.
+    """Return ``reference``, or the object named by a ``"module:attribute"`` string.
 
     Raises:
-        ValueError: when the string is not of that form, or names nothing.
-        ImportError: when the module cannot be imported.
+        ValueError: The string has another form, or the attribute does not exist.
+        ImportError: The module cannot be imported.
     """
     if not isinstance(reference, str):
         return reference
@@ -29,12 +29,12 @@ def load_object(reference: Any, role: str) -> Any:
 
 
 def load_class(reference: Any, role: str, method: str) -> Any:
-    """Return the class ``reference`` is or names, checked to be a class that can be used as ``role``.
+    """Return the class that ``reference`` is or names, after checking that it can be used as ``role``.
 
     Raises:
-        TypeError: when it is not a class with an own ``method``.
-        ValueError: when the string names nothing.
-        ImportError: when the module cannot be imported.
+        TypeError: It is not a class that overrides ``method``.
+        ValueError: The string does not name an existing attribute.
+        ImportError: The module cannot be imported.
     """
     found = load_object(reference, role)
     if not isinstance(found, type):

@@ -1,4 +1,4 @@
-"""Slots: how many rollouts run at once. First come, first served; a slot is never lost or doubled."""
+"""Concurrency slots for rollouts, first come, first served."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 
 class SlotLimiter:
-    """A fair semaphore that can be waited for with a deadline and tells how many wait and run.
+    """A fair semaphore with acquire timeouts and counters for waiting and running rollouts.
 
     ``asyncio.Semaphore`` under ``asyncio.wait_for`` can lose a slot on Python 3.10 and 3.11 when
-    deadline and release fall together; here a slot passes from hand to hand by one future.
+    the timeout and a release coincide. Here one future transfers the slot.
 
     Args:
-        max_concurrent: the number of slots; None for no limit.
+        max_concurrent: The number of slots; None means unlimited.
     """
 
     def __init__(self, max_concurrent: int | None) -> None:
@@ -26,13 +26,13 @@ class SlotLimiter:
 
     @property
     def queued(self) -> int:
-        """How many wait for a slot."""
         return len(self._waiting)
 
     def acquire(self, timeout_s: float | None = None) -> Acquisition:
-        """Wait for a slot, at most ``timeout_s`` seconds.
+        """Wait up to ``timeout_s`` seconds for a slot.
 
-        Await it for whether a slot was acquired, or enter it with ``async with``, which releases the slot at the end.
+        Await the result to learn whether a slot was acquired, or use it in ``async with`` to release the slot at the
+        end.
         """
         return Acquisition(self, timeout_s)
 
@@ -56,7 +56,7 @@ class SlotLimiter:
                 timer.cancel()
 
     def release(self) -> None:
-        """Give a slot back; it goes straight to the first that waits."""
+        """Release a slot, passing it to the first waiter."""
         while self._waiting:
             turn, _ = self._waiting.popitem(last=False)
             if not turn.done():
@@ -72,7 +72,7 @@ class SlotLimiter:
 
 @dataclass(frozen=True)
 class Acquisition:
-    """A slot that is waited for: awaitable, and an asynchronous context manager."""
+    """A pending slot: awaitable, and an asynchronous context manager."""
 
     limiter: SlotLimiter
     timeout_s: float | None

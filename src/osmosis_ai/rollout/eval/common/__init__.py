@@ -1,4 +1,4 @@
-"""What tests and evaluations of agent loops share, under the paths that 0.2 had; each name is resolved on first use."""
+"""Shared code of agent-loop tests and evaluations (0.2 import paths), resolved on first use."""
 
 from __future__ import annotations
 

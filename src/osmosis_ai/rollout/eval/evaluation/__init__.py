@@ -1,4 +1,4 @@
-"""Evaluating agent loops, under the paths that 0.2 had; each name is resolved on first use."""
+"""Agent-loop evaluations (0.2 import paths), resolved on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Testing agent loops, under the paths that 0.2 had; each name is resolved on first use."""
+"""Agent-loop tests (0.2 import paths), resolved on first use."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Agent frameworks: one module for each, which needs the extra of its name."""
+"""Agent frameworks, one module each. Each needs the extra of the same name."""

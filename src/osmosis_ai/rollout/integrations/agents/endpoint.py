@@ -1,7 +1,7 @@
-"""The running rollout's model, as frameworks that call through LiteLLM want it.
+"""The rollout's model for frameworks that call LiteLLM.
 
-A configuration is made before there is a rollout, so it holds a placeholder for the model. The agent, which is made
-in ``run``, puts the rollout's own model in its place.
+A configuration exists before its rollout and therefore holds a placeholder model. The agent, which is created
+in ``run``, replaces it with the rollout's model.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Any
 from ...context import RolloutContext, get_rollout_context
 
 MODEL_ID = "openai/osmosis-rollout"
-"""LiteLLM sends what follows the slash as ``model``; the run decides which model answers."""
+"""LiteLLM sends the part after the slash as ``model``. The run decides which model answers."""
 
 NO_KEY = "none"
-"""In place of a key that there is not: LiteLLM would look for another service's in the environment."""
+"""Stands in for a missing key, so that LiteLLM does not use another provider's key from the environment."""
 
 
 def running_rollout(who: str) -> RolloutContext:
-    """Return the rollout that runs, which has a model.
+    """Return the active rollout and check that it has a model.
 
     Args:
-        who: the class that asks; begins the sentence.
+        who: The calling class; starts the error message.
 
     Raises:
-        RuntimeError: nothing runs, or it has no model.
+        RuntimeError: There is no active rollout, or it has no model.
     """
     context = get_rollout_context()
     if context is None:
@@ -41,10 +41,10 @@ def running_rollout(who: str) -> RolloutContext:
 
 
 def refuse_endpoint_options(options: Mapping[str, Any], reserved: Collection[str]) -> None:
-    """Check that a placeholder is not told which model answers.
+    """Check that the options of a placeholder do not select a model.
 
     Raises:
-        TypeError: it is; the run decides that.
+        TypeError: They do. The run decides which model answers.
     """
     named = [f"`{name}`" for name in options if name in reserved]
     if named:
@@ -54,10 +54,10 @@ def refuse_endpoint_options(options: Mapping[str, Any], reserved: Collection[str
 
 
 def placeholder_called(agent: str) -> NotImplementedError:
-    """Return the error of a placeholder that was asked for an answer.
+    """Return the error for a call to a placeholder model.
 
     Args:
-        agent: the class that puts a model in its place.
+        agent: The class that replaces the placeholder.
     """
     return NotImplementedError(
         f"OsmosisRolloutModel is a placeholder and answers nothing: give it to `{agent}(model=...)`, made in your "

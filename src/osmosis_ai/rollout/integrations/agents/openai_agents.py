@@ -1,7 +1,7 @@
-"""Agents of the OpenAI Agents SDK on a rollout's model; needs the `openai-agents` extra.
+"""OpenAI Agents SDK integration; needs the `openai-agents` extra.
 
-The session is the sample: what the runner remembers of the conversation is what graders read. A model that is
-called without one would leave a rollout without a conversation, so it refuses.
+Graders read the conversation from the session. A model call without a session is refused, because the rollout would
+have no conversation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...types.sample import Messages, RolloutSample, snapshot
 from .endpoint import MODEL_ID, NO_KEY, placeholder_called, refuse_endpoint_options, running_rollout
 
 with needs_extra("openai-agents", "an agent of the OpenAI Agents SDK"):
-    # First what costs little: whether this is the framework at all.
+    # Check first that this is the framework at all, which costs little.
     import agents
     from agents.memory.session import SessionABC
     from agents.models.chatcmpl_converter import Converter
@@ -42,37 +42,37 @@ __all__ = [
 
 
 class OsmosisRolloutModel(LitellmModel):
-    """Stands for the rollout's model where there is no rollout yet, such as in a workflow's configuration.
+    """Placeholder for the rollout's model, for use in a workflow configuration.
 
     Args:
-        litellm_kwargs: further arguments of ``LitellmModel``.
+        litellm_kwargs: Further arguments of ``LitellmModel``.
 
     Raises:
-        TypeError: an argument says which model answers, which is the run's to decide.
+        TypeError: An argument selects a model, which only the run may do.
     """
 
     def __init__(self, **litellm_kwargs: Any) -> None:
-        # The model it stands for is made by its agent; there is no address here to make one with.
+        # There is no address yet to initialize the base class with: the agent creates the real model.
         refuse_endpoint_options(litellm_kwargs, ("model", "base_url", "api_key"))
         self.litellm_kwargs = litellm_kwargs
 
     async def get_response(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: a placeholder answers nothing."""
+        """Always raise: a placeholder cannot answer."""
         raise placeholder_called("OsmosisAgent")
 
     def stream_response(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: a placeholder answers nothing."""
+        """Always raise: a placeholder cannot answer."""
         raise placeholder_called("OsmosisAgent")
 
 
 class OsmosisLitellmModel(LitellmModel):
-    """The model of the rollout that runs.
+    """The active rollout's model.
 
     Args:
-        litellm_kwargs: further arguments of ``LitellmModel``.
+        litellm_kwargs: Further arguments of ``LitellmModel``.
 
     Raises:
-        RuntimeError: outside of a rollout.
+        RuntimeError: There is no active rollout.
     """
 
     def __init__(self, **litellm_kwargs: Any) -> None:
@@ -87,10 +87,10 @@ class OsmosisLitellmModel(LitellmModel):
         )
 
     async def get_response(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the whole answer. It is streamed all the same, so that a long one is not taken for a dead connection.
+        """Return the full answer. It is streamed, so that a long answer does not look like a dead connection.
 
         Raises:
-            RuntimeError: no session of this rollout's exists.
+            RuntimeError: The rollout has no session.
         """
         answer = None
         async for event in self.stream_response(*args, **kwargs):
@@ -106,7 +106,7 @@ class OsmosisLitellmModel(LitellmModel):
         """Return the answer's events.
 
         Raises:
-            RuntimeError: no session of this rollout's exists, or the call is made in another rollout.
+            RuntimeError: The rollout has no session, or another rollout is active.
         """
         running = get_rollout_context()
         if running is not None and running is not self._rollout:
@@ -126,8 +126,8 @@ class OsmosisLitellmModel(LitellmModel):
         return events
 
     async def _fetch_response(self, *args: Any, **kwargs: Any) -> Any:
-        # One client of its own for each address, kept open for an hour, is LiteLLM's other choice. A release of the
-        # framework that has no such method makes do with that.
+        # By default LiteLLM keeps one client per address open for an hour. Framework releases without this method
+        # use that default.
         return await super()._fetch_response(*map(self._over_the_rollouts_client, args), **kwargs)
 
     def _over_the_rollouts_client(self, argument: Any) -> Any:
@@ -138,12 +138,12 @@ class OsmosisLitellmModel(LitellmModel):
 
 
 class OsmosisAgent(agents.Agent[TContext]):
-    """An agent whose placeholder for a model becomes the rollout's own; made in ``run``.
+    """An agent that uses the rollout's model instead of the placeholder. Create it in ``run``.
 
-    Takes what ``agents.Agent`` takes; any other model stays as it is.
+    Accepts the arguments of ``agents.Agent``. A model other than the placeholder is kept.
 
     Raises:
-        RuntimeError: with a placeholder, outside of a rollout.
+        RuntimeError: A placeholder is used outside a rollout.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -155,16 +155,14 @@ class OsmosisAgent(agents.Agent[TContext]):
 
 
 class OsmosisMemorySession(SessionABC):
-    """A conversation in memory, which is the sample of the rollout that it is made in.
-
-    Outside of a rollout it is plain memory.
+    """An in-memory session. Inside a rollout, its conversation is the rollout's sample.
 
     Attributes:
-        session_id: the rollout's id, else one of its own.
-        items: the conversation, oldest first.
+        session_id: The rollout's id, or a generated one outside a rollout.
+        items: The conversation, oldest first.
 
     Raises:
-        ValueError: the rollout has a session, or another source of its sample, already.
+        ValueError: The rollout already has a session or another sample source.
     """
 
     def __init__(self) -> None:
@@ -179,27 +177,27 @@ class OsmosisMemorySession(SessionABC):
         """Return the conversation, oldest first.
 
         Args:
-            limit: how many of the latest items at most; None for all.
+            limit: Maximum number of items, counted from the latest; None returns all.
 
         Raises:
-            RuntimeError: the session is not the one of the rollout that runs. Of every other method, too.
+            RuntimeError: The session belongs to another rollout. All other methods raise this too.
         """
         self._require_registered()
         wanted = self.items if limit is None else self.items[-limit:] if limit > 0 else []
         return [snapshot(item) for item in wanted]
 
     async def add_items(self, items: list[Any]) -> None:
-        """Add to the end of the conversation."""
+        """Append to the conversation."""
         self._require_registered()
         self.items.extend(snapshot(item) for item in items)
 
     async def pop_item(self) -> Any | None:
-        """Take the latest item away and return it; None when there is none."""
+        """Remove and return the latest item, or None if the session is empty."""
         self._require_registered()
         return self.items.pop() if self.items else None
 
     async def clear_session(self) -> None:
-        """Forget everything."""
+        """Remove all items."""
         self._require_registered()
         self.items.clear()
 
@@ -213,34 +211,30 @@ class OsmosisMemorySession(SessionABC):
 
 
 class SessionSampleSource(SampleSource):
-    """A session's conversation as a rollout's sample.
-
-    Args:
-        session: the session.
-    """
+    """Makes a session's conversation the rollout's sample."""
 
     def __init__(self, session: OsmosisMemorySession) -> None:
         self._session = session
         self._instructions: str | None = None
 
     def keep_instructions(self, instructions: str | None) -> None:
-        """Remember what the first agent was told: the model sees it before the items, and sessions leave it out."""
+        """Keep the first agent's instructions, which the model sees but sessions leave out."""
         self._instructions = self._instructions or instructions
 
     async def get_sample(self) -> RolloutSample:
-        """Return the conversation: as the framework has it for graders, as chat messages for the archive."""
+        """Return the conversation in the framework's format, with chat messages for the archive."""
         return RolloutSample(
             messages=[snapshot(item) for item in self._session.items],
             trajectory_messages=self._chat_messages(),
         )
 
     def _chat_messages(self) -> Messages | None:
-        """Return the conversation as chat messages; None, with a warning, where it has no such form."""
+        """Return the conversation as chat messages, or None with a warning if it cannot be converted."""
         told = [{"role": "system", "content": self._instructions}] if self._instructions else []
         try:
             return [*told, *(dict(message) for message in Converter.items_to_messages(self._session.items))]
         except Exception:
-            # Items come from any tool and any model; what the archive cannot show must not cost the sample.
+            # Items come from any tool and model. An item that cannot be archived must not cost the sample.
             logger.warning(
                 "the session's items are no chat messages, so no trajectory is archived", exc_info=True
             )

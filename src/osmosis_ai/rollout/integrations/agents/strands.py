@@ -1,6 +1,6 @@
-"""Agents of Strands on a rollout's model; needs the `strands` extra.
+"""Strands integration; needs the `strands` extra.
 
-The agent is the sample: its messages, when ``run`` is over, are what graders read.
+Graders read the agent's messages after ``run`` has returned.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...utils.messages import map_initial_messages_to_content_blocks
 from .endpoint import MODEL_ID, NO_KEY, placeholder_called, refuse_endpoint_options, running_rollout
 
 with needs_extra("strands", "a Strands agent"):
-    # First what costs little: whether this is the framework at all.
+    # Check first that this is the framework at all, which costs little.
     import strands.models
 
     import_litellm()
@@ -30,13 +30,13 @@ __all__ = ["OsmosisRolloutModel", "OsmosisStrandsAgent"]
 
 
 class OsmosisRolloutModel(LiteLLMModel):
-    """Stands for the rollout's model where there is no rollout yet, such as in a workflow's configuration.
+    """Placeholder for the rollout's model, for use in a workflow configuration.
 
     Args:
-        model_config: what ``LiteLLMModel`` takes, such as ``params={"temperature": 1.0}``.
+        model_config: Arguments of ``LiteLLMModel``, such as ``params={"temperature": 1.0}``.
 
     Raises:
-        TypeError: an argument says which model answers, which is the run's to decide.
+        TypeError: An argument selects a model, which only the run may do.
     """
 
     def __init__(self, **model_config: Any) -> None:
@@ -44,26 +44,27 @@ class OsmosisRolloutModel(LiteLLMModel):
         super().__init__(**model_config)
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: a placeholder answers nothing."""
+        """Always raise: a placeholder cannot answer."""
         raise placeholder_called("OsmosisStrandsAgent")
 
     def structured_output(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: a placeholder answers nothing."""
+        """Always raise: a placeholder cannot answer."""
         raise placeholder_called("OsmosisStrandsAgent")
 
 
 class OsmosisStrandsAgent(strands.Agent):
-    """An agent whose placeholder for a model becomes the rollout's own, and whose messages are the sample.
+    """An agent that uses the rollout's model instead of the placeholder, and whose messages are the sample.
 
-    Takes what ``strands.Agent`` takes. With any other model it is a Strands agent like all others, and no sample.
+    Accepts the arguments of ``strands.Agent``. With another model it is an ordinary Strands agent and provides no
+    sample.
 
     Args:
-        model: the placeholder, or any model of Strands.
-        messages: the conversation so far; contents may be plain strings, as in ``ctx.prompt``.
+        model: The placeholder, or any Strands model.
+        messages: The conversation so far. Contents may be plain strings, as in ``ctx.prompt``.
 
     Raises:
-        RuntimeError: with a placeholder, outside of a rollout.
-        ValueError: with a placeholder, when the rollout has another source of its sample already.
+        RuntimeError: A placeholder is used outside a rollout.
+        ValueError: A placeholder is used in a rollout that already has a sample source.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class OsmosisStrandsAgent(strands.Agent):
                 client_args={
                     "api_base": rollout.chat_completions_url,
                     "api_key": rollout.api_key or NO_KEY,
-                    # One of its own for each address, kept open for an hour, is LiteLLM's other choice.
+                    # By default LiteLLM keeps one client per address open for an hour.
                     "client": rollout.openai(),
                 },
                 model_id=MODEL_ID,
@@ -93,28 +94,24 @@ class OsmosisStrandsAgent(strands.Agent):
 
 
 class StrandsAgentSampleSource(SampleSource):
-    """An agent's messages as a rollout's sample.
-
-    Args:
-        agent: the agent.
-    """
+    """Makes an agent's messages the rollout's sample."""
 
     def __init__(self, agent: OsmosisStrandsAgent) -> None:
         self._agent = agent
 
     async def get_sample(self) -> RolloutSample:
-        """Return the conversation: in Strands' blocks for graders, as the model was sent it for the archive."""
+        """Return the conversation as Strands blocks, with the messages sent to the model for the archive."""
         return RolloutSample(
             messages=[snapshot(message) for message in self._agent.messages],
             trajectory_messages=self._chat_messages(),
         )
 
     def _chat_messages(self) -> Messages | None:
-        """Return the messages as the model was sent them; None, with a warning, where they have no such form."""
+        """Return the messages as sent to the model, or None with a warning if they cannot be converted."""
         try:
             return list(LiteLLMModel.format_request_messages(self._agent.messages, self._agent.system_prompt))
         except Exception:
-            # Blocks come from any tool and any model; what the archive cannot show must not cost the sample.
+            # Blocks come from any tool and model. A block that cannot be archived must not cost the sample.
             logger.warning(
                 "the agent's messages are no chat messages, so no trajectory is archived", exc_info=True
             )

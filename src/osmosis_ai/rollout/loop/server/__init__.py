@@ -1,4 +1,4 @@
-"""A loop behind HTTP, for controllers on other machines: ``init`` starts a rollout, its outcome is called back.
+"""HTTP server of an agent loop, for controllers on other machines.
 
-Needs the `server` extra once an application is made.
+``init`` starts a rollout and a callback reports its outcome. Creating an application needs the `server` extra.
 """

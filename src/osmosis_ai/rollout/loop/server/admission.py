@@ -1,7 +1,7 @@
-"""Requests for rollouts, read within bounds and admitted once: tools are known before anything starts.
+"""Read requests for rollouts within limits and admit each one once.
 
-Nothing is awaited between looking a key up and knowing its rollout, so that of requests that come at once one leads
-and all are answered the same. A request that fails leaves nothing behind: it may be sent again.
+No await separates the lookup of a key from the registration of its rollout, so concurrent requests with the same key
+start one rollout and get the same answer. A failed request leaves no state and may be sent again.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_BODY_BYTES = 16 * 1024 * 1024
-"""How large a request may be beside its metadata, in bytes; metadata have a limit of their own."""
+"""Maximum request size in bytes, not counting metadata, which have their own limit."""
 
 RETRY_AFTER_S = 5
-"""When a caller that found no room should come again, in seconds."""
+"""Retry-After in seconds for callers refused for lack of capacity."""
 
 _LONGEST_KEY = 256
 
@@ -40,8 +40,8 @@ class RefusedRequest(Exception):
     """A request that starts nothing.
 
     Attributes:
-        status: the HTTP status.
-        detail: what is wrong, as it is answered.
+        status: The HTTP status.
+        detail: The error text of the answer.
     """
 
     def __init__(self, status: int, detail: Any) -> None:
@@ -51,7 +51,7 @@ class RefusedRequest(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What else is answered."""
+        """Additional headers of the answer."""
         return {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
 
 
@@ -59,10 +59,10 @@ class RolloutAdmission:
     """Reads and admits the requests of one served agent.
 
     Args:
-        agent: runs the rollouts.
-        state: knows them.
-        open_client: makes a rollout's client.
-        debug_dir: where the agent's events are written, if anywhere.
+        agent: Runs the rollouts.
+        state: The server's rollouts.
+        open_client: Creates a rollout's client.
+        debug_dir: Directory for the agent's events, if any.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class RolloutAdmission:
         self._debug_dir = debug_dir
 
     async def init(self, headers: Mapping[str, str], body: AsyncIterator[bytes]) -> bytes:
-        """Start the rollout that a request asks for, unless it is known; return the answer.
+        """Start the requested rollout unless it is known, and return the answer.
 
         Raises:
-            RefusedRequest: 413, 422, 429, 500 or 503; nothing was started, and nothing is remembered.
+            RefusedRequest: 413, 422, 429, 500 or 503. Nothing was started or remembered.
         """
         held = _HeldBytes(self._state)
         try:
@@ -112,7 +112,7 @@ class RolloutAdmission:
     async def _run(self, key: str, rollout: ServedRollout, held: _HeldBytes) -> None:
         try:
             await rollout.run(self._state)
-        except Exception:  # the edge of this task: nobody awaits it
+        except Exception:  # the edge of this task: nothing awaits it
             logger.exception("rollout %s could not be brought to its end", key)
         finally:
             held.release()
@@ -120,7 +120,7 @@ class RolloutAdmission:
 
 
 class _HeldBytes:
-    """The bytes of one request, counted while they are kept."""
+    """Counts the bytes of one request while they are in memory."""
 
     def __init__(self, state: AppState, size_bytes: int = 0) -> None:
         self._state = state
@@ -132,7 +132,7 @@ class _HeldBytes:
         self._size_bytes += size_bytes
 
     def kept(self) -> _HeldBytes:
-        """Hand what is counted over to who keeps it on."""
+        """Transfer the counted bytes to a new owner."""
         size_bytes, self._size_bytes = self._size_bytes, 0
         return _HeldBytes(self._state, size_bytes)
 
@@ -187,7 +187,7 @@ def _parsed(body: bytes) -> RolloutRequest:
 
 
 def _unusable(request: RolloutRequest) -> Iterator[tuple[str, str]]:
-    """Yield which field of a request nothing could be done with, and why: such a rollout could never be reported."""
+    """Yield the fields that make a request unusable, with the reason: such a rollout could never be reported."""
     if not _is_plain_id(request.rollout_id):
         yield (
             "rollout_id",
@@ -210,7 +210,7 @@ def _is_plain_id(rollout_id: str) -> bool:
 
 
 def _is_plain_address(url: str) -> bool:
-    """Tell whether a path can be appended to an address, and a key sent there."""
+    """Return whether a path can be appended to an address and a key sent to it."""
     parts = urlsplit(url)
     try:
         has_port = parts.port != 0
@@ -222,7 +222,7 @@ def _is_plain_address(url: str) -> bool:
 
 
 def _key_of(request: RolloutRequest) -> str:
-    """Return what a repeated request is known by; long ones by a digest, since many are kept."""
+    """Return the deduplication key of a request. Long keys are hashed, because many are kept."""
     key = request.idempotency_key or request.rollout_id
     if len(key) <= _LONGEST_KEY:
         return key
@@ -230,10 +230,10 @@ def _key_of(request: RolloutRequest) -> str:
 
 
 def _read_tools(agent: RolloutAgentLoop, request: RolloutRequest) -> tuple[list[Any], bytes]:
-    """Return the agent's tools for a request, and the answer that tells them.
+    """Return the agent's tools for a request, and the encoded answer.
 
     Raises:
-        RefusedRequest: 500, when there are none to be had.
+        RefusedRequest: 500 if the agent's tools are invalid.
     """
     from ..schemas import InitResponse
     from ..tool_schemas import check_tools, normalize_tools

@@ -1,4 +1,4 @@
-"""The web application of a served agent."""
+"""Web application of a served agent."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ def create_app(
     """Return the application that serves ``agent_loop`` to controllers.
 
     Args:
-        agent_loop: runs the rollouts.
-        max_concurrent: how many run at once; None and 0 mean the setting.
-        record_ttl_seconds: how long an ended rollout is known; the setting when None.
-        settings: what is not given here (default: the process's).
-        credentials: the login to register with; nothing is registered without it, a host and a port.
-        server_host: what the server binds to.
-        server_port: the port it listens on.
-        api_key: what callers must send; None lets everybody in.
-        debug_dir: the agents' events are written there, a file for each rollout.
-        on_startup: called before the first request.
-        on_shutdown: called when no rollout runs any more.
-        public_host: how the platform reaches this server; asked of the network when it binds to every address.
-        say: called with messages about the registration.
+        agent_loop: Runs the rollouts.
+        max_concurrent: Maximum number of concurrent rollouts; None and 0 use the setting.
+        record_ttl_seconds: How long a finished rollout is remembered; None uses the setting.
+        settings: Defaults for the other arguments (default: the process's settings).
+        credentials: Login for registration. Registration needs it, a host and a port.
+        server_host: Address the server binds to.
+        server_port: Port it listens on.
+        api_key: Key that callers must send; None disables authentication.
+        debug_dir: Directory for the agents' events, one file per rollout.
+        on_startup: Called before the first request.
+        on_shutdown: Called when no rollout is running any more.
+        public_host: Address of this server for the platform. Detected if the server binds to every address.
+        say: Called with messages about the registration.
 
     Raises:
-        ImportError: when the `server` extra is not installed.
+        ImportError: The `server` extra is not installed.
     """
     try:
         import fastapi
@@ -79,12 +79,12 @@ def create_app(
     state = AppState(max_concurrent, record_ttl_seconds, None, settings, agent_loop.name)
 
     def open_client(**about: Any) -> OsmosisLLMClient:
-        # Looked up where users know it: what a test puts there is what rollouts get.
+        # Look the class up under its public path, so that tests can replace it there.
         public = import_module("osmosis_ai.rollout.server.app")
         if settings is not None:
             about["settings"] = settings.client
         client: OsmosisLLMClient = public.OsmosisLLMClient(**about)
-        if hasattr(client, "share_connections"):  # one of a test has connections of its own, if any
+        if hasattr(client, "share_connections"):  # a test's client may lack this method
             client.share_connections()
         return client
 
@@ -99,7 +99,7 @@ def create_app(
         async with AsyncExitStack() as stack:
             state.start_cleanup_task()
             stack.push_async_callback(state.stop_cleanup_task)
-            # The user's own last: rollouts may use until their end what it closes.
+            # The user's hook runs last: rollouts may need what it closes until they end.
             stack.push_async_callback(_call, on_shutdown)
             stack.push_async_callback(close_shared_connections)
             await _call(on_startup)
@@ -115,7 +115,7 @@ def create_app(
     admission = RolloutAdmission(agent_loop, state, open_client=open_client, debug_dir=debug_dir)
     add_routes(app, state, admission, api_key)
     app.state.rollouts = state
-    # A rollout directory's entrypoint may bind its app alone: whoever hosts it finds the agent here.
+    # A rollout directory's entrypoint may bind only its app, so hosting finds the agent here.
     app.state.agent_loop = agent_loop
     return app
 

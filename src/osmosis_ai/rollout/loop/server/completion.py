@@ -1,7 +1,7 @@
-"""Reporting a rollout's outcome: one completion, offered until it is taken, refused, or too old.
+"""Report a rollout's outcome until the controller accepts or refuses it, or the time is up.
 
-A completion is taken by any 2xx. What the controller refuses it will never take, so it is logged and that is the
-end: a rollout that completed is never reported as failed because of how its report fared.
+Any 2xx accepts a completion. A refused completion is logged and not sent again. A delivery failure never
+changes a completed rollout into a failed one.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 COMPLETION_WINDOW_S = 600.0
-"""How long an outcome is offered to a controller that does not take it, in seconds."""
+"""Seconds for which an outcome is offered to a controller that does not accept it."""
 
 SHUTDOWN_WINDOW_S = 10.0
-"""How long a server that is shutting down offers it to a controller that can be reached, in seconds."""
+"""Seconds for which a server that is shutting down offers an outcome to a reachable controller."""
 
 SHUTDOWN_CONNECT_TIMEOUT_S = 1.5
-"""How long such a server tries to connect, in seconds: long enough for one lost packet to be sent again."""
+"""Connect timeout in seconds during shutdown, long enough to resend one lost packet."""
 
 LONGEST_ERROR_MESSAGE = 4000
-"""How many characters of an error are sent to the controller."""
+"""Maximum number of characters of an error sent to the controller."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _ASKED_TO_WAIT = frozenset({408, 425, 429})
@@ -47,7 +47,7 @@ _ASKED_TO_WAIT = frozenset({408, 425, 429})
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a rollout ended, as sent to the controller."""
+    """Outcome of a rollout, as sent to the controller."""
 
     status: str
     final_messages: list[dict[str, Any]]
@@ -64,7 +64,7 @@ class Outcome:
 
 
 def outcome_of(rollout_id: str, result: RolloutResult) -> Outcome:
-    """Return how to report ``result``; what cannot be sent as it is becomes a failure that says why."""
+    """Return the report of ``result``. A result that cannot be sent becomes a failure with the reason."""
     from pydantic import ValidationError
 
     from ..schemas import RolloutMetrics, RolloutResponse
@@ -81,7 +81,7 @@ def outcome_of(rollout_id: str, result: RolloutResult) -> Outcome:
                 "finish_reason": result.finish_reason,
                 "error_message": result.error_message,
                 "reward": result.reward,
-                # What is none of ours is left to the client, which has its own.
+                # The client uses its own metrics if the agent's have another type.
                 "metrics": result.metrics if isinstance(result.metrics, RolloutMetrics) else None,
             }
         )
@@ -91,7 +91,7 @@ def outcome_of(rollout_id: str, result: RolloutResult) -> Outcome:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         return Outcome.failure(f"the agent's result cannot be reported: {where}: {first['msg']}")
-    except (ValueError, RecursionError) as error:  # what has no form in JSON
+    except (ValueError, RecursionError) as error:  # not representable in JSON
         return Outcome.failure(f"the agent's result cannot be reported: {error}")
     return Outcome(
         status=status,
@@ -112,15 +112,15 @@ async def report(
     closing: bool = False,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> bool:
-    """Offer ``outcome`` to the controller until it is taken; return whether it was.
+    """Offer ``outcome`` until the controller accepts it, and return whether it did.
 
     Args:
-        client: speaks to the controller.
-        rollout_id: for the log.
-        outcome: what is offered, always the same.
-        window_s: give up when this many seconds have passed.
-        closing: the server is shutting down, so give up as soon as the controller cannot be reached.
-        sleep: waits between the client's rounds of tries; tests give their own.
+        client: Sends to the controller.
+        rollout_id: For the log.
+        outcome: The payload, the same in every try.
+        window_s: Time limit in seconds.
+        closing: The server is shutting down: stop as soon as the controller is unreachable.
+        sleep: Waits between the client's rounds of tries; replaced in tests.
     """
     if closing:
         client.complete_rollout_retries = 0
@@ -155,7 +155,7 @@ class _Trouble:
 
 
 async def _offer(client: OsmosisLLMClient, outcome: Outcome, timeout_s: float) -> _Trouble | None:
-    """Offer an outcome once, with the client's own tries; return what went wrong."""
+    """Offer an outcome once, including the client's retries, and return the error if any."""
     offered = client.complete_rollout(
         status=outcome.status,
         final_messages=outcome.final_messages,
@@ -173,6 +173,6 @@ async def _offer(client: OsmosisLLMClient, outcome: Outcome, timeout_s: float) -
         return _Trouble(str(error), passing=True, unreachable=unreachable)
     except asyncio.TimeoutError:
         return _Trouble("the controller did not answer in time", passing=True)
-    except Exception as error:  # what cannot be sent now cannot be sent later; the loss of it is told
+    except Exception as error:  # retrying would fail again; the loss is logged
         return _Trouble(f"it cannot be sent: {type(error).__name__}: {error}", passing=False)
     return None

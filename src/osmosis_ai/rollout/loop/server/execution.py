@@ -1,7 +1,7 @@
-"""One rollout of a served agent, from its admission to its report: exactly one outcome, whatever the agent does.
+"""Run one rollout of a served agent and report exactly one outcome, whatever the agent does.
 
-Cancelling the task ends the agent, never the report: an outcome that is being offered still is, for a shorter while,
-and a rollout that was cut off is reported as failed.
+Cancelling the task ends the agent but not the report, which is then offered for a shorter time. An interrupted
+rollout is reported as failed.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ENDING_S = 5.0
-"""How long an agent that is cancelled may take to end, in seconds."""
+"""Seconds that a cancelled agent has to end."""
 
 OpenClient = Callable[..., "OsmosisLLMClient"]
 
 
 class ServedRollout:
-    """Runs an agent on one request and reports how it ended.
+    """Runs an agent on one request and reports the outcome.
 
     Args:
-        agent: runs it.
-        request: what the controller asked for.
-        tools: what the agent offers for it.
-        open_client: makes the client that speaks to the controller.
-        debug_dir: where the agent's events are written, if anywhere.
+        agent: The agent loop.
+        request: The controller's request.
+        tools: The agent's tools for this request.
+        open_client: Creates the controller client.
+        debug_dir: Directory for the agent's events, if any.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class ServedRollout:
         self._tools = tools
         self._open_client = open_client
         self._debug_dir = debug_dir
-        # From here, so that waiting for a place is part of the rollout's latency.
+        # The latency includes the wait for a slot.
         self._admitted_at = time.monotonic()
 
     async def run(self, state: AppState) -> None:
-        """Wait for a place, run, and report; raises only when cancelled, and that after the report."""
+        """Wait for a slot, run and report. Raises only when cancelled, after the report."""
         request = self._request
         opened = self._open_client(
             server_url=request.server_url, rollout_id=request.rollout_id, api_key=request.api_key
@@ -79,7 +79,7 @@ class ServedRollout:
                 async with state.semaphore:
                     outcome = await self._run_agent(context, state)
             except asyncio.CancelledError:
-                # Whoever cancels without closing the server is ending its event loop: nobody can be told.
+                # Cancellation without closing means that the event loop is ending, so no report can be sent.
                 if not state.closing:
                     raise
                 outcome = _failure(context, "the agent's server was shut down before the rollout had ended")
@@ -95,7 +95,7 @@ class ServedRollout:
                 agent.cancel()
                 await asyncio.wait({agent}, timeout=ENDING_S)
                 raise
-            # Where an event loop ends, agent and rollout are cancelled together, and once: nothing may go on after it.
+            # If the event loop ends, it cancels agent and rollout together, once. Nothing may continue after that.
             if agent.cancelled() or not state.closing:
                 raise
         if agent.cancelled():
@@ -123,8 +123,8 @@ async def _until_a_result(agent: RolloutAgentLoop, context: AgentLoopContext) ->
     """Return the agent's result.
 
     Raises:
-        TypeError: when it returns something else.
-        RuntimeError: when it tried to end the process, which serves others too.
+        TypeError: It has the wrong type.
+        RuntimeError: The agent tried to exit the process, which serves other rollouts too.
     """
     running: Any = agent.run(context)  # type: ignore[arg-type]  # one public name for both contexts
     try:

@@ -1,7 +1,7 @@
-"""Registers a served agent with a platform once it answers, and withdraws it at the end. No failure stops the server.
+"""Register a served agent with a platform once it answers, and unregister it at shutdown. Failures do not stop the server.
 
-The network is asked for this machine's public address only if the server binds to every address, was not given its
-own, and the platform is on another machine.
+The network is asked for this machine's public address only if the server binds to every address, no public host is
+configured, and the platform is on another machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REGISTRATION_TIMEOUT_S = 15.0
-"""How long the platform may take to answer, in seconds; it looks at this server meanwhile."""
+"""Seconds for the platform to answer. It connects back to this server meanwhile."""
 
 EVERY_ADDRESS = ("0.0.0.0", "::", "")
 _READY_TIMEOUT_S = 5.0
@@ -34,15 +34,15 @@ _WITHDRAWAL_CONNECT_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True)
 class Registration:
-    """What is sent to a platform.
+    """Data for the registration with a platform.
 
     Attributes:
-        credentials: the login.
-        host: what the server binds to.
-        port: where it listens.
-        agent_loop_name: what it serves.
-        api_key: what the platform must send.
-        public_host: how the platform reaches it, where that is not ``host``.
+        credentials: The login.
+        host: Address the server binds to.
+        port: Port it listens on.
+        agent_loop_name: Name of the served agent.
+        api_key: Key the platform must send.
+        public_host: Address for the platform, if it differs from ``host``.
     """
 
     credentials: Credentials
@@ -56,12 +56,12 @@ class Registration:
 def start_registering(
     registration: Registration, settings: RolloutSettings | None, say: Callable[[str], None]
 ) -> Callable[[], Awaitable[None]]:
-    """Register in the background, and return a function that withdraws the registration.
+    """Register in the background and return a function that unregisters the server.
 
     Args:
-        registration: the server and the login.
-        settings: the timeouts (default: the process's).
-        say: receives the outcome.
+        registration: The server and the login.
+        settings: The timeouts (default: the process's).
+        say: Receives the outcome.
     """
     from ..settings import get_settings
 
@@ -79,7 +79,7 @@ def start_registering(
 
 
 async def _register(registration: Registration, limits: Any, say: Callable[[str], None]) -> str | None:
-    """Register, and return as what host; None where that failed."""
+    """Register and return the registered host, or None if that failed."""
     platform_url = registration.credentials.platform_url
     try:
         await _until_it_answers(registration, limits)
@@ -89,7 +89,7 @@ async def _register(registration: Registration, limits: Any, say: Callable[[str]
         hint = f" ({error.hint})" if error.hint else ""
         say(f"[WARNING] Failed to register with {platform_url}: {error.message}{hint}")
         return None
-    except Exception as error:  # the edge of this task: nobody awaits it
+    except Exception as error:  # the edge of this task: nothing awaits it
         logger.debug("registration failed", exc_info=True)
         say(f"[WARNING] Failed to register with {platform_url}: {type(error).__name__}: {error}")
         return None
@@ -108,7 +108,7 @@ async def _register(registration: Registration, limits: Any, say: Callable[[str]
 async def _withdraw(
     registration: Registration, host: str, timeout_s: float, say: Callable[[str], None]
 ) -> None:
-    """Remove the server from the platform, whose runs would fail one by one to reach it."""
+    """Unregister the server, so that no run tries to reach it."""
     name, platform_url = registration.agent_loop_name, registration.credentials.platform_url
     try:
         await asyncio.wait_for(asyncio.to_thread(_forget, registration, host), timeout_s)
@@ -118,7 +118,7 @@ async def _withdraw(
 
 
 def _forget(registration: Registration, host: str) -> None:
-    """Remove the agent, unless another server has been registered under its name since."""
+    """Remove the agent, unless another server has since registered its name."""
     from osmosis_ai.api.paging import iterate_pages
 
     ours = (registration.agent_loop_name, host, registration.port)
@@ -133,7 +133,7 @@ def _forget(registration: Registration, host: str) -> None:
 
 
 async def _until_it_answers(registration: Registration, limits: Any) -> None:
-    """Wait until the server answers its own health check; a while at most, since it may be slow to start."""
+    """Wait, for a limited time, until the server answers its own health check."""
     import aiohttp
 
     from osmosis_ai.llm.transport import open_session
@@ -154,10 +154,10 @@ async def _until_it_answers(registration: Registration, limits: Any) -> None:
 
 
 def reachable_host(registration: Registration) -> str:
-    """Return where the platform finds the server.
+    """Return the address under which the platform reaches the server.
 
     Raises:
-        OsmosisError: the network was asked, and does not know.
+        OsmosisError: The public address could not be determined.
     """
     if registration.public_host:
         return registration.public_host
@@ -168,7 +168,7 @@ def reachable_host(registration: Registration) -> str:
     from ..network import PublicIPDetectionError, detect_public_ip
 
     if is_loopback(urlsplit(registration.credentials.platform_url).hostname):
-        return "127.0.0.1"  # it is on this very machine, which its public address need not lead back to
+        return "127.0.0.1"  # on the same machine, where the public address may not lead back
 
     try:
         return detect_public_ip()
@@ -203,7 +203,7 @@ def _client(registration: Registration, *, connect_timeout_s: float | None = Non
 
 
 def _git_identity() -> str | None:
-    """Return the repository that the agent is served from, by which a platform may know the workspace."""
+    """Return the Git repository that the agent is served from, which can identify the workspace."""
     from osmosis_ai.api.git_identity import identify_origin
     from osmosis_ai.workspace.git import read_origin
     from osmosis_ai.workspace.layout import find_workspace
@@ -213,4 +213,4 @@ def _git_identity() -> str | None:
         origin = read_origin(root)
         return None if origin is None else identify_origin(origin, base=root).identity
     except OsmosisError:
-        return None  # served from anywhere else
+        return None  # not in a repository

@@ -1,4 +1,4 @@
-"""The application in the process that restarts when a file changes: it imports the agent again."""
+"""Create the application in the process that restarts on file changes, importing the agent again."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SERVED_AGENT_ENV = "_OSMOSIS_SERVED_AGENT"
 
 
 class ReloadedApp(BaseModel):
-    """What is served, on its way to the process that serves it.
+    """Options of the served application, passed to the serving process.
 
     Attributes:
         module: ``module:attribute`` of the agent.
-        registers: whether to register with the platform, with the login found there.
+        registers: Whether to register with the platform, with the login found there.
     """
 
     module: str
@@ -40,10 +40,10 @@ class ReloadedApp(BaseModel):
 
 
 def make_app() -> FastAPI:
-    """Load the agent that the environment describes, and return its application.
+    """Load the agent described by the environment and return its application.
 
     Raises:
-        SystemExit: when there is none; stderr has a line that says why.
+        SystemExit: It cannot be loaded. stderr has one line with the reason.
     """
     from osmosis_ai.api.credentials import require_credentials
 
@@ -73,7 +73,7 @@ def make_app() -> FastAPI:
 
 
 def _end_with_the_parent() -> None:
-    """End when the process that watches the files is gone, however it went."""
+    """Exit when the process that watches the files has ended for any reason."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return

@@ -1,4 +1,4 @@
-"""What a served agent answers. Keys are looked at before anything of a request's body is."""
+"""HTTP endpoints of a served agent. Keys are checked before a request's body is read."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def add_routes(app: FastAPI, state: AppState, admission: RolloutAdmission, api_k
     """Add the endpoints of a served agent to ``app``.
 
     Args:
-        app: gets them.
-        state: reported by the health endpoints.
-        admission: takes the requests for rollouts.
-        api_key: what callers must send, None when they need not.
+        app: The application.
+        state: Reported by the health endpoints.
+        admission: Handles requests for rollouts.
+        api_key: Key that callers must send; None disables authentication.
     """
 
     @app.get("/health")
@@ -70,7 +70,7 @@ def _health(state: AppState) -> dict[str, Any]:
 
 
 def _may_enter(headers: Mapping[str, str], api_key: str) -> bool:
-    """Tell whether the right key was sent, as `Bearer <key>` or bare."""
+    """Return whether the right key was sent, as `Bearer <key>` or bare."""
     sent = headers.get("authorization", "")
     scheme, _, rest = sent.partition(" ")
     return validate_api_key(rest.strip() if scheme.lower() == "bearer" else sent.strip(), api_key)

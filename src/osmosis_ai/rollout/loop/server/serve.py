@@ -1,6 +1,6 @@
-"""Serving an agent loop: everything that can be wrong is found, in one line, before the first request.
+"""Serve an agent loop, reporting every configuration error in one line before the first request.
 
-The port is taken before anything is said, so who reads that the agent is served can reach it.
+The port is bound before the address is printed, so the printed address is reachable.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ DEFAULT_HOST = "0.0.0.0"
 DEFAULT_PORT = 9000
 
 _SHUTDOWN_S = 15
-"""How long requests under way may take when the server is asked to end, in seconds."""
+"""Seconds that open requests may take at shutdown."""
 
 Say = Callable[[str], None]
 
 
 class ServeError(OsmosisRolloutError):
-    """An agent cannot be served as it was asked for."""
+    """The agent cannot be served with these options."""
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """How an agent loop is served; each as of :func:`serve_agent_loop`."""
+    """Options for serving an agent loop, as for :func:`serve_agent_loop`."""
 
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
@@ -63,15 +63,15 @@ class ServeOptions:
 
 @dataclass(frozen=True)
 class AgentServer:
-    """An agent that is about to be served: its port is taken, and what it needs is there.
+    """An agent that is ready to be served, with its port bound.
 
     Attributes:
-        agent: is served.
-        host, port: where it listens.
-        api_key: what callers must send; None when everybody may call.
-        generated_key: whether the key was made here, and has to be shown.
-        credentials: the login it registers with, if it does.
-        debug_dir: where the agent's events are written, if anywhere.
+        agent: The agent loop.
+        host, port: The listening address.
+        api_key: Key that callers must send; None disables authentication.
+        generated_key: Whether the key was generated and must be shown.
+        credentials: Login for registration, if any.
+        debug_dir: Directory for the agent's events, if any.
     """
 
     agent: RolloutAgentLoop
@@ -89,11 +89,11 @@ class AgentServer:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """The server's address."""
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return what to print at start, including the key if it was generated here."""
+        """Return the lines to print at start, including a generated key."""
         key = "(provided)" if self.api_key and not self.generated_key else self.api_key
         facts = [
             ("Agent", self.agent.name),
@@ -109,10 +109,10 @@ class AgentServer:
         return facts
 
     def run(self, *, say: Say) -> None:
-        """Serve until a signal asks to end; rollouts that still run are then reported as failed.
+        """Serve until a signal stops the server. Rollouts that are still running are then reported as failed.
 
         Args:
-            say: called with the outcome of the registration.
+            say: Called with the outcome of the registration.
         """
         import uvicorn
 
@@ -152,7 +152,7 @@ class AgentServer:
             debug_dir=self.debug_dir,
             settings=self.settings,
         ).model_dump_json()
-        # By its name: uvicorn watches no files for an app that is an object.
+        # uvicorn reloads only an app that is passed by name.
         config = self._config(
             f"{reloading.__name__}:{reloading.make_app.__name__}", reload=True, factory=True
         )
@@ -185,25 +185,25 @@ def serve_agent_loop(
     debug_dir: str | Path | None = None,
     public_host: str | None = None,
 ) -> None:
-    """Serve an agent loop until a signal asks to end, telling on stderr where and with which key.
+    """Serve an agent loop until a signal stops it, printing address and key to stderr.
 
     Args:
-        agent_loop: what is served; ``module:attribute`` where it is to be reloaded.
-        host, port: where to listen; port 0 takes a free one.
-        validate: check the agent first.
-        log_level: of the log on stderr.
-        reload: start again when a file below the working directory changes.
-        settings: limits and times (default: the process's).
-        skip_register: do not tell the platform; no login is needed then.
-        api_key: what callers must send; one is generated and shown when None.
-        local_debug: let everybody in, and do not register.
-        debug_dir: the agents' events are written into a new directory below it.
-        public_host: how the platform reaches this machine.
+        agent_loop: The agent. Must be ``module:attribute`` if it is reloaded.
+        host, port: Listening address; port 0 takes a free port.
+        validate: Check the agent first.
+        log_level: Level of the log on stderr.
+        reload: Restart when a file below the working directory changes.
+        settings: Limits and timeouts (default: the process's).
+        skip_register: Do not register with the platform; no login is needed.
+        api_key: Key that callers must send. None generates a key and shows it.
+        local_debug: Disable authentication and registration.
+        debug_dir: Parent of a new directory for the agents' events.
+        public_host: Address of this machine for the platform.
 
     Raises:
-        ImportError: when the `server` extra is not installed.
-        ServeError: when it cannot be served so.
-        AgentLoopValidationError: when the agent is not valid.
+        ImportError: The `server` extra is not installed.
+        ServeError: The agent cannot be served with these options.
+        AgentLoopValidationError: The agent is invalid.
     """
     options = ServeOptions(
         host=host,
@@ -225,7 +225,7 @@ def serve_agent_loop(
 
 
 def prepare_server(agent_loop: RolloutAgentLoop | str, options: ServeOptions) -> AgentServer:
-    """Return what :func:`serve_agent_loop` runs, once all that it needs is there; errors as there."""
+    """Prepare everything that :func:`serve_agent_loop` needs. Raises the same errors."""
     _require_server_extra()
     api_key, local = options.api_key, options.local_debug
     if local and api_key is not None:
@@ -255,11 +255,11 @@ def prepare_server(agent_loop: RolloutAgentLoop | str, options: ServeOptions) ->
 
 
 def validate_and_report(agent_loop: RolloutAgentLoop, verbose: bool = False) -> ValidationResult:
-    """Check an agent loop, tell what it is on stdout and its errors on stderr, and return the result.
+    """Validate an agent loop, print a summary to stdout and errors to stderr, and return the result.
 
     Args:
-        agent_loop: what is checked.
-        verbose: tell what is only suspicious, too.
+        agent_loop: The agent loop.
+        verbose: Print warnings as well.
     """
     result = validate_agent_loop(agent_loop)
     for error in result.errors:
@@ -338,7 +338,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _log_config(log_level: str) -> dict[str, Any]:
-    """Return uvicorn's logging with all of it on stderr, and this package's beside it."""
+    """Return uvicorn's logging configuration with all output on stderr, including this package's."""
     from uvicorn.config import LOGGING_CONFIG
 
     config: dict[str, Any] = copy.deepcopy(LOGGING_CONFIG)

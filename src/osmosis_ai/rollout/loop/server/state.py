@@ -1,7 +1,7 @@
-"""The rollouts of one served agent: each key admitted once, in bounded memory, and forgotten a while after its end.
+"""Rollouts of one served agent: each key is admitted once and forgotten some time after its rollout ended.
 
-A key is a rollout's id or the idempotency key that came with it. What is admitted runs or waits for a place; beyond
-so many that wait, and beyond so many bytes of requests, nothing is admitted.
+A key is a rollout's id or its idempotency key. An admitted rollout runs or waits for a slot. Limits on the number of
+waiting rollouts and on the bytes of their requests bound memory.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REMEMBERED_KEYS = 65_536
-"""How many rollouts that have ended are known, however long their records are to be kept."""
+"""Maximum number of finished rollouts that are remembered, whatever their time to live."""
 
 REMEMBERED_BYTES = 64 * 1024 * 1024
-"""How many bytes the answers to the requests of known rollouts may have; the oldest that have ended are forgotten."""
+"""Maximum bytes of the remembered answers. The oldest finished rollouts are forgotten first."""
 
 HELD_BYTES = 128 * 1024 * 1024
-"""How many bytes the requests of all rollouts that have not ended may have."""
+"""Maximum bytes of the requests of all unfinished rollouts."""
 
 CANCEL_WAIT_S = 30.0
-"""How long cancelled rollouts may take to report and end, in seconds."""
+"""Seconds that cancelled rollouts have to report and end."""
 
 
 class AppState:
-    """What a served agent knows of its rollouts.
+    """State of a served agent's rollouts.
 
     Args:
-        max_concurrent: how many run at once; None and 0 mean the setting.
-        record_ttl_seconds: how long a rollout is known after its end; the setting when None.
-        cleanup_interval_seconds: how often ended ones are looked through; the setting when None.
-        settings: what is not given above (default: the process's).
-        agent_loop_name: whose rollouts these are.
-        max_queued: how many may wait for a place; the setting when None.
+        max_concurrent: Maximum number of concurrent rollouts; None and 0 use the setting.
+        record_ttl_seconds: How long a finished rollout is remembered; None uses the setting.
+        cleanup_interval_seconds: Interval for removing expired rollouts; None uses the setting.
+        settings: Defaults for the other arguments (default: the process's settings).
+        agent_loop_name: Name of the agent.
+        max_queued: Maximum number of waiting rollouts; None uses the setting.
 
     Attributes:
-        rollout_tasks: key -> task of every rollout that runs, waits, or is being reported.
-        completed_rollouts: key -> when it ended, on the monotonic clock.
-        semaphore: the places.
-        request_timeout: how long a request may take to arrive, in seconds.
-        closing: whether the server is shutting down.
+        rollout_tasks: Task of every running, waiting or reporting rollout, by key.
+        completed_rollouts: End time on the monotonic clock, by key.
+        semaphore: The concurrency slots.
+        request_timeout: Time limit for reading a request, in seconds.
+        closing: Whether the server is shutting down.
     """
 
     def __init__(
@@ -77,36 +77,36 @@ class AppState:
 
     @property
     def active_count(self) -> int:
-        """How many rollouts run, wait for a place or are being reported."""
+        """Number of running, waiting and reporting rollouts."""
         return len(self.rollout_tasks)
 
     @property
     def completed_count(self) -> int:
-        """How many ended rollouts are known."""
+        """Number of remembered finished rollouts."""
         return len(self.completed_rollouts)
 
     def is_duplicate(self, key: str) -> bool:
-        """Tell whether a rollout of this key was started, and has not been forgotten since its end."""
+        """Return whether a rollout with this key is active or remembered."""
         if key in self.rollout_tasks:
             return True
         ended = self.completed_rollouts.get(key)
         return ended is not None and time.monotonic() - ended <= self.record_ttl
 
     def reply_to(self, key: str) -> bytes | None:
-        """Return what the first request of this key was answered, None when there was none."""
+        """Return the answer to the first request with this key, or None."""
         return self._replies.get(key) if self.is_duplicate(key) else None
 
     def has_room(self) -> bool:
-        """Tell whether one more rollout may run or wait."""
+        """Return whether another rollout may run or wait."""
         return len(self.rollout_tasks) < self.max_concurrent + self.max_queued
 
     def mark_started(self, key: str, task: asyncio.Task[Any], reply: bytes | None = None) -> None:
-        """Know a rollout from now on.
+        """Register a rollout.
 
         Args:
-            key: its id, or its idempotency key.
-            task: runs and reports it.
-            reply: what a repeated request is answered.
+            key: Its id or idempotency key.
+            task: Runs and reports it.
+            reply: Answer to repeated requests.
         """
         self.completed_rollouts.pop(key, None)
         self.rollout_tasks[key] = task
@@ -116,7 +116,7 @@ class AppState:
             self._reply_bytes += len(reply)
 
     def mark_completed(self, key: str) -> None:
-        """Remember that a rollout has ended and been reported."""
+        """Record that a rollout has ended and been reported."""
         self.rollout_tasks.pop(key, None)
         self.completed_rollouts.pop(key, None)
         self.completed_rollouts[key] = time.monotonic()
@@ -124,14 +124,13 @@ class AppState:
             self._forget(next(iter(self.completed_rollouts)))
 
     def hold(self, size_bytes: int) -> bool:
-        """Count bytes of a request as held, until :meth:`release`; refuse what is too much with the others."""
+        """Reserve memory for a request until :meth:`release`; return False if the total would be too large."""
         if self._held_bytes + size_bytes > HELD_BYTES:
             return False
         self._held_bytes += size_bytes
         return True
 
     def release(self, size_bytes: int) -> None:
-        """Count bytes as held no more."""
         self._held_bytes -= size_bytes
 
     def forget_expired(self) -> None:
@@ -141,12 +140,12 @@ class AppState:
             self._forget(key)
 
     def start_cleanup_task(self) -> None:
-        """Forget ended rollouts from now on; needs a running event loop."""
+        """Start to remove expired rollouts regularly; needs a running event loop."""
         if self._cleanup is None:
             self._cleanup = asyncio.ensure_future(self._clean_up())
 
     async def stop_cleanup_task(self) -> None:
-        """Forget no more."""
+        """Stop removing expired rollouts."""
         cleanup, self._cleanup = self._cleanup, None
         if cleanup is not None:
             cleanup.cancel()
@@ -154,7 +153,7 @@ class AppState:
                 await cleanup
 
     async def cancel_all(self) -> None:
-        """Admit no more, cancel what runs or waits, and return when all of it has been reported."""
+        """Stop admission, cancel all rollouts, and return when they have been reported."""
         self.closing = True
         tasks = list(self.rollout_tasks.values())
         if not tasks:

@@ -1,5 +1,5 @@
 // A page that follows its run: one stream while the tab is seen, and only the parts that changed are fetched.
-// That of a run that has ended asks once, whenever its tab is seen again, whether the run is still there, or goes on.
+// That of a run that has ended asks once, whenever its tab is seen again, whether the run still exists or was resumed.
 import { say } from "./say.js";
 
 const POLL_MS = 5000;
@@ -56,7 +56,7 @@ async function poll() {
     const why = await refusal(reply);
     if (why) return end(why);
     if (reply.status === 400 && cursor) {
-      // It is none of this server's, which may be a newer one: the page begins anew.
+      // The cursor is not from this server, which may be newer: reload the page.
       cursor = "";
       failures = 0;
       return follow();
@@ -73,7 +73,7 @@ async function poll() {
       news(changes.cursor, changes);
       if (changes.ended) return end("ended");
     }
-  } catch { /* The server is away; it is asked again. */ }
+  } catch { /* The server is unavailable; retry. */ }
   clearTimeout(polling);
   if (!document.hidden && !ended) polling = setTimeout(poll, POLL_MS);
 }
@@ -105,7 +105,7 @@ function end(reason) {
   ended = reason === "ended" || !ENDS[reason];
   over = !ended;
   if (ended) {
-    // Should the run go on, its page begins anew.
+    // If the run is resumed, its page reloads.
     cursor = "";
     return refresh().then(() => say(ENDS.ended));
   }

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.evaluation.journal_chain import sealed
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord
 
@@ -70,7 +69,6 @@ def write_run(directory: Path, rows: int, attempts: int, *, seed: int) -> None:
 
 
 def _lines(passed: list[list[bool]]) -> Iterator[bytes]:
-    last = b""
     for row, attempts in enumerate(passed):
         for attempt, passes in enumerate(attempts):
             record = TerminalRecord(
@@ -86,8 +84,7 @@ def _lines(passed: list[list[bool]]) -> Iterator[bytes]:
                 model_latency_ms=500.0,
                 row_digest=f"{row:032x}",
             )
-            line, last = sealed(record.to_line(), last)
-            yield line
+            yield record.to_line()
 
 
 def measure(code: str, runs: tuple[Path, Path], repeat: int) -> dict[str, float]:

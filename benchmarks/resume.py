@@ -26,7 +26,6 @@ from pathlib import Path
 from engine import stand_in_model
 from servers import make_workspace
 
-from osmosis_ai.evaluation.journal_chain import sealed
 from osmosis_ai.evaluation.record import TerminalRecord
 
 
@@ -48,11 +47,9 @@ class Run:
     def prepare(self) -> None:
         """Let a session begin the run, write its results, and let another find them."""
         self.session()
-        last = b""
         with (self.directory / "events.jsonl").open("wb") as journal:
             for row in range(self.finished):
-                line, last = sealed(self._finish(row).to_line(), last)
-                journal.write(line)
+                journal.write(self._finish(row).to_line())
         self.session()
 
     def _finish(self, row: int) -> TerminalRecord:

@@ -34,8 +34,7 @@ PAGES = {
 
 
 def write_large_run(directory: Path, samples: int) -> None:
-    """Write a run as `osmosis eval run` leaves it: manifest, sealed journal, metrics and one conversation."""
-    from osmosis_ai.evaluation.journal_chain import sealed
+    """Write a run as `osmosis eval run` leaves it: manifest, journal, metrics and one conversation."""
     from osmosis_ai.evaluation.local_results import read_local_results
     from osmosis_ai.evaluation.run_directory import RunDirectory
 
@@ -43,11 +42,8 @@ def write_large_run(directory: Path, samples: int) -> None:
     _manifest(directory, rows)
     found = RunDirectory(directory)
     found.create()
-    last = b""
     with found.events.open("wb") as journal:
-        for line in _lines(rows):
-            whole, last = sealed(line, last)
-            journal.write(whole)
+        journal.writelines(_lines(rows))
     (found.trajectories / "row_0_run_0.json").write_text(json.dumps(_TRAJECTORY))
     counted = found.events.stat().st_size
     found.write_results(

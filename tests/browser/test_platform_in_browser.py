@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from osmosis_ai.evaluation.metrics import MetricsAccumulator
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.eval_results import summarised_results
 from osmosis_ai.viewer.live import READ_EVERY_S
 from tests.browser.platform_site import CANARY, PASSWORD, PlatformSite, platform_site
 from tests.browser.visits import NARROW, STREAMS_NOTED, WIDE, look_at_pages, visit
 from tests.conftest import home_of_a_module
+from tests.evaluation.builders import MeasuredResults
 from tests.platform.viewer.runs_world import add_run, add_samples
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def test_no_page_holds_a_secret(browser: Browser, site: PlatformSite) -> None:
 
 def put_numbers(site: PlatformSite, run_id: str, scored: int) -> None:
     """Write what a run has come to, as its worker does."""
-    numbers = MetricsAccumulator(rows=3, n=2)
+    numbers = MeasuredResults(rows=3, n=2)
     for row in range(scored):
         numbers.add(row, 0, "success", 1.0)
     found = numbers.summary()

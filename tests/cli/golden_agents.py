@@ -104,9 +104,9 @@ def eval_config(maze: Maze) -> None:
 def finished_evaluation(maze: Maze) -> None:
     """Replace the evaluation by its recorded result: two rows, two attempts each."""
     from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
-    from osmosis_ai.evaluation.metrics import MetricsAccumulator
     from osmosis_ai.evaluation.summary import RunSummary
     from osmosis_ai.services.eval_runs.run import EvalRunResult, PreparedEvalRun
+    from tests.evaluation.builders import MeasuredResults
     from tests.evaluation.recorded_runs import record
 
     eval_config(maze)
@@ -119,10 +119,10 @@ def finished_evaluation(maze: Maze) -> None:
         plan = RunPlan("calm-fern-1", directory, "openai/gpt-5-mini", 2, 3, 2, 4, 4, 0, False, False, None)
         hooks.plan(plan)
         hooks.stage("starting the rollout's server")
-        metrics = MetricsAccumulator(rows=2, n=2)
+        metrics = MeasuredResults(rows=2, n=2)
         for row, attempts in enumerate(outcomes):
             for attempt, outcome in enumerate(attempts):
-                metrics.add_record(record(row, attempt, outcome))
+                metrics.set_result(record(row, attempt, outcome))
         return EvalRunResult(
             prepared,
             RunSummary(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.cli.eval_replies import DETAIL, METRICS, OWN, RESULTS
@@ -204,7 +204,7 @@ def test_amounts_use_what_attempts_reported_and_count_the_others(maze: Maze) -> 
     for row in range(30):
         for attempt in range(4):
             known = (row + attempt) % 10 > 0
-            told = replace(
+            told = msgspec.structs.replace(
                 record(row, attempt, 1.0 if attempt else "agent"),
                 tokens=100 + row if known else None,
                 cost_usd=0.01 + row / 1e4 if known else None,
@@ -223,7 +223,9 @@ def test_amounts_use_what_attempts_reported_and_count_the_others(maze: Maze) -> 
 def test_an_amount_of_0_is_not_nothing_if_other_attempts_did_not_report_it(maze: Maze) -> None:
     directory = write_run(maze.workspace.evals_dir / "silent", passing(10, 4, 40))
     records = [
-        replace(record(row, attempt, 1.0), tokens=None if row or attempt else 0, cost_usd=None)
+        msgspec.structs.replace(
+            record(row, attempt, 1.0), tokens=None if row or attempt else 0, cost_usd=None
+        )
         for row in range(10)
         for attempt in range(4)
     ]
@@ -239,7 +241,9 @@ def test_a_ratio_that_few_rows_leave_open_is_no_error(maze: Maze) -> None:
     for name, amounts in (("base", (100, 100)), ("other", (100, 1200))):
         directory = write(maze, name, [[1.0], [1.0]])
         lines = [
-            replace(record(row, 0, 1.0), tokens=amount, row_digest=hashlib.md5(str(row).encode()).hexdigest())
+            msgspec.structs.replace(
+                record(row, 0, 1.0), tokens=amount, row_digest=hashlib.md5(str(row).encode()).hexdigest()
+            )
             for row, amount in enumerate(amounts)
         ]
         (directory / "events.jsonl").write_bytes(journal_of(lines))

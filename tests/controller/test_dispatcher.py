@@ -9,10 +9,9 @@ from typing import Any, get_args
 
 import pytest
 
-from osmosis_ai.controller.attempt import CATEGORIES, category_of, classify
 from osmosis_ai.controller.callbacks import TerminalCallbackResult
 from osmosis_ai.controller.dispatcher import ConcurrencyLimiter, Dispatcher, Stop
-from osmosis_ai.evaluation.metrics import MetricsAccumulator
+from osmosis_ai.controller.outcomes import CATEGORIES, category_of, classify
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.event_loop import LoopMonitor, LoopState
 from osmosis_ai.llm.errors import Category, ModelCallError
@@ -20,7 +19,7 @@ from osmosis_ai.rollout.types import (
     GraderCompleteRequest,
     RolloutCompleteRequest,
 )
-from tests.evaluation.builders import record
+from tests.evaluation.builders import MeasuredResults, record
 
 
 class Desk:
@@ -288,10 +287,8 @@ def test_lost_attempts_are_in_the_record_and_counted_apart() -> None:
     lost = record(1, lost_attempts=2)
     assert TerminalRecord.from_line(lost.to_line()) == lost
     assert b"lost_attempts" not in record(0).to_line()
-    with pytest.raises(ValueError, match="`lost_attempts` cannot be -1"):
-        TerminalRecord.from_line(lost.to_line().replace(b'"lost_attempts":2', b'"lost_attempts":-1'))
 
-    metrics = MetricsAccumulator(rows=3, n=1)
+    metrics = MeasuredResults(rows=3, n=1)
     metrics.add(0, 0, "success", 1.0, lost_attempts=1)
     metrics.add(1, 0, "failed", None, boundary="agent", lost_attempts=2)
     counts = metrics.summary().estimates.counts

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from osmosis_ai.config.sections import EvaluationSettings, Experiment
 from osmosis_ai.evaluation.manifest import run_inputs
+from osmosis_ai.evaluation.metrics import RunMetrics, compute_metrics
 from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
 
 
@@ -49,3 +51,29 @@ def dataset(path: Path = Path("multiply.jsonl"), sha256: str = "d1") -> DatasetI
 
 def inputs(*, rows: str = "0-9", source: str = "s1", seed: int = 0, **changes: Any) -> dict[str, Any]:
     return run_inputs(spec(**changes), dataset(), rows, source, seed)
+
+
+class MeasuredResults(AttemptTable):
+    """Results that a test writes down one by one, and their metrics."""
+
+    def __init__(
+        self,
+        rows: int,
+        n: int,
+        *,
+        pass_threshold: float = 1.0,
+        clusters: Sequence[int] = (),
+        only: Collection[tuple[int, int]] | None = None,
+        reward_range: tuple[float, float] | None = None,
+    ) -> None:
+        super().__init__(rows, n, only=only)
+        self._pass_threshold, self._reward_range = pass_threshold, reward_range
+        self.set_row_digests(f"{cluster + 1:016x}" for cluster in clusters)
+
+    def add(self, row: int, run: int, status: str, reward: float | None, **known: Any) -> None:
+        self.set_result(
+            TerminalRecord(row, run, "", status, **{"duration_ms": None, **known}, reward=reward)  # type: ignore[arg-type]
+        )
+
+    def summary(self) -> RunMetrics:
+        return compute_metrics(self, pass_threshold=self._pass_threshold, reward_range=self._reward_range)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
-from osmosis_ai.evaluation.run_state import ProgressSnapshot
+from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks, RunPlan
 
 
 class RecordingHooks(RunHooks):

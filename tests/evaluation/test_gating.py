@@ -14,7 +14,7 @@ from osmosis_ai.evaluation.gating import (
     judge,
     weakest,
 )
-from osmosis_ai.evaluation.metrics import MetricsAccumulator
+from tests.evaluation.builders import MeasuredResults
 
 MEASURED = Evidence(value=0.8, at_least=0.7, at_most=0.88, rows=50, samples=200)
 
@@ -78,7 +78,7 @@ def test_an_agent_below_the_limit_passes_at_most_once_in_twenty_however_small_th
     for _ in range(runs):
         # 10 rows x 4 attempts, 70 % on average, rows differ.
         chances = draws.beta(0.7 * 3, 0.3 * 3, size=10)
-        metrics = MetricsAccumulator(10, 4)
+        metrics = MeasuredResults(10, 4)
         for row, chance in enumerate(chances):
             for attempt in range(4):
                 metrics.add(row, attempt, "success", float(draws.random() < chance))

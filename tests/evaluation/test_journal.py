@@ -1,4 +1,4 @@
-"""The journal of a run: durable appends, damage and its salvage, and going on from a checkpoint."""
+"""The journal of a run: durable appends, damage and its salvage, and what is loaded from it."""
 
 from __future__ import annotations
 
@@ -7,47 +7,31 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from osmosis_ai.controller.attempt import BOUNDARIES
 from osmosis_ai.evaluation import journal as journal_module
-from osmosis_ai.evaluation.budget import Budget, Spending
 from osmosis_ai.evaluation.journal import (
     Journal,
     JournalCorruptionError,
     JournalReader,
     JournalWriteError,
+    load_results,
     replay,
+    salvage,
 )
-from osmosis_ai.evaluation.journal_chain import opened, sealed
-from osmosis_ai.evaluation.journal_checkpoint import CheckpointWriter, JournalCheckpoint
-from osmosis_ai.evaluation.ledger import Ledger
-from osmosis_ai.evaluation.metrics import MetricsAccumulator
-from osmosis_ai.evaluation.record import TerminalRecord
-from osmosis_ai.evaluation.record_values import NAMES, values_of
-from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.evaluation.run_log import RunLog
-from osmosis_ai.evaluation.run_state import RunState, settle_recorded
-from osmosis_ai.evaluation.salvage import salvage
-from osmosis_ai.evaluation.trajectory_export import Projector
-from osmosis_ai.redaction import Redactor
+from osmosis_ai.evaluation.record import TerminalRecord, check_crc
+from osmosis_ai.evaluation.results import AttemptTable
 from tests.evaluation.builders import record
-from tests.evaluation.recorded_runs import chained
+from tests.evaluation.recorded_runs import journal_of, with_crc
 from tests.full_disk import NO_CACHED_CODE
 
 RECORDS = [record(row, status="failed", reward=None, error="naïve\n“quotes”") for row in range(5)]
-BODIES = [each.to_line() for each in RECORDS]
-CONTENT = chained(BODIES)
+CONTENT = journal_of(RECORDS)
 LINES = CONTENT.splitlines(keepends=True)
 
 
@@ -59,7 +43,7 @@ def test_a_journal_cut_at_any_byte_keeps_exactly_its_whole_lines(
     path.write_bytes(CONTENT[:cut])
 
     journal = Journal.open(path)
-    kept = [entry.record for entry in journal.replay()]
+    kept = [entry.record for entry in replay(path)]
     asyncio.run(journal.close())
 
     assert kept == RECORDS[: CONTENT[:cut].count(b"\n")]
@@ -133,6 +117,13 @@ async def test_a_cancelled_append_is_still_written(tmp_path: Path) -> None:
     assert [entry.record for entry in replay(journal.path)] == [RECORDS[0]]
 
 
+def changed(old: bytes, new: bytes) -> bytes:
+    """Return the first line with other content and the checksum of that."""
+    body = LINES[0][: LINES[0].rindex(b',"crc":')] + b"}\n"
+    assert old in body
+    return with_crc(body.replace(old, new))
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -140,17 +131,21 @@ async def test_a_cancelled_append_is_still_written(tmp_path: Path) -> None:
         b"{}\n",
         b"not json\n",
         b"[1]\n",
-        BODIES[0].replace(b'"failed"', b'"done"'),
-        BODIES[0].replace(b'"row_index":0', b'"row_index":true'),
-        BODIES[0].replace(b'"row_index":0', b'"row_index":"0"'),
-        BODIES[0].replace(b'"duration_ms":12', b'"duration_ms":-1'),
+        changed(b'"failed"', b'"done"'),
+        changed(b'"row_index":0', b'"row_index":true'),
+        changed(b'"row_index":0', b'"row_index":"0"'),
+        changed(b'"duration_ms":12', b'"duration_ms":-1'),
+        changed(b'"tokens":7', b'"tokens":9007199254740992'),
+        changed(b'"tokens":7', b'"tokens":7,"row_digest":"xyz"'),
+        changed(b'"tokens":7', b'"tokens":7,"scores":{"a":"1"}'),
         record(rollout_id="../../etc").to_line(),
+        record(rollout_id="..").to_line(),
         b'{"row_index":0,"run_index":0,"status":"success","duration_ms":1}\n',
     ],
 )
 def test_a_damaged_committed_line_is_refused_with_its_number(line: bytes, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_bytes(chained([BODIES[0], line]) + LINES[2])
+    path.write_bytes(LINES[0] + line + LINES[2])
 
     with pytest.raises(JournalCorruptionError, match="damaged at line 2") as refused:
         list(replay(path))
@@ -159,18 +154,21 @@ def test_a_damaged_committed_line_is_refused_with_its_number(line: bytes, tmp_pa
 
 def test_keys_of_a_later_release_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_bytes(chained([BODIES[0].replace(b"{", b'{"added_later":[1],', 1)]))
+    path.write_bytes(changed(b'"row_index":0', b'"added_later":[1],"row_index":0'))
     assert [entry.record for entry in replay(path)] == [RECORDS[0]]
 
 
 def test_a_record_leaves_out_what_is_not_known() -> None:
     line = TerminalRecord(0, 1, "a" * 32, "skipped", 5).to_line()
-    assert (
-        line
-        == b'{"duration_ms":5,"rollout_id":"'
-        + b"a" * 32
-        + b'","row_index":0,"run_index":1,"status":"skipped"}\n'
-    )
+    assert line.startswith(b'{"row_index":0,"run_index":1,"rollout_id":"aaaa')
+    assert sorted(json.loads(line)) == [
+        "crc",
+        "duration_ms",
+        "rollout_id",
+        "row_index",
+        "run_index",
+        "status",
+    ]
 
 
 FULL_DISK = """
@@ -266,25 +264,13 @@ def rows(path: Path) -> list[int]:
     return [entry.record.row_index for entry in replay(path)]
 
 
-def test_every_line_is_json_and_states_its_digest(journal: Path) -> None:
+def test_every_line_is_json_with_its_checksum(journal: Path) -> None:
     assert [entry.record for entry in replay(journal)] == SALVAGE_RECORDS
-    assert all(len(json.loads(line)["sha256"]) == 64 for line in lines(journal))
+    assert all(type(json.loads(line)["crc"]) is int for line in lines(journal))
 
 
 def edit(found: list[bytes]) -> list[bytes]:
     return [*found[:2], found[2].replace(b'"reward":0.0', b'"reward":1.0'), *found[3:]]
-
-
-def move(found: list[bytes]) -> list[bytes]:
-    return [*found[:2], found[3], found[2], *found[4:]]
-
-
-def take_out(found: list[bytes]) -> list[bytes]:
-    return [*found[:2], *found[3:]]
-
-
-def repeat(found: list[bytes]) -> list[bytes]:
-    return [*found[:2], found[1], *found[2:]]
 
 
 def garble(found: list[bytes]) -> list[bytes]:
@@ -295,10 +281,7 @@ def garble(found: list[bytes]) -> list[bytes]:
     ("damage", "line", "kept"),
     [
         (edit, 3, [0, 1, 3, 4, 5, 6, 7]),
-        (move, 3, [0, 1, 5, 6, 7]),
-        (take_out, 3, [0, 1, 4, 5, 6, 7]),
-        (repeat, 3, [0, 1, 2, 3, 4, 5, 6, 7]),
-        (garble, 3, [0, 1, 4, 5, 6, 7]),
+        (garble, 3, [0, 1, 3, 4, 5, 6, 7]),
     ],
 )
 def test_damage_is_named_by_its_line_and_what_is_intact_is_kept(
@@ -312,9 +295,9 @@ def test_damage_is_named_by_its_line_and_what_is_intact_is_kept(
 
     found = salvage(journal, lambda _: True)
     assert rows(journal) == kept
-    assert found.kept == len(kept)
-    assert found.damaged == journal.with_name("events.jsonl.damaged")
-    assert found.damaged.read_bytes() == damaged
+    assert found.intact == len(kept)
+    assert found.damaged_copy == journal.with_name("events.jsonl.damaged")
+    assert found.damaged_copy.read_bytes() == damaged
     write(journal, [record(9), record(10)])
     assert rows(journal) == [*kept, 9, 10]
 
@@ -347,7 +330,7 @@ def test_no_changed_byte_is_taken_for_what_was_written(
 def test_a_whole_journal_is_left_as_it_is(journal: Path) -> None:
     before = journal.read_bytes()
     found = salvage(journal, lambda _: True)
-    assert (found.kept, found.dropped, found.damaged) == (8, (), None)
+    assert (found.intact, found.dropped, found.damaged_copy) == (8, (), None)
     assert journal.read_bytes() == before
     assert [entry.name for entry in journal.parent.iterdir()] == ["events.jsonl"]
 
@@ -368,11 +351,18 @@ def test_records_that_are_not_of_the_run_are_left_out(journal: Path) -> None:
     assert rows(journal) == [0, 1, 2, 3, 4]
 
 
-def test_lines_without_a_digest_are_refused_and_dropped_by_a_salvage(journal: Path) -> None:
+def without_crc(line: bytes) -> bytes:
+    return line[: line.rindex(b',"crc":')] + b"}\n"
+
+
+def test_lines_without_a_checksum_are_refused_and_dropped_by_a_salvage(journal: Path) -> None:
     found = lines(journal)
-    journal.write_bytes(b"".join([*found[:-1], opened(found[-1])[0]]))
-    with pytest.raises(JournalCorruptionError, match="line 8: it has no digest"):
+    journal.write_bytes(b"".join([*found[:-1], without_crc(found[-1])]))
+    with pytest.raises(JournalCorruptionError, match="line 8: it has no checksum"):
         list(replay(journal))
+    assert len(list(replay(journal, without_crc=True))) == 8
+    with pytest.raises(ValueError, match="no checksum"):
+        check_crc(without_crc(found[-1]))
     assert salvage(journal, lambda _: True).dropped == (8,)
     assert rows(journal) == list(range(7))
 
@@ -393,237 +383,38 @@ def test_a_salvage_that_cannot_be_written_leaves_the_old_journal(
     assert journal.read_bytes() == damaged
 
 
-ROWS, ATTEMPTS, BLOCK = 4, 2, 3
-MANY = [record(place % ROWS, place // ROWS % ATTEMPTS, reward=place / 7) for place in range(8)]
-
-
-class Numbers(NamedTuple):
-    """All that a resume takes from a journal."""
-
-    metrics: dict[str, Any]
-    spent: object
-    progress: object
-    items: list[tuple[int, int, int]]
-    open_items: int
-
-
-class Kept:
-    """A journal, and what is beside it."""
-
-    def __init__(self, directory: Path) -> None:
-        self.run = RunDirectory(directory)
-        self.last = b""
-
-    def write(self, records: Sequence[TerminalRecord]) -> None:
-        with self.run.events.open("ab") as journal:
-            for each in records:
-                line, self.last = sealed(each.to_line(), self.last)
-                journal.write(line)
-
-    def extend(self, *, block: int = BLOCK) -> JournalCheckpoint:
-        """Add to the checkpoint as a session does; return what the next one finds."""
-        records = len(self.run.events.read_bytes().splitlines())
-        writer = CheckpointWriter(self.found(), self.run.events, every=block)
-        writer.extend(records)
-        assert writer.problem is None
-        return self.found()
-
-    def found(self) -> JournalCheckpoint:
-        return JournalCheckpoint.of(self.run.checkpoint, self.run.events)
-
-    def numbers(self, checkpoint: JournalCheckpoint | None = None) -> Numbers:
-        """Go on with the run; without a checkpoint from the journal alone."""
-        known = checkpoint or JournalCheckpoint(self.run.checkpoint)
-        ledger = Ledger(ROWS, ATTEMPTS)
-        log, redact = RunLog(self.run.log, Redactor([])), Redactor([])
-        state = RunState(
-            ledger=ledger,
-            metrics=MetricsAccumulator(ROWS, ATTEMPTS, pass_threshold=0.5),
-            spending=Spending(Budget(max_cost_usd=1e9), clock=lambda: 0.0),
-            projector=Projector(self.run, ledger, log, redact),
-            log=log,
-            redact=redact,
-            pass_threshold=0.5,
-        )
-        journal = Journal.open(self.run.events)
-        try:
-            state.replay(journal, known)
-        finally:
-            log.close()
-        planned = Ledger(ROWS, ATTEMPTS)
-        settle_recorded(planned, self.run.events, known)
-        assert list(planned.recorded()) == list(ledger.recorded())
-        return Numbers(
-            state.summary().estimates.model_dump() | {"summary": state.summary().summary},
-            (state.spending.counted, state.spending.exhausted()),
-            state.progress(in_flight=None, elapsed_s=1.0),
-            [*ledger.recorded(), *ledger.recorded("failed")],
-            ledger.open_count,
-        )
-
-
-@pytest.fixture
-def kept(tmp_path: Path) -> Kept:
-    return Kept(tmp_path)
-
-
-counts = st.none() | st.integers(0, 2**31 - 1)
-numbers = st.none() | st.floats(-1e9, 1e9) | st.integers(-5, 5)
-records = st.builds(
-    record,
-    st.integers(0, ROWS - 1),
-    st.integers(0, ATTEMPTS - 1),
-    status=st.sampled_from(["success", "failed", "skipped"]),
-    reward=numbers,
-    cost_usd=numbers,
-    model_latency_ms=numbers,
-    tokens=counts,
-    prompt_tokens=counts,
-    completion_tokens=counts,
-    model_calls=counts,
-    source_row_index=counts,
-    lost_attempts=st.none() | st.integers(0, 4),
-    judge_calls=st.none() | st.integers(0, 4),
-    judge_tokens=counts,
-    judge_cost_usd=numbers,
-    boundary=st.none() | st.sampled_from(BOUNDARIES),
-    error_type=st.none() | st.sampled_from(["timeout", "unknown", "é\n", "no_reward"]),
-)
-
-
-@given(
-    sessions=st.lists(st.lists(records, max_size=9), min_size=1, max_size=3),
-    block=st.integers(1, 5),
-)
-def test_from_a_checkpoint_come_the_numbers_of_the_whole_journal_however_it_is_split(
-    sessions: list[list[TerminalRecord]], block: int
+def test_results_are_loaded_in_batches_and_the_last_of_an_attempt_counts(
+    journal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        kept = Kept(Path(directory))
-        for session in sessions:
-            kept.write(session)
-            checkpoint = kept.extend(block=block)
-        written = sum(map(len, sessions))
-        assert 0 <= written - checkpoint.records < block
-        assert kept.numbers(checkpoint) == kept.numbers()
+    monkeypatch.setattr(journal_module, "_BATCH", 3)
+    write(journal, [record(2, status="failed", reward=None, error_type="timeout", judge_calls=2), record(0)])
+    one_by_one, at_once, seen = AttemptTable(9, 1), AttemptTable(9, 1), list[TerminalRecord]()
+    for entry in replay(journal):
+        one_by_one.set_result(entry.record, entry.offset)
+    end = load_results(journal, at_once, each=seen.append)
+    assert end == journal.stat().st_size
+    assert len(seen) == 10
+    assert at_once.columns.tobytes() == one_by_one.columns.tobytes()
+    assert at_once.judges is not None and one_by_one.judges is not None
+    assert (
+        at_once.judges["calls"].tolist() == one_by_one.judges["calls"].tolist() == [0, 0, 2, 0, 0, 0, 0, 0, 0]
+    )
+    assert (at_once.open_count, at_once.count("failed"), at_once.reasons[1:]) == (1, 1, ["timeout"])
+    with JournalReader(journal) as reader:
+        found = [reader.record(offset) for _, _, offset in at_once.recorded()]
+    assert [each and each.row_index for each in found] == list(range(8))
+    assert found[2] is not None and found[2].status == "failed"
 
 
-@given(cut=st.integers(0), place=st.integers(0), flip=st.integers(0, 255))
-def test_a_checkpoint_that_is_cut_off_or_altered_anywhere_counts_nothing_wrong(
-    cut: int, place: int, flip: int
-) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        kept = Kept(Path(directory))
-        kept.write(MANY)
-        whole = kept.extend().blocks
-        content = bytearray(kept.run.checkpoint.read_bytes())
-        content[place % len(content)] ^= flip
-        kept.run.checkpoint.write_bytes(content[: cut % (len(content) + 1)])
-        found = kept.found()
-        assert found.blocks == whole[: len(found.blocks)]
-        assert kept.numbers(found) == kept.numbers()
-        assert kept.extend().blocks == whole
+def test_loading_continues_where_it_ended(journal: Path) -> None:
+    table = AttemptTable(9, 1)
+    end = load_results(journal, table)
+    write(journal, [record(8)])
+    assert load_results(journal, table, start=end) == journal.stat().st_size
+    assert table.open_count == 0
+    assert load_results(journal.with_name("missing.jsonl"), table) == 0
 
 
-def cut_off(kept: Kept) -> None:
-    kept.run.events.write_bytes(kept.run.events.read_bytes()[: kept.found().end - 1])
-
-
-def put_another_journal(kept: Kept) -> None:
-    kept.run.events.unlink()
-    kept.last = b""
-    kept.write([replace(each, reward=0.25) for each in MANY])
-
-
-def take_out_a_block(kept: Kept) -> None:
-    _, second = kept.found().blocks
-    content, first = kept.run.checkpoint.read_bytes(), kept.found().blocks[0]
-    table = content[second.table_at :]
-    assert len(content[first.table_at :]) > len(table)
-    kept.run.checkpoint.write_bytes(content[first.table_at + len(table) :])
-
-
-def put_a_link(kept: Kept) -> None:
-    aside = kept.run.checkpoint.rename(kept.run.path / "aside")
-    kept.run.checkpoint.symlink_to(aside)
-
-
-@pytest.mark.parametrize("change", [cut_off, put_another_journal, take_out_a_block, put_a_link])
-def test_where_journal_and_checkpoint_do_not_fit_each_other_everything_is_read(
-    kept: Kept, change: Any
-) -> None:
-    kept.write(MANY)
-    kept.extend()
-    change(kept)
-    assert kept.found().blocks == ()
-    assert kept.numbers(kept.found()) == kept.numbers()
-
-
-def test_damage_to_the_journal_is_seen_as_without_a_checkpoint(kept: Kept) -> None:
-    kept.write(MANY)
-    kept.extend()
-    content = kept.run.events.read_bytes()
-    kept.run.events.write_bytes(content.replace(b'"tokens":7', b'"tokens":8', 1))
-    with pytest.raises(JournalCorruptionError, match="damaged at line 1"):
-        kept.numbers(kept.found())
-    kept.run.events.write_bytes(content[:-20] + b"0" + content[-19:])
-    with pytest.raises(JournalCorruptionError, match="damaged at line 8"):
-        kept.numbers(kept.found())
-
-
-_WHOLE: dict[str, Any] = {
-    "row_index": 3, "run_index": 1, "rollout_id": "row-3-run-1", "status": "failed", "duration_ms": 5,
-    "source_row_index": 0, "tokens": 4, "prompt_tokens": 1, "completion_tokens": 2, "reward": 0.5,
-    "model_latency_ms": 2.5, "cost_usd": 1, "category": "timeout", "error_type": "x", "error": "e", "input": "i",
-    "output": "o", "row_digest": "a" * 32, "boundary": "provider", "notes": "not asked for",
-}  # fmt: skip
-_ODD = [
-    None, True, -1, 0, 2.5, 2**53 - 1, 2**53, 2**63, 2**64 - 1, "", "x", "success", "a/b", "..", [], {}, ["x"], {"a": 1},
-]  # fmt: skip
-_CONTENT_NOT_READ = ("row_digest", "boundary")
-
-
-def told_of(read: Callable[[], Any]) -> Any:
-    """Return what is read, or why it is refused."""
-    try:
-        return read()
-    except ValueError as error:
-        return str(error)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_line_is_taken_or_refused_as_a_whole_record_is(name: str) -> None:
-    others = {other: value for other, value in _WHOLE.items() if other != name}
-    for line in [orjson.dumps(others), *(orjson.dumps(others | {name: odd}) for odd in _ODD)]:
-        record = orjson.loads(line)
-        if record.get(name) is None and name in record:
-            continue  # a null says as much as no key, and nobody writes one
-        if name in _CONTENT_NOT_READ and isinstance(record.get(name), str):
-            assert dict(zip(NAMES, values_of(line), strict=True))[name] == record[name]
-            continue
-        whole = told_of(partial(TerminalRecord.from_line, line))
-        if isinstance(whole, TerminalRecord):
-            whole = tuple(getattr(whole, each) for each in NAMES)
-        assert told_of(partial(values_of, line)) == whole
-
-
-@pytest.mark.parametrize("line", [b"[]", b"{", b'{"row_index": NaN}', b'{"input": "\\ud800"}', b"\xff"])
-def test_what_is_no_record_is_refused(line: bytes) -> None:
-    with pytest.raises(ValueError):
-        values_of(line)
-
-
-def test_a_result_of_an_item_that_the_run_does_not_have_is_refused(kept: Kept) -> None:
-    kept.write([record(0), record(ROWS), record(1)])
-    with pytest.raises(JournalCorruptionError, match=f"a result of row {ROWS}, attempt 1"):
-        kept.numbers(kept.extend())
-
-
-def test_a_checkpoint_that_can_not_be_written_costs_the_run_nothing(kept: Kept) -> None:
-    kept.write(MANY)
-    kept.run.checkpoint.mkdir()
-    writer = CheckpointWriter(kept.found(), kept.run.events, every=BLOCK)
-    writer.extend(len(MANY))
-    assert writer.problem is not None
-    assert not writer.is_due(1000)
-    assert kept.numbers(kept.found()) == kept.numbers()
+def test_a_result_of_an_attempt_that_the_run_does_not_have_is_refused(journal: Path) -> None:
+    with pytest.raises(JournalCorruptionError, match="a result of row 4, attempt 1"):
+        load_results(journal, AttemptTable(4, 1))

@@ -18,7 +18,7 @@ from osmosis_ai.datasets import DatasetRow, row_digest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.dataset_columns import read_prompts, read_slice_values
 from osmosis_ai.evaluation.headline import Headline, few_scored
-from osmosis_ai.evaluation.metrics import MetricsAccumulator, RunMetrics
+from osmosis_ai.evaluation.metrics import RunMetrics
 from osmosis_ai.evaluation.metrics_models import Estimates, total_of
 from osmosis_ai.evaluation.pass_at_k import (
     estimate_pass_at_k,
@@ -28,13 +28,14 @@ from osmosis_ai.evaluation.pass_at_k import (
     pass_hat_k,
     pass_hat_k_by_row,
 )
-from osmosis_ai.evaluation.row_copies import RowCopies
+from osmosis_ai.evaluation.results import AttemptTable
+from tests.evaluation.builders import MeasuredResults
 
 Outcome = tuple[int, int, str, "float | None"]
 
 
 def numbers_of(rows: int, n: int, *outcomes: Outcome, **options: float) -> RunMetrics:
-    metrics = MetricsAccumulator(rows, n, **options)
+    metrics = MeasuredResults(rows, n, **options)
     for row, run, status, reward in outcomes:
         metrics.add(row, run, status, reward)
     return metrics.summary()
@@ -45,7 +46,7 @@ def written(metrics: RunMetrics) -> Any:
 
 
 def test_the_summary_is_the_products_to_the_letter() -> None:
-    metrics = MetricsAccumulator(3, 2, pass_threshold=0.5)
+    metrics = MeasuredResults(3, 2, pass_threshold=0.5)
     metrics.add(0, 0, "success", 1.0, tokens=100)
     metrics.add(0, 1, "success", 0.0, tokens=50)
     metrics.add(1, 0, "failed", None, tokens=7, boundary="agent", error_type="timeout")
@@ -112,7 +113,7 @@ def test_a_failed_attempt_does_not_count_its_reward() -> None:
 
 
 def test_what_could_not_be_scored_is_never_a_zero() -> None:
-    metrics = MetricsAccumulator(3, 2)
+    metrics = MeasuredResults(3, 2)
     metrics.add(0, 0, "success", 1.0)
     metrics.add(0, 1, "failed", None, boundary="agent", error_type="timeout")
     metrics.add(1, 0, "failed", None, boundary="provider", error_type="rate_limit")
@@ -161,18 +162,13 @@ def test_the_unscored_share_leaves_skipped_and_pending_attempts_out() -> None:
 
 
 def test_rows_that_are_copies_count_as_one_in_every_interval() -> None:
-    metrics = MetricsAccumulator(6, 2, clusters=[5, 5, 5, 9, 9, 9])
+    metrics = MeasuredResults(6, 2, clusters=[5, 5, 5, 9, 9, 9])
     for row in range(6):
         for run in range(2):
             metrics.add(row, run, "success", float(run))
     estimates = metrics.summary().estimates
     found = [estimates.reward, estimates.pass_rate, estimates.unscored, *estimates.pass_at_k.values()]
     assert [estimate.clusters for estimate in found if estimate is not None] == [2] * 5
-
-
-def test_clusters_are_given_for_each_row_or_not_at_all() -> None:
-    with pytest.raises(ValueError, match="3 clusters cannot be those of 2 rows"):
-        MetricsAccumulator(2, 1, clusters=[0, 1, 2])
 
 
 def test_pass_at_k_has_an_interval_over_rows_with_enough_scored_attempts() -> None:
@@ -187,9 +183,9 @@ def test_pass_at_k_has_an_interval_over_rows_with_enough_scored_attempts() -> No
     assert all(point.low is not None and point.low < point.value for point in points.values())
 
 
-def passed(*rows: str) -> MetricsAccumulator:
+def passed(*rows: str) -> MeasuredResults:
     """Count attempts that passed (1), did not (0), or failed (-), a word a row."""
-    metrics = MetricsAccumulator(len(rows), max(map(len, rows)))
+    metrics = MeasuredResults(len(rows), max(map(len, rows)))
     for row, attempts in enumerate(rows):
         for run, outcome in enumerate(attempts):
             reward = None if outcome == "-" else float(outcome)
@@ -220,13 +216,13 @@ def test_the_spread_is_parted_into_rows_and_attempts() -> None:
 
 @pytest.mark.parametrize("rows", [("1", "0", "1"), ("11", "11"), ("10",), ("--", "--"), ()])
 def test_where_the_data_do_not_tell_rows_from_attempts_nothing_is_said(rows: tuple[str, ...]) -> None:
-    metrics = passed(*rows) if rows else MetricsAccumulator(0, 2)
+    metrics = passed(*rows) if rows else MeasuredResults(0, 2)
     assert metrics.summary().estimates.variance is None
 
 
 def test_the_share_between_rows_does_not_depend_on_the_unit_of_rewards() -> None:
     def shares(unit: float) -> Any:
-        metrics = MetricsAccumulator(3, 2)
+        metrics = MeasuredResults(3, 2)
         for place, reward in enumerate((1, 2, 4, 5, 9, 8)):
             metrics.add(place // 2, place % 2, "success", reward * unit)
         return metrics.summary().estimates.variance
@@ -235,7 +231,7 @@ def test_the_share_between_rows_does_not_depend_on_the_unit_of_rewards() -> None
 
 
 def test_a_later_result_of_the_same_attempt_replaces_the_first() -> None:
-    metrics = MetricsAccumulator(1, 1)
+    metrics = MeasuredResults(1, 1)
     metrics.add(
         0,
         0,
@@ -261,7 +257,7 @@ def test_costs_whose_sum_is_beyond_a_float_have_no_total() -> None:
 
 
 def test_costs_tokens_and_latencies_say_how_many_samples_they_are_of() -> None:
-    metrics = MetricsAccumulator(4, 1)
+    metrics = MeasuredResults(4, 1)
     for row in range(3):
         metrics.add(
             row,
@@ -291,7 +287,7 @@ def test_costs_tokens_and_latencies_say_how_many_samples_they_are_of() -> None:
 
 
 def test_model_calls_at_once_leave_no_time_elsewhere_and_what_was_not_timed_none_to_tell() -> None:
-    at_once, untimed = MetricsAccumulator(1, 1), MetricsAccumulator(1, 1)
+    at_once, untimed = MeasuredResults(1, 1), MeasuredResults(1, 1)
     at_once.add(0, 0, "success", 1.0, duration_ms=100, model_latency_ms=250.0, model_calls=3)
     untimed.add(0, 0, "success", 1.0, model_latency_ms=250.0, model_calls=3)
     found = at_once.summary().estimates.latency.elsewhere_ms
@@ -303,8 +299,8 @@ def test_model_calls_at_once_leave_no_time_elsewhere_and_what_was_not_timed_none
     "arguments", [(2, 0, "success"), (0, 1, "success"), (-1, 0, "success"), (0, 0, "pending"), (0, 0, "done")]
 )
 def test_an_outcome_that_cannot_be_is_refused(arguments: tuple[int, int, str]) -> None:
-    with pytest.raises(ValueError):
-        MetricsAccumulator(2, 1).add(*arguments, 1.0)
+    with pytest.raises((ValueError, KeyError)):
+        MeasuredResults(2, 1).add(*arguments, 1.0)
 
 
 def test_huge_numbers_can_be_written_as_json() -> None:
@@ -354,7 +350,7 @@ def test_without_failures_both_pass_rates_agree(rows: list[list[bool]]) -> None:
 
 
 def test_what_a_run_leaves_out_is_in_no_number() -> None:
-    metrics = MetricsAccumulator(rows=3, n=2, only=[(1, 0), (2, 1)])
+    metrics = MeasuredResults(rows=3, n=2, only=[(1, 0), (2, 1)])
     metrics.add(2, 1, "success", 1.0)
     found = metrics.summary()
     counts = found.estimates.counts
@@ -420,7 +416,7 @@ def test_copies_of_a_row_are_one_cluster_of_pass_hat_k() -> None:
 
 
 def estimates_of(*statuses: str, planned: int, clusters: list[int] | None = None) -> Estimates:
-    metrics = MetricsAccumulator(planned, 1, clusters=clusters)
+    metrics = MeasuredResults(planned, 1, clusters=clusters or ())
     for row, status in enumerate(statuses):
         scored = status in ("pass", "miss")
         metrics.add(
@@ -464,24 +460,26 @@ def row(index: int, text: str) -> DatasetRow:
 
 
 def test_a_rows_cluster_is_the_first_row_that_it_is_a_copy_of() -> None:
-    copies = RowCopies.of(row(index, text) for index, text in enumerate("abacab"))
-    assert list(copies.clusters()) == [0, 1, 0, 3, 0, 1]
-    assert copies.count == 3
+    table = AttemptTable(6, 1)
+    table.set_row_digests(row_digest(row(index, text)) for index, text in enumerate("abacab"))
+    assert list(table.clusters()) == [0, 1, 0, 3, 0, 1]
+    assert table.copied_rows == 3
 
 
 def test_a_row_that_is_not_known_is_a_copy_of_none() -> None:
-    copies = RowCopies(4)
-    copies.note(1, row_digest(row(0, "a")))
-    copies.note(3, row_digest(row(9, "a")))
-    assert list(copies.clusters()) == [0, 1, 2, 1]
-    assert copies.count == 1
+    table = AttemptTable(4, 1)
+    table.set_row_digest(1, row_digest(row(0, "a")))
+    table.set_row_digest(3, row_digest(row(9, "a")))
+    assert list(table.clusters()) == [0, 1, 2, 1]
+    assert table.copied_rows == 1
 
 
 def test_copies_make_no_interval_narrower() -> None:
     texts = [f"row {number}" for number in range(30)]
     rewards = [float(number % 3 > 0) for number in range(30)]
-    alone = MetricsAccumulator(30, 1, clusters=RowCopies.of(map(row, range(30), texts)).clusters())
-    tripled = MetricsAccumulator(90, 1, clusters=RowCopies.of(map(row, range(90), texts * 3)).clusters())
+    alone, tripled = MeasuredResults(30, 1), MeasuredResults(90, 1)
+    alone.set_row_digests(map(row_digest, map(row, range(30), texts)))
+    tripled.set_row_digests(map(row_digest, map(row, range(90), texts * 3)))
     for number, reward in enumerate(rewards):
         alone.add(number, 0, "success", reward)
     for number, reward in enumerate(rewards * 3):

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from osmosis_ai.controller.attempt import Attempt, AttemptResult, Verdict, failed
+from osmosis_ai.controller.attempt import Attempt, AttemptResult
 from osmosis_ai.controller.model_proxy import RolloutUsage
+from osmosis_ai.controller.outcomes import Verdict, failed
 from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.index import IndexEntry, read_index
 from osmosis_ai.evaluation.journal import JournalCorruptionError
-from osmosis_ai.evaluation.journal_chain import opened
 from osmosis_ai.evaluation.local_samples import read_local_samples
 from osmosis_ai.evaluation.previews import PREVIEW_CHARS, Previews, previews_of
 from osmosis_ai.evaluation.record import TerminalRecord
@@ -28,7 +28,7 @@ from osmosis_ai.evaluation.run_log import RunLog, redact_file
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.types import GraderCompleteRequest, GraderStatus, RolloutSample
 from tests.evaluation.comparison.builders import write_journalled_run
-from tests.evaluation.recorded_runs import append_records
+from tests.evaluation.recorded_runs import append_records, with_crc
 
 
 def recorded(extra_fields: dict[str, Any], verdict: Verdict) -> TerminalRecord:
@@ -114,8 +114,9 @@ def test_what_a_users_grader_writes_under_the_same_key_is_no_outcome(said: Any) 
 )
 def test_a_damaged_line_is_refused(line: bytes) -> None:
     whole = recorded({}, Verdict("success", reward=1.0)).to_line()
-    with pytest.raises(ValueError, match="cannot be"):
-        TerminalRecord.from_line(b"{" + line + b"," + whole[1:])
+    body = whole[1 : whole.rindex(b',"crc":')] + b"}\n"
+    with pytest.raises(ValueError, match="Expected"):
+        TerminalRecord.from_line(with_crc(b"{" + line + b"," + body))
 
 
 def test_what_judges_said_and_cost_is_kept_without_secrets() -> None:
@@ -411,10 +412,10 @@ def test_a_retried_attempt_counts_once_as_it_ended_last(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ((b'"reward":0.0', b'"reward":1.0'), "line 2"),
+        ((b'"reward":0.0', b'"reward":1.0'), "line 2: its checksum"),
         ((b'"row_index":1', b'"row_index":7'), "not part of the run"),
-        ((b'"reward":0.0', b'"reward":1e999'), "infinity"),
-        ((b'"reward":0.0', b'"reward":true'), "`reward` cannot be True"),
+        ((b'"reward":0.0', b'"reward":1e999'), "out of range"),
+        ((b'"reward":0.0', b'"reward":true'), "got `bool`"),
     ],
 )
 def test_a_damaged_journal_is_refused_with_the_place(
@@ -424,7 +425,10 @@ def test_a_damaged_journal_is_refused_with_the_place(
     journal = directory / "events.jsonl"
     before, after = change
     assert before in journal.read_bytes()
-    journal.write_bytes(journal.read_bytes().replace(before, after))
+    lines = journal.read_bytes().replace(before, after).splitlines(keepends=True)
+    if "checksum" not in said:
+        lines = [with_crc(line[: line.rindex(b',"crc":')] + b"}\n") for line in lines]
+    journal.write_bytes(b"".join(lines))
     with pytest.raises(JournalCorruptionError, match=said):
         read_local_samples(directory)
 
@@ -444,15 +448,16 @@ def test_a_manifest_that_makes_no_sense_is_refused(tmp_path: Path, inputs: dict[
         read_local_samples(directory)
 
 
-def test_a_journal_without_digests_is_refused(tmp_path: Path) -> None:
+def test_a_journal_without_checksums_is_refused(tmp_path: Path) -> None:
     directory = write_journalled_run(tmp_path / "fox", [[1.0]])
     journal = directory / "events.jsonl"
-    journal.write_bytes(opened(journal.read_bytes())[0])
-    with pytest.raises(JournalCorruptionError, match="damaged at line 1: it has no digest"):
+    line = journal.read_bytes()
+    journal.write_bytes(line[: line.rindex(b',"crc":')] + b"}\n")
+    with pytest.raises(JournalCorruptionError, match="damaged at line 1: it has no checksum"):
         read_local_samples(directory)
 
 
 def test_a_result_without_a_row_digest_is_refused(tmp_path: Path) -> None:
     directory = write_journalled_run(tmp_path / "fox", [[1.0]], digests=[None])
-    with pytest.raises(JournalCorruptionError, match="damaged at line 1: no `row_digest`"):
+    with pytest.raises(JournalCorruptionError, match="row 0, attempt 1 has no 'row_digest'"):
         read_local_samples(directory)

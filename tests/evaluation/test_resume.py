@@ -22,14 +22,13 @@ from osmosis_ai.errors import OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation import run_lock, run_name
 from osmosis_ai.evaluation.budget import Budget, Spending, Spent
 from osmosis_ai.evaluation.grader_digest import grader_digest
-from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.manifest import Manifest, inputs_digest, source_digest
-from osmosis_ai.evaluation.pending import pending_attempts, selected_rows
 from osmosis_ai.evaluation.policy import open_policy
+from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.resume import OpenedRun, open_run
 from osmosis_ai.evaluation.run_lock import RunLock, RunLockedError, is_running
-from osmosis_ai.evaluation.spec import EvalRunOptions
-from tests.evaluation.builders import inputs
+from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
+from tests.evaluation.builders import inputs, record
 
 
 def leave_run(root: Path, name: str, status: str | None, created_at: str, **changed: object) -> None:
@@ -591,29 +590,16 @@ def rows(tmp_path: Path) -> Path:
     return path
 
 
-def test_work_comes_by_row_then_by_attempt_and_skips_what_is_done(rows: Path) -> None:
-    ledger = Ledger(3, 2)
-    ledger.settle(0, 1, "success", 0)
-    ledger.settle(1, 0, "success", 0)
-    ledger.settle(1, 1, "failed", 0)
-    selection = select_rows(10, limit=None, rows="2,5,9")
-    items = [
-        (item.row_index, item.row.source_row_index, item.run_index)
-        for item in pending_attempts(selected_rows(rows, selection), ledger, 7)
-    ]
-    assert items == [(0, 2, 0), (2, 9, 0), (2, 9, 1)]
-
-
 def test_a_bad_row_behind_the_last_selected_one_does_no_harm(rows: Path) -> None:
     with rows.open("a") as out:
         out.write("not json\n")
-    found = list(selected_rows(rows, select_rows(11, limit=4, rows=None)))
+    found = list(DatasetInput(rows, "rows", "d", "path").rows(select_rows(11, limit=4, rows=None)))
     assert [index for index, _ in found] == [0, 1, 2, 3]
 
 
 def test_a_file_that_became_shorter_is_noticed(rows: Path) -> None:
-    with pytest.raises(OsmosisError, match="has no row 10 any more"):
-        list(selected_rows(rows, select_rows(12, limit=None, rows=None)))
+    with pytest.raises(OsmosisError, match="no longer has row 10"):
+        list(DatasetInput(rows, "rows", "d", "path").rows(select_rows(12, limit=None, rows=None)))
 
 
 def test_every_model_call_of_a_run_has_a_seed_of_its_own_that_never_changes() -> None:
@@ -727,18 +713,18 @@ def test_the_option_wins_over_the_config_and_the_server_bounds_both(
 
 
 def test_reopening_asks_again_for_failed_and_skipped_items_whose_records_stand_meanwhile() -> None:
-    ledger = Ledger(4, 1)
+    table = AttemptTable(4, 1)
     for row, status in enumerate(("success", "failed", "skipped")):
-        ledger.settle(row, 0, status, row)  # type: ignore[arg-type]
-    ledger.reopen_failed()
-    assert [ledger.is_open(row, 0) for row in range(4)] == [False, True, True, True]
-    assert (ledger.open_count, ledger.unrecorded_count, ledger.count("failed")) == (3, 1, 1)
+        table.set_result(record(row, status=status), row)
+    table.reopen_failed()
+    assert [table.is_open(row, 0) for row in range(4)] == [False, True, True, True]
+    assert (table.open_count, table.unrecorded_count, table.count("failed")) == (3, 1, 1)
 
 
 def test_a_run_of_some_items_only_knows_no_others() -> None:
-    ledger = Ledger(3, 2, only=[(1, 0), (2, 1)])
-    assert (len(ledger), ledger.open_count, ledger.unrecorded_count) == (2, 2, 2)
-    assert ledger.holds(2, 1) and not ledger.holds(2, 0) and not ledger.row_is_open(0)
-    ledger.settle(1, 0, "failed", 7)
-    ledger.reopen_failed()
-    assert (ledger.open_count, list(ledger.recorded())) == (2, [(1, 0, 7)])
+    table = AttemptTable(3, 2, only=[(1, 0), (2, 1)])
+    assert (len(table), table.open_count, table.unrecorded_count) == (2, 2, 2)
+    assert table.holds(2, 1) and not table.holds(2, 0) and not table.row_is_open(0)
+    table.set_result(record(1, 0, status="failed"), 7)
+    table.reopen_failed()
+    assert (table.open_count, list(table.recorded())) == (2, [(1, 0, 7)])

@@ -19,8 +19,8 @@ from osmosis_ai.controller.attempt import call_seed
 from osmosis_ai.controller.server_process import MAX_RESTARTS
 from osmosis_ai.datasets import count_records, file_digest, select_rows
 from osmosis_ai.errors import OsmosisError, ResumeRefusedError
-from osmosis_ai.evaluation import journal_checkpoint
 from osmosis_ai.evaluation.budget import Budget
+from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.evaluation.rollout_source import ProjectSource
 from osmosis_ai.evaluation.runner import EvalRunner
@@ -285,23 +285,17 @@ async def test_a_row_that_always_kills_the_server_halts_the_run_with_the_servers
 
 
 @pytest.mark.e2e
-async def test_a_run_that_goes_on_from_a_checkpoint_tells_what_its_whole_journal_tells(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal_checkpoint, "EVERY", 2)
+async def test_a_resumed_run_has_the_numbers_of_its_whole_journal(world: World) -> None:
     world.model.respond = lambda body: Reply("wrong" if body["messages"][0]["content"] == "two" else "ok")
     await world.run(options={"budget": Budget(max_tokens=1)}, n=2)
     await world.run(n=2)
-    files = ("index.jsonl", "summary.jsonl")
-    told = []
-    for known in (6, None):
-        await world.run(n=2)
-        last = [json.loads(line[line.index("{") :]) for line in world.log() if "continuing from" in line][-1]
-        assert last == {"finished": 6, **({"from_checkpoint": known} if known else {})}
-        numbers = {name: world.metrics()[name] for name in ("summary", "estimates")}
-        told.append((numbers, [(world.directory / name).read_bytes() for name in files]))
-        (world.directory / "events.checkpoint").unlink()
-    assert told[0] == told[1]
+    resumed = {name: world.metrics()[name] for name in ("summary", "estimates")}
+    await world.run(n=2)
+    last = [json.loads(line[line.index("{") :]) for line in world.log() if "continuing from" in line][-1]
+    assert last == {"finished": 6}
+    found = read_local_results(world.directory).metrics
+    resumed["estimates"]["limited_by"] = None
+    assert resumed == {"summary": found.summary, "estimates": found.estimates.model_dump(mode="json")}
 
 
 @pytest.mark.e2e
@@ -332,7 +326,7 @@ async def test_a_damaged_run_is_refused_by_line_and_salvaged_on_request(world: W
     world.hooks = RecordingHooks()
     rest = await world.run(n=2, options={"salvage": True})
     assert (rest.resumed, rest.dispatched, rest.succeeded) == (5, 1, 6)
-    assert any("5 results are intact and kept; line 1 of the journal" in note for note in world.hooks.notes)
+    assert any("5 results are intact. Dropped line 1 of the journal" in note for note in world.hooks.notes)
     assert world.metrics()["summary"]["pass_rate"] == 1.0
     assert len(list((world.directory / "trajectories").iterdir())) == 6
     assert (world.directory / "events.jsonl.damaged").read_bytes() == damaged
@@ -447,7 +441,7 @@ async def test_servers_that_die_one_after_the_other_end_the_run_with_the_reason_
     write_rollout(cold_world.rollout_dir, AGENT.replace('if said == "die"', 'if os.environ.get("DIES")'))
     write_rows(cold_world.rows, [f"row {row}" for row in range(6)])
     runner = cold_world.runner(options={"servers": 3})
-    runner._environ["DIES"] = "1"
+    runner.environ["DIES"] = "1"
     summary = await runner.run()
     assert summary is not None
     assert summary.stop is not None

@@ -16,7 +16,7 @@ from osmosis_ai.evaluation import trajectory_export
 from osmosis_ai.evaluation.artifact_copies import copy_artifacts
 from osmosis_ai.evaluation.attempt_files import _files_below
 from osmosis_ai.evaluation.journal import Journal
-from osmosis_ai.evaluation.ledger import Ledger
+from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import RunLog
 from osmosis_ai.evaluation.trajectory_export import (
@@ -39,21 +39,23 @@ class World:
     def __init__(self, root: Path, attempts: int = 2) -> None:
         self.directory = RunDirectory(root / "run")
         self.directory.create()
-        self.ledger = Ledger(1, attempts)
+        self.table = AttemptTable(1, attempts)
         self.log = RunLog(self.directory.log, Redactor())
 
     def projector(self) -> Projector:
-        return Projector(self.directory, self.ledger, self.log, Redactor(["s3cret-value"]))
+        return Projector(self.directory, self.table, self.log, Redactor(["s3cret-value"]))
 
     def settle(self, run: int, rollout_id: str) -> None:
+        result = record(0, run, rollout_id=rollout_id)
+
         async def append() -> int:
             journal = Journal.open(self.directory.events)
             try:
-                return await journal.append(record(0, run, rollout_id=rollout_id))
+                return await journal.append(result)
             finally:
                 await journal.close()
 
-        self.ledger.settle(0, run, "success", asyncio.run(append()))
+        self.table.set_result(result, asyncio.run(append()))
 
     def write_trajectory(self, rollout_id: str, **changed: object) -> Path:
         path = self.directory.trial(rollout_id) / "trajectory.json"

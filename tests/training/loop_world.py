@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.config.training import TrainingSettings
-from osmosis_ai.controller.attempt import Attempt, AttemptResult, AttemptResults, Verdict
+from osmosis_ai.controller.attempt import Attempt, AttemptResult, AttemptResults
 from osmosis_ai.controller.model_proxy import RolloutUsage
+from osmosis_ai.controller.outcomes import Verdict
 from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.training.engines.recording import RecordedRollout

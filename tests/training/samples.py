@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from osmosis_ai.controller.attempt import Attempt, Verdict
+from osmosis_ai.controller.attempt import Attempt
 from osmosis_ai.controller.model_proxy import RolloutUsage
+from osmosis_ai.controller.outcomes import Verdict
 from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.training.engines.recording import RecordedRollout
 from osmosis_ai.training.objective.sequences import NOT_SAMPLED, TokenSequence

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from osmosis_ai.datasets import file_digest, iter_rows, row_digest
@@ -31,7 +32,7 @@ from osmosis_ai.viewer.pages import conversation_files
 from osmosis_ai.viewer.report import RunReportOptions
 from osmosis_ai.viewer.source import Histogram, RunQuery, SampleQuery
 from tests.datasets.builders import jsonl, prompt_rows
-from tests.evaluation.recorded_runs import chained, write_run
+from tests.evaluation.recorded_runs import with_crc, write_run
 from tests.viewer.browsing import page_text, visitor
 from tests.viewer.builders import a_document
 from tests.viewer.local_place import LocalPlace
@@ -429,13 +430,13 @@ def test_numbers_that_nobody_can_have_written_are_worked_out_anew(
 def test_a_line_of_a_journal_may_hold_what_no_record_does(place: LocalPlace, odd: dict[str, Any]) -> None:
     journal = place.evals / "run" / "events.jsonl"
     line = {**json.loads(sample_record(0, 0, 1.0).to_line()), **odd}
-    journal.write_bytes(chained([json.dumps(line).encode() + b"\n"]))
+    journal.write_bytes(with_crc(json.dumps(line).encode() + b"\n"))
     look(place, *PAGES)
 
 
 def test_a_sample_that_failed_has_no_reward_whatever_its_line_says(place: LocalPlace) -> None:
     line = {**json.loads(sample_record(0, 0, 1.0).to_line()), "status": "failed"}
-    (place.evals / "run" / "events.jsonl").write_bytes(chained([json.dumps(line).encode() + b"\n"]))
+    (place.evals / "run" / "events.jsonl").write_bytes(with_crc(json.dumps(line).encode() + b"\n"))
     (entry,) = listed(place.source, "run", SampleQuery())
     assert (entry.status, entry.reward, entry.passed) == ("failed", None, None)
 
@@ -556,8 +557,7 @@ def test_a_scan_ends_in_time_in_the_midst_of_large_conversations_and_goes_on_the
 def test_a_line_of_a_journal_may_hold_megabytes_and_the_table_does_not(local: LocalPlace) -> None:
     local.start("run", rows=1, n=1)
     record = sample_record(0, 0, error="x" * 4_000_000)
-    object.__setattr__(record, "input", "y" * 4_000_000)
-    object.__setattr__(record, "category", "z" * 4_000_000)
+    record = msgspec.structs.replace(record, input="y" * 4_000_000, category="z" * 4_000_000)
     local.add("run", [record])
     pages = visitor(local.source)
     for path in ("/", "/evals/run", "/evals/run/samples", "/evals/run/samples/0.0"):

@@ -16,7 +16,6 @@ from osmosis_ai.api.wire.base import LogEntry
 from osmosis_ai.api.wire.training_runs import ValidatedRows
 from osmosis_ai.evaluation.comparison.engine import CompareOptions, compare_runs
 from osmosis_ai.evaluation.headline import Headline
-from osmosis_ai.evaluation.metrics import MetricsAccumulator
 from osmosis_ai.training.runs.curves import CurveValue, TrainingCurves, ViewedCurve, viewed_curves
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
@@ -24,6 +23,7 @@ from osmosis_ai.viewer.cursors import changes_cursor
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.source import FailureCount, Histogram, RunDetail
 from tests.datasets.builders import jsonl
+from tests.evaluation.builders import MeasuredResults
 from tests.evaluation.comparison.builders import run_of
 from tests.evaluation.recorded_runs import record
 from tests.viewer.browsing import gzipped, page_text, visitor
@@ -106,11 +106,11 @@ HOSTILE = "<script>alert(1)</script>{{ 7*7 }}<img src=x onerror=alert(1)>\u202e\
 @pytest.fixture(scope="module")
 def pages() -> TestClient:
     """Return a visitor of a run of six rows, whose attempts passed, failed and broke."""
-    metrics = MetricsAccumulator(rows=6, n=2)
+    metrics = MeasuredResults(rows=6, n=2)
     outcomes = [[1.0, 0.0], [1.0, "agent"], [0.0, 0.0], ["provider", "provider"], [1.0, 1.0], [0.0, "agent"]]
     for row, attempts in enumerate(outcomes):
         for attempt, outcome in enumerate(attempts):
-            metrics.add_record(record(row, attempt, outcome))
+            metrics.set_result(record(row, attempt, outcome))
     found = metrics.summary()
     entry = a_run("calm-fern-1", headline=Headline.of(found.estimates), config="configs/eval/rows.toml")
     before = a_run("calm-fern-0", headline=Headline(pass_rate=0.5, scored=10, planned=10))

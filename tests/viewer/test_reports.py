@@ -16,7 +16,6 @@ import pytest
 
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.evaluation.comparison.engine import CompareOptions, compare_runs
-from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.viewing import open_viewer, report_run
 from osmosis_ai.viewer.local.source import LocalSource
@@ -144,7 +143,7 @@ def test_a_run_that_was_downloaded_from_a_platform_is_written_from_what_came_wit
     assert "The answer is six." in page and "er_8" in page and "osmosis/tiny" in page
     # With its journal, what the list does not say is there, too.
     notes = record(0, notes="as it should", judge_calls=1).to_line()
-    (directory / "events.jsonl").write_bytes(sealed(notes, BEFORE_THE_FIRST)[0])
+    (directory / "events.jsonl").write_bytes(notes)
     report_run(str(directory), ReportFile(file, overwrite=True), RunReportOptions())
     assert "as it should" in file.read_text()
     assert sorted(path.name for path in directory.rglob("*")) == sorted([*before, "events.jsonl"])

@@ -13,9 +13,31 @@ from pathlib import Path
 
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_log import LogEvent
-from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.evaluation.secret_values import find_secret_values
 from osmosis_ai.redaction import Redactor
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressSnapshot:
+    """How far a run is, for a live display."""
+
+    completed: int
+    total: int
+    passed: int
+    failed: int
+    skipped: int
+    scored: int
+    reward_mean: float | None
+    tokens: int
+    cost_usd: float | None
+    in_flight: int | None
+    elapsed_s: float
+    finished: int
+
+    @property
+    def rate_per_s(self) -> float | None:
+        """Items finished per second in this session."""
+        return self.finished / self.elapsed_s if self.elapsed_s > 0 and self.finished else None
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,17 @@ It is for whoever measures a policy on the way to something else, such as a trai
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from osmosis_ai.controller.attempt import Attempt, AttemptResult, AttemptResults, attempt_seeds
-from osmosis_ai.evaluation.metrics import MetricsAccumulator, RunMetrics
+from osmosis_ai.datasets import row_digest
+from osmosis_ai.evaluation.metrics import RunMetrics, compute_metrics
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.recording import record_of
-from osmosis_ai.evaluation.row_copies import RowCopies
+from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.redaction import Redactor
 
 if TYPE_CHECKING:
@@ -82,9 +85,9 @@ class _MetricsRecorder(AttemptResults):
     ) -> None:
         self._places = {row.source_row_index: place for place, row in enumerate(rows)}
         self._rewards: list[list[float | None]] = [[None] * n for _ in rows]
-        self._metrics = MetricsAccumulator(
-            rows=len(rows), n=n, pass_threshold=pass_threshold, clusters=RowCopies.of(rows).clusters()
-        )
+        self._table = AttemptTable(len(rows), n)
+        self._table.set_row_digests(map(row_digest, rows))
+        self._pass_threshold = pass_threshold
         self._records: list[TerminalRecord] = []
         self._redact = redact
         self._finished = finished
@@ -93,8 +96,8 @@ class _MetricsRecorder(AttemptResults):
     async def record(self, result: AttemptResult) -> None:
         place, run_index = self._places[result.attempt.row.source_row_index], result.attempt.run_index
         self._rewards[place][run_index] = result.reward
-        record = replace(record_of(result, self._redact, previews=True), row_index=place)
-        self._metrics.add_record(record)
+        record = msgspec.structs.replace(record_of(result, self._redact, previews=True), row_index=place)
+        self._table.set_result(record)
         self._records.append(record)
         self._forget(result.rollout_id)
         self._finished(result)
@@ -104,7 +107,8 @@ class _MetricsRecorder(AttemptResults):
 
     def measured(self) -> MeasuredRows:
         rewards = [_mean(rewards) for rewards in self._rewards]
-        return MeasuredRows(self._metrics.summary(), rewards, self._records)
+        metrics = compute_metrics(self._table, pass_threshold=self._pass_threshold)
+        return MeasuredRows(metrics, rewards, self._records)
 
 
 def _mean(rewards: Sequence[float | None]) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from osmosis_ai.controller.attempt import STATUSES, Status
+from osmosis_ai.controller.outcomes import STATUSES, Status
 from osmosis_ai.errors import OsmosisError
 
 ROLLOUT_ID = re.compile(r"[0-9a-f]{32}")

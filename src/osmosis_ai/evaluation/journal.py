@@ -1,15 +1,11 @@
-"""The journal: the one place where a result becomes true.
+"""The journal: append-only, one record per line, each durable before it is acknowledged.
 
-Invariant: a record counts if and only if its whole line, newline included, is on the disk, and
-:meth:`Journal.append` returns only then. Everything else in a run directory can be made again
-from the journal. Appends that arrive while the disk is busy share the next write and its one
-fsync (group commit), so durability costs one flush per moment, not one per record.
+A record counts if and only if its whole line, newline included, is on the disk, and :meth:`Journal.append` returns
+only then. Everything else in a run directory can be made again from the journal. Appends that arrive while the disk is
+busy share the next write and its one fsync (group commit).
 
-Each record is chained to the one before it by a digest (``journal_chain.py``), so that damage is seen when
-the journal is read from its beginning.
-
-On opening, an unterminated last line is cut off even if it would parse: nobody was told that it
-counts. A terminated line that is not a record is never repaired, it is refused with its number.
+Each line carries a checksum. Opening cuts off an incomplete last line: it was never acknowledged. Any other damaged
+line stops the reader, which names it; :func:`salvage` drops such lines and keeps a copy of the damaged journal.
 """
 
 from __future__ import annotations
@@ -18,25 +14,26 @@ import asyncio
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Generator, Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple, NoReturn
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, Chain, opened, sealed
 from osmosis_ai.evaluation.record import TerminalRecord
-from osmosis_ai.files import open_regular, regular_descriptor, sync_directory
+from osmosis_ai.evaluation.results import AttemptTable
+from osmosis_ai.files import open_regular, regular_descriptor, replacing, sync_directory
 
 # Appending changes the file's size, which fdatasync flushes too; it spares the inode's times.
 _flush_to_disk = getattr(os, "fdatasync", os.fsync)
 _BLOCK_BYTES = 1 << 16
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_RUN_AGAIN = "free some space, then start the run again: what is finished is kept"
-
-
-Parsed = TypeVar("Parsed")
+_RUN_AGAIN = "free some space, then start the run again: finished results are kept"
+_SHOWN_LINES = 10
+_BATCH = 10_000
 
 
 class JournalCorruptionError(OsmosisError):
@@ -59,8 +56,7 @@ class Journal:
         self._descriptor = descriptor
         self._size = size
         self._full_hint = full_hint
-        self._last_digest = _last_digest(path)
-        self._waiting: list[_Append] = []
+        self._waiting: list[tuple[bytes, asyncio.Future[int]]] = []
         self._flusher: asyncio.Task[None] | None = None
         self._failure: JournalWriteError | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
@@ -84,24 +80,16 @@ class Journal:
         """Committed bytes."""
         return self._size
 
-    def replay(self, chain: Chain | None = None, start: int = 0) -> Iterator[Entry]:
-        """Yield every committed record, oldest first, in constant memory; the arguments are those of
-        :func:`replay`."""
-        return replay(self.path, start, chain=chain)
-
     async def append(self, record: TerminalRecord) -> int:
-        """Make ``record`` durable and return its offset."""
-        return await self._append(record.to_line(), chained=True)
+        """Make ``record`` durable and return the offset of its line."""
+        return await self.append_line(record.to_line())
 
     async def append_line(self, line: bytes) -> int:
-        """Make a line, its newline included, durable as it is; return its offset."""
-        return await self._append(line, chained=False)
-
-    async def _append(self, line: bytes, *, chained: bool) -> int:
+        """Make a line, its newline included, durable and return its offset."""
         if self._failure is not None:
             raise self._failure
         durable: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Append(line, chained, durable))
+        self._waiting.append((line, durable))
         if self._flusher is None or self._flusher.done():
             self._flusher = asyncio.create_task(self._flush())
         return await durable
@@ -120,23 +108,15 @@ class Journal:
         while self._waiting:
             batch, self._waiting = self._waiting, []
             offset = self._size
-            lines = [self._in_chain(append) for append in batch]
             try:
-                await loop.run_in_executor(self._thread, self._write, b"".join(lines))
+                await loop.run_in_executor(self._thread, self._write, b"".join(line for line, _ in batch))
             except OSError as error:
                 self._fail(error, batch)
                 return
-            for line, append in zip(lines, batch, strict=True):
-                if not append.durable.done():
-                    append.durable.set_result(offset)
+            for line, durable in batch:
+                if not durable.done():
+                    durable.set_result(offset)
                 offset += len(line)
-
-    def _in_chain(self, append: _Append) -> bytes:
-        """Return the line to be written. Should that fail, nothing is ever written behind it."""
-        if not append.chained:
-            return append.line
-        line, self._last_digest = sealed(append.line, self._last_digest)
-        return line
 
     def _write(self, block: bytes) -> None:
         """Write and flush ``block``; on an error the file is as before, as far as the disk lets it."""
@@ -151,65 +131,47 @@ class Journal:
             raise
         self._size += len(block)
 
-    def _fail(self, error: OSError, batch: list[_Append]) -> None:
+    def _fail(self, error: OSError, batch: list[tuple[bytes, asyncio.Future[int]]]) -> None:
         # After a failed fsync the kernel may have dropped the pages: nothing more can be promised.
         self._failure = _write_error(self.path, error, self._full_hint)
         refused, self._waiting = batch + self._waiting, []
-        for append in refused:
-            if not append.durable.done():
-                append.durable.set_exception(self._failure)
-
-
-class _Append(NamedTuple):
-    """A line that waits for the disk; ``chained`` ones get their digest when their predecessor is known."""
-
-    line: bytes
-    chained: bool
-    durable: asyncio.Future[int]
+        for _, durable in refused:
+            if not durable.done():
+                durable.set_exception(self._failure)
 
 
 class Entry(NamedTuple):
-    """A record and the bytes of the journal it takes."""
+    """A record, and the bytes of the journal that its line takes."""
 
     offset: int
     end: int
     record: TerminalRecord
 
 
-def replay(path: Path, start: int = 0, *, chain: Chain | None = None) -> Iterator[Entry]:
-    """Yield every terminated line of ``path`` from byte ``start`` on."""
-    for offset, line, record in parsed_lines(path, TerminalRecord.from_line, start, chain=chain):
-        yield Entry(offset, offset + len(line), record)
+def replay(path: Path, start: int = 0, *, without_crc: bool = False) -> Iterator[Entry]:
+    """Yield the record of every complete line from byte ``start`` on; ``without_crc`` as ``TerminalRecord.from_line``.
 
-
-def parsed_lines(
-    path: Path, parse: Callable[[bytes], Parsed], start: int = 0, *, chain: Chain | None = None
-) -> Generator[tuple[int, bytes, Parsed], None, None]:
-    """Yield (offset, line, what ``parse`` makes of it); what it refuses with a ValueError is damage."""
-    followed = chain or (Chain() if start == 0 else None)
-    before = chain.lines if chain is not None else 0
-    counted = start == 0 or before > 0
-    for number, (offset, line) in enumerate(committed_lines(path, start), start=before + 1):
+    Raises:
+        JournalCorruptionError: a line is damaged.
+    """
+    for number, (offset, line) in enumerate(committed_lines(path, start), start=1):
         try:
-            parsed = parse(line)
-            if followed is not None:
-                followed.follow(line)
+            record = TerminalRecord.from_line(line, without_crc=without_crc)
         except ValueError as error:
-            where = f"line {number}" if counted else f"byte {offset}"
+            where = f"line {number}" if start == 0 else f"byte {offset}"
             raise JournalCorruptionError(
-                f"the journal `{path}` is damaged at {where}: {error}. "
-                "A run is not continued from a damaged journal.",
-                details={"path": str(path), "line": number if counted else None, "offset": offset},
+                f"The journal '{path}' is damaged at {where}: {error}.",
+                details={"path": str(path), "line": number if start == 0 else None, "offset": offset},
                 hint=salvage_hint(path),
             ) from None
-        yield offset, line, parsed
+        yield Entry(offset, offset + len(line), record)
 
 
 def salvage_hint(path: Path) -> str:
     """Return what to do about the damaged journal of a run on this machine."""
     return (
-        f"run it again with `--name {path.parent.name} --salvage`: what is intact is kept, the rest is done anew; "
-        "or with `--fresh`: the damaged run is kept beside the new one"
+        f"run it again with '--name {path.parent.name} --salvage' to keep the intact results, "
+        "or with '--fresh' to archive the damaged run and start again"
     )
 
 
@@ -228,8 +190,9 @@ def committed_lines(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
 class JournalReader:
     """Reads single lines of a journal by their offsets, in whatever order; a context manager."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, without_crc: bool = False) -> None:
         self._descriptor = regular_descriptor(path)
+        self._without_crc = without_crc
         self._size = os.fstat(self._descriptor).st_size
         self._start, self._block = 0, b""
 
@@ -242,7 +205,7 @@ class JournalReader:
     def record(self, offset: int) -> TerminalRecord | None:
         """Return the record at ``offset``, or None when it was committed after this reader was made."""
         line = self.line(offset)
-        return TerminalRecord.from_line(line) if line is not None else None
+        return TerminalRecord.from_line(line, without_crc=self._without_crc) if line is not None else None
 
     def line(self, offset: int) -> bytes | None:
         """Return the line at ``offset``, or None when it was committed after this reader was made."""
@@ -255,9 +218,9 @@ class JournalReader:
         return self._block[offset - self._start : end + 1]
 
 
-def _committed_size(descriptor: int, *, before: int | None = None) -> int:
-    """Return the offset after the last newline (``before`` an offset), looking from the end."""
-    end = os.fstat(descriptor).st_size if before is None else before
+def _committed_size(descriptor: int) -> int:
+    """Return the offset after the last newline."""
+    end = os.fstat(descriptor).st_size
     while end > 0:
         start = max(0, end - _BLOCK_BYTES)
         newline = os.pread(descriptor, end - start, start).rfind(b"\n")
@@ -265,26 +228,6 @@ def _committed_size(descriptor: int, *, before: int | None = None) -> int:
             return start + newline + 1
         end = start
     return 0
-
-
-def _last_digest(path: Path) -> bytes:
-    """Return the digest that the next record is chained to: that of the last line."""
-    for _, line in _from_last_line(path):
-        _, stated = opened(line)
-        if stated is not None:
-            return stated
-    return BEFORE_THE_FIRST
-
-
-def _from_last_line(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, line) of the last terminated line, if there is one."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        end = _committed_size(descriptor)
-        start = _committed_size(descriptor, before=end - 1) if end else 0
-    finally:
-        os.close(descriptor)
-    yield from islice(committed_lines(path, start), 1)
 
 
 def _write_error(path: Path, error: OSError, hint: str) -> JournalWriteError:
@@ -300,3 +243,100 @@ def _write_error(path: Path, error: OSError, hint: str) -> JournalWriteError:
 
 def _refuse(path: Path, error: OSError, hint: str) -> NoReturn:
     raise _write_error(path, error, hint) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Salvage:
+    """What :func:`salvage` did to a journal: results left, line numbers dropped, name of the damaged copy."""
+
+    intact: int
+    dropped: tuple[int, ...] = ()
+    damaged_copy: Path | None = None
+
+    def describe(self) -> str:
+        """Return the outcome in a sentence or two."""
+        if self.damaged_copy is None:
+            return f"The journal is not damaged; all {self.intact} results are intact."
+        shown = ", ".join(map(str, self.dropped[:_SHOWN_LINES])) + (
+            ", …" if len(self.dropped) > _SHOWN_LINES else ""
+        )
+        lines = "line" if len(self.dropped) == 1 else "lines"
+        return (
+            f"{self.intact} results are intact. Dropped {lines} {shown} of the journal; their attempts run again. "
+            f"The damaged journal is saved as {self.damaged_copy.name}."
+        )
+
+
+def salvage(path: Path, belongs: Callable[[TerminalRecord], bool]) -> Salvage:
+    """Replace a damaged journal by one of its intact lines that belong to the run; no other process may write it."""
+    intact, dropped = 0, []
+    for number, (_, line) in enumerate(committed_lines(path), start=1):
+        if _is_intact(line, belongs):
+            intact += 1
+        else:
+            dropped.append(number)
+    if not dropped:
+        return Salvage(intact)
+    copy, number = path.with_name(f"{path.name}.damaged"), 2
+    while copy.exists():
+        copy, number = path.with_name(f"{path.name}.damaged-{number}"), number + 1
+    with replacing(path) as new:
+        for _, line in committed_lines(path):
+            if _is_intact(line, belongs):
+                new.write(line)
+        # The old journal gets its second name before the new one takes the first.
+        try:
+            os.link(path, copy)
+        except OSError:  # a file system without links
+            shutil.copy2(path, copy)
+    return Salvage(intact, tuple(dropped), copy)
+
+
+def _is_intact(line: bytes, belongs: Callable[[TerminalRecord], bool]) -> bool:
+    try:
+        return belongs(TerminalRecord.from_line(line))
+    except ValueError:
+        return False
+
+
+def load_results(
+    path: Path,
+    table: AttemptTable,
+    *,
+    start: int = 0,
+    without_crc: bool = False,
+    each: Callable[[TerminalRecord], None] = lambda _: None,
+) -> int:
+    """Read a journal from byte ``start`` on into ``table`` and return where its last complete line ends.
+
+    Args:
+        path: the journal; a missing one has no results.
+        table: the attempts of the run.
+        start: where to continue.
+        without_crc: also take lines of the public SDK.
+        each: called with every record.
+
+    Raises:
+        JournalCorruptionError: a line is damaged, or of an attempt that the run does not have.
+    """
+    end = start
+    if not path.exists():
+        return end
+    entries = replay(path, start, without_crc=without_crc)
+    while batch := list(islice(entries, _BATCH)):
+        for entry in batch:
+            if not table.holds(entry.record.row_index, entry.record.run_index):
+                raise not_part_of_run(entry.record.row_index, entry.record.run_index, path)
+            each(entry.record)
+        table.set_results([entry.record for entry in batch], [entry.offset for entry in batch])
+        end = batch[-1].end
+    return end
+
+
+def not_part_of_run(row_index: int, run_index: int, path: Path) -> JournalCorruptionError:
+    """Return the error for a record of an attempt that the run does not have."""
+    return JournalCorruptionError(
+        f"The journal '{path}' is damaged: it has a result of row {row_index}, attempt {run_index + 1}, "
+        "which is not part of the run.",
+        hint=salvage_hint(path),
+    )

@@ -10,16 +10,14 @@ from typing import Any
 from osmosis_ai.config.lines import parse_toml
 from osmosis_ai.errors import OsmosisError, reason_of
 from osmosis_ai.evaluation.attempt_files import read_config
-from osmosis_ai.evaluation.journal import replay
-from osmosis_ai.evaluation.journal_chain import Chain
-from osmosis_ai.evaluation.ledger import Ledger
+from osmosis_ai.evaluation.journal import load_results
 from osmosis_ai.evaluation.lenient_json import as_number, as_table
 from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.evaluation.metrics import Estimates, MetricsAccumulator, RunMetrics
-from osmosis_ai.evaluation.row_copies import RowCopies
+from osmosis_ai.evaluation.metrics import Estimates, RunMetrics, compute_metrics
+from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_lock import is_running
-from osmosis_ai.evaluation.run_state import require_part_of_run
 from osmosis_ai.files import size_of
 
 _MOST_ATTEMPTS = 10**7
@@ -39,7 +37,7 @@ class LocalResults:
     running: bool
     pass_threshold: float
     metrics: RunMetrics
-    ledger: Ledger
+    table: AttemptTable
 
     @property
     def unfinished(self) -> str | None:
@@ -62,13 +60,9 @@ class JournalNumbers:
             raise OsmosisError(
                 f"{self._directory.manifest} does not tell what the run is ({error})."
             ) from None
-        self.ledger = Ledger(self.rows, n)
-        self.pass_threshold = pass_threshold_of(self._directory)
-        self._metrics = MetricsAccumulator(
-            rows=self.rows, n=n, pass_threshold=self.pass_threshold, reward_range=manifest.reward_range
-        )
-        self._copies, self._chain = RowCopies(self.rows), Chain()
-        self._summed_up: tuple[RunMetrics | None, int] = (None, 0)
+        self.table = AttemptTable(self.rows, n)
+        self.pass_threshold, self._reward_range = pass_threshold_of(self._directory), manifest.reward_range
+        self._computed: tuple[RunMetrics | None, int] = (None, 0)
         self.read = 0
 
     def still_holds(self) -> bool:
@@ -82,25 +76,21 @@ class JournalNumbers:
 
     def advance(self) -> None:
         """Read what has been committed since."""
-        events = self._directory.events
-        if not events.exists():
-            return
-        for offset, end, record in replay(events, self.read, chain=self._chain):
-            require_part_of_run(self.ledger, record, events)
-            self.ledger.settle(record.row_index, record.run_index, record.status, offset)
-            self._metrics.add_record(record)
-            if record.row_digest is not None:
-                self._copies.note(record.row_index, record.row_digest)
-            self.read = end
+        self.read = load_results(self._directory.events, self.table, start=self.read, each=self._note_row)
 
     def summary(self) -> RunMetrics:
         """Return the numbers of what has been read; worked out once while there is no more of it."""
-        known, at = self._summed_up
+        known, at = self._computed
         if known is None or at != self.read:
-            self._metrics.cluster(self._copies.clusters())
-            known = self._metrics.summary()
-            self._summed_up = (known, self.read)
+            known = compute_metrics(
+                self.table, pass_threshold=self.pass_threshold, reward_range=self._reward_range
+            )
+            self._computed = (known, self.read)
         return known
+
+    def _note_row(self, record: TerminalRecord) -> None:
+        if record.row_digest is not None:
+            self.table.set_row_digest(record.row_index, record.row_digest)
 
 
 def read_local_results(directory: Path) -> LocalResults:
@@ -114,11 +104,11 @@ def read_local_results(directory: Path) -> LocalResults:
         # A copy of a run's directory has the run's manifest, and its own name.
         name=directory.name,
         rows=numbers.rows,
-        pending=numbers.ledger.open_count,
+        pending=numbers.table.open_count,
         running=running,
         pass_threshold=numbers.pass_threshold,
         metrics=numbers.summary(),
-        ledger=numbers.ledger,
+        table=numbers.table,
     )
 
 

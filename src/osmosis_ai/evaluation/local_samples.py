@@ -7,13 +7,11 @@ of attempts that the run does not have.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import orjson
-
-from osmosis_ai.controller.attempt import STATUSES
+from osmosis_ai.controller.outcomes import STATUSES
 from osmosis_ai.evaluation.comparison.run_samples import (
     PENDING,
     ComparedInputs,
@@ -21,21 +19,18 @@ from osmosis_ai.evaluation.comparison.run_samples import (
     RunSamples,
     SampleTable,
 )
-from osmosis_ai.evaluation.journal import parsed_lines
+from osmosis_ai.evaluation.journal import JournalCorruptionError, not_part_of_run, replay, salvage_hint
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
 from osmosis_ai.evaluation.local_results import pass_threshold_of, unfinished_words
 from osmosis_ai.evaluation.manifest import Manifest, inputs_digest
-from osmosis_ai.evaluation.record import check_field
+from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_lock import is_running
-from osmosis_ai.evaluation.run_state import not_part_of_run
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.statistics import Integers
 
 _STATUS_CODES: dict[str, int] = {name: code for code, name in enumerate(STATUSES)}
-_COUNTS = ("tokens", "duration_ms")
-_NAN = math.nan
 _OF_THE_ROWS = ("dataset", "n", "versions")
 
 
@@ -48,8 +43,8 @@ def read_local_samples(directory: Path) -> RunSamples:
     places, n = _planned(manifest, found.manifest)
     reader = _Reader(places.size, n, found.events)
     if found.events.exists():
-        for _ in parsed_lines(found.events, reader.take):
-            pass
+        for entry in replay(found.events):
+            reader.take(entry.record)
     inputs = _inputs(manifest, found, reader.judges)
     rows, row_of = reader.rows(places)
     samples = reader.table.structured(row_of)
@@ -81,50 +76,29 @@ class _Reader:
         self._digests = [""] * rows
         self._columns = list(self.table.floats.items())
 
-    def take(self, line: bytes) -> None:
-        """Take a line."""
-        record = orjson.loads(line)  # its JSONDecodeError is a ValueError
-        if type(record) is not dict:
-            raise ValueError("not a JSON object")
-        row, item = self._item(record)
-        for name, column in self._columns:
-            value = record.get(name)
-            if value is None:
-                value = _NAN
-            elif type(value) is not float or name in _COUNTS:
-                check_field(name, value)
-            column[item] = value
-        read, written = record.get("prompt_tokens"), record.get("completion_tokens")
-        if "tokens" not in record and type(read) is int and type(written) is int:
-            self.table.floats["tokens"][item] = read + written
-        if (digest := record.get("row_digest")) is None:
-            raise ValueError("no `row_digest`")
-        if not self._digests[row]:
-            check_field("row_digest", digest)
-            self._digests[row] = digest
-        if "judgements" in record:
-            self._note_judges(record["judgements"])
-
-    def _item(self, record: Mapping[str, Any]) -> tuple[int, int]:
-        """Return (row, item) of a record, having noted how it ended."""
-        for name in ("row_index", "run_index", "status"):
-            if name not in record:
-                raise ValueError(f"no `{name}`")
-        row, run, status = record["row_index"], record["run_index"], record["status"]
-        if type(row) is not int or type(run) is not int or row < 0 or run < 0:
-            raise ValueError(f"`row_index` and `run_index` cannot be {row!r} and {run!r}")
-        code = _STATUS_CODES.get(status) if type(status) is str else None
-        if code is None:
-            raise ValueError(f"`status` cannot be {status!r}")
+    def take(self, record: TerminalRecord) -> None:
+        """Take a record."""
+        row, run = record.row_index, record.run_index
         if row >= self._rows or run >= self._n:
             raise not_part_of_run(row, run, self._journal)
+        if record.row_digest is None:
+            raise JournalCorruptionError(
+                f"The journal '{self._journal}' is damaged: the record of row {row}, attempt {run + 1} has no 'row_digest'.",
+                hint=salvage_hint(self._journal),
+            )
         item = row * self._n + run
-        self.table.statuses[item] = code
-        return row, item
-
-    def _note_judges(self, judgements: Any) -> None:
-        check_field("judgements", judgements)
-        models = (judgement.get("model") for judgement in judgements)
+        self.table.statuses[item] = _STATUS_CODES[record.status]
+        for name, column in self._columns:
+            value = getattr(record, name)
+            column[item] = math.nan if value is None else value
+        if (
+            record.tokens is None
+            and record.prompt_tokens is not None
+            and record.completion_tokens is not None
+        ):
+            self.table.floats["tokens"][item] = record.prompt_tokens + record.completion_tokens
+        self._digests[row] = self._digests[row] or record.row_digest
+        models = (judgement.get("model") for judgement in record.judgements or ())
         self.judges.update(model for model in models if isinstance(model, str))
 
     def rows(self, places: Integers) -> tuple[RowTable, Integers]:

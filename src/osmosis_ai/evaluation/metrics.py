@@ -1,6 +1,6 @@
-"""The numbers of a run, kept up to date in 72 bytes per attempt.
+"""The metrics of a run, computed from its table of results.
 
-Every attempt counts in exactly one way, and what could not be scored is never a zero:
+Every attempt counts in exactly one way, and an attempt without a score is never a zero:
 
 ========  =======  ==================================================================
 status    reward   counts as
@@ -8,25 +8,24 @@ status    reward   counts as
 success   number   scored: the only samples behind reward, pass rate and pass@k
 success   none     unscored, reason ``no_reward``
 failed    any      unscored, reason its error type; and one failure of its boundary
-skipped   any      skipped: the grader took it out
+skipped   any      skipped: the grader removed it
 none      none     pending
 ========  =======  ==================================================================
 
 Failures at the provider, the rollout server or the platform are failures of the infrastructure;
 those of the agent, its tools and the grader belong to the code being evaluated.
 
-Beside these estimates stands the summary that the product's files and wire define, where a failed
-attempt counts as one that did not pass. The two answer different questions and are never mixed.
+The summary that the product's files and wire define is separate: there a failed attempt counts as one that did not
+pass. The two answer different questions and are never mixed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from osmosis_ai.controller.attempt import BOUNDARIES
+from osmosis_ai.controller.outcomes import BOUNDARIES
 from osmosis_ai.evaluation.headline import warnings_of
-from osmosis_ai.evaluation.ledger import WorkItem
 from osmosis_ai.evaluation.metrics_models import (
     CostTotal,
     Counts,
@@ -42,24 +41,18 @@ from osmosis_ai.evaluation.metrics_models import (
     total_of,
 )
 from osmosis_ai.evaluation.pass_at_k import estimate_pass_at_k, estimate_pass_hat_k, pass_at_k_by_row
-from osmosis_ai.evaluation.record import TerminalRecord
-from osmosis_ai.evaluation.row_behaviour import flaky_rows, variance_shares
-from osmosis_ai.evaluation.sample_columns import (
+from osmosis_ai.evaluation.results import (
     ABSENT,
     FAILED,
-    JUDGES,
     LEFT_OUT,
     PENDING,
-    SAMPLE,
     SKIPPED,
     STATED,
     SUCCESS,
     UNKNOWN,
-    Reasons,
-    SampleNumbers,
-    judges_of,
-    sample_of,
+    AttemptTable,
 )
+from osmosis_ai.evaluation.row_behaviour import flaky_rows, variance_shares
 from osmosis_ai.evaluation.statistics import (
     Estimate,
     describe,
@@ -73,152 +66,40 @@ from osmosis_ai.llm.finish_reasons import FLAGGED
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from typing_extensions import Unpack
 
-    from osmosis_ai.controller.attempt import Status
-    from osmosis_ai.evaluation.sample_columns import RecordColumns
-    from osmosis_ai.evaluation.statistics import Labels
-
-__all__ = ["Estimates", "MetricsAccumulator", "RunMetrics", "WireSummary"]
+__all__ = ["Estimates", "RunMetrics", "WireSummary", "compute_metrics"]
 
 INFRASTRUCTURE = ("provider", "rollout_server", "platform")
 NO_REWARD = "no_reward"
 
 _PROVIDER = 1 + BOUNDARIES.index("provider")
-_MOST_REASONS = 1000
-"""A rollout that makes up words gets no table of a million lines."""
 
 
-class MetricsAccumulator:
-    """Takes results one by one, in any order, and works out the numbers on demand."""
+def compute_metrics(
+    table: AttemptTable, *, pass_threshold: float = 1.0, reward_range: tuple[float, float] | None = None
+) -> RunMetrics:
+    """Return the metrics of the results so far.
+
+    Args:
+        table: the run's results.
+        pass_threshold: an attempt passes with a reward of at least this.
+        reward_range: lowest and highest possible reward, where known; narrows the interval of the mean reward.
+    """
+    numbers = _Numbers(table, pass_threshold, reward_range)
+    return RunMetrics(wire=numbers.wire_summary(), estimates=numbers.estimates())
+
+
+class _Numbers:
+    """The results, and what several of the metrics need of them."""
 
     def __init__(
-        self,
-        rows: int,
-        n: int,
-        *,
-        pass_threshold: float = 1.0,
-        clusters: Labels | None = None,
-        only: Collection[WorkItem] | None = None,
-        reward_range: tuple[float, float] | None = None,
+        self, table: AttemptTable, pass_threshold: float, reward_range: tuple[float, float] | None
     ) -> None:
-        import numpy as np
+        self.table, self.rows, self.n = table, table.rows, table.n
+        self.pass_threshold, self.reward_range = pass_threshold, reward_range
+        self._samples, self._clusters = table.columns, table.clusters()
 
-        if rows < 0 or n < 1:
-            raise ValueError(f"cannot count {n} attempts on {rows} rows")
-        self.rows = rows
-        self.cluster(np.arange(rows) if clusters is None else clusters)
-        self.n = n
-        self.pass_threshold = pass_threshold
-        self.reward_range = reward_range
-        self._samples = np.zeros(rows * n, dtype=np.dtype(SAMPLE))
-        self._sources = np.full(rows, ABSENT, dtype=np.int64)
-        if only is not None:
-            self._samples["status"] = LEFT_OUT
-            self._samples["status"][[row * n + run for row, run in only]] = PENDING
-        self._lost: dict[int, int] = {}  # few attempts ever are
-        self._judges: NDArray[np.void] | None = None  # made when a grader has asked one
-        self._reasons = Reasons(_MOST_REASONS)
-
-    def cluster(self, clusters: Labels) -> None:
-        """Learn which rows are copies, as ``clusters`` above, in place of what was known."""
-        import numpy as np
-
-        self._clusters = np.asarray(clusters, dtype=np.int64)
-        if self._clusters.shape != (self.rows,):
-            raise ValueError(f"{self._clusters.size} clusters cannot be those of {self.rows} rows")
-
-    @property
-    def memory_bytes(self) -> int:
-        """Return the bytes that the samples take."""
-        return int(self._samples.nbytes)
-
-    def add(
-        self,
-        row_index: int,
-        run_index: int,
-        status: str,
-        reward: float | None,
-        *,
-        error_type: str | None = None,
-        lost_attempts: int | None = None,
-        source_row_index: int | None = None,
-        **numbers: Unpack[SampleNumbers],
-    ) -> None:
-        """Record the outcome of one attempt."""
-        known = cast("dict[str, Any]", {"duration_ms": None, **numbers})
-        self._put(
-            TerminalRecord(
-                row_index,
-                run_index,
-                rollout_id="",
-                status=cast("Status", status),
-                reward=reward,
-                error_type=error_type,
-                lost_attempts=lost_attempts,
-                source_row_index=source_row_index,
-                **known,
-            )
-        )
-
-    def add_record(self, record: TerminalRecord) -> None:
-        """Record the outcome of one attempt as the journal keeps it; raises as :meth:`add`."""
-        self._put(record)
-        self.add_judges(record)
-
-    def _put(self, record: TerminalRecord) -> None:
-        row, run = record.row_index, record.run_index
-        if not (0 <= row < self.rows and 0 <= run < self.n):
-            raise ValueError(f"row {row} run {run} is outside the run")
-        item = row * self.n + run
-        self._samples[item] = sample_of(record, reason=self._reasons.code(record.error_type))
-        if record.source_row_index is not None:
-            self._sources[row] = record.source_row_index
-        self._lose(item, record.lost_attempts)
-
-    def add_columns(self, columns: RecordColumns) -> None:
-        """Record the outcomes of many attempts, in their order: as :meth:`add_record` of each, and faster."""
-        import numpy as np
-
-        items = columns.items(self.n)
-        samples = columns["sample"].copy()
-        codes = np.array([self._reasons.code(word) for word in columns.reasons], dtype=np.uint16)
-        samples["reason"] = codes[samples["reason"]]
-        # Of several outcomes of one attempt the last is kept: so NumPy assigns.
-        self._samples[items] = samples
-        known = columns["source"] != ABSENT
-        self._sources[columns["row"][known]] = columns["source"][known]
-        losing = set(items[columns["lost"] > 0].tolist()) | set(self._lost)
-        for place in np.flatnonzero(np.isin(items, list(losing))):
-            self._lose(int(items[place]), int(columns["lost"][place]))
-        asked = np.flatnonzero(columns["judges"]["calls"] > 0)
-        if asked.size or self._judges is not None:
-            first = 0 if self._judges is not None else int(asked[0])
-            self._judged()[items[first:]] = columns["judges"][first:]
-
-    def _lose(self, item: int, attempts: int | None) -> None:
-        self._lost.pop(item, None)
-        if attempts:
-            self._lost[item] = attempts
-
-    def add_judges(self, record: TerminalRecord) -> None:
-        """Record what the grader of an attempt asked of judges; no part of :meth:`add`."""
-        if record.judge_calls or self._judges is not None:
-            self._judged()[record.row_index * self.n + record.run_index] = judges_of(record)
-
-    def _judged(self) -> NDArray[np.void]:
-        import numpy as np
-
-        if self._judges is None:
-            self._judges = np.zeros(self._samples.size, dtype=np.dtype(JUDGES))
-            self._judges["cost_usd"] = np.nan
-        return self._judges
-
-    def summary(self) -> RunMetrics:
-        """Return the numbers of what has been recorded so far."""
-        return RunMetrics(wire=self._wire_summary(), estimates=self._estimates())
-
-    def _wire_summary(self) -> WireSummary:
+    def wire_summary(self) -> WireSummary:
         scored = self._scored()
         rewards = self._samples["reward"][scored]
         status = self._samples["status"]
@@ -253,7 +134,7 @@ class MetricsAccumulator:
                 points.append(PassAtKPoint(k=k, value=float(values.mean())))
         return points
 
-    def _estimates(self) -> Estimates:
+    def estimates(self) -> Estimates:
         import numpy as np
 
         scored = self._scored()
@@ -298,15 +179,15 @@ class MetricsAccumulator:
 
     def _flaky_rows(self) -> FlakyRows:
         attempts, passes = self._by_row(self._scored()), self._by_row(self._passed())
-        return flaky_rows(attempts, passes, self._clusters, self._sources)
+        return flaky_rows(attempts, passes, self._clusters, self.table.source_rows)
 
     def _counts(self) -> Counts:
         import numpy as np
 
         status = self._samples["status"]
         scored, failed = self._scored(), status == FAILED
-        reasons = np.bincount(self._samples["reason"][failed], minlength=len(self._reasons.words))
-        unscored = {name: int(n) for name, n in zip(self._reasons.words, reasons, strict=True) if n}
+        reasons = np.bincount(self._samples["reason"][failed], minlength=len(self.table.reasons))
+        unscored = {name: int(n) for name, n in zip(self.table.reasons, reasons, strict=True) if n}
         no_reward = int(((status == SUCCESS) & ~scored).sum())
         if no_reward:
             unscored[NO_REWARD] = unscored.get(NO_REWARD, 0) + no_reward
@@ -322,7 +203,7 @@ class MetricsAccumulator:
             skipped=int((status == SKIPPED).sum()),
             pending=int((status == PENDING).sum()),
             copies=int((np.diff(np.sort(self._clusters)) == 0).sum()),
-            lost_attempts=sum(self._lost.values()),
+            lost_attempts=int(self._samples["lost"].sum()),
         )
 
     def _token_totals(self) -> TokenTotals:
@@ -366,14 +247,15 @@ class MetricsAccumulator:
         )
 
     def _judge_totals(self) -> JudgeTotals | None:
-        if self._judges is None:
+        judges = self.table.judges
+        if judges is None:
             return None
-        costs = self._judges["cost_usd"]
+        costs = judges["cost_usd"]
         known = costs[costs == costs]
         return JudgeTotals(
-            calls=int(self._judges["calls"].sum()),
-            outside_scale=int(self._judges["outside_scale"].sum()),
-            tokens=int(self._judges["tokens"].sum()),
+            calls=int(judges["calls"].sum()),
+            outside_scale=int(judges["outside_scale"].sum()),
+            tokens=int(judges["tokens"].sum()),
             cost_usd=total_of(known),
         )
 

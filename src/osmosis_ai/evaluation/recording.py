@@ -1,17 +1,11 @@
-"""How an attempt's result becomes a record: durable in the journal, or numbers in memory alone.
-
-A record is complete by itself, and the same whoever asks for it: a run of its own, on this machine or on a
-platform, journals it before it is acknowledged; a trainer's validation counts it.
-"""
+"""How an attempt's result becomes its record: complete by itself, and without secrets."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from osmosis_ai.controller.attempt import MAX_LOSSES, Attempt, AttemptResult, AttemptResults
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.controller.attempt import AttemptResult
 from osmosis_ai.evaluation.previews import Previews, previews_of
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.rollout.grader_notes import MOST_NOTES_CHARS, read_grader_notes
@@ -19,100 +13,13 @@ from osmosis_ai.rollout.judge_calls import JudgeCalls, read_judge_calls
 from osmosis_ai.rollout.loop.outcome import LoopOutcome, read_outcome
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.model_proxy import RolloutUsage
-    from osmosis_ai.controller.server_process import AttemptLostError
-    from osmosis_ai.evaluation.journal import Journal
-    from osmosis_ai.evaluation.run_state import RunState
     from osmosis_ai.redaction import Redactor
 
 _MAX_ERROR_CHARS = 2000
 _MAX_REASON_CHARS = 200
-_SHOWN_ROWS = 10
 _SHOWN_JUDGEMENTS = 4
 _MAX_TABLE_BYTES = 64 << 10
 Entry = TypeVar("Entry")
-
-
-class LostTooOftenError(OsmosisError):
-    """The same attempt was lost again and again."""
-
-    default_code = "INTERNAL"
-
-
-class JournalRecorder(AttemptResults):
-    """Makes results durable, then part of what the run has come to."""
-
-    def __init__(
-        self,
-        journal: Journal,
-        state: RunState,
-        told: Callable[[TerminalRecord], None] = lambda _: None,
-        *,
-        previews: bool = True,
-    ) -> None:
-        self._journal = journal
-        self._state = state
-        self._told = told
-        self._previews = previews
-        # (source row, run) of attempts that went down with their server, and how often. Those come first
-        # again, so there are never many.
-        self._deaths: Counter[tuple[int, int]] = Counter()
-
-    async def record(self, result: AttemptResult) -> None:
-        """Write a result to the journal."""
-        record = record_of(result, self._state.redact, previews=self._previews)
-        # Before anything is waited for: the next attempt may start now, and asks what has been spent.
-        self._state.spend(record)
-        await self._state.prepare(record)
-        offset = await self._journal.append(record)
-        expects_trajectory = result.grader is not None and result.grader.sample is not None
-        self._state.add(record, offset, expects_trajectory=expects_trajectory)
-        self._told(record)
-        self._deaths.pop((result.attempt.row.source_row_index, result.attempt.run_index), None)
-
-    def lost(self, attempt: Attempt, loss: AttemptLostError) -> None:
-        """Log a lost attempt."""
-        if loss.death is not None:
-            self._deaths[attempt.row.source_row_index, attempt.run_index] += 1
-        self._state.log.write(
-            "dispatch",
-            f"attempt lost: {loss}",
-            level="WARNING",
-            row_index=attempt.row_index,
-            run_index=attempt.run_index,
-            losses=attempt.losses,
-        )
-        if attempt.losses > MAX_LOSSES:
-            raise self._lost_too_often(attempt, loss)
-
-    def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:
-        """Count what was spent for nothing."""
-        tokens = 0 if usage.uncounted else usage.total_tokens
-        self._state.spending.add(calls=usage.calls, tokens=tokens, cost_usd=usage.cost_usd)
-
-    def _lost_too_often(self, attempt: Attempt, loss: AttemptLostError) -> LostTooOftenError:
-        source_row = attempt.row.source_row_index
-        if loss.death is None:
-            return LostTooOftenError(
-                f"row {source_row} (attempt {attempt.run_index + 1}) was lost {attempt.losses} times, "
-                f"the last time because {loss}.",
-                details={"source_row_index": source_row, "run_index": attempt.run_index},
-                hint="what is finished is kept; the rest stays pending",
-            )
-        # Any of the rows that were under way each time may be the one; the others went down with it.
-        often = self._deaths[source_row, attempt.run_index] - 1
-        rows = sorted({row for (row, _), deaths in self._deaths.items() if deaths >= often})
-        shown = ", ".join(map(str, rows[:_SHOWN_ROWS])) + (", …" if len(rows) > _SHOWN_ROWS else "")
-        at_work = f"row {shown} was" if len(rows) == 1 else f"rows {shown} were"
-        return LostTooOftenError(
-            f"the rollout's server died {attempt.losses} times while {at_work} under way. "
-            f"The last time: {loss.death.message}",
-            details={"source_rows": rows, **loss.death.details},
-            hint=(
-                f"see what row {shown} makes the agent do" if len(rows) == 1 else "one of these rows does it"
-            )
-            + f": try it alone with `--rows {rows[0]}`. What is finished is kept",
-        )
 
 
 def loop_outcome(result: AttemptResult) -> LoopOutcome:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from osmosis_ai.controller.attempt import category_of
+from osmosis_ai.controller.outcomes import category_of
 from osmosis_ai.evaluation.headline import LEAST_SCORED, Headline, breakdown, pass_rule, scored_of_planned
 from osmosis_ai.ui import numbers
 

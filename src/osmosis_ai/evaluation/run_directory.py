@@ -16,9 +16,9 @@ import orjson
 
 from osmosis_ai.evaluation.index import IndexEntry
 from osmosis_ai.evaluation.journal import JournalReader
-from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.lenient_json import has_usual_numbers
 from osmosis_ai.evaluation.metrics import RunMetrics
+from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_name import archive_name
 from osmosis_ai.files import open_regular, replacing, sync_directory, write_atomic, write_json
 
@@ -37,7 +37,6 @@ class RunDirectory:
         self.manifest = path / "manifest.json"
         self.config = path / "config.toml"
         self.events = path / "events.jsonl"
-        self.checkpoint = path / "events.checkpoint"
         self.log = path / "logs.txt"
         self.server_log = path / "rollout-server.log"
         self.index = path / "index.jsonl"
@@ -113,11 +112,11 @@ class RunDirectory:
         write_json(self.metrics, {"eval_run": dict(eval_run), **numbers, "journal_bytes": journal_bytes})
 
     def index_entries(
-        self, ledger: Ledger, *, resumed_before: int, has_trajectory: Callable[[int, int], bool]
+        self, table: AttemptTable, *, resumed_before: int, has_trajectory: Callable[[int, int], bool]
     ) -> Iterator[IndexEntry]:
         """Yield the results in the journal by row and attempt."""
         with JournalReader(self.events) as journal:
-            for row_index, run_index, offset in ledger.recorded():
+            for row_index, run_index, offset in table.recorded():
                 line = journal.line(offset)
                 if line is None:
                     continue

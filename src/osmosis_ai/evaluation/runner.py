@@ -1,39 +1,44 @@
-"""An evaluation on this machine, from its inputs to its numbers.
+"""An evaluation on this machine, from its inputs to its metrics.
 
-The steps are in :meth:`EvalRunner.run`, in order. Nothing is asked or spent before the run
-directory and the rows have been found fit; nothing is written before the user agreed. Whatever
-happens after that, the directory ends up consistent, and running it again continues it.
+:meth:`EvalRunner.run` has the steps in order. Nothing is asked or spent before the run directory and the rows have
+been checked; nothing is written before the user agreed. Whatever happens after that, the directory ends up
+consistent, and running it again continues it: nothing more is dispatched, results on their way reach the journal, the
+rollout's server is stopped, then the model. What had not finished is still pending.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
+import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.controller.dispatcher import Stop
+from osmosis_ai.controller.attempt import MAX_LOSSES, Attempt, AttemptResult, AttemptResults, attempt_seeds
+from osmosis_ai.controller.dispatcher import Dispatcher, LimitTally, Stop, choose_limit
 from osmosis_ai.controller.server_process import useful_servers
+from osmosis_ai.datasets import row_digest
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.budget import Spending
-from osmosis_ai.evaluation.execution import Execution, Job, OpenModel
+from osmosis_ai.evaluation.budget import NOTHING, Spending, Spent
 from osmosis_ai.evaluation.headline import copied_rows
-from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
-from osmosis_ai.evaluation.journal import Journal
-from osmosis_ai.evaluation.journal_checkpoint import CheckpointWriter, JournalCheckpoint
-from osmosis_ai.evaluation.ledger import Ledger, WorkItem
+from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks, RunPlan
+from osmosis_ai.evaluation.intervals import load_distributions
+from osmosis_ai.evaluation.journal import Journal, load_results, salvage
 from osmosis_ai.evaluation.manifest import Manifest, run_inputs
-from osmosis_ai.evaluation.metrics import MetricsAccumulator
+from osmosis_ai.evaluation.metrics import compute_metrics
+from osmosis_ai.evaluation.metrics_models import RunMetrics
+from osmosis_ai.evaluation.recording import record_of
+from osmosis_ai.evaluation.results import AttemptId, AttemptTable
 from osmosis_ai.evaluation.resume import OpenedRun, open_run
-from osmosis_ai.evaluation.rollout_source import RolloutSource
-from osmosis_ai.evaluation.row_copies import RowCopies
-from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.evaluation.rollout_source import RolloutSource, ServerSetting
 from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
-from osmosis_ai.evaluation.run_state import RunState, settle_recorded
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, EvalRunSpec
 from osmosis_ai.evaluation.summary import RunSummary, describe_run, first_failures
 from osmosis_ai.evaluation.trajectory_export import Projector
@@ -41,376 +46,593 @@ from osmosis_ai.files import cache_dir as default_cache_dir
 from osmosis_ai.redaction import Redactor, exposure_warnings
 
 if TYPE_CHECKING:
+    from osmosis_ai.controller.dispatcher import RolloutRunner
+    from osmosis_ai.controller.model_proxy import RolloutUsage
+    from osmosis_ai.controller.server_process import AttemptLostError
     from osmosis_ai.datasets import Selection
+    from osmosis_ai.llm.client import ModelClient
+    from osmosis_ai.llm.providers import ModelEndpoint
 
+OpenModel = Callable[
+    [Mapping[str, str], Callable[[Exception], None]], "AbstractAsyncContextManager[ModelEndpoint]"
+]
+INTERRUPTED = Stop("interrupted", "interrupted")
 _PROGRESS_S = 0.25
-# Who looks on sees a sample within two seconds, and the numbers that it changes.
+# Live views lag by at most 2 s.
 _SNAPSHOT_S = 1.0
-# Snapshots cost in proportion to the run; at most this share of the time goes into them.
+# The cost of a snapshot grows with the run; at most this share of the time goes into them.
 _SNAPSHOT_SHARE = 0.05
+# The model's own limiter adapts below this; rollouts in flight bound it anyway.
+_MODEL_CALLS_CEILING = 256
+_LAST_COPIES_WAIT_S = 3.0
+_RECOUNT_S = 0.25
+_SHOWN_ROWS = 10
 
-AfterFinalize = Callable[[RunSummary], Awaitable[None]]
+
+class LostTooOftenError(OsmosisError):
+    """The same attempt was lost again and again."""
+
+    default_code = "INTERNAL"
 
 
+@dataclass(kw_only=True)
 class EvalRunner:
-    """Runs one evaluation, or continues it."""
+    """Runs one evaluation, or continues it.
 
-    def __init__(
-        self,
-        *,
-        spec: EvalRunSpec,
-        options: EvalRunOptions,
-        dataset: DatasetInput,
-        selection: Selection,
-        rollout: RolloutSource,
-        output_root: Path,
-        hooks: RunHooks,
-        open_model: OpenModel,
-        provenance: Mapping[str, Any] | None = None,
-        config_text: str | None = None,
-        config_stem: str = "eval",
-        environ: Mapping[str, str] | None = None,
-        cache_dir: Path | None = None,
-        only: Collection[WorkItem] | None = None,
-    ) -> None:
-        self._spec = spec
-        self._options = options
-        self._dataset = dataset
-        self._selection = selection
-        self._rollout = rollout
-        self._output_root = output_root
-        self._hooks = hooks
-        self._open_model = open_model
-        self._provenance = dict(provenance or {})
-        self._config_text = config_text
-        self._config_stem = config_stem
-        self._environ = dict(os.environ if environ is None else environ)
-        self._cache_dir = cache_dir or default_cache_dir()
-        self._only = only
+    Attributes:
+        spec: what is evaluated; it decides the results.
+        options: how to run it this time.
+        dataset: the file with the rows.
+        selection: which rows of it.
+        rollout: where the agent comes from.
+        output_root: the directory that holds the run's directory.
+        hooks: what the caller shows and asks.
+        open_model: opens the model's endpoint.
+        provenance: facts that go into the manifest, such as the commit.
+        config_text: the config file, kept with the run.
+        config_stem: how the run is named without ``options.name``.
+        environ: the environment of the rollout's server.
+        cache_dir: where environments are built.
+        only: the attempts to make, where not all of them.
+    """
 
-    async def run(self, after_finalize: AfterFinalize | None = None) -> RunSummary | None:
+    spec: EvalRunSpec
+    options: EvalRunOptions
+    dataset: DatasetInput
+    selection: Selection
+    rollout: RolloutSource
+    output_root: Path
+    hooks: RunHooks
+    open_model: OpenModel
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    config_text: str | None = None
+    config_stem: str = "eval"
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
+    cache_dir: Path | None = None
+    only: Collection[AttemptId] | None = None
+
+    async def run(
+        self, after_finalize: Callable[[RunSummary], Awaitable[None]] | None = None
+    ) -> RunSummary | None:
         """Run it; return the summary, or None when the user declined to start."""
-        with ExitStack() as held:
+        with ExitStack() as stack:
+            self.table = AttemptTable(len(self.selection), self.spec.evaluation.n, only=self.only)
             inputs = await asyncio.to_thread(self._inputs)
-            opened = open_run(held, self._output_root, self._options, inputs, self._config_stem)
-            if self._options.salvage:
+            opened = open_run(stack, self.output_root, self.options, inputs, self.config_stem)
+            self.directory = opened.directory
+            if self.options.salvage:
                 await asyncio.to_thread(self._salvage, opened)
-            directory = opened.directory
-            checkpoint = await asyncio.to_thread(JournalCheckpoint.of, directory.checkpoint, directory.events)
-            ledger = self._replay_ledger(opened, checkpoint)
-            self._servers = self._useful_servers(ledger)
-            self._hooks.plan(self._plan(opened, ledger))
-            if warning := copied_rows(self._copies.count, len(self._selection)):
-                self._hooks.note(warning)
-            pending = ledger.open_count
-            if pending and not await self._hooks.confirm_dispatch(
-                pending=pending, model_path=self._spec.experiment.model_path
+            self.spending = Spending(self.options.budget, earlier_s=self._earlier_s())
+            await asyncio.to_thread(
+                load_results, self.directory.events, self.table, each=self.spending.add_record
+            )
+            if self.options.retry_failed:
+                self.table.reopen_failed()
+            self.servers = self._useful_servers()
+            self.hooks.plan(self._plan(opened))
+            if warning := copied_rows(self.table.copied_rows, len(self.selection)):
+                self.hooks.note(warning)
+            pending = self.table.open_count
+            if pending and not await self.hooks.confirm_dispatch(
+                pending=pending, model_path=self.spec.experiment.model_path
             ):
                 return None
-            secret_values = self._hooks.resolve_secrets(self._spec.secret_names) if pending else {}
-            for warning in exposure_warnings(secret_values):
-                self._hooks.note(warning)
-            session = _Session(
-                self._job(directory), checkpoint, self._hooks, self._open_model, secret_values, held
-            )
-            summary = await session.run(self._manifest(opened, inputs, Redactor(secret_values.values())))
+            self.secret_values = self.hooks.resolve_secrets(self.spec.secret_names) if pending else {}
+            for warning in exposure_warnings(self.secret_values):
+                self.hooks.note(warning)
+            self.redact = Redactor(self.secret_values.values())
+            self.manifest = self._write_manifest(opened, inputs)
+            summary = await _Session(self, stack).run()
             if after_finalize is not None:
                 await after_finalize(summary)
             return summary
 
     def _inputs(self) -> dict[str, Any]:
         """Read everything a result depends on, and check that every selected row can be used."""
-        if not len(self._selection):
+        if not len(self.selection):
             raise OsmosisError(
-                f"no row is selected: `{self._dataset.path}` has {self._selection.total_rows} rows."
+                f"No row is selected: '{self.dataset.path}' has {self.selection.total_rows} rows."
             )
-        self._copies = RowCopies.of(row for _, row in self._dataset.rows(self._selection))
-        digest = self._rollout.source_digest(self._output_root)
-        rows = self._selection.describe()
-        inputs = run_inputs(self._spec, self._dataset, rows, digest, self._options.seed)
-        if self._only is not None:
-            inputs["work_items"] = sorted(map(list, self._only))
-        return {**inputs, **self._rollout.inputs()}
-
-    def _replay_ledger(self, opened: OpenedRun, checkpoint: JournalCheckpoint) -> Ledger:
-        """Learn what is left, before anything is written."""
-        ledger = Ledger(len(self._selection), self._spec.evaluation.n, only=self._only)
-        if opened.directory.events.exists():
-            settle_recorded(ledger, opened.directory.events, checkpoint)
-        if self._options.retry_failed:
-            ledger.reopen_failed()
-        return ledger
+        self.table.set_row_digests(row_digest(row) for _, row in self.dataset.rows(self.selection))
+        digest = self.rollout.source_digest(self.output_root)
+        rows = self.selection.describe()
+        inputs = run_inputs(self.spec, self.dataset, rows, digest, self.options.seed)
+        if self.only is not None:
+            inputs["work_items"] = sorted(map(list, self.only))
+        return {**inputs, **self.rollout.inputs()}
 
     def _salvage(self, opened: OpenedRun) -> None:
-        """Make the run's journal whole again, and say what became of it; asked for, so nobody is asked again."""
-        from osmosis_ai.evaluation.salvage import salvage
-
         directory = opened.directory
         if opened.manifest is None or not directory.events.exists():
-            self._hooks.note(f"`{opened.name}` has no journal yet: there is nothing to salvage.")
+            self.hooks.note(f"'{opened.name}' has no journal yet: there is nothing to salvage.")
             return
-        ledger = Ledger(len(self._selection), self._spec.evaluation.n, only=self._only)
         try:
-            found = salvage(directory.events, lambda each: ledger.holds(each.row_index, each.run_index))
+            found = salvage(directory.events, lambda each: self.table.holds(each.row_index, each.run_index))
         except OSError as error:
             raise OsmosisError(
-                f"the journal of `{opened.name}` could not be salvaged: {error}. It is as it was."
+                f"The journal of '{opened.name}' could not be salvaged: {error}. It is unchanged."
             ) from error
-        for told in found.sentences():
-            self._hooks.note(told)
-        if found.damaged is not None:
+        self.hooks.note(found.describe())
+        if found.damaged_copy is not None:
             directory.remove_copies()
 
-    def _plan(self, opened: OpenedRun, ledger: Ledger) -> RunPlan:
+    def _earlier_s(self) -> float:
+        """Return how long earlier sessions took, in seconds."""
+        earlier = (self.directory.read_metrics() or {}).get("eval_run", {}).get("duration_ms", 0)
+        return max(float(earlier) / 1000, self.options.worked_before_s)
+
+    def _useful_servers(self) -> int:
+        if self.rollout.is_elsewhere:
+            return 1
+        at_once = self.options.max_in_flight or self.spec.evaluation.batch_size
+        return useful_servers(self.options.servers, rollouts=self.table.open_count, at_once=at_once)
+
+    def _plan(self, opened: OpenedRun) -> RunPlan:
+        total, pending = len(self.table), self.table.open_count
         return RunPlan(
             run_name=opened.name,
             run_dir=opened.directory.path,
-            model_path=self._spec.experiment.model_path,
-            rows=len(self._selection),
-            rows_in_file=self._selection.total_rows,
-            n=self._spec.evaluation.n,
-            total=len(ledger),
-            pending=ledger.open_count,
-            resumed=len(ledger) - ledger.open_count,
-            continued=opened.manifest is not None or bool(len(ledger) - ledger.open_count),
+            model_path=self.spec.experiment.model_path,
+            rows=len(self.selection),
+            rows_in_file=self.selection.total_rows,
+            n=self.spec.evaluation.n,
+            total=total,
+            pending=pending,
+            resumed=total - pending,
+            continued=opened.manifest is not None or pending < total,
             found=opened.found,
             put_aside=opened.put_aside,
-            servers=self._servers,
+            servers=self.servers,
         )
 
-    def _useful_servers(self, ledger: Ledger) -> int:
-        if self._rollout.is_elsewhere:
-            return 1
-        options = self._options
-        at_once = options.max_in_flight or self._spec.evaluation.batch_size
-        return useful_servers(options.servers, rollouts=ledger.open_count, at_once=at_once)
-
-    def _manifest(self, opened: OpenedRun, inputs: Mapping[str, Any], redact: Redactor) -> Manifest:
-        """Return the run's manifest, writing it, before anything else, for a new run, and then its config."""
+    def _write_manifest(self, opened: OpenedRun, inputs: Mapping[str, Any]) -> Manifest:
+        """Return the run's manifest; for a new run, write it before anything else."""
         manifest = opened.manifest
         if manifest is None:
             manifest = Manifest.new(
                 opened.name,
                 inputs,
-                {**self._provenance, "servers": self._servers},
-                grader_digest=self._rollout.grader_digest(self._spec, self._output_root),
+                {**self.provenance, "servers": self.servers},
+                grader_digest=self.rollout.grader_digest(self.spec, self.output_root),
             )
-            manifest.write(opened.directory.manifest)
-            if self._config_text is not None:
-                opened.directory.write_config(redact.text(self._config_text))
-        opened.directory.create()
+            manifest.write(self.directory.manifest)
+            if self.config_text is not None:
+                self.directory.write_config(self.redact.text(self.config_text))
+        self.directory.create()
         return manifest
 
-    def _job(self, directory: RunDirectory) -> Job:
-        return Job(
-            spec=self._spec,
-            options=self._options,
-            dataset=self._dataset,
-            selection=self._selection,
-            rollout=self._rollout,
-            copies=self._copies,
-            directory=directory,
-            environ=self._environ,
-            cache_dir=self._cache_dir,
-            servers=self._servers,
-            only=self._only,
+
+class _Session(AttemptResults):
+    """One process's turn at a run whose directory exists and whose lock it holds."""
+
+    def __init__(self, run: EvalRunner, stack: ExitStack) -> None:
+        self._run, self._directory, self._hooks = run, run.directory, run.hooks
+        self._table, self._spending = run.table, run.spending
+        self._log = RunLog(
+            run.directory.log, run.redact, echo=run.hooks.log_event if run.options.verbose else None
         )
+        stack.callback(self._log.close)
+        self._conversations = Projector(run.directory, run.table, self._log, run.redact)
+        self._tally = LimitTally()
+        self._dispatcher: Dispatcher[Attempt] | None = None
+        self._task: asyncio.Task[Stop | None] | None = None
+        self._is_interrupted = False
+        self._resumed = len(run.table) - run.table.open_count
+        self._finished = self._dispatched = 0
+        self._spent, self._spent_at = NOTHING, -math.inf
+        self._indexed: tuple[int, int] | None = None
+        # Attempts that were lost with their server, by source row and run, and how often. Those run again first, so
+        # there are never many.
+        self._deaths: Counter[tuple[int, int]] = Counter()
 
-
-class _Session:
-    """One process's turn at a run whose directory exists and whose lock is held."""
-
-    def __init__(
-        self,
-        job: Job,
-        checkpoint: JournalCheckpoint,
-        hooks: RunHooks,
-        open_model: OpenModel,
-        secret_values: Mapping[str, str],
-        held: ExitStack,
-    ) -> None:
-        self._job = job
-        self._checkpoint = checkpoint
-        self._checkpoints = CheckpointWriter(checkpoint, job.directory.events)
-        self._hooks = hooks
-        self._open_model = open_model
-        self._secret_values = secret_values
-        self._held = held
-        self._redact = Redactor(secret_values.values())
-
-    async def run(self, manifest: Manifest) -> RunSummary:
-        """Replay, execute, finalize."""
-        job, options = self._job, self._job.options
-        self._manifest = manifest
-        echo = self._hooks.log_event if options.verbose else None
-        log = RunLog(job.directory.log, self._redact, echo=echo)
-        self._held.callback(log.close)
-        journal = Journal.open(job.directory.events)
+    async def run(self) -> RunSummary:
+        """Execute what is pending, then write the results."""
+        self._spending.start_clock()
+        self._journal = Journal.open(self._directory.events)
         try:
-            self._resumed_before = journal.size
-            state = self._state = await asyncio.to_thread(self._replay, journal, log)
-            self._resumed = len(state.ledger) - state.ledger.open_count
-            log.write("run", "session starts", run=job.directory.path.name, pending=state.ledger.open_count)
+            self._resumed_before = self._journal.size
+            pending = self._table.open_count
+            self._log.write("run", "session starts", run=self._directory.path.name, pending=pending)
             if self._resumed:
-                known = self._checkpoint.records or None
-                log.write(
-                    "resume", "continuing from the journal", finished=self._resumed, from_checkpoint=known
-                )
-            self._indexed = state.records, state.projector.copied
+                self._log.write("resume", "continuing from the journal", finished=self._resumed)
+            self._indexed = self._finished, self._conversations.copied
             self._write_snapshots("running")
-            execution: Execution | None = None
-            stop: Stop | None = None
-            if state.ledger.open_count:
-                execution = self._make_execution(journal, state)
-                stop = await self._execute(execution, log)
+            stop = await self._execute() if pending else None
         finally:
-            await journal.close()
-        return await self._finalize(stop, execution)
+            await self._journal.close()
+        return await self._finalize(stop)
 
-    def _replay(self, journal: Journal, log: RunLog) -> RunState:
-        job, spec = self._job, self._job.spec
-        ledger = Ledger(len(job.selection), spec.evaluation.n, only=job.only)
-        earlier = (job.directory.read_metrics() or {}).get("eval_run", {}).get("duration_ms", 0)
-        earlier_s = max(earlier / 1000, job.options.worked_before_s)
-        spending = Spending(job.options.budget, earlier_s=earlier_s)
-        state = RunState(
-            ledger=ledger,
-            metrics=MetricsAccumulator(
-                rows=len(job.selection),
-                n=spec.evaluation.n,
-                pass_threshold=spec.evaluation.pass_threshold,
-                clusters=job.copies.clusters(),
-                only=job.only,
-                reward_range=self._manifest.reward_range,
-            ),
-            spending=spending,
-            projector=Projector(job.directory, ledger, log, self._redact),
-            log=log,
-            redact=self._redact,
-            pass_threshold=spec.evaluation.pass_threshold,
-        )
-        state.replay(journal, self._checkpoint)
-        if job.options.retry_failed:
-            ledger.reopen_failed()
-        return state
+    def interrupt(self) -> None:
+        """Stop dispatching and cancel what is in flight, or what is being set up."""
+        self._is_interrupted = True
+        if self._dispatcher is not None:
+            self._dispatcher.halt(INTERRUPTED)
+        elif self._task is not None:
+            self._task.cancel()
 
-    def _make_execution(self, journal: Journal, state: RunState) -> Execution:
-        return Execution(
-            self._job,
-            state=state,
-            journal=journal,
-            hooks=self._hooks,
-            open_model=self._open_model,
-            secret_values=self._secret_values,
-        )
-
-    async def _execute(self, execution: Execution, log: RunLog) -> Stop | None:
-        self._hooks.started(execution.interrupt)
+    async def _execute(self) -> Stop | None:
+        """Make the attempts; return why some are left, or None."""
+        self._task = asyncio.create_task(self._make_attempts())
+        self._hooks.started(self.interrupt)
         try:
-            async with self._reporting(execution):
-                stop = await execution.run()
-        except (
-            Exception
-        ) as error:  # whatever it is, what is finished is written down before it goes on its way
-            log.write("run", str(error), level="ERROR", error=type(error).__name__)
-            await self._finalize(Stop("fault", str(error), error), execution)
+            async with self._reporting():
+                stop = await self._until_done(self._task)
+        except Exception as error:  # whatever it is, the finished results are written before it continues
+            self._log.write("run", str(error), level="ERROR", error=type(error).__name__)
+            await self._finalize(Stop("fault", str(error), error))
             raise
         finally:
             self._hooks.ended()
         if stop is not None:
-            log.write("run", f"stopped: {stop.reason}", level="WARNING", kind=stop.kind)
+            self._log.write("run", f"stopped: {stop.reason}", level="WARNING", kind=stop.kind)
         return stop
 
+    async def _until_done(self, task: asyncio.Task[Stop | None]) -> Stop | None:
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self._is_interrupted and task.cancelled():
+                return INTERRUPTED
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise
+
+    async def _make_attempts(self) -> Stop | None:
+        from osmosis_ai.controller.dispatcher import RolloutRunner
+        from osmosis_ai.controller.model_proxy import ModelBridge
+
+        run = self._run
+        async with AsyncExitStack() as stack:
+            client = await self._open_model(stack)
+            self._hooks.stage("preparing the rollout's environment")
+            environment, server = await run.rollout.server(
+                ServerSetting(
+                    spec=run.spec,
+                    directory=run.directory,
+                    environ=run.environ,
+                    secret_values=run.secret_values,
+                    cache_dir=run.cache_dir or default_cache_dir(),
+                    port=run.options.rollout_port,
+                    note=self._hooks.note,
+                )
+            )
+            if environment is not None:
+                self._log.write(
+                    "deps", environment.note, kind=environment.kind, python=str(environment.python)
+                )
+                self._directory.write_environment(run.redact.text(environment.words))
+                self._hooks.environment(environment.words)
+                servers = "server" if run.servers == 1 else f"{run.servers} servers"
+                self._hooks.stage(f"starting the rollout's {servers}")
+            else:
+                self._hooks.stage("looking for the served agent")
+            model_key = secrets.token_urlsafe(32)
+            runner = RolloutRunner(
+                ModelBridge(client, auth_token=model_key),
+                bridge_token=model_key,
+                server=server,
+                servers=run.servers,
+                timeouts=run.spec.timeouts,
+                redact=run.redact,
+                note=self._note,
+                log=self._log.write,
+                rate_limited=client.rate_limit_holds,
+            )
+            # Imported while the server starts: later, the first metrics would delay the rollouts.
+            loading = asyncio.create_task(asyncio.to_thread(load_distributions))
+            await stack.enter_async_context(runner)
+            await loading
+            stop = await self._dispatch(runner)
+            if "seed" in client.snapshot().refused_parameters:
+                self._note(
+                    "The model's endpoint does not accept a seed: running this again gives other samples."
+                )
+            return stop
+
+    async def _open_model(self, stack: AsyncExitStack) -> ModelClient:
+        """Open the model and, unless the options say otherwise, check that it answers."""
+        from osmosis_ai.llm.client import ModelClient
+
+        run = self._run
+        doing = "checking" if run.options.preflight else "opening"
+        self._hooks.stage(f"{doing} the model {run.spec.experiment.model_path}")
+        variables = {**run.environ, **run.spec.env, **run.secret_values}
+        endpoint = await stack.enter_async_context(run.open_model(variables, self._halt_for_fault))
+        if endpoint.api_key:
+            run.redact.add([endpoint.api_key])
+        ceiling = max(_MODEL_CALLS_CEILING, run.options.max_in_flight or run.spec.evaluation.batch_size or 0)
+        client = await stack.enter_async_context(ModelClient(endpoint, max_connections=ceiling))
+        if run.options.preflight:
+            await client.preflight()
+            base_url = (endpoint.base_url or "").partition("?")[0] or None
+            self._log.write(
+                "preflight", "the model answers", model_path=endpoint.model_path, base_url=base_url
+            )
+        return client
+
+    async def _dispatch(self, runner: RolloutRunner) -> Stop | None:
+        count, limit = self._table.open_count, self._limit(runner.capacity)
+        self._log.write("schedule", "dispatching", pending=count, in_flight=limit)
+        self._hooks.stage(f"running {count} {'rollout' if count == 1 else 'rollouts'}, {limit} at once")
+        self._dispatcher = runner.dispatcher(
+            self._pending_attempts(),
+            self,
+            limit=limit,
+            gate=lambda: self._spending.exhausted(lambda: self._spent_in_flight(runner)),
+        )
+        if self._is_interrupted:
+            return INTERRUPTED
+        await asyncio.to_thread(self._conversations.copy_left)
+        self._conversations.start()
+        try:
+            stop = await runner.run(self._dispatcher, tally=self._tally)
+        finally:
+            self._dispatched = runner.dispatched
+        if stop is not None:
+            await runner.wait_until_cancelled_ended(self._hooks.stage)
+        patience_s = _LAST_COPIES_WAIT_S if stop is None or stop.kind == "budget" else 0.0
+        await asyncio.to_thread(self._conversations.stop, patience_s=patience_s)
+        return stop
+
+    def _limit(self, capacity: int | None) -> int:
+        """Return how many rollouts run at once."""
+        run, asked = self._run, self._run.options.max_in_flight
+        limit = choose_limit(
+            max_in_flight=asked, batch_size=run.spec.evaluation.batch_size, capacity=capacity
+        )
+        if (asked or 0) > limit:
+            takes = "servers take" if run.servers > 1 else "server takes"
+            self._hooks.note(
+                f"The rollout's {takes} {limit} rollouts at once; '--max-in-flight' cannot raise that."
+            )
+        return min(limit, self._table.open_count)
+
+    def _pending_attempts(self) -> Iterator[Attempt]:
+        """Yield what is still open, by row, then by attempt; a row is read when its turn comes."""
+        run, table = self._run, self._table
+        for row_index, row in run.dataset.rows(run.selection):
+            if table.row_is_open(row_index):
+                digest = row_digest(row)
+                for run_index in range(table.n):
+                    if table.is_open(row_index, run_index):
+                        seeds = attempt_seeds(run.options.seed, row.source_row_index, run_index)
+                        yield Attempt(row, row_index, run_index, seeds, row_digest=digest)
+
+    def _spent_in_flight(self, runner: RolloutRunner) -> Spent:
+        """Return what the attempts in flight have used, at most a moment ago."""
+        now = time.monotonic()
+        if now - self._spent_at >= _RECOUNT_S:
+            used = list(runner.used_in_flight())
+            tokens, cost_usd = (
+                sum(each.total_tokens for each in used),
+                sum(each.cost_usd or 0.0 for each in used),
+            )
+            self._spent, self._spent_at = Spent(tokens, cost_usd), now
+        return self._spent
+
+    def _halt_for_fault(self, error: Exception) -> None:
+        if self._dispatcher is not None:
+            self._dispatcher.halt(Stop("fault", str(error), error))
+
+    def _note(self, message: str) -> None:
+        self._log.write("run", message, level="WARNING")
+        self._hooks.note(message)
+
+    async def record(self, result: AttemptResult) -> None:
+        """Make a result durable, then count it."""
+        record = record_of(result, self._run.redact, previews=self._run.options.previews)
+        # Before anything is awaited: the next attempt may start now, and asks what has been spent.
+        self._spending.add_record(record)
+        row_index, run_index = record.row_index, record.run_index
+        if self._table.offset(row_index, run_index) >= 0:
+            # The copies of the older result go first.
+            await asyncio.to_thread(self._conversations.forget, row_index, run_index)
+        offset = await self._journal.append(record)
+        self._table.set_result(record, offset)
+        self._finished += 1
+        self._deaths.pop((result.attempt.row.source_row_index, run_index), None)
+        expects_trajectory = result.grader is not None and result.grader.sample is not None
+        self._conversations.submit(
+            row_index, run_index, record.rollout_id, expects_trajectory=expects_trajectory
+        )
+        self._log.write(
+            "result",
+            record.status if record.error is None else f"{record.status}: {record.error}",
+            level="WARNING" if record.status == "failed" else "INFO",
+            row_index=row_index,
+            run_index=run_index,
+            rollout_id=record.rollout_id,
+            reward=record.reward,
+            tokens=record.tokens,
+            duration_ms=record.duration_ms,
+            error_type=record.error_type,
+            boundary=record.boundary,
+        )
+        self._hooks.recorded(record)
+
+    def lost(self, attempt: Attempt, loss: AttemptLostError) -> None:
+        """Log a lost attempt, which runs again unless it was lost too often."""
+        if loss.death is not None:
+            self._deaths[attempt.row.source_row_index, attempt.run_index] += 1
+        self._log.write(
+            "dispatch",
+            f"attempt lost: {loss}",
+            level="WARNING",
+            row_index=attempt.row_index,
+            run_index=attempt.run_index,
+            losses=attempt.losses,
+        )
+        if attempt.losses > MAX_LOSSES:
+            raise self._lost_too_often(attempt, loss)
+
+    def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:
+        """Count what an attempt without a result has cost."""
+        tokens = 0 if usage.uncounted else usage.total_tokens
+        self._spending.add(calls=usage.calls, tokens=tokens, cost_usd=usage.cost_usd)
+
+    def _lost_too_often(self, attempt: Attempt, loss: AttemptLostError) -> LostTooOftenError:
+        source_row = attempt.row.source_row_index
+        if loss.death is None:
+            return LostTooOftenError(
+                f"Row {source_row} (attempt {attempt.run_index + 1}) was lost {attempt.losses} times, "
+                f"the last time because {loss}.",
+                details={"source_row_index": source_row, "run_index": attempt.run_index},
+                hint="finished results are kept; the rest is still pending",
+            )
+        # Any of the rows that ran each time may be the cause; the others were lost with it.
+        often = self._deaths[source_row, attempt.run_index] - 1
+        rows = sorted({row for (row, _), deaths in self._deaths.items() if deaths >= often})
+        shown = ", ".join(map(str, rows[:_SHOWN_ROWS])) + (", …" if len(rows) > _SHOWN_ROWS else "")
+        at_work = f"row {shown} was" if len(rows) == 1 else f"rows {shown} were"
+        cause = (
+            f"see what row {shown} makes the agent do" if len(rows) == 1 else "one of these rows causes it"
+        )
+        return LostTooOftenError(
+            f"The rollout's server died {attempt.losses} times while {at_work} running. "
+            f"The last time: {loss.death.message}",
+            details={"source_rows": rows, **loss.death.details},
+            hint=f"{cause}: try it alone with '--rows {rows[0]}'. Finished results are kept",
+        )
+
     @contextlib.asynccontextmanager
-    async def _reporting(self, execution: Execution) -> AsyncIterator[None]:
+    async def _reporting(self) -> AsyncIterator[None]:
         over = asyncio.Event()
-        reporter = asyncio.create_task(self._report(execution, over))
+        reporter = asyncio.create_task(self._report(over))
         try:
             yield
         finally:
-            # Not cancelled: a snapshot still being written would land on top of the final one.
+            # Not cancelled: a snapshot still being written would overwrite the final one.
             over.set()
             await asyncio.gather(reporter, return_exceptions=True)
 
-    async def _report(self, execution: Execution, over: asyncio.Event) -> None:
+    async def _report(self, over: asyncio.Event) -> None:
         """Show progress often, the last time once all is ``over``, and write snapshots now and then."""
-        started = snapshot_at = time.monotonic()
-        snapshot_at += _SNAPSHOT_S
+        started = time.monotonic()
+        snapshot_at = started + _SNAPSHOT_S
         while True:
-            last = over.is_set()
-            now = time.monotonic()
-            self._hooks.progress(self._state.progress(in_flight=execution.in_flight, elapsed_s=now - started))
+            last, now = over.is_set(), time.monotonic()
+            self._hooks.progress(self._progress(now - started))
             if last:
                 return
             if now >= snapshot_at:
-                with contextlib.suppress(OSError):  # a full disk is the journal's to report
+                with contextlib.suppress(OSError):  # the journal reports a full disk
                     await asyncio.to_thread(self._write_snapshots, "running")
                 took_s = time.monotonic() - now
                 snapshot_at = time.monotonic() + max(_SNAPSHOT_S, took_s / _SNAPSHOT_SHARE)
-            await self._checkpoints.keep_up(self._state.records, self._state.log)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(over.wait(), _PROGRESS_S)
 
-    def _write_snapshots(self, status: str) -> None:
-        job, state = self._job, self._state
+    def _progress(self, elapsed_s: float) -> ProgressSnapshot:
+        table, spending = self._table, self._spending
+        rewards = table.rewards
+        return ProgressSnapshot(
+            completed=len(table) - table.open_count,
+            total=len(table),
+            passed=int((rewards >= self._run.spec.evaluation.pass_threshold).sum()),
+            failed=table.count("failed"),
+            skipped=table.count("skipped"),
+            scored=rewards.size,
+            reward_mean=float(rewards.mean()) if rewards.size else None,
+            tokens=spending.tokens,
+            cost_usd=spending.cost_usd if spending.cost_known else None,
+            in_flight=self._dispatcher.in_flight if self._dispatcher is not None else 0,
+            elapsed_s=elapsed_s,
+            finished=self._finished,
+        )
+
+    def _metrics(self, table: AttemptTable) -> RunMetrics:
+        metrics = compute_metrics(
+            table,
+            pass_threshold=self._run.spec.evaluation.pass_threshold,
+            reward_range=self._run.manifest.reward_range,
+        )
+        limited, called = self._tally.limited_by(), metrics.estimates.latency.model_call_mean_ms is not None
+        if limited is not None and limited.most == "provider" and not called:
+            limited = None  # a model that was never called limits nothing
+        estimates = metrics.estimates.model_copy(update={"limited_by": limited})
+        return metrics.model_copy(update={"estimates": estimates})
+
+    def _write_snapshots(self, status: str) -> RunMetrics:
+        run, directory = self._run, self._directory
         progress = {
-            "total_runs": len(job.selection) * job.spec.evaluation.n,
-            "sampled_rows": len(job.selection),
-            "total_dataset_rows": job.selection.total_rows,
+            "total_runs": len(run.selection) * run.spec.evaluation.n,
+            "sampled_rows": len(run.selection),
+            "total_dataset_rows": run.selection.total_rows,
         }
-        shown, index = (state.records, state.projector.copied), None
-        # The index has what a session starts with, except what a killed session did not write; that can wait.
-        if status != "running" or shown != self._indexed or not job.directory.index.exists():
-            index = job.directory.index_entries(
-                state.ledger,
-                resumed_before=self._resumed_before,
-                has_trajectory=state.projector.has_trajectory,
+        shown, index = (self._finished, self._conversations.copied), None
+        table = self._table.snapshot()
+        # The index exists when a session starts, except for what a killed session did not write; that can wait.
+        if status != "running" or shown != self._indexed or not directory.index.exists():
+            index = directory.index_entries(
+                table, resumed_before=self._resumed_before, has_trajectory=self._conversations.has_trajectory
             )
-        duration_ms = round(state.spending.elapsed_s * 1000)
         described = describe_run(
-            job.spec, self._manifest, job.selection.drawn, status=status, duration_ms=duration_ms
+            run.spec,
+            run.manifest,
+            run.selection.drawn,
+            status=status,
+            duration_ms=round(self._spending.elapsed_s * 1000),
         )
-        # While results come in, the journal has some that are not counted yet.
-        counted = None if status == "running" else job.directory.events.stat().st_size
-        job.directory.write_results(
-            described, state.summary(), journal_bytes=counted, progress=progress, index=index
-        )
+        # While results arrive, the journal has some that are not counted yet.
+        counted = None if status == "running" else directory.events.stat().st_size
+        metrics = self._metrics(table)
+        directory.write_results(described, metrics, journal_bytes=counted, progress=progress, index=index)
         if index is not None:
             self._indexed = shown
+        return metrics
 
-    async def _finalize(self, stop: Stop | None, execution: Execution | None) -> RunSummary:
-        state, directory = self._state, self._job.directory
-        await asyncio.to_thread(state.projector.stop, patience_s=0.0)
-        await asyncio.to_thread(state.projector.copy_missing)
-        await self._checkpoints.keep_up(state.records, state.log)
+    async def _finalize(self, stop: Stop | None) -> RunSummary:
+        table, directory = self._table, self._directory
+        await asyncio.to_thread(self._conversations.stop, patience_s=0.0)
+        await asyncio.to_thread(self._conversations.copy_missing)
         with contextlib.suppress(OSError):
-            redact_server_logs(directory.server_log, self._redact)
-        complete = stop is None and state.ledger.open_count == 0
+            redact_server_logs(directory.server_log, self._run.redact)
+        complete = stop is None and table.open_count == 0
         try:
-            await asyncio.to_thread(self._write_snapshots, "finished" if complete else "incomplete")
+            metrics = await asyncio.to_thread(self._write_snapshots, "finished" if complete else "incomplete")
         except OSError as error:
             if stop is None:
                 raise OsmosisError(
-                    f"the results are safe in `{directory.events}`, but the tables could not be written: {error}.",
+                    f"The results are safe in '{directory.events}', but the tables could not be written: {error}.",
                     hint="free some space, then start the run again: no result is lost",
                 ) from error
-            state.log.write("run", f"could not write the snapshots: {error}", level="ERROR")
-        dispatched = execution.dispatched if execution is not None else 0
-        state.log.write("run", "session ends", complete=complete, dispatched=dispatched)
+            self._log.write("run", f"could not write the snapshots: {error}", level="ERROR")
+            metrics = self._metrics(table)
+        self._log.write("run", "session ends", complete=complete, dispatched=self._dispatched)
         return RunSummary(
             run_dir=directory.path,
-            local_run_id=self._manifest.local_run_id,
+            local_run_id=self._run.manifest.local_run_id,
             run_name=directory.path.name,
-            total_work_items=len(state.ledger),
-            dispatched=dispatched,
-            succeeded=state.ledger.count("success"),
-            failed=state.ledger.count("failed"),
-            skipped=state.ledger.count("skipped"),
-            pending=state.ledger.open_count,
+            total_work_items=len(table),
+            dispatched=self._dispatched,
+            succeeded=table.count("success"),
+            failed=table.count("failed"),
+            skipped=table.count("skipped"),
+            pending=table.open_count,
             resumed=self._resumed,
             stop=stop,
-            duration_ms=round(state.spending.elapsed_s * 1000),
-            metrics=state.summary(),
-            failures=first_failures(directory, state.ledger),
-            rows=self._job.selection.drawn,
+            duration_ms=round(self._spending.elapsed_s * 1000),
+            metrics=metrics,
+            failures=first_failures(directory, table),
+            rows=self._run.selection.drawn,
         )

@@ -100,9 +100,19 @@ class DatasetInput:
 
     def rows(self, selection: Selection) -> Iterator[tuple[int, DatasetRow]]:
         """Yield (row_index, row) of the selected rows, reading no further than the last of them."""
-        from osmosis_ai.evaluation.pending import selected_rows
+        from osmosis_ai.datasets import iter_rows
 
-        return selected_rows(self.path, selection)
+        wanted = iter(enumerate(selection.indices))
+        target = next(wanted, None)
+        if target is None:
+            return
+        for row in iter_rows(self.path):
+            if row.source_row_index == target[1]:
+                yield target[0], row
+                target = next(wanted, None)
+                if target is None:
+                    return
+        raise OsmosisError(f"'{self.path}' no longer has row {target[1]}: the file was changed.")
 
 
 def keeps_previews(advanced: Mapping[str, Any] | None) -> bool:

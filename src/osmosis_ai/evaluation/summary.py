@@ -15,9 +15,9 @@ from osmosis_ai.evaluation.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from osmosis_ai.datasets.selection import RowsDrawn
-    from osmosis_ai.evaluation.ledger import Ledger
     from osmosis_ai.evaluation.manifest import Manifest
     from osmosis_ai.evaluation.metrics import RunMetrics
+    from osmosis_ai.evaluation.results import AttemptTable
     from osmosis_ai.evaluation.spec import EvalRunSpec
 
 # Enough to see what goes wrong; the journal has them all.
@@ -82,13 +82,13 @@ class RunSummary:
         return self.stop is None and self.pending == 0
 
 
-def first_failures(directory: RunDirectory, ledger: Ledger) -> tuple[FailedRow, ...]:
+def first_failures(directory: RunDirectory, table: AttemptTable) -> tuple[FailedRow, ...]:
     """Return the first :data:`MAX_FAILURES` failed attempts, by row and attempt."""
-    if not ledger.count("failed"):
+    if not table.count("failed"):
         return ()
     found: list[FailedRow] = []
     with JournalReader(directory.events) as journal:
-        for _, _, offset in ledger.recorded("failed"):
+        for _, _, offset in table.recorded("failed"):
             record = journal.record(offset)
             if record is not None:
                 found.append(FailedRow(record, directory.trial(record.rollout_id)))

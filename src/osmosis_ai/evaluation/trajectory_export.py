@@ -30,7 +30,7 @@ import orjson
 
 from osmosis_ai.evaluation.artifact_copies import ArtifactsLeftOut, LeftOutLines, copy_artifacts, remove
 from osmosis_ai.evaluation.journal import JournalReader
-from osmosis_ai.evaluation.ledger import Ledger
+from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE, RunDirectory
 from osmosis_ai.evaluation.run_files import ARTIFACTS
 from osmosis_ai.evaluation.run_log import RunLog
@@ -80,13 +80,13 @@ class _Named(NamedTuple):
 class Projector:
     """Makes the copies: in a few threads while the run goes on, the rest at its end."""
 
-    def __init__(self, directory: RunDirectory, ledger: Ledger, log: RunLog, redactor: Redactor) -> None:
+    def __init__(self, directory: RunDirectory, table: AttemptTable, log: RunLog, redactor: Redactor) -> None:
         self._directory = directory
         self._redactor = redactor
-        self._ledger = ledger
+        self._table = table
         self._log = log
-        self._has_trajectory = bytearray(ledger.rows * ledger.n)
-        self._has_artifacts = bytearray(ledger.rows * ledger.n)
+        self._has_trajectory = bytearray(table.rows * table.n)
+        self._has_artifacts = bytearray(table.rows * table.n)
         self._named: dict[int, _Named] = {}
         self._left_out = LeftOutLines(log)
         self._heap: list[_Copy] = []
@@ -106,7 +106,7 @@ class Projector:
 
     def has_trajectory(self, row_index: int, run_index: int) -> bool:
         """Tell whether the item's trajectory has been copied."""
-        return self._has_trajectory[row_index * self._ledger.n + run_index] == 1
+        return self._has_trajectory[row_index * self._table.n + run_index] == 1
 
     @property
     def copied(self) -> int:
@@ -130,7 +130,7 @@ class Projector:
         name = item_name(row_index, run_index)
         (self._directory.trajectories / f"{name}.json").unlink(missing_ok=True)
         shutil.rmtree(self._directory.artifacts / name, ignore_errors=True)
-        item = row_index * self._ledger.n + run_index
+        item = row_index * self._table.n + run_index
         self._has_trajectory[item] = self._has_artifacts[item] = 0
         self._named.pop(item, None)
 
@@ -159,7 +159,7 @@ class Projector:
     def _copy_named(self) -> None:
         """Copy what servers that were only slow have named themselves, after it was named for them."""
         for item, named in self._named.items():
-            target = self._directory.trajectories / f"{item_name(*divmod(item, self._ledger.n))}.json"
+            target = self._directory.trajectories / f"{item_name(*divmod(item, self._table.n))}.json"
             # What can not be copied is no reason to lose the copy that there is.
             with (
                 contextlib.suppress(OSError, ValueError),
@@ -172,8 +172,8 @@ class Projector:
     def _copy_missing(self, most: int | None = None) -> None:
         lacking = [
             (offset, row_index, run_index)
-            for row_index, run_index, offset in self._ledger.recorded()
-            if not self._is_copied(row_index * self._ledger.n + run_index)
+            for row_index, run_index, offset in self._table.recorded()
+            if not self._is_copied(row_index * self._table.n + run_index)
         ]
         if not lacking:
             return
@@ -204,8 +204,8 @@ class Projector:
                         remove(Path(entry.path))
                     continue
                 row_index, run_index = int(match[1]), int(match[2])
-                if self._ledger.holds(row_index, run_index):
-                    found[row_index * self._ledger.n + run_index] = 1
+                if self._table.holds(row_index, run_index):
+                    found[row_index * self._table.n + run_index] = 1
         # A trajectory is copied last: there is nothing left to be copied of what has one.
         self._has_artifacts[:] = map(operator.or_, self._has_artifacts, self._has_trajectory)
 
@@ -240,7 +240,7 @@ class Projector:
         self, row_index: int, run_index: int, rollout_id: str, *, is_late: bool, last: bool
     ) -> bool:
         """Copy what is there; return whether nothing is left to wait for."""
-        item = row_index * self._ledger.n + run_index
+        item = row_index * self._table.n + run_index
         name = item_name(row_index, run_index)
         try:
             with _open_trial(self._directory.trial(rollout_id)) as trial:

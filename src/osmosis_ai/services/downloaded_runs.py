@@ -22,7 +22,6 @@ import orjson
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
 from osmosis_ai.evaluation.export import ExportedRun, read_run
-from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.metrics_models import Estimates
@@ -352,7 +351,6 @@ def _counted(written: Mapping[str, Any]) -> int | None:
 def _write_journal(run: ExportedRun, target: Path) -> _ListedSamples:
     """Write the known results as a journal."""
     samples = rows = attempts = unread = 0
-    previous = BEFORE_THE_FIRST
 
     def count() -> None:
         nonlocal unread
@@ -361,8 +359,7 @@ def _write_journal(run: ExportedRun, target: Path) -> _ListedSamples:
     with target.open("wb") as lines:
         for known in run.listed(left_out=count):
             record = TerminalRecord(**{"duration_ms": 0, **known})
-            line, previous = sealed(record.to_line(), previous)
-            lines.write(line)
+            lines.write(record.to_line())
             rows, attempts = max(rows, record.row_index + 1), max(attempts, record.run_index + 1)
             samples += 1
     return _ListedSamples(samples, rows, attempts, unread)

@@ -8,7 +8,7 @@ from datetime import datetime, time
 from typing import TypeVar, get_args
 from urllib.parse import parse_qs, urlencode
 
-from osmosis_ai.controller.attempt import Boundary
+from osmosis_ai.controller.outcomes import Boundary
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.llm.finish_reasons import FLAGGED

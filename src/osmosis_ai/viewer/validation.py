@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
+
+import msgspec
 
 from osmosis_ai.evaluation.attempt_files import no_sample
 from osmosis_ai.evaluation.record import TerminalRecord
@@ -28,7 +29,7 @@ def validated_record(samples: ValidationSamples | None, run: str, row: int, atte
 
 def known_of(record: TerminalRecord) -> dict[str, Any]:
     """Return what a journal's record says, by its names."""
-    return {name: value for name, value in asdict(record).items() if value is not None}
+    return {name: value for name, value in msgspec.structs.asdict(record).items() if value is not None}
 
 
 def validated_entry(record: TerminalRecord, pass_threshold: float) -> SampleEntry:

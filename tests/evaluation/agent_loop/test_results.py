@@ -117,10 +117,10 @@ def test_rows_that_are_copies_count_as_one_row_in_an_interval() -> None:
     assert estimate is not None and (estimate.n, estimate.clusters) == (8, 4)
 
 
-def test_the_latest_record_of_a_run_counts_and_what_is_no_part_of_the_run_does_not(tmp_path: Path) -> None:
+def test_the_latest_record_of_a_run_counts(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     assert list(RecordedRuns(directory, settings(1, 2))) == []
-    lines = [record(0, 1), record(0, 0, "failed"), record(3, 0), record(0, 0, scores={"a:fn": 1.0})]
+    lines = [record(0, 1), record(0, 0, "failed"), record(0, 0, scores={"a:fn": 1.0})]
     directory.events.write_bytes(journal_of(lines))
     runs = RecordedRuns(directory, settings(1, 2))
     for _ in range(2):

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from osmosis_ai.evaluation.comparison.run_samples import SAMPLE_FIELDS, ComparedInputs, RunSamples
-from osmosis_ai.evaluation.journal_chain import sealed
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord
 
@@ -90,15 +90,14 @@ def write_journalled_run(
     Manifest.new(name or directory.name, written, provenance or {}, grader_digest=grader_digest).write(
         directory / "manifest.json"
     )
-    last, lines = b"", []
+    lines = []
     for row, attempts in enumerate(rewards):
         for attempt, reward in enumerate(attempts):
-            record = replace(
+            record = msgspec.structs.replace(
                 _record(row, attempt, reward, digests),
                 finish_reasons=(finish_reasons or {}).get((row, attempt)),
             )
-            line, last = sealed(record.to_line(), last)
-            lines.append(line)
+            lines.append(record.to_line())
     (directory / "events.jsonl").write_bytes(b"".join(lines))
     return directory
 

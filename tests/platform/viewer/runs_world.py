@@ -12,7 +12,6 @@ from typing import Any
 
 from sqlalchemy import event, insert, select
 
-from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.engine import Database
@@ -127,11 +126,7 @@ def add_file(services: PlatformServices, run: DbRun, path: str, content: bytes) 
 
 def keep_journal(services: PlatformServices, run: DbRun, *records: TerminalRecord) -> None:
     """Store the journal of a run; where it has judges, the run's own numbers say so."""
-    lines, last = [], BEFORE_THE_FIRST
-    for each in records:
-        line, last = sealed(each.to_line(), last)
-        lines.append(line)
-    key = pack_journal(lines, run.id, services.blobs, Redactor())
+    key = pack_journal((each.to_line() for each in records), run.id, services.blobs, Redactor())
     with services.db.transaction() as session:
         row = session.get_one(DbRun, run.id)
         row.journal_blob = key

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from osmosis_ai.config.training import TrainingSettings
-from osmosis_ai.controller.attempt import Verdict
+from osmosis_ai.controller.outcomes import Verdict
 from osmosis_ai.datasets import DatasetRow, row_digest
 from osmosis_ai.training.engines.recording import RecordedRollout
 from osmosis_ai.training.objective.advantages import group_advantages

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.controller.attempt import Verdict
+from osmosis_ai.controller.outcomes import Verdict
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.training.runs.loop_state import (
     REFUSED_STEPS_END,

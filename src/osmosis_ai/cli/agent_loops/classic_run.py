@@ -12,9 +12,8 @@ from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import Block, Cell, Column, Row, Styled, Table
 from osmosis_ai.cli.runs.view import evaluation_note
 from osmosis_ai.evaluation.agent_loop.results import ClassicSettings, run_scores
-from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
+from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks, RunPlan
 from osmosis_ai.evaluation.record import TerminalRecord
-from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:

@@ -34,10 +34,9 @@ from osmosis_ai.cli.runs.view import RunStanding, RunView, evaluation_note
 from osmosis_ai.cli.startup import current_env_file, environment_with_file
 from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
 from osmosis_ai.evaluation.headline import Headline, spread_words
-from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
+from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks, RunPlan
 from osmosis_ai.evaluation.result_words import amount, number_lines, sample_counts
 from osmosis_ai.evaluation.run_log import LogEvent
-from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.evaluation.secret_values import find_secret_values
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.services.downloaded_runs import fetching, is_download, is_downloaded_run

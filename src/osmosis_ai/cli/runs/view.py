@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from osmosis_ai.api.wire.base import LogEntry
     from osmosis_ai.api.wire.runs import SubmittedRun
     from osmosis_ai.cli.output.progress import Progress
-    from osmosis_ai.evaluation.run_state import ProgressSnapshot
+    from osmosis_ai.evaluation.hooks import ProgressSnapshot
     from osmosis_ai.rubric.session import SessionSnapshot
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.listing import Listing

@@ -17,10 +17,9 @@ from typing import Any
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.agent_loop.score_summary import EvalEvalSummary, summarize_scores
-from osmosis_ai.evaluation.journal import JournalReader, replay
-from osmosis_ai.evaluation.ledger import Ledger
+from osmosis_ai.evaluation.journal import JournalReader, load_results
 from osmosis_ai.evaluation.record import TerminalRecord
-from osmosis_ai.evaluation.row_copies import RowCopies
+from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.files import replacing_or_streaming, require_writable
 from osmosis_ai.rollout.loop.eval_functions import AGENT_SCORE
@@ -80,17 +79,14 @@ class RecordedRuns:
 
     def __init__(self, directory: RunDirectory, settings: ClassicSettings) -> None:
         self._directory = directory
-        self._ledger = Ledger(settings.rows, settings.n)
-        if directory.events.exists():
-            for offset, _, record in replay(directory.events):
-                if self._ledger.holds(record.row_index, record.run_index):
-                    self._ledger.settle(record.row_index, record.run_index, record.status, offset)
+        self._table = AttemptTable(settings.rows, settings.n)
+        load_results(directory.events, self._table)
 
     def __iter__(self) -> Iterator[TerminalRecord]:
         if not self._directory.events.exists():
             return
         with JournalReader(self._directory.events) as journal:
-            for _, _, offset in self._ledger.recorded():
+            for _, _, offset in self._table.recorded():
                 record = journal.record(offset)
                 if record is not None:
                     yield record
@@ -99,7 +95,7 @@ class RecordedRuns:
 def summarize_runs(records: Iterable[TerminalRecord], settings: ClassicSettings) -> ClassicResults:
     """Return the numbers of recorded runs, which come by row and run."""
     scores: dict[str, list[list[float | None]]] = {name: [] for name in (*settings.eval_fns, AGENT_SCORE)}
-    copies = RowCopies(settings.rows)
+    table = AttemptTable(settings.rows, settings.n)
     runs = succeeded = tokens = uncounted = 0
     costs: list[float] = []
     row_indices: list[int] = []
@@ -115,11 +111,11 @@ def summarize_runs(records: Iterable[TerminalRecord], settings: ClassicSettings)
             if record.cost_usd is not None:
                 costs.append(record.cost_usd)
             if record.row_digest:
-                copies.note(row_index, record.row_digest)
+                table.set_row_digest(row_index, record.row_digest)
             given = run_scores(record)
             for name, rows in scores.items():
                 rows[-1].append(given.get(name))
-    clusters = copies.clusters()
+    clusters = table.clusters()
     functions = {
         name: summarize_scores(
             rows,

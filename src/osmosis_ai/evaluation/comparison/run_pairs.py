@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from osmosis_ai.config.decisions import LARGEST_REWARD
-from osmosis_ai.controller.attempt import STATUSES
+from osmosis_ai.controller.outcomes import STATUSES
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:

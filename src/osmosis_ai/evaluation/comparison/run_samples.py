@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from osmosis_ai.controller.attempt import STATUSES
+from osmosis_ai.controller.outcomes import STATUSES
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.comparison.numbers import number_data
 from osmosis_ai.evaluation.statistics import estimate_rate, estimate_reward, fitting_range

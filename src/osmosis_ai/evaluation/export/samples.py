@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import orjson
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
@@ -19,13 +20,13 @@ from osmosis_ai.evaluation.conversation import Message, answer_of, as_messages, 
 from osmosis_ai.evaluation.journal import JournalCorruptionError, JournalReader, replay
 from osmosis_ai.evaluation.local_results import LocalResults, read_local_results
 from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.evaluation.record import TerminalRecord, check_field
+from osmosis_ai.evaluation.record import FIELDS, check_field
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.trajectory_export import item_name, read_regular_file
 from osmosis_ai.files import open_regular
 from osmosis_ai.rollout.grader_notes import read_grader_notes
 
-_FIELDS = frozenset(each.name for each in fields(TerminalRecord))
+_FIELDS = frozenset(each.name for each in FIELDS)
 
 Progress = Literal["running", "incomplete", "finished"]
 
@@ -105,10 +106,10 @@ class ExportedRun:
         if not events.exists():
             return
         with JournalReader(events) as journal:
-            for _, run_index, offset in local.ledger.recorded():
+            for _, run_index, offset in local.table.recorded():
                 record = journal.record(offset)
                 if record is not None:
-                    yield _sample(asdict(record), run_index)
+                    yield _sample(msgspec.structs.asdict(record), run_index)
 
 
 class _DownloadedJournal(ExitStack):
@@ -134,7 +135,7 @@ class _DownloadedJournal(ExitStack):
         """Return what is recorded of an attempt's newest result; nothing where it is not there."""
         offset = self._newest.get((row, run))
         record = self._reader.record(offset) if offset is not None else None
-        found = asdict(record) if record is not None else {}
+        found = msgspec.structs.asdict(record) if record is not None else {}
         return {name: value for name, value in found.items() if value is not None}
 
 

@@ -16,7 +16,7 @@ from osmosis_ai.platform.runs.submit.eval_request import effective_eval_settings
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.run_state import ProgressSnapshot
+    from osmosis_ai.evaluation.hooks import ProgressSnapshot
     from osmosis_ai.platform.runs.read.run_store import ListedRun
 
 

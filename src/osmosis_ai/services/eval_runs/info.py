@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from osmosis_ai.api.wire.runs import SubmittedRun
     from osmosis_ai.datasets.selection import RowsDrawn
     from osmosis_ai.evaluation.headline import Headline
+    from osmosis_ai.evaluation.hooks import ProgressSnapshot
     from osmosis_ai.evaluation.manifest import Manifest
     from osmosis_ai.evaluation.metrics_models import Estimates
+    from osmosis_ai.evaluation.record import TerminalRecord
     from osmosis_ai.evaluation.run_directory import RunDirectory
-    from osmosis_ai.evaluation.run_state import ProgressSnapshot
     from osmosis_ai.services.listing import Listing
 
 
@@ -474,14 +475,14 @@ class RunWatcher:
     """Polls a run's directory, reading each byte of the journal once."""
 
     def __init__(self, run_dir: Path) -> None:
-        from osmosis_ai.evaluation.ledger import Ledger
         from osmosis_ai.evaluation.local_results import pass_threshold_of
         from osmosis_ai.evaluation.manifest import Manifest
+        from osmosis_ai.evaluation.results import AttemptTable
         from osmosis_ai.evaluation.run_directory import RunDirectory
 
         self._directory: RunDirectory = RunDirectory(run_dir)
         self._manifest: Manifest = Manifest.load(self._directory.manifest)
-        self._ledger = Ledger(self._manifest.sampled_rows, self._manifest.inputs["n"])
+        self._table = AttemptTable(self._manifest.sampled_rows, self._manifest.inputs["n"])
         self._threshold = pass_threshold_of(self._directory)
         self._read = 0
         self._rewards: dict[str, float] = {"sum": 0.0, "scored": 0, "passed": 0}
@@ -503,7 +504,7 @@ class RunWatcher:
         if running:
             status: WatchedStatus = "running"
         else:
-            status = "incomplete" if self._ledger.unrecorded_count else "finished"
+            status = "incomplete" if self._table.unrecorded_count else "finished"
         return WatchedRun(
             run_name=self._directory.path.name,
             run_dir=self._directory.path,
@@ -514,37 +515,28 @@ class RunWatcher:
         )
 
     def _read_journal(self) -> None:
-        from osmosis_ai.evaluation.journal import replay
+        from osmosis_ai.evaluation.journal import load_results
 
-        events = self._directory.events
-        if not events.exists():
-            return
-        for offset, end, record in replay(events, self._read):
-            self._read = end
-            if not self._ledger.holds(record.row_index, record.run_index):
-                continue
-            self._ledger.settle(record.row_index, record.run_index, record.status, offset)
-            self._finished += 1
-            self._tokens += record.tokens or 0
-            if record.cost_usd is not None:
-                self._cost_usd = (self._cost_usd or 0.0) + record.cost_usd
-            if record.status == "success" and record.reward is not None:
-                self._rewards["scored"] += 1
-                self._rewards["sum"] += record.reward
-                self._rewards["passed"] += record.reward >= self._threshold
+        self._read = load_results(self._directory.events, self._table, start=self._read, each=self._count)
+
+    def _count(self, record: TerminalRecord) -> None:
+        self._finished += 1
+        self._tokens += record.tokens or 0
+        if record.cost_usd is not None:
+            self._cost_usd = (self._cost_usd or 0.0) + record.cost_usd
 
     def _progress(self) -> ProgressSnapshot:
-        from osmosis_ai.evaluation.run_state import ProgressSnapshot
+        from osmosis_ai.evaluation.hooks import ProgressSnapshot
 
-        scored = int(self._rewards["scored"])
+        rewards = self._table.rewards
         return ProgressSnapshot(
-            completed=len(self._ledger) - self._ledger.unrecorded_count,
-            total=len(self._ledger),
-            passed=int(self._rewards["passed"]),
-            failed=self._ledger.count("failed"),
-            skipped=self._ledger.count("skipped"),
-            scored=scored,
-            reward_mean=self._rewards["sum"] / scored if scored else None,
+            completed=len(self._table) - self._table.unrecorded_count,
+            total=len(self._table),
+            passed=int((rewards >= self._threshold).sum()),
+            failed=self._table.count("failed"),
+            skipped=self._table.count("skipped"),
+            scored=rewards.size,
+            reward_mean=float(rewards.mean()) if rewards.size else None,
             tokens=self._tokens,
             cost_usd=self._cost_usd,
             in_flight=None,
@@ -614,7 +606,7 @@ class EvaluationLook:
         return SeenEvaluation(detail, self._snapshot(detail))
 
     def _snapshot(self, detail: EvalRunDetail) -> ProgressSnapshot | None:
-        from osmosis_ai.evaluation.run_state import ProgressSnapshot
+        from osmosis_ai.evaluation.hooks import ProgressSnapshot
 
         progress, results = run_progress(detail.results, detail.config), detail.results
         if progress is None or results is None:

@@ -436,7 +436,7 @@ def _size_notes(config: EvalConfig, dataset_rows: int | None, most: int | None) 
 
 
 def _run_notes(run: RunSamples) -> list[str]:
-    from osmosis_ai.controller.attempt import STATUSES
+    from osmosis_ai.controller.outcomes import STATUSES
 
     imported = f"was imported ({run.imported})." if run.imported else None
     missing = int((run.samples["status"] != STATUSES.index("skipped")).sum() - run.scored.sum())

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from osmosis_ai.api.transfer import BlobClient
     from osmosis_ai.api.wire.eval_imports import EvalImportSession, EvalImportStart, ImportUpload
     from osmosis_ai.evaluation.index import IndexEntry
-    from osmosis_ai.evaluation.ledger import Ledger
     from osmosis_ai.evaluation.manifest import Manifest
+    from osmosis_ai.evaluation.results import AttemptTable
     from osmosis_ai.evaluation.run_directory import RunDirectory
 
 
@@ -178,14 +178,14 @@ def _entries(found: RunDirectory, manifest: Manifest) -> list[IndexEntry]:
     from osmosis_ai.evaluation.journal import JournalReader
 
     rows, n = manifest.sampled_rows, int(manifest.inputs["n"])
-    ledger = _ledger(found, rows, n)
-    if ledger.open_count:
-        left = f"{ledger.open_count} of {rows * n} samples are pending"
+    table = _table(found, rows, n)
+    if table.open_count:
+        left = f"{table.open_count} of {rows * n} samples are pending"
         raise _refused(f"the run `{manifest.run_name}` is not finished: {left}", "run it again to continue")
-    with _opened(found.index) as lines, JournalReader(found.events) as journal:
+    with _opened(found.index) as lines, JournalReader(found.events, without_crc=True) as journal:
         entries = read_index(lines, rows=rows, n=n)
         for entry in entries:
-            record = journal.record(ledger.offset(entry.row_index, entry.run_index))
+            record = journal.record(table.offset(entry.row_index, entry.run_index))
             told = (entry.rollout_id, entry.status, entry.reward, entry.tokens)
             if record is None or told != (record.rollout_id, record.status, record.reward, record.tokens):
                 where = f"row {entry.row_index}, attempt {entry.run_index + 1}"
@@ -193,20 +193,16 @@ def _entries(found: RunDirectory, manifest: Manifest) -> list[IndexEntry]:
     return entries
 
 
-def _ledger(found: RunDirectory, rows: int, n: int) -> Ledger:
-    from osmosis_ai.evaluation.journal import replay
-    from osmosis_ai.evaluation.journal_chain import Chain
-    from osmosis_ai.evaluation.ledger import Ledger
-    from osmosis_ai.evaluation.run_state import require_part_of_run
+def _table(found: RunDirectory, rows: int, n: int) -> AttemptTable:
+    from osmosis_ai.evaluation.journal import load_results
+    from osmosis_ai.evaluation.results import AttemptTable
 
-    ledger = Ledger(rows, n)
+    table = AttemptTable(rows, n)
     if not found.events.is_file():
         raise _refused(f"`{found.events}` is missing", "a downloaded run is already on its platform")
-    # The public SDK writes no digests.
-    for offset, _, record in replay(found.events, chain=Chain(without_digests=True)):
-        require_part_of_run(ledger, record, found.events)
-        ledger.settle(record.row_index, record.run_index, record.status, offset)
-    return ledger
+    # The public SDK writes no checksums.
+    load_results(found.events, table, without_crc=True)
+    return table
 
 
 def _secret_values(manifest: Manifest) -> dict[str, bytes]:

@@ -16,9 +16,9 @@ from osmosis_ai.controller.attempt import Attempt, AttemptResult, AttemptResults
 from osmosis_ai.evaluation.metrics import NO_REWARD
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.attempt import Verdict
     from osmosis_ai.controller.dispatcher import RolloutRunner
     from osmosis_ai.controller.model_proxy import RolloutUsage
+    from osmosis_ai.controller.outcomes import Verdict
     from osmosis_ai.rollout.types import GraderCompleteRequest
     from osmosis_ai.training.engines.recording import RecordedRollout
 

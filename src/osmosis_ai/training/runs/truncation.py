@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from osmosis_ai.controller.attempt import Verdict
+from osmosis_ai.controller.outcomes import Verdict
 from osmosis_ai.rollout.types.protocol import RolloutErrorCategory
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import orjson
 
 from osmosis_ai.errors import OsmosisError
@@ -38,7 +39,7 @@ class ValidationSamples:
         """Return the file: a line about the validation, then one a sample."""
         about = {"step": self.step, "total": self.total, "pass_threshold": self.pass_threshold}
         lines = [orjson.dumps(about, option=orjson.OPT_APPEND_NEWLINE)]
-        return b"".join([*lines, *(record.to_line() for record in self.records)])
+        return b"".join([*lines, *(msgspec.json.encode(record) + b"\n" for record in self.records)])
 
     @classmethod
     def from_bytes(cls, content: bytes) -> ValidationSamples:
@@ -49,7 +50,8 @@ class ValidationSamples:
             step, total, threshold = (about[name] for name in ("step", "total", "pass_threshold"))
             if type(step) is not int or type(total) is not int or type(threshold) not in (int, float):
                 raise ValueError("the first line is of something else")
-            return cls(step, total, threshold, [TerminalRecord.from_line(line) for line in lines[:MOST_KEPT]])
+            records = [TerminalRecord.from_line(line, without_crc=True) for line in lines[:MOST_KEPT]]
+            return cls(step, total, threshold, records)
         except (ValueError, LookupError, TypeError) as error:
             raise OsmosisError(f"the list of the newest validation's samples is damaged: {error}.") from None
 

@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import orjson
 
 from osmosis_ai.errors import OsmosisError, reason_of
-from osmosis_ai.evaluation.journal import JournalCorruptionError, JournalReader, parsed_lines
-from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, Chain
+from osmosis_ai.evaluation.journal import JournalCorruptionError, JournalReader, not_part_of_run, replay
 from osmosis_ai.evaluation.local_results import pass_threshold_of
 from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.evaluation.record_values import values_of
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.evaluation.run_state import not_part_of_run
 from osmosis_ai.files import open_regular
 from osmosis_ai.viewer.local.cache_file import CacheFile
 
@@ -173,13 +170,13 @@ class RunIndex:
         if file_state(self.directory.events) == self._unreadable:
             return None  # what could not be read is read again only when it may be another
         self._unreadable = None
-        last, size, changed = self._begin()
+        size, changed = self._begin()
         self.damage = None
         if self.read == size and self._is_indexed:
             return None
         try:
             # A run that has not begun, or whose journal is gone, has no samples.
-            if size and not self._take_lines(last, size, deadline):
+            if size and not self._take_lines(size, deadline):
                 return self.read / size
         finally:
             # Once for all that was read: copies of one row may be very many.
@@ -190,57 +187,52 @@ class RunIndex:
         self._unreadable = (size, changed) if self.read < size else None
         return None
 
-    def _take_lines(self, last: bytes, size: int, deadline: float) -> bool:
+    def _take_lines(self, size: int, deadline: float) -> bool:
         """Take over the journal's lines, up to what is damaged of them; tell whether there was time for all."""
-        chain, lines, end = Chain(last), list[_Line](), self.read
+        lines, end = list[_Line](), self.read
         try:
-            for offset, line, taken in parsed_lines(self.directory.events, self._taken, end, chain=chain):
-                lines.append((offset, *taken))
-                end, last = offset + len(line), chain.last
+            for offset, line_end, record in replay(self.directory.events, end):
+                lines.append((offset, *self._values(record)))
+                end = line_end
                 if len(lines) >= _BATCH:
-                    self._write(lines, end, last, size)
+                    self._write(lines, end, size)
                     lines = []
                     if time.monotonic() > deadline and end < size:
                         return False
         except JournalCorruptionError as error:
             self.damage = f"{error.message} What stands before that is shown."
         if lines:
-            self._write(lines, end, last, size)
+            self._write(lines, end, size)
         return True
 
-    def _taken(self, line: bytes) -> _Line:
-        """Return what the table has of a line, but for where it stands."""
-        (
-            row, run, duration, status, _, source_row, tokens, read, written, reward, latency, cost, category,
-            error_type, error, asked, answered, digest, boundary, finish,
-        ) = values_of(line)  # fmt: skip
-        if row >= self.rows or run >= self.n:
-            raise not_part_of_run(row, run, self.directory.events)
-        if tokens is None and read is not None and written is not None:
-            tokens = read + written
-        if reward is not None:  # orjson reads no number that is not finite
-            reward = float(reward) if status == "success" else None
+    def _values(self, record: TerminalRecord) -> _Line:
+        """Return the values of :data:`COLUMNS` except the offset."""
+        if record.row_index >= self.rows or record.run_index >= self.n:
+            raise not_part_of_run(record.row_index, record.run_index, self.directory.events)
+        tokens, prompt, completion = record.tokens, record.prompt_tokens, record.completion_tokens
+        if tokens is None and prompt is not None and completion is not None:
+            tokens = prompt + completion
+        finish = record.finish_reasons
         return (
-            row * self.n + run,
-            status,
-            source_row,
-            digest,
-            reward,
+            record.row_index * self.n + record.run_index,
+            record.status,
+            record.source_row_index,
+            record.row_digest,
+            record.reward if record.status == "success" else None,
             tokens,
-            duration,
-            # SQLite's whole numbers are smaller than JSON's.
-            latency and float(latency),
-            cost and float(cost),
+            record.duration_ms,
+            record.model_latency_ms,
+            record.cost_usd,
             orjson.dumps(finish).decode() if finish else None,
-            # Anybody may have written it: what a line of a table shows is short.
-            (boundary or "")[:_WORD],
-            (category or error_type or "")[:_WORD],
-            (error or "")[:_ERROR],
-            (asked or "")[:_TEXT],
-            (answered or "")[:_TEXT],
+            # Anyone may have written it: a cell of a table is short.
+            (record.boundary or "")[:_WORD],
+            (record.category or record.error_type or "")[:_WORD],
+            (record.error or "")[:_ERROR],
+            (record.input or "")[:_TEXT],
+            (record.output or "")[:_TEXT],
         )
 
-    def _begin(self) -> tuple[bytes, int, int]:
+    def _begin(self) -> tuple[int, int]:
         """Find where to read on, having dropped what is of another journal."""
         if (begun := self._known()) is not None:
             return begun
@@ -255,9 +247,9 @@ class RunIndex:
                 self.connection.execute(f"DROP INDEX IF EXISTS {name}")
         self._is_indexed = False
         self.read, self._seen = 0, {}
-        return BEFORE_THE_FIRST, *file_state(self.directory.events)
+        return file_state(self.directory.events)
 
-    def _known(self) -> tuple[bytes, int, int] | None:
+    def _known(self) -> tuple[int, int] | None:
         """Take over what the table has, as :meth:`_begin` returns it; None when it is not of this journal."""
         seen = self._told()
         # In this order: the journal grows, and another viewer may be ahead.
@@ -266,7 +258,7 @@ class RunIndex:
         if seen.get("identity") != self._identity or read > size or self._tail(read) != seen.get("tail"):
             return None
         self.read, self._seen = read, seen
-        return seen["last"], size, changed
+        return size, changed
 
     def _told(self) -> dict[str, Any]:
         """Return what the table says of itself."""
@@ -280,8 +272,8 @@ class RunIndex:
             journal.seek(max(0, end - _TAIL_BYTES))
             return journal.read(min(end, _TAIL_BYTES))
 
-    def _write(self, lines: list[_Line], end: int, last: bytes, size: int) -> None:
-        state = {"identity": self._identity, "read": end, "last": last, "tail": self._tail(end)}
+    def _write(self, lines: list[_Line], end: int, size: int) -> None:
+        state = {"identity": self._identity, "read": end, "tail": self._tail(end)}
         with self.connection as connection:
             connection.execute("BEGIN IMMEDIATE")
             if (told := self._told()) != self._seen:

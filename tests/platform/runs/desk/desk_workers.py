@@ -32,9 +32,7 @@ from osmosis_ai.api.wire.workers import (
     WorkerOffer,
     run_route,
 )
-from osmosis_ai.evaluation.metrics import MetricsAccumulator
 from osmosis_ai.evaluation.record import TerminalRecord
-from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.platform.app import create_worker_app
 from osmosis_ai.platform.blobs.signing import BLOBS_PATH
 from osmosis_ai.platform.db.engine import Database
@@ -42,7 +40,7 @@ from osmosis_ai.platform.db.tables import DbRun, DbSample
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.leases import LEASE
 from osmosis_ai.platform.services import PlatformServices
-from tests.evaluation.builders import record
+from tests.evaluation.builders import MeasuredResults, record
 from tests.platform.conftest import ManualClock
 from tests.platform.evaluations import Submits, submit_body
 
@@ -105,12 +103,11 @@ def records(count: int, *, first: int = 0, **changes: Any) -> list[TerminalRecor
 
 def measured(written: Sequence[TerminalRecord], *, rows: int, n: int) -> dict[str, Any]:
     """Return what the engine says of these records."""
-    copies, metrics = RowCopies(rows), MetricsAccumulator(rows=rows, n=n)
+    metrics = MeasuredResults(rows, n)
     for each in written:
-        metrics.add_record(each)
+        metrics.set_result(each)
         if each.row_digest:
-            copies.note(each.row_index, each.row_digest)
-    metrics.cluster(copies.clusters())
+            metrics.set_row_digest(each.row_index, each.row_digest)
     found = metrics.summary()
     return {"summary": found.summary, "estimates": found.estimates.model_dump(mode="json")}
 

@@ -9,6 +9,7 @@ import orjson
 import pytest
 from fastapi.testclient import TestClient
 
+from tests.evaluation.recorded_runs import with_crc
 from tests.platform.conftest import ManualClock, Member
 from tests.platform.platform_parts import DbRun, PlatformServices
 from tests.platform.runs.desk.desk_workers import RUNS, DeskWorker, Refused, has_expired, records, submitted
@@ -53,7 +54,9 @@ def test_a_part_above_what_is_stored_is_answered_with_where_that_ends(worker: De
 
 def test_other_bytes_below_what_is_stored_are_refused_where_they_begin(worker: DeskWorker) -> None:
     worker.records(2)
-    changed = worker.journal.replace(b'"reward":1.0', b'"reward":0.5', 1)
+    first, rest = worker.journal.split(b"\n", 1)
+    body = first[: first.rindex(b',"crc":')].replace(b'"reward":1.0', b'"reward":0.5')
+    changed = with_crc(body + b"}\n") + rest
     with pytest.raises(Refused, match="JOURNAL_DIVERGED") as refused:
         worker.sync(journal=worker.part(lines=changed.decode()))
     assert refused.value.body["details"]["offset"] == worker.journal.index(b"1.0")

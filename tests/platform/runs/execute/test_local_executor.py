@@ -15,7 +15,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.files import write_atomic
 from osmosis_ai.platform.runs.execute.executor import ExecutorAway, JobState, WantedJob
 from osmosis_ai.platform.runs.execute.leftovers import remove_leftovers
@@ -111,11 +110,8 @@ def journalled(bench: Bench, run_id: str, rows: int = 1) -> None:
     """Have a run be journalled by workers that died, the last one while it wrote a line."""
     events = bench.directory(run_id).evaluation(bench.run(run_id).name).events
     events.parent.mkdir(parents=True)
-    content, previous = b"", BEFORE_THE_FIRST
-    for row in range(rows):
-        line, previous = sealed(record(row, input=f"what is {row}?").to_line(), previous)
-        content += line
-    events.write_bytes(content + line[:20])
+    lines = [record(row, input=f"what is {row}?").to_line() for row in range(rows)]
+    events.write_bytes(b"".join(lines) + lines[-1][:20])
 
 
 def shown(api: TestClient, run_id: str) -> list[tuple[int, str]]:

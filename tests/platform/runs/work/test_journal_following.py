@@ -12,18 +12,13 @@ import orjson
 import pytest
 
 from osmosis_ai.api.wire.workers import InputDownload, JournalSegment, StoredJournal
-from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.platform.runs.work.journal_following import StoredJournalError, follow_journal
 from osmosis_ai.platform.runs.work.journal_tail import JournalTail, TailPart
 from tests.evaluation.builders import record
 
 
 def journal_of(rows: Sequence[int]) -> bytes:
-    content, previous = b"", BEFORE_THE_FIRST
-    for row in rows:
-        line, previous = sealed(record(row).to_line(), previous)
-        content += line
-    return content
+    return b"".join(record(row).to_line() for row in rows)
 
 
 class Stored:
@@ -91,7 +86,7 @@ def test_a_diverged_file_is_renamed(events: Path, own: list[int]) -> None:
         f"{again} of this machine's own journal, which is kept as events.jsonl.diverged" in followed.sentence
     )
     # It is kept whatever comes after it.
-    written(events, journal_of([3]))
+    written(events, journal_of([8]))
     follow_journal(events, stored.journal, stored.fetch)
     assert events.with_name("events.jsonl.diverged-2").exists()
 

@@ -22,7 +22,9 @@ from osmosis_ai.api.wire.eval_imports import EvalImportStart
 from osmosis_ai.datasets.selection import Selection
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.index import IndexEntry, read_index
-from osmosis_ai.evaluation.metrics import MetricsAccumulator
+from osmosis_ai.evaluation.metrics import compute_metrics
+from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_files import INDEX, PROGRESS, trial_file
 from osmosis_ai.evaluation.trajectory_export import item_name, trajectory_problem
 from osmosis_ai.platform.blobs.store import BlobStore
@@ -168,24 +170,23 @@ class ReceivedRun:
 
     def _metrics(self) -> dict[str, Any]:
         said = self.announced.run
-        found = MetricsAccumulator(
-            rows=len(self.rows),
-            n=said.evaluation_config.n,
-            pass_threshold=said.evaluation_config.pass_threshold,
-        )
+        table = AttemptTable(len(self.rows), said.evaluation_config.n)
         for entry in self.entries:
-            found.add(
-                entry.row_index,
-                entry.run_index,
-                entry.status,
-                entry.reward,
-                tokens=entry.tokens,
-                duration_ms=entry.duration_ms,
-                error_type=entry.error_type,
-                source_row_index=self.rows.indices[entry.row_index],
-                **self._stated(entry, MEASURED),
+            table.set_result(
+                TerminalRecord(
+                    entry.row_index,
+                    entry.run_index,
+                    entry.rollout_id,
+                    entry.status,
+                    duration_ms=entry.duration_ms,  # type: ignore[arg-type] # absent: unknown
+                    reward=entry.reward,
+                    tokens=entry.tokens,
+                    error_type=entry.error_type,
+                    source_row_index=self.rows.indices[entry.row_index],
+                    **self._stated(entry, MEASURED),
+                )
             )
-        metrics = found.summary()
+        metrics = compute_metrics(table, pass_threshold=said.evaluation_config.pass_threshold)
         took = said.completed_at - said.started_at
         return {
             "duration_ms": round(took.total_seconds() * 1000),

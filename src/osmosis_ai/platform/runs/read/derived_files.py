@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 from sqlalchemy import select
 
 from osmosis_ai.api.wire.base import wire_time
-from osmosis_ai.controller.attempt import Status
+from osmosis_ai.controller.outcomes import Status
 from osmosis_ai.evaluation.index import IndexEntry
 from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE
 from osmosis_ai.evaluation.trajectory_export import item_name

@@ -16,9 +16,10 @@ from sqlalchemy.orm import Session, aliased
 
 from osmosis_ai.config.sections import EvaluationSettings
 from osmosis_ai.errors import ConflictError
-from osmosis_ai.evaluation.metrics import MetricsAccumulator
+from osmosis_ai.evaluation.metrics import compute_metrics
 from osmosis_ai.evaluation.metrics_models import Estimates, RunMetrics
-from osmosis_ai.evaluation.row_copies import RowCopies
+from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStore
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbSample
@@ -144,12 +145,12 @@ def require_ended(family: RunFamily) -> None:
 
 def merge(db: Database, blobs: BlobStore, family: RunFamily) -> MergedResults:
     """Work out the numbers of a run and its retries together."""
-    metrics, owners = _counted(db, family)
-    lost = [run.name for run in family.runs if not _count_judges(metrics, blobs, run, owners)]
+    table, owners = _counted(db, family)
+    lost = [run.name for run in family.runs if not _count_judges(table, blobs, run, owners)]
     counted = dict.fromkeys((run.id for run in family.runs), 0)
     for run_id in owners.values():
         counted[run_id] += 1
-    estimates = metrics.summary().estimates
+    estimates = compute_metrics(table, pass_threshold=family.pass_threshold).estimates
     again = sum(counted[run.id] for run in family.retries)
     warnings = [_uncounted_judges(name) for name in lost]
     if again:
@@ -164,17 +165,18 @@ def measure_accepted(
     db: Database, blobs: BlobStore, run: DbRun, still_mine: Callable[[], None] = lambda: None
 ) -> RunMetrics:
     """Compute an active run's numbers from its accepted journal, as its worker would."""
-    metrics, owners = _counted(db, RunFamily(run, ()), still_mine)
+    family = RunFamily(run, ())
+    table, owners = _counted(db, family, still_mine)
     warnings = []
     try:
         for place, record in enumerate(run_records(db, blobs, run.id)):
             if place % _BATCH == 0:
                 still_mine()
             if (record.row_index, record.run_index) in owners:
-                metrics.add_judges(record)
+                table.set_judge_calls(record)
     except (BlobError, ConflictError, OSError, ValueError):
         warnings = [_uncounted_judges(run.name)]
-    found = metrics.summary()
+    found = compute_metrics(table, pass_threshold=family.pass_threshold)
     estimates = found.estimates
     estimates = estimates.model_copy(update={"warnings": [*warnings, *estimates.warnings]})
     return found.model_copy(update={"estimates": estimates})
@@ -182,24 +184,20 @@ def measure_accepted(
 
 def _counted(
     db: Database, family: RunFamily, still_mine: Callable[[], None] = lambda: None
-) -> tuple[MetricsAccumulator, dict[tuple[int, int], str]]:
+) -> tuple[AttemptTable, dict[tuple[int, int], str]]:
     """Return what the newest results of a family come to, judges aside, and of each work item whose its result is."""
-    copies, owners = RowCopies(family.rows), dict[tuple[int, int], str]()
-    metrics = MetricsAccumulator(
-        rows=family.rows, n=family.n, pass_threshold=family.pass_threshold, only=_made_by(family.original)
-    )
+    owners = dict[tuple[int, int], str]()
+    table = AttemptTable(family.rows, family.n, only=_made_by(family.original))
     for run_id, sample in _samples(db, family):
         if len(owners) % _BATCH == 0:
             still_mine()
         item = (sample.row_index, sample.run_index)
-        metrics.add(
-            *item, sample.status, sample.reward, **{name: getattr(sample, name) for name in _MEASURED}
-        )
+        measured = {name: getattr(sample, name) for name in _MEASURED}
+        table.set_result(TerminalRecord(*item, "", sample.status, reward=sample.reward, **measured))
         owners[item] = run_id
         if sample.row_digest:
-            copies.note(sample.row_index, sample.row_digest)
-    metrics.cluster(copies.clusters())
-    return metrics, owners
+            table.set_row_digest(sample.row_index, sample.row_digest)
+    return table, owners
 
 
 def _uncounted_judges(name: str) -> str:
@@ -207,7 +205,7 @@ def _uncounted_judges(name: str) -> str:
 
 
 def _count_judges(
-    metrics: MetricsAccumulator, blobs: BlobStore, run: DbRun, owners: Mapping[tuple[int, int], str]
+    table: AttemptTable, blobs: BlobStore, run: DbRun, owners: Mapping[tuple[int, int], str]
 ) -> bool:
     """Count the judge calls of the counted samples; return False if the journal cannot be read."""
     asked = ((run.metrics or {}).get("estimates") or {}).get("judges")
@@ -218,7 +216,7 @@ def _count_judges(
     try:
         for record in stored_records(blobs, run.journal_blob):
             if owners.get((record.row_index, record.run_index)) == run.id:
-                metrics.add_judges(record)
+                table.set_judge_calls(record)
     except (BlobNotFound, ConflictError):
         return False
     return True

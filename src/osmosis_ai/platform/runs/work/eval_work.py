@@ -11,14 +11,13 @@ from typing import Any
 from osmosis_ai._version import __version__
 from osmosis_ai.api.wire.workers import AssignedRun
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.hooks import RunHooks
+from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks
 from osmosis_ai.evaluation.journal import JournalWriteError
 from osmosis_ai.evaluation.policy import TrainedAdapter, open_policy
 from osmosis_ai.evaluation.rollout_source import RolloutSource
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import Level as EngineLevel
 from osmosis_ai.evaluation.run_log import LogEvent
-from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.evaluation.runner import EvalRunner
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, keeps_previews
 from osmosis_ai.evaluation.summary import RunSummary

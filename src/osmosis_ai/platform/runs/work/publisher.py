@@ -19,9 +19,9 @@ import orjson
 
 from osmosis_ai.api.wire.workers import JournalPart, LogPart, SyncReply, WorkerLogLine
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.hooks import ProgressSnapshot
 from osmosis_ai.evaluation.journal import JournalCorruptionError
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.log_lines import LogLine, bounded, bounded_details, storable
 from osmosis_ai.platform.runs.journalled import engine_metrics, grader_digest_of

@@ -219,10 +219,16 @@ def test_a_run_is_asked_of_the_platform_when_this_machine_has_none_or_it_is_name
 
 
 def test_a_run_of_this_machine_that_can_not_be_read_is_listed_and_says_why(maze: Maze) -> None:
+    write_run(maze.workspace.evals_dir / "intact", [[1.0], [0.0]])
     directory = write_run(maze.workspace.evals_dir / "good", [[1.0]])
     (directory / "events.jsonl").write_bytes(b"no record\n")
     maze.get("/eval-runs").respond(json={"eval_runs": [], "total_count": 0})
-    assert "damaged at line 1" in maze.osmosis("eval", "list", "--json").json["local_runs"][0]["error"]
+    listed = {run["name"]: run for run in maze.osmosis("eval", "list", "--json").json["local_runs"]}
+    assert "damaged at line 1" in listed["good"]["error"]
+    assert (listed["intact"]["status"], listed["intact"]["avg_reward"]) == ("finished", 0.5)
+    maze.patch.setenv("COLUMNS", "300")
+    outcome = maze.osmosis("eval", "list")
+    assert outcome.status == 0 and "is damaged at line 1" in outcome.out and "50.0 % pass" in outcome.out
     data = maze.osmosis("eval", "info", "good", "--json").json["data"]
     assert [problem for problem in data["problems"] if "damaged at line 1" in problem]
     assert data["metrics"] == {"estimates": None}

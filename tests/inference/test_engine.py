@@ -52,6 +52,18 @@ class Recorder:
 
 
 @pytest.mark.integration
+def test_a_batch_takes_as_many_sequences_as_it_has_room_for_and_no_more(
+    model: Model, prompts: list[tuple[int, ...]]
+) -> None:
+    batch = ContinuousBatch(model, 2)
+    wanted = [generation(prompt, seed) for seed, prompt in enumerate(prompts[:3])]
+    with pytest.raises(ValueError, match="3 sequences do not fit in 2 free slots"):
+        batch.admit(wanted)
+    assert len(batch) == 0
+    assert len(batch.admit(wanted[:2])) == 2
+
+
+@pytest.mark.integration
 def test_many_threads_get_the_tokens_each_would_get_alone(
     model: Model, prompts: list[tuple[int, ...]]
 ) -> None:

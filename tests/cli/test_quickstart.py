@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.files import config_dir
 from osmosis_ai.services import workspaces
 from osmosis_ai.services.workspaces import checked_clone_url, clone_into, github_urls
 from tests.cli.maze import Maze, replies, sent
@@ -77,8 +78,9 @@ def test_a_token_of_the_environment_is_used_and_one_that_is_refused_opens_no_log
     chosen = maze.post("/quickstart").respond(204)
     refused = maze.osmosis("quickstart")
     assert refused.status == 1 and "OSMOSIS_TOKEN has expired." in refused.err and not chosen.called
-    done = maze.osmosis("quickstart")
+    done = maze.osmosis("--platform", FERN, "quickstart")
     assert done.status == 0 and f"Ready: {cloned}" in done.out, done.err
+    assert json.loads((config_dir() / "platforms.json").read_text()) == {str(cloned): FERN}
     sent_with = {call.request.headers["authorization"] for call in (*workspaces.calls, *chosen.calls)}
     assert sent_with == {f"Bearer {NEW_TOKEN}"}
 

@@ -25,6 +25,7 @@ from osmosis_ai.api.wire.workers import WorkerOffer
 from osmosis_ai.platform.config import PlatformConfig, from_environment
 from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
 from osmosis_ai.platform.ray_cluster import RayCluster
+from osmosis_ai.platform.runs.execute.ray_jobs import cluster_problem
 from osmosis_ai.platform.runs.work.http_link import HttpLink
 from osmosis_ai.platform.server import run_platform
 from osmosis_ai.platform.services import build_services
@@ -327,7 +328,10 @@ def test_a_shell_without_the_database_of_the_platform_that_runs_makes_no_other_o
 
 
 @pytest.mark.integration
-def test_the_status_shows_that_the_ray_cluster_refuses_the_token(cli: Cli, tmp_path: Path) -> None:
+def test_the_status_shows_that_the_ray_cluster_refuses_the_token(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(cluster_problem.__kwdefaults__, "within_s", 300.0)  # the machine may be busy
     ray, token = RecordedRay(), tmp_path / "ray-token"
     token.write_text("a-token-of-another-cluster")
     cluster = RayCluster("http://ray.example:8265", token)

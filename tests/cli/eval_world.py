@@ -35,6 +35,7 @@ class World:
 
     def __init__(self, root: Path, model: StandInModel) -> None:
         self.model = model
+        self.program = warm_osmosis()
         self.workspace = make_workspace(root / "workspace")
         (self.workspace.root / CONFIG).write_text(MINIMAL_EVAL)
         write_rollout(self.workspace.rollouts_dir / "multiply")
@@ -54,7 +55,7 @@ class World:
             **NO_CACHED_CODE,
         }
         return await asyncio.create_subprocess_exec(
-            *([sys.executable, "-m", "osmosis_ai"] if prepare else warm_osmosis()),
+            *([sys.executable, "-m", "osmosis_ai"] if prepare else self.program),
             "eval",
             *arguments,
             cwd=self.workspace.root,

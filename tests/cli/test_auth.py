@@ -292,6 +292,24 @@ def test_logging_out_revokes_the_token(
 # whoami
 
 
+@pytest.mark.parametrize("code, problem", [("TOKEN_EXPIRED", "expired"), ("TOKEN_REVOKED", "been revoked")])
+def test_an_expired_and_a_revoked_token_are_told_apart(
+    cli: Cli, platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch, code: str, problem: str
+) -> None:
+    platform.get("/api/cli/verify").respond(401, json={"error": "no", "code": code})
+    save_login()
+    saved = cli("whoami")
+    assert (saved.status, saved.out) == (1, "")
+    assert f"Error: Your session on {FERN} has {problem}." in saved.err and "`osmosis login`" in saved.err
+    given = _error(cli("login", "--token", NEW_TOKEN, "--json"))
+    assert given["message"] == f"This token has {problem}."
+    monkeypatch.setenv("OSMOSIS_TOKEN", NEW_TOKEN)
+    monkeypatch.setenv("OSMOSIS_TOKEN_PLATFORM_URL", FERN)
+    error = _error(cli("whoami", "--json"))
+    assert (error["code"], error["message"]) == ("AUTH_REQUIRED", f"OSMOSIS_TOKEN has {problem}.")
+    assert "OSMOSIS_TOKEN" in error["hint"]
+
+
 @pytest.mark.parametrize(
     "bound, code",
     [(None, "ENV_TOKEN_PLATFORM_REQUIRED"), ("https://other.example", "ENV_TOKEN_PLATFORM_MISMATCH")],

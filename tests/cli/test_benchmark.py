@@ -13,7 +13,7 @@ import pytest
 import tomli_w
 
 from tests.api.blob_server import BlobServer, serve
-from tests.cli.benchmark_replies import CONFIG_TEXT, RUN, RUN_DETAIL, SUBMITTED
+from tests.cli.benchmark_replies import CONFIG_TEXT, DESCRIBED, RUN, RUN_DETAIL, SUBMITTED
 from tests.cli.eval_submits import store_secrets
 from tests.cli.maze import Maze, sent
 
@@ -41,6 +41,15 @@ def test_a_run_that_has_ended_is_left_as_it_is(maze: Maze) -> None:
     maze.get("/benchmark-runs/br_8").respond(json=ended)
     outcome = maze.osmosis("benchmark", "runs", "stop", "br_8", "-y", "--json").json
     assert (outcome["status"], outcome["resource"]["status"]) == ("noop", "finished")
+
+
+def test_progress_never_exceeds_its_total_and_the_runs_of_all_pages_are_counted(maze: Maze) -> None:
+    runs = [{**RUN, "ingested_results": 90}, {**RUN, "expected_results": 0, "ingested_results": None}]
+    maze.get("/benchmark-runs").respond(json={"benchmark_runs": runs, "total_count": 7, "next_offset": 2})
+    listed = maze.osmosis("benchmark", "runs", "list", "--json").json["items"]
+    assert [(run["progress"]["completed"], run["progress"]["total"]) for run in listed] == [(90, 90), (0, 0)]
+    maze.get("/benchmarks/toy").respond(json={"benchmark": DESCRIBED})
+    assert maze.osmosis("benchmark", "info", "toy", "--json").json["data"]["runs_total_count"] == 7
 
 
 # Downloads

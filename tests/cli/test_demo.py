@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -168,3 +170,33 @@ def test_what_does_not_go_together_is_refused_before_anything_is_done(
     result = cli("demo", *options, "--keep-dir", str(tmp_path / "d"))
     assert (result.status, result.out) == (1, "")
     assert not (tmp_path / "d").exists()
+
+
+def test_an_attempt_without_a_score_is_counted_and_the_exit_status_is_1(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewards: list[float | None] = [1.0, None]
+
+    def evaluate(terminal: Any, *words: str) -> tuple[int, None]:
+        results = terminal.scratch.workspace / ".osmosis" / "evals" / "demo"
+        (results / "trajectories").mkdir(parents=True)
+        scored = len([reward for reward in rewards if reward is not None])
+        counts = {"scored": scored, "planned": len(rewards)}
+        (results / "metrics.json").write_text(json.dumps({"estimates": {"counts": counts}}))
+        lines = [{"row_index": 0, "run_index": run, "reward": reward} for run, reward in enumerate(rewards)]
+        (results / "summary.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        said = {"steps": [{"source": "agent", "message": "it is six"}]}
+        (results / "trajectories" / "row_0_run_0.json").write_text(json.dumps(said))
+        return 0, None
+
+    monkeypatch.setattr("osmosis_ai.services.demo._Terminal.watch", evaluate)
+    incomplete = cli("demo", "--local", "--plain", "--clean", "--keep-dir", str(tmp_path / "some"))
+    assert incomplete.status == 1 and "The demo scored 1 of 2 samples." in incomplete.out
+    assert "it is six" in incomplete.out and (tmp_path / "some").is_dir()
+    rewards[:] = [None, None]
+    nothing = cli("demo", "--local", "--json", "--keep-dir", str(tmp_path / "none"))
+    result = json.loads(nothing.out)
+    assert (nothing.status, result["status"], result["resource"]["sample"]) == (1, "partial", None)
+    rewards[:] = [1.0, 0.0]
+    whole = cli("demo", "--local", "--plain", "--clean", "--keep-dir", str(tmp_path / "all"))
+    assert whole.status == 0 and not (tmp_path / "all").exists()

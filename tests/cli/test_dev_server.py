@@ -67,9 +67,16 @@ def test_a_commit_that_is_not_pushed_is_refused(rollout: Maze, monkeypatch: pyte
     assert not rollout.post("/dev-rollout-server").called
 
 
+def test_a_repository_without_a_commit_is_refused(rollout: Maze) -> None:
+    git(rollout.workspace.root, "update-ref", "-d", "HEAD")
+    error = rollout.osmosis("dev", "server", "up", "--yes", "--json").error
+    assert error["message"] == "Nothing is committed here yet."
+
+
 def test_only_the_directory_of_a_rollout_can_be_served(
     rollout: Maze, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (rollout.workspace.data_dir / "main.py").touch()
     for place in (rollout.workspace.root, rollout.workspace.data_dir):
         monkeypatch.chdir(place)
         error = rollout.osmosis("dev", "server", "up", "--json").error

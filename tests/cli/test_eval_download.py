@@ -60,9 +60,9 @@ def test_what_is_there_is_not_fetched_again_unless_asked(run: Run) -> None:
 )
 def test_types_are_a_list_or_all(run: Run, asked: str, sends: str) -> None:
     run.lists([])
-    assert run.download("--type", asked, "--rows", "3, 7,10-20", "--json").status == 0
+    assert run.download("--type", asked, "--rows", "3, 7-7,10-20", "--json").status == 0
     params = run.manifest.calls.last.request.url.params
-    assert (params["types"], params["rows"]) == (sends, "3,7,10-20")
+    assert (params["types"], params["rows"]) == (sends, "3,7-7,10-20")
 
 
 @pytest.mark.parametrize(

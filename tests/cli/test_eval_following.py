@@ -46,7 +46,30 @@ def test_following_gives_every_line_once_and_ends_with_the_run(maze: Maze) -> No
     assert logs.calls[-1].request.url.params["cursor"] == "c7"
 
 
+def test_lines_of_a_level_are_gathered_up_to_the_limit_and_why_a_run_waits_is_told_once(maze: Maze) -> None:
+    bad, good = {**line(1), "level": "error"}, line(2)
+    maze.get("/eval-runs/amber/logs").side_effect = replies(
+        {"logs": [bad, good], "next_cursor": "c"}, {"logs": [good, bad], "next_cursor": None}
+    )
+    page = maze.osmosis("eval", "logs", "amber", "--level", "error", "--limit", "2", "--json").json
+    assert (len(page["items"]), page["next_cursor"]) == (2, None)
+    waiting = {**run("pending"), "waits": "no worker has asked for it."}
+    maze.router.get(url__regex=".*/eval-runs/[^/]+$").side_effect = replies(
+        *[waiting] * 4, *[run("finished")] * 2
+    )
+    maze.get("/eval-runs/er_8/logs").respond(json={"logs": []})
+    followed = maze.osmosis("eval", "logs", "amber", "--follow")
+    assert followed.err.count("The run waits: no worker has asked for it.") == 1
+
+
 # Stop
+
+
+def test_a_stop_that_is_refused_while_the_run_is_running_is_an_error(maze: Maze) -> None:
+    refusal = {"error": "its worker is being replaced", "status": "running"}
+    maze.post("/eval-runs/amber/stop").respond(409, json=refusal)
+    error = maze.osmosis("eval", "stop", "amber", "--yes", "--json").error
+    assert error["message"] == "its worker is being replaced"
 
 
 def test_stopping_asks_first(maze: Maze) -> None:
@@ -125,6 +148,7 @@ def test_a_platform_that_is_away_for_a_while_is_waited_for(maze: Maze) -> None:
     maze.router.get(url__regex=".*/eval-runs/[^/]+$").side_effect = [
         *replies(progress(1)),
         *[away] * 6,
+        *[httpx.Response(429, json={"error": "slower"})] * 3,
         httpx.ConnectError("refused"),
         *[away] * 2,
         *replies(run("finished"), run("finished")),

@@ -14,7 +14,7 @@ import pytest
 
 from osmosis_ai.services.datasets import CachedDataset
 from tests.api.blob_server import BlobServer, serve
-from tests.cli.eval_replies import DETAIL, ESTIMATES, METRICS, METRICS_FILE, OWN, ROW, run
+from tests.cli.eval_replies import DETAIL, ESTIMATES, METRICS, METRICS_FILE, OWN, RESULTS, ROW, run
 from tests.cli.maze import Maze
 from tests.evaluation.recorded_runs import write_run
 from tests.workspace.builders import git
@@ -139,6 +139,15 @@ def test_what_a_platform_leaves_out_breaks_nothing(maze: Maze, detail: dict[str,
     assert "keeps no metrics.json" in maze.osmosis("eval", "info", "x").err
 
 
+def test_an_infinite_number_of_a_platform_is_null_for_scripts(maze: Maze) -> None:
+    results = {**RESULTS, "score": "infinite", "reward_stats": {"mean": "infinite"}}
+    body = json.dumps({**DETAIL, "results": results}).replace('"infinite"', "1e400")
+    maze.get("/eval-runs/x").respond(content=body, headers={"content-type": "application/json"})
+    maze.get("/eval-runs/er_8/metrics").respond(json={})
+    data = maze.osmosis("eval", "info", "x", "--json").json["data"]
+    assert (data["results"]["score"], data["results"]["reward_stats"]["mean"]) == (None, None)
+
+
 def test_metrics_that_cannot_be_had_or_saved_are_a_warning(maze: Maze, store: BlobServer) -> None:
     maze.get("/eval-runs/x").respond(json=DETAIL)
     metrics = maze.get("/eval-runs/er_8/metrics").respond(500, json={"error": "broken"})
@@ -219,10 +228,16 @@ def test_a_run_is_asked_of_the_platform_when_this_machine_has_none_or_it_is_name
 
 
 def test_a_run_of_this_machine_that_can_not_be_read_is_listed_and_says_why(maze: Maze) -> None:
+    write_run(maze.workspace.evals_dir / "intact", [[1.0], [0.0]])
     directory = write_run(maze.workspace.evals_dir / "good", [[1.0]])
     (directory / "events.jsonl").write_bytes(b"no record\n")
     maze.get("/eval-runs").respond(json={"eval_runs": [], "total_count": 0})
-    assert "damaged at line 1" in maze.osmosis("eval", "list", "--json").json["local_runs"][0]["error"]
+    listed = {run["name"]: run for run in maze.osmosis("eval", "list", "--json").json["local_runs"]}
+    assert "damaged at line 1" in listed["good"]["error"]
+    assert (listed["intact"]["status"], listed["intact"]["avg_reward"]) == ("finished", 0.5)
+    maze.patch.setenv("COLUMNS", "300")
+    outcome = maze.osmosis("eval", "list")
+    assert outcome.status == 0 and "is damaged at line 1" in outcome.out and "50.0 % pass" in outcome.out
     data = maze.osmosis("eval", "info", "good", "--json").json["data"]
     assert [problem for problem in data["problems"] if "damaged at line 1" in problem]
     assert data["metrics"] == {"estimates": None}

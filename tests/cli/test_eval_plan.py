@@ -89,6 +89,7 @@ def test_without_a_pilot_the_spread_is_assumed_and_the_range_is_shown(maze: Maze
     assert max(design["rows"] for design in found["designs"]) == 200
     assert any("a pass rate of 0.6 and an ICC of 0.3" in note for note in found["notes"])
     assert "Range" in plan(maze).out
+    assert plan(maze, "--icc", "1").status == 0
 
 
 def test_few_rows_are_planned_with_the_power_of_the_comparison(maze: Maze) -> None:

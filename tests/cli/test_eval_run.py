@@ -21,12 +21,11 @@ from pyarrow.parquet import write_table
 from tests.cli.conftest import Cli
 from tests.cli.eval_world import CONFIG, Outcome, World
 from tests.cli.maze import Maze
-from tests.conftest import NIGHTLY
 from tests.evaluation.comparison.builders import write_journalled_run
 from tests.evaluation.rollouts import write_rollout, write_rows
 from tests.full_disk import limit_files
 from tests.standin_model import Reply, StandInModel, error_reply
-from tests.warm_osmosis import interrupt_twice
+from tests.warm_osmosis import interrupt_twice, warm_python
 from tests.workspace.builders import MINIMAL_EVAL, make_workspace
 
 
@@ -677,8 +676,17 @@ def records(outcome: Outcome) -> dict[str, dict[str, Any]]:
     return {record["input"]: record for record in map(json.loads, lines)}
 
 
-EVERY_PUSH = ["error in the choice", "null choice", "key in it", "stream error", "stream breaks off"]
-"""Each kind takes six tries with pauses, so the others wait for the night."""
+WITHOUT_PAUSES = """
+import sys
+
+import stamina
+
+from osmosis_ai.cli.main import main
+
+stamina.set_testing(True, attempts=100, cap=True)
+sys.argv = ["osmosis", *sys.argv[1:]]
+sys.exit(main())
+"""
 
 
 @pytest.mark.e2e
@@ -686,12 +694,12 @@ async def test_a_failure_in_a_successful_response_is_retried_and_then_has_no_sco
     openai_world: World,
 ) -> None:
     world = openai_world
-    kinds = {name: FAILURES[name] for name in (FAILURES if NIGHTLY else EVERY_PUSH)}
-    answer(world, {name: reply for name, (reply, _) in kinds.items()})
+    world.program = [warm_python(), "-c", WITHOUT_PAUSES]
+    answer(world, {name: reply for name, (reply, _) in FAILURES.items()})
     outcome = await world.run()
     assert outcome.status == 0, outcome.err
     found = records(outcome)
-    for name, (_, words) in kinds.items():
+    for name, (_, words) in FAILURES.items():
         record = found[name]
         assert (record["status"], record["boundary"]) == ("failed", "provider"), record
         assert "reward" not in record
@@ -699,12 +707,13 @@ async def test_a_failure_in_a_successful_response_is_retried_and_then_has_no_sco
         tries = [each for each in world.model.requests if each.body["messages"][-1]["content"] == name]
         assert len(tries) == 6, name
     counts = outcome.resource["metrics"]["estimates"]["counts"]
-    assert (counts["scored"], counts["failed_by_boundary"]) == (0, {"provider": len(kinds)})
+    assert (counts["scored"], counts["failed_by_boundary"]) == (0, {"provider": len(FAILURES)})
 
 
 @pytest.mark.e2e
 async def test_a_failure_that_passes_costs_an_attempt_nothing(openai_world: World) -> None:
     world = openai_world
+    world.program = [warm_python(), "-c", WITHOUT_PAUSES]
     world.rows(["stream once", "once"])
     seen: set[str] = set()
 

@@ -82,7 +82,21 @@ def test_scripts_that_cannot_be_asked_get_all_they_would_agree_to(maze: Maze) ->
     assert "Uncommitted changes" in "\n".join(error["details"]["warnings"])
 
 
+def test_enter_submits(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("osmosis_ai.cli.output.formats.is_terminal", lambda _: True)
+    monkeypatch.setattr("typer.getchar", lambda: "\r")
+    assert submit(maze).status == 0 and maze.post("/eval-runs").called
+
+
 # Refusals
+
+
+def test_what_the_config_names_and_the_platform_lacks_is_no_run_that_was_mistyped(maze: Maze) -> None:
+    refusal = {"error": "there is no dataset 'maze-walks'", "dry_run": True}
+    maze.post("/eval-runs/check").respond(404, json=refusal)
+    error = submit(maze, "--yes", "--json").error
+    assert error["message"] == "there is no dataset 'maze-walks'"
+    assert "osmosis eval list" not in (error.get("hint") or "")
 
 
 def test_when_no_answer_comes_the_run_may_exist_all_the_same(maze: Maze) -> None:

@@ -46,6 +46,22 @@ def test_an_adapter_of_another_base_model_is_not_meant(maze: Maze) -> None:
     assert not deploy.called
 
 
+def test_only_a_name_that_is_not_found_is_shortened(maze: Maze) -> None:
+    maze.post(f"/models/{AS_SERVED}/deploy").respond(409, json={"error": "too many are deployed"})
+    maze.get("/models/maze-lora").respond(json=MODEL)
+    deploy = maze.post("/models/maze-lora/deploy").respond(json={"id": "lo_1"})
+    error = maze.osmosis("model", "deploy", "fern/base-32b:maze-lora", "--json").error
+    assert error["message"] == "too many are deployed" and not deploy.called
+
+
+def test_a_platform_on_which_no_adapter_is_deployed_says_0(maze: Maze) -> None:
+    maze.get("/models/base").respond(json={"models": []})
+    none = {"models": [], "active_deployments": 0, "max_active_deployments": 4}
+    maze.get("/models/lora").respond(json=none)
+    listed = maze.osmosis("model", "list", "--json").json
+    assert (listed["active_deployments"], listed["max_active_deployments"]) == (0, 4)
+
+
 def test_a_person_is_asked_before_a_model_is_taken_back(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
     called = maze.post("/models/maze-lora/undeploy").respond(json={"id": "lo_1", "model_name": "maze-lora"})
     monkeypatch.setattr("osmosis_ai.cli.output.formats.is_terminal", lambda _: True)

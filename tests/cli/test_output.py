@@ -94,6 +94,13 @@ def test_no_color_wins(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b" not in cli("fleet", "missing").err
 
 
+def test_a_terminal_has_colours_unless_it_is_dumb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "is_terminal", lambda _: True)
+    assert formats.has_colour(sys.stdout)
+    monkeypatch.setenv("TERM", "dumb")
+    assert not formats.has_colour(sys.stdout)
+
+
 def test_a_job_of_github_obeys_no_line_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     hostile = "::error::a\nb\n  ::add-mask::c\n##[group]d\ne::f"
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)

@@ -17,18 +17,22 @@ from typing import Any
 
 import httpx
 import pytest
+import respx
 
 from osmosis_ai._version import __version__
 from osmosis_ai.api.credentials import CredentialStore
 from osmosis_ai.api.wire.workers import WorkerOffer
 from osmosis_ai.platform.config import PlatformConfig, from_environment
 from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
+from osmosis_ai.platform.ray_cluster import RayCluster
+from osmosis_ai.platform.runs.execute.ray_jobs import cluster_problem
 from osmosis_ai.platform.runs.work.http_link import HttpLink
 from osmosis_ai.platform.server import run_platform
 from osmosis_ai.platform.services import build_services
 from tests.cli.conftest import Cli
 from tests.e2e.platform_process import PATIENT_WORKER
 from tests.platform.runs.desk.desk_workers import offer
+from tests.platform.runs.execute.recorded_ray import TOKEN, RecordedRay
 
 
 @pytest.fixture(autouse=True)
@@ -323,8 +327,34 @@ def test_a_shell_without_the_database_of_the_platform_that_runs_makes_no_other_o
     assert not (tmp_path / "all.tar.gz").exists()
 
 
+@pytest.mark.integration
+def test_the_status_shows_that_the_ray_cluster_refuses_the_token(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(cluster_problem.__kwdefaults__, "within_s", 300.0)  # the machine may be busy
+    ray, token = RecordedRay(), tmp_path / "ray-token"
+    token.write_text("a-token-of-another-cluster")
+    cluster = RayCluster("http://ray.example:8265", token)
+    with (
+        running_on(tmp_path / "platform", "postgresql://osmosis@db.internal/osmosis", ray=cluster.to_json()),
+        respx.mock() as router,
+    ):
+        router.route(host="127.0.0.1").pass_through()
+        router.route(host="ray.example").mock(side_effect=ray.handle_request)
+        refused = cli("platform", "status", "--json")
+        shown = " ".join(cli("platform", "status", "--plain").out.split())
+        token.write_text(TOKEN)
+        accepted = json.loads(cli("platform", "status", "--json").out)["data"]["ray"]
+    data = json.loads(refused.out)["data"]
+    problem = f"the Ray cluster at {cluster.address} refuses the token in {token}."
+    assert (refused.status, data["ray"]["address"]) == (0, cluster.address)
+    assert data["ray"]["problem"].startswith(problem) and f"Its cluster: {problem}" in shown
+    assert "another-cluster" not in refused.out + refused.err + shown
+    assert accepted == {"address": cluster.address, "problem": None}
+
+
 @contextmanager
-def running_on(home: Path, database: str) -> Iterator[None]:
+def running_on(home: Path, database: str, **noted: Any) -> Iterator[None]:
     """Hold a data directory as a platform does that has its rows in ``database``, and answer as it does."""
     home.mkdir(parents=True, exist_ok=True)
 
@@ -344,7 +374,13 @@ def running_on(home: Path, database: str) -> Iterator[None]:
         at = f"http://127.0.0.1:{server.server_address[1]}"
         note(
             PlatformProcess(
-                os.getpid(), "2031-05-04T12:00:00Z", __version__, url=at, local_url=at, database=database
+                os.getpid(),
+                "2031-05-04T12:00:00Z",
+                __version__,
+                url=at,
+                local_url=at,
+                database=database,
+                **noted,
             )
         )
         yield

@@ -176,6 +176,13 @@ def test_a_ticket_comes_from_a_variable_or_stdin(
     assert hosted["credential"] == "osmt_second"
 
 
+@pytest.mark.parametrize(("typed", "seconds"), [("90", 90), ("1.5m", 90), ("2h", 7200), ("1d", 86_400)])
+def test_a_duration_may_have_a_unit(cli: Cli, hosted: dict[str, Any], typed: str, seconds: float) -> None:
+    asked = ("platform", "worker", "--url", URL, "--pool", "gpu", "--token-file", "gpu.token")
+    assert cli(*asked, "--idle-exit", typed).status == 0
+    assert hosted["terms"].idle_exit_s == seconds
+
+
 def test_a_token_that_every_user_of_the_machine_can_read_is_taken_with_a_warning(
     cli: Cli, hosted: dict[str, Any]
 ) -> None:

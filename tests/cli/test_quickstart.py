@@ -14,11 +14,12 @@ import httpx
 import pytest
 
 from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.files import config_dir
 from osmosis_ai.services import workspaces
 from osmosis_ai.services.workspaces import checked_clone_url, clone_into, github_urls
 from tests.cli.maze import Maze, replies, sent
 from tests.cli.terminal import terminal
-from tests.logins import MARA, save_login
+from tests.logins import FERN, MARA, NEW_TOKEN, save_login
 from tests.warm_osmosis import warm_osmosis
 from tests.workspace.builders import git, make_repository
 
@@ -53,6 +54,35 @@ def test_a_repository_is_waited_for_while_a_platform_is_away_or_forgets_who_asks
     assert done.status == 0, done.err
     assert (done.err.count("Connect a repository"), len(logins)) == (1, 2)
     assert sent(chosen) == {"organizationId": "ws_1", "intent": "explore"}
+
+
+def test_a_token_of_the_environment_is_used_and_one_that_is_refused_opens_no_login(maze: Maze) -> None:
+    answers = iter(("Look around", ""))
+    cloned = maze.scratch / "maze"
+    for name, replaced in {
+        "osmosis_ai.cli.output.formats.is_terminal": lambda _: True,
+        "osmosis_ai.cli.typed_line.ask_shown": lambda *_: next(answers),
+        "osmosis_ai.cli.auth.log_in_with_device": lambda *_, **__: pytest.fail("a login was opened"),
+        "osmosis_ai.services.quickstart.clone_into": lambda _, target: make_repository(target),
+        "osmosis_ai.cli.quickstart._copy": lambda _: False,
+    }.items():
+        maze.patch.setattr(name, replaced)
+    maze.patch.setenv("OSMOSIS_TOKEN", NEW_TOKEN)
+    maze.patch.setenv("OSMOSIS_TOKEN_PLATFORM_URL", FERN)
+    maze.scratch.mkdir()
+    maze.patch.chdir(maze.scratch)
+    ready = {**READY, "repo": {**READY["repo"], "clone_url": "https://git.example/maze"}}  # type: ignore[dict-item]
+    expired = httpx.Response(401, json={"error": "no", "code": "TOKEN_EXPIRED"})
+    workspaces = maze.get("/workspaces").mock(side_effect=[expired, *replies({"workspaces": [LAB]}) * 2])
+    maze.get("/quickstart").respond(json=ready)
+    chosen = maze.post("/quickstart").respond(204)
+    refused = maze.osmosis("quickstart")
+    assert refused.status == 1 and "OSMOSIS_TOKEN has expired." in refused.err and not chosen.called
+    done = maze.osmosis("--platform", FERN, "quickstart")
+    assert done.status == 0 and f"Ready: {cloned}" in done.out, done.err
+    assert json.loads((config_dir() / "platforms.json").read_text()) == {str(cloned): FERN}
+    sent_with = {call.request.headers["authorization"] for call in (*workspaces.calls, *chosen.calls)}
+    assert sent_with == {f"Bearer {NEW_TOKEN}"}
 
 
 @pytest.mark.parametrize("mode", ["--json", "--plain", None])

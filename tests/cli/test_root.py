@@ -38,6 +38,11 @@ def test_the_help_names_every_root_option_that_is_parsed() -> None:
         (["zzz"], "No such command 'zzz'.", "osmosis"),
         (["evaluate"], "No such command 'evaluate'. Did you mean 'eval'?", "osmosis"),
         (["fleet", "crew", "lits"], "No such command 'lits'. Did you mean 'list'?", "osmosis fleet crew"),
+        (
+            ["rollout", "server", "ping"],
+            "No such command 'ping'. Did you mean 'probe'?",
+            "osmosis rollout server",
+        ),
         (["help"], "No such command 'help'. Use 'osmosis --help' or 'osmosis <command> --help'.", "osmosis"),
     ],
 )

@@ -79,6 +79,10 @@ def test_scopes_and_pages_are_chosen(cli: Cli, scope: dict[str, Any], platform: 
     assert _error(cli("secret", "list", "--scope", "mine", "--json"))["code"] == "VALIDATION"
     assert "mutually exclusive" in _error(cli("secret", "list", "--all", "--limit", "3", "--json"))["message"]
     assert cli("secret", "list", "--limit", "51").status == 2
+    page = {"environment_secrets": [SECRET], "total_count": 2, "next_offset": 1}
+    platform.get(PATH).respond(json=page)
+    listed = json.loads(cli("secret", "list", "--limit", "1", "--json").out)
+    assert (listed["has_more"], listed["next_offset"], listed["total_count"]) == (True, 1, 2)
 
 
 # set
@@ -116,7 +120,8 @@ def test_what_is_wrong_with_the_line_is_said_before_the_workspace_is_looked_at(
     assert platform.calls.call_count == 0
     if code == "INTERACTIVE_REQUIRED":
         assert error["details"]["flags"] == ["--env"]
-        assert cli("secret", "set", *arguments).status == 1
+        for mode in ([], ["--plain"]):
+            assert "There is nobody to ask" in cli("secret", "set", *arguments, *mode).err
 
 
 @pytest.mark.parametrize("mode", ["--json", "--plain", None])

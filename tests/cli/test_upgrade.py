@@ -76,6 +76,14 @@ def test_a_repository_is_installed_from_its_branch(cli: Cli, installation: Insta
     assert outcome.out.endswith("'osmosis-ai @ git+https://host/osmosis.git@main'\n")
 
 
+def test_an_environment_without_pip_is_upgraded_by_uv(
+    cli: Cli, installation: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upgrade, "find_spec", lambda _: None)
+    installation.came_from({"url": tmp_path.as_uri(), "dir_info": {}})
+    assert json.loads(cli("upgrade", "--json").out)["resource"]["method"] == "uv"
+
+
 @pytest.mark.parametrize(
     ("record", "method", "command"),
     [

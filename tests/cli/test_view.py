@@ -39,6 +39,11 @@ def test_no_command_takes_what_is_of_a_report_without_one(cli: Cli, words: tuple
     assert f"{words[-1]} needs --report FILE.html" in result.err
 
 
+def test_the_size_of_a_report_is_a_number(cli: Cli) -> None:
+    result = cli("view", "run", "--report", "page.html", "--max-mb", "nan")
+    assert result.status == 2 and "must be a finite number" in result.err
+
+
 @pytest.mark.parametrize("words", [("view",), ("eval", "compare", "one", "other"), ("train", "info", "run")])
 def test_a_report_goes_into_a_file_and_nowhere_else(
     cli: Cli, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -52,6 +52,31 @@ class Recorder:
 
 
 @pytest.mark.integration
+def test_a_batch_takes_as_many_sequences_as_it_has_room_for_and_no_more(
+    model: Model, prompts: list[tuple[int, ...]]
+) -> None:
+    batch = ContinuousBatch(model, 2)
+    wanted = [generation(prompt, seed) for seed, prompt in enumerate(prompts[:3])]
+    with pytest.raises(ValueError, match="3 sequences do not fit in 2 free slots"):
+        batch.admit(wanted)
+    assert len(batch) == 0
+    assert len(batch.admit(wanted[:2])) == 2
+
+
+def test_an_empty_queue_takes_a_request_of_any_size_and_has_room_again_once_it_is_cancelled(
+    model: Model, prompts: list[tuple[int, ...]]
+) -> None:
+    engine = InferenceEngine(model, max_waiting=2)  # not started: whatever is queued stays there
+    wanted = [generation(prompts[0], seed) for seed in range(4)]
+    large = Recorder().submit(engine, wanted[:3])
+    with pytest.raises(EngineBusyError):
+        Recorder().submit(engine, wanted[3:])
+    large.cancel()
+    Recorder().submit(engine, wanted[3:])
+    assert engine.stats().waiting == 1
+
+
+@pytest.mark.integration
 def test_many_threads_get_the_tokens_each_would_get_alone(
     model: Model, prompts: list[tuple[int, ...]]
 ) -> None:

@@ -486,6 +486,7 @@ def test_null_means_the_default_everywhere() -> None:
         ({"stop": ["a"] * 5}, "stop", "up to four"),
         ({"stop": ""}, "stop", "none of them empty"),
         ({"stop": [1]}, "stop[0]", "valid string"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"top_logprobs": 2}, None, "'logprobs': true"),
         ({"stream_options": {"include_usage": True}}, None, "'stream': true"),
         ({"tool_choice": "required"}, "tool_choice", "cannot be forced"),

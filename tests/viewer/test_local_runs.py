@@ -17,6 +17,7 @@ import pytest
 
 from osmosis_ai.datasets import file_digest, iter_rows, row_digest
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.evaluation.journal import replay
 from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.run_directory import MOST_OF_A_CONFIG, RunDirectory
@@ -621,6 +622,28 @@ def test_the_samples_of_a_damaged_journal_are_those_before_the_damage_and_the_li
             assert page.count("is damaged at line") == 1 and "What stands before that is shown." in page
             assert words or said in page
     assert "damaged" not in page_text(lacking.get("/evals/finished/samples"))
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_a_run_whose_journal_can_not_be_read_is_named_in_the_list_next_to_the_others(
+    evals: Path, lacking: TestClient, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
+) -> None:
+    write_run(evals / "intact", [[1.0], [0.0]])
+    journal = write_run(evals / "barred", [[1.0]]) / "events.jsonl"
+    if is_damaged:
+        journal.write_text("no record\n")
+
+    def read(path: Path, *rest: Any, **more: Any) -> Any:
+        if path == journal and not is_damaged:
+            raise PermissionError(13, "Permission denied", str(path))
+        return replay(path, *rest, **more)
+
+    monkeypatch.setattr("osmosis_ai.evaluation.local_results.replay", read)
+    listed = page_text(lacking.get("/evals"))
+    assert 'href="/evals/intact"' in listed and "50.0 %" in listed
+    assert re.search(r'href="/evals/barred".*?class="quiet why">(the journal )?`/', listed, re.DOTALL)
+    problem = "is damaged at line 1" if is_damaged else "Permission denied"
+    assert problem in page_text(lacking.get("/evals/barred"))
 
 
 def test_a_run_that_was_killed_is_shown_up_to_the_line_that_it_was_writing(

@@ -94,6 +94,14 @@ def test_what_an_attempt_takes_is_compared_by_its_ratio() -> None:
     assert metric(found, "latency")["baseline"]["value"] == 1.0
 
 
+def test_a_change_that_the_unscored_attempts_could_reverse_has_the_p_value_1_against_it() -> None:
+    found = compared(passes([2] * 40), *[[[1.0, None, None, None]] * 40] * 2)
+    rate = metric(found, "pass_rate")
+    assert rate["difference"]["value"] == 0.5 and rate["difference"]["p_adjusted"] < 0.05
+    worst = rate["unscored_at_worst"]
+    assert (worst["value"], worst["p_adjusted"]) == (-0.25, 1.0) and worst["p"] < 0.05
+
+
 def test_of_several_candidates_each_is_held_against_the_baseline_and_p_is_adjusted_by_holm() -> None:
     noise = np.random.default_rng(3)
     rewards = [passes(np.clip(np.array(HARD) + noise.integers(-1, 2, 100), 0, 4).tolist()) for _ in range(2)]

@@ -559,6 +559,15 @@ def test_the_attempts_on_a_row_share_one_rendering() -> None:
     assert set(read) == {(text, tuple(chat.encode(text)))}
 
 
+def test_the_prompts_that_were_read_last_are_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("osmosis_ai.training.engines.prompt_prefix_cache.KEPT", 2)
+    chat = counting_chat()
+    prefix_cache = PromptPrefixCache(chat)
+    for asked, rendered in (("a", 1), ("b", 2), ("a", 2), ("c", 3), ("a", 3), ("b", 4)):
+        prefix_cache.read(asking(asked), [])
+        assert chat.rendered == rendered, asked
+
+
 def test_whatever_the_template_could_write_differently_is_another_opening() -> None:
     chat = counting_chat()
     prefix_cache = PromptPrefixCache(chat)

@@ -53,6 +53,7 @@ def test_a_group_of_equal_rewards_is_dropped_and_counted():
 def test_a_group_with_one_score_has_nothing_to_compare():
     statistics = group_advantages([[1.0, None], [None, None]]).statistics
     assert (statistics.groups_too_few_scores, statistics.groups_zero_variance) == (2, 0)
+    assert statistics.zero_variance_fraction == 1
     assert statistics.samples_used == 0
 
 

@@ -293,6 +293,11 @@ def test_a_mask_that_covers_what_nobody_sampled_is_refused():
         training_rows([dropped], [1.0])
 
 
+def test_a_micro_batch_may_have_exactly_as_many_tokens_as_the_limit():
+    assert plan_micro_batches([10, 8, 10], 30) == [[1, 0, 2]]
+    assert plan_micro_batches([10, 8, 10], 29) == [[1, 0], [2]]
+
+
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 200))
 def test_micro_batches_hold_every_sequence_once_within_the_limit(lengths, limit):
     plan = plan_micro_batches(lengths, limit)

@@ -180,3 +180,5 @@ def test_held_out_rows_are_a_seeded_share_that_is_never_trained_on(tmp_path):
     assert not held_out & split.training.keys()
     assert split == split_rows(dataset, ValidationPlan(fraction=0.1), seed=1)
     assert split != split_rows(dataset, ValidationPlan(fraction=0.1), seed=2)
+    own = split_rows(dataset, ValidationPlan(path=dataset, max_rows=3), seed=1)
+    assert (len(own.held_out), len(own.training)) == (3, 40)

@@ -9,9 +9,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
-
-from pydantic import BaseModel, ConfigDict
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from osmosis_ai.controller.attempt import (
     Attempt,
@@ -27,6 +25,7 @@ from osmosis_ai.controller.callbacks import (
     CallbackStore,
     HttpRolloutDriver,
 )
+from osmosis_ai.controller.outcomes import LIMITS, LimitedBy, LimitName
 from osmosis_ai.controller.remote_agents import LoopEndpoints, LoopRolloutDriver, ServedAgent
 from osmosis_ai.controller.server_process import (
     RolloutServer,
@@ -179,21 +178,6 @@ class Dispatcher(Generic[Item]):
             self._stop = Stop("budget", closed)
             return None
         return item
-
-
-LimitName = Literal["provider", "rate_limit", "this_machine"]
-LIMITS: tuple[LimitName, ...] = get_args(LimitName)
-
-
-class LimitedBy(BaseModel):
-    """What limited a session, as shares of the time in which attempts were in flight."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    most: LimitName
-    provider: float
-    rate_limit: float
-    this_machine: float
 
 
 class LimitTally:

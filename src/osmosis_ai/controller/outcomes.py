@@ -12,6 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
+from pydantic import BaseModel, ConfigDict
+
 if TYPE_CHECKING:
     from osmosis_ai.controller.callbacks import TerminalCallbackResult
     from osmosis_ai.llm.errors import ModelCallError
@@ -139,3 +141,18 @@ def failed(error_type: str, boundary: Boundary, error: str, *, category: str | N
     """Return the verdict on a failure; its category follows from its type where none is given."""
     kind = category or category_of(error_type)
     return Verdict("failed", error_type=error_type, boundary=boundary, category=kind, error=error)
+
+
+LimitName = Literal["provider", "rate_limit", "this_machine"]
+LIMITS: tuple[LimitName, ...] = get_args(LimitName)
+
+
+class LimitedBy(BaseModel):
+    """What limited a session, as shares of the time in which attempts were in flight."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    most: LimitName
+    provider: float
+    rate_limit: float
+    this_machine: float

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
-from osmosis_ai.controller.dispatcher import LimitedBy
+from osmosis_ai.controller.outcomes import LimitedBy
 from osmosis_ai.evaluation.statistics import Description, Estimate, Percentiles
 
 if TYPE_CHECKING:

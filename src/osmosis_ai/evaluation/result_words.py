@@ -15,7 +15,7 @@ from osmosis_ai.evaluation.headline import LEAST_SCORED, Headline, breakdown, pa
 from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.dispatcher import LimitName
+    from osmosis_ai.controller.outcomes import LimitName
     from osmosis_ai.datasets.selection import RowsDrawn
     from osmosis_ai.evaluation.metrics_models import Estimates
     from osmosis_ai.evaluation.statistics import Percentiles

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.config.execution import MOST_SERVERS
-from osmosis_ai.controller.callbacks import AttemptTimeouts
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.budget import Budget
 from osmosis_ai.evaluation.run_name import check_run_name
@@ -26,6 +25,7 @@ _FRESH_HINT = (
 
 if TYPE_CHECKING:
     from osmosis_ai.config.sections import EvaluationSettings, Experiment
+    from osmosis_ai.controller.callbacks import AttemptTimeouts
     from osmosis_ai.datasets import DatasetRow, Selection
 
 
@@ -41,6 +41,8 @@ class EvalRunSpec:
     @property
     def timeouts(self) -> AttemptTimeouts:
         """What each attempt may take."""
+        from osmosis_ai.controller.callbacks import AttemptTimeouts
+
         settings = self.evaluation
         return AttemptTimeouts(settings.agent_workflow_timeout_s, settings.grader_timeout_s)
 

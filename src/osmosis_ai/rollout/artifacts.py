@@ -57,13 +57,15 @@ async def create_artifacts_dir(root: Path, rollout_id: str) -> Path | None:
 
 
 def _create(root: Path, rollout_id: str) -> Path:
-    home = root / rollout_id
-    artifacts = home / "artifacts"
-    if not artifacts.is_dir():
-        artifacts.mkdir(parents=True, exist_ok=True)
+    home = f"{root}/{rollout_id}"
+    artifacts = f"{home}/artifacts"
+    if not os.path.isdir(artifacts):
+        os.makedirs(home, exist_ok=True)
         with contextlib.suppress(FileExistsError):
-            (home / HEALTH_MARKER).touch(exist_ok=False)
-    return artifacts
+            os.mkdir(artifacts)
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(f"{home}/{HEALTH_MARKER}", os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    return Path(artifacts)
 
 
 def artifact_tree_state(directory: Path) -> dict[str, FileState]:

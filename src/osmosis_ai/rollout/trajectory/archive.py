@@ -73,6 +73,9 @@ class RolloutArchive:
             content = self._trajectory(result, report)
             if content is None:
                 pending.unlink(missing_ok=True)
+            elif self._kept is None:
+                # Nothing acknowledged depends on it yet, so a torn file does no harm.
+                _write(pending, content)
             else:
                 _write_whole(pending, content)
             self._kept = result, report
@@ -194,12 +197,16 @@ def _encode(value: Any, newline: str) -> str:
 
 def _write_whole(target: Path, data: bytes) -> None:
     temporary = target.with_name(f".{target.name}.tmp")
+    _write(temporary, data)
+    temporary.replace(target)
+
+
+def _write(target: Path, data: bytes) -> None:
     try:
-        temporary.write_bytes(data)
+        target.write_bytes(data)
     except FileNotFoundError:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
+        target.write_bytes(data)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        target.unlink(missing_ok=True)
         raise
-    temporary.replace(target)

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from osmosis_ai.controller.callbacks import AttemptTimeouts, RolloutProtocolError, RolloutRunRequest
+from osmosis_ai.controller.callbacks import AttemptTimeouts, RolloutProtocolError
 from osmosis_ai.controller.server_process import AttemptLostError
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
+from osmosis_ai.rollout.driver import RolloutRunRequest
 
 if TYPE_CHECKING:
     from osmosis_ai.controller.callbacks import TerminalCallbackResult
-    from osmosis_ai.controller.model_proxy import LastCall, RolloutBridge, RolloutUsage
+    from osmosis_ai.controller.model_proxy import LastCall, ModelProxy, RolloutUsage
     from osmosis_ai.controller.server_process import ServerPool
     from osmosis_ai.datasets import DatasetRow
     from osmosis_ai.llm.errors import ModelCallError
@@ -297,7 +298,7 @@ class AttemptResults(ABC):
 class AttemptServices:
     """What attempts run on."""
 
-    bridge: RolloutBridge[Any]
+    bridge: ModelProxy[Any]
     servers: ServerPool
     timeouts: AttemptTimeouts
     artifact_root: Path | None = None

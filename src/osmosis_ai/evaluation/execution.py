@@ -116,7 +116,7 @@ class Execution:
 
     async def _run(self) -> Stop | None:
         from osmosis_ai.controller.dispatcher import RolloutRunner
-        from osmosis_ai.controller.model_proxy import ModelBridge
+        from osmosis_ai.controller.model_proxy import ProviderProxy
 
         job, state = self._job, self._state
         async with AsyncExitStack() as stack:
@@ -133,7 +133,7 @@ class Execution:
             )
             model_key = secrets.token_urlsafe(32)
             runner = RolloutRunner(
-                ModelBridge(client, auth_token=model_key),
+                ProviderProxy(client),
                 bridge_token=model_key,
                 server=server,
                 servers=job.servers,

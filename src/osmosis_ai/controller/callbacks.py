@@ -341,7 +341,6 @@ class CallbackRolloutDriver(RolloutDriver):
         self._callback_timeout_s = callback_timeout_s
 
     async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
-        """Run one rollout to its terminal result."""
         rollout_id = request.rollout_id
         if not rollout_id:
             raise ValueError("rollout_id must not be empty")
@@ -490,7 +489,6 @@ def admission_pause_s(headers: Mapping[str, str]) -> float:
 
 
 def encode_request(body: dict[str, Any]) -> bytes:
-    """Return the body of an admission as JSON."""
     try:
         return orjson.dumps(body)
     except TypeError:
@@ -575,7 +573,6 @@ class CallbackAddress:
         return cls(host or LOOPBACK, listen, (int(numbers[0]), int(numbers[1])))
 
     def socket(self) -> socket.socket:
-        """Listen on the first free port."""
         listen = self.listen or self.host
         family = socket.AF_INET6 if ":" in listen else socket.AF_INET
         reason = "no port is given"
@@ -640,7 +637,6 @@ class CallbackListener:
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
         if self._port is None:
             raise RuntimeError("the callback listener is not running")
         return self._port
@@ -677,11 +673,9 @@ class CallbackListener:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def completion_url(self, rollout_id: str) -> str:
-        """Return the URL of a rollout's completion callback."""
         return f"{self.chat_completions_url(rollout_id)}/completion"
 
     def grader_url(self, rollout_id: str) -> str:
-        """Return the URL of a rollout's grader callback."""
         return f"{self.chat_completions_url(rollout_id)}/grader"
 
     def chat_completions_url(self, rollout_id: str) -> str:
@@ -765,7 +759,6 @@ def validation_errors(error: ValidationError) -> list[Any]:
 
 
 def json_reply(content: object, status: int = 200) -> web.Response:
-    """Return a JSON response."""
     return web.Response(body=_encode(content), status=status, content_type="application/json")
 
 

@@ -135,7 +135,6 @@ class Call:
         self._changed = asyncio.Event()
 
     def append(self, piece: bytes) -> None:
-        """Add a piece of the answer."""
         self.pieces.append(piece)
         self._notify()
 
@@ -155,12 +154,10 @@ class Call:
         return True
 
     async def wait_finished(self) -> None:
-        """Wait for the end of the answer."""
         while not self.finished:
             await self._changed.wait()
 
     def add_client(self, request: web.Request) -> None:
-        """Note a client that waits for the answer."""
         if request.transport is not None:
             self._clients.append(request.transport)
 
@@ -205,11 +202,13 @@ class CallMetrics:
             extra, logprobs = choice.get("provider_specific_fields"), choice.get("logprobs")
             sampled = choice.get("token_ids") or (extra.get("token_ids") if isinstance(extra, dict) else None)
             if isinstance(sampled, list):
-                self.completion_token_ids = [*(self.completion_token_ids or ()), *sampled]
+                self.completion_token_ids = self.completion_token_ids or []
+                self.completion_token_ids += sampled
             entries = logprobs.get("content") if isinstance(logprobs, dict) else None
             if isinstance(entries, list):
                 values = [each["logprob"] for each in entries if isinstance(each, dict) and "logprob" in each]
-                self.logprobs = [*(self.logprobs or ()), *values]
+                self.logprobs = self.logprobs or []
+                self.logprobs += values
         if isinstance(ids, list):
             self.prompt_token_ids = ids
 
@@ -293,7 +292,6 @@ class RolloutCalls:
             self._forget(oldest)
 
     def failed(self, call: Call, error: Exception) -> None:
-        """Record a call that failed for good."""
         if isinstance(error, ModelCallError):
             self._last_failure = call.index, error
         self._freed_indices[call.digest] = call.index
@@ -312,14 +310,12 @@ class RolloutCalls:
         return LastCall(last.request, (*last.pieces, *last.draft))
 
     def cancel(self) -> None:
-        """Cancel the calls that are running."""
         for calls in self._by_digest.values():
             for call in calls:
                 if call.task is not None:
                     call.task.cancel()
 
     def usage(self, model: str) -> RolloutUsage:
-        """Return the totals."""
         total = RolloutUsage(calls=len(self._metrics))
         if self._last_failure is not None and self._last_failure[0] > max(self._metrics, default=-1):
             total.last_error = self._last_failure[1]
@@ -470,12 +466,10 @@ class ModelProxy(ABC, Generic[CallsT]):
         return calls.usage(self.model_path) if calls is not None else RolloutUsage()
 
     def last_call(self, rollout_id: str) -> LastCall | None:
-        """Return the latest call of an open rollout."""
         calls = self._find(rollout_id)
         return calls.last_call() if calls is not None else None
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes to mount in an aiohttp application."""
         rollout = "/v1/rollouts/{rollout_id}"
         return [
             web.post(f"{rollout}/chat/completions", self._chat_completions),
@@ -585,7 +579,6 @@ class ProviderProxy(ModelProxy[RolloutCalls]):
 
     @property
     def model_path(self) -> str:
-        """The model's name, for reports and for agents that name none."""
         return self._client.model_path
 
     def _new_calls(self, rollout_id: str) -> RolloutCalls:
@@ -771,5 +764,4 @@ def _has_content(chunk: Mapping[str, Any]) -> bool:
 
 
 def stream_event(chunk: Mapping[str, Any]) -> bytes:
-    """Return a chunk as a server-sent event."""
     return b"data: " + dumps(chunk) + b"\n\n"

@@ -208,7 +208,6 @@ class AgentLocation:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of every request to it."""
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
 
@@ -318,7 +317,6 @@ class RemoteAgent:
 
     @property
     def base_url(self) -> str:
-        """The agent's URL."""
         return self.location.address.base_url
 
     async def start(self) -> None:
@@ -346,7 +344,6 @@ class RemoteAgent:
             self._http = None
 
     def made_progress(self) -> None:
-        """Note that a rollout finished."""
         self._deaths = 0
 
     async def death(self) -> OsmosisError:
@@ -368,7 +365,6 @@ class RemoteAgent:
                 return RemoteAgentError(f"{self.name} is gone: {self._cause_of_death}.")
 
     async def revive(self, note: Callable[[str], None]) -> bool:
-        """Wait until the agent is back."""
         self._deaths += 1
         if self._deaths > MAX_DEATHS:
             raise self._lost(f"went away {self._deaths} times without finishing a rollout in between")
@@ -474,7 +470,6 @@ class AgentCallbacks:
             self._ended.popitem(last=False)
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes to mount in an aiohttp application."""
         return [
             web.post("/v1/chat/completions", self._chat_completions),
             web.post("/v1/rollout/completed", self._completed),
@@ -688,7 +683,6 @@ class RemoteAgentDriver(CallbackRolloutDriver):
             raise RolloutProtocolError(message, status_code=422) from None
 
     async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
-        """Run one rollout to its terminal result."""
         try:
             return await super().run(request)
         except (aiohttp.ClientError, OSError):

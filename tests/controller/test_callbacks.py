@@ -23,7 +23,7 @@ from osmosis_ai.controller.callbacks import (
     UnknownRolloutIdError,
     duplicate_callback_payload,
 )
-from osmosis_ai.controller.model_proxy import ModelBridge
+from osmosis_ai.controller.model_proxy import ProviderProxy
 from osmosis_ai.errors import OsmosisError
 from tests.controller.wire import ROLLOUT_ID, completion, completion_body, grader, grader_body
 
@@ -224,7 +224,7 @@ async def test_the_bridge_is_served_and_needs_its_own_key(
 async def test_no_route_takes_the_key_of_another_run(
     store: CallbackStore, journal: Journal, http: aiohttp.ClientSession
 ) -> None:
-    bridge = ModelBridge(None, auth_token=BRIDGE_TOKEN)  # type: ignore[arg-type]
+    bridge = ProviderProxy(None)  # type: ignore[arg-type]
     bridge.open(ROLLOUT_ID)
     listener = CallbackListener(store, auth_token=TOKEN, bridge=bridge, bridge_token=BRIDGE_TOKEN)
     routes = [(route.method, route.resource) for route in listener._application().router.routes()]
@@ -279,7 +279,7 @@ def test_a_machine_without_a_free_port_says_so_and_nothing_of_what_a_plain_run_h
     with pytest.raises(OsmosisError, match="Too many open files") as plain:
         CallbackAddress().socket()
     assert "agents" not in plain.value.message and plain.value.hint is None
-    with pytest.raises(OsmosisError, match="the bridge for served agents") as served:
+    with pytest.raises(OsmosisError, match=r"cannot listen on train\.internal") as served:
         CallbackAddress("train.internal", ports=(9100, 9101)).socket()
     assert "OSMOSIS_BRIDGE_PORTS" in str(served.value.hint)
 
@@ -416,18 +416,21 @@ async def test_a_cancellation_loses_to_a_commit_under_way(store: CallbackStore, 
     assert await handler == {"ok": True}
 
 
-def test_finished_rollouts_are_remembered_within_both_bounds() -> None:
-    memory = callbacks.FinishedRollouts(max_rollouts=3, max_bytes=100)
+async def test_finished_rollouts_are_remembered_within_both_bounds(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callbacks, "REMEMBERED_ROLLOUTS", 3)
+    monkeypatch.setattr(callbacks, "REMEMBERED_ACKNOWLEDGMENT_BYTES", 100)
+    store = CallbackStore(on_terminal_commit=journal)
     for index in range(5):
-        acknowledgment = {"ok": True, "trajectory": str(index) * 40} if index != 3 else {"ok": True}
-        memory.add(
-            str(index),
-            callbacks.FinishedRollout.of(acknowledgment, "grader", completion=None, grader=grader()),
-        )
-    assert len(memory) == 3
-    assert "1" not in memory
-    assert memory.acknowledgment_bytes <= 100
-    answers = {key: rollout.acknowledgment() for key in "234" if (rollout := memory.get(key))}
+        journal.acknowledgment = {"ok": True, "trajectory": str(index) * 40} if index != 3 else None
+        await store.register(str(index))
+        await store.handle_grader(str(index), grader(str(index)))
+        await store.discard(str(index))
+    for forgotten in "01":
+        with pytest.raises(UnknownRolloutIdError):
+            await store.handle_grader(forgotten, grader(forgotten))
+    answers = {key: await store.handle_grader(key, grader(key)) for key in "234"}
     assert answers == {"2": {"ok": True}, "3": {"ok": True}, "4": {"ok": True, "trajectory": "4" * 40}}
 
 

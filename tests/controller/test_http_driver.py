@@ -19,13 +19,12 @@ from osmosis_ai.controller.callbacks import (
     CallbackListener,
     CallbackStore,
     HttpRolloutDriver,
-    RolloutOutcome,
     RolloutProtocolError,
-    RolloutRunRequest,
     TerminalCallbackResult,
     UnknownRolloutIdError,
 )
 from osmosis_ai.controller.server_process import RolloutServer, ServerSpec
+from osmosis_ai.rollout.driver import RolloutOutcome, RolloutRunRequest
 from osmosis_ai.rollout.types import RolloutStatus
 from tests.controller.wire import ROLLOUT_ID, completion_body, grader_body
 

@@ -20,13 +20,13 @@ from osmosis_ai.controller import attempt as attempt_module
 from osmosis_ai.controller.attempt import Attempt, AttemptResult, AttemptResults, attempt_seeds
 from osmosis_ai.controller.callbacks import AttemptTimeouts, CallbackAddress
 from osmosis_ai.controller.dispatcher import RolloutRunner
-from osmosis_ai.controller.model_proxy import ModelBridge
+from osmosis_ai.controller.model_proxy import ProviderProxy
 from osmosis_ai.controller.remote_agents import (
     AgentAddress,
     AgentAddressError,
     AgentLocation,
-    ServedAgent,
-    ServedAgentError,
+    RemoteAgent,
+    RemoteAgentError,
     open_agent_session,
     probe_agent,
     require_allowed,
@@ -61,7 +61,7 @@ class Results(AttemptResults):
 @dataclass
 class World:
     runner: RolloutRunner
-    agent: ServedAgent
+    agent: RemoteAgent
     model: StandInModel
     results: Results
     notes: list[str]
@@ -91,7 +91,7 @@ async def driving(
     address: CallbackAddress | None = None,
     artifacts: Path | None = None,
 ) -> AsyncIterator[World]:
-    agent = ServedAgent(
+    agent = RemoteAgent(
         locate or (lambda: located(port)),
         name="the served agent `loop`",
         callback_address=address,
@@ -104,7 +104,7 @@ async def driving(
         endpoint = ModelEndpoint("openai/m", "openai", "m", "openai", model.base_url, "sk-0123456789")
         async with ModelClient(endpoint, max_attempts=1) as client:
             runner = RolloutRunner(
-                ModelBridge(client, auth_token="bridge"),
+                ProviderProxy(client),
                 bridge_token="bridge",
                 server=agent,
                 timeouts=AttemptTimeouts(agent_s, None),
@@ -277,7 +277,7 @@ async def test_a_hundred_rollouts_survive_the_agent_that_is_killed_over_them() -
             made = asyncio.create_task(world.make(*rows))
             await recorded(world, 20)
             agent.kill()
-            with pytest.raises(ServedAgentError, match=r"did not come back within 0\.3 s") as ended:
+            with pytest.raises(RemoteAgentError, match=r"did not come back within 0\.3 s") as ended:
                 await made
             assert ended.value.is_infrastructure
             assert 20 <= len(world.results.recorded) < 100
@@ -400,8 +400,8 @@ async def test_a_run_asks_an_agent_for_nothing_that_it_could_lead_elsewhere_with
 
 async def test_an_agent_elsewhere_needs_to_know_where_we_are(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served(ServedLoop()) as port:
-        monkeypatch.setattr(AgentAddress, "is_here", False)
-        with pytest.raises(ServedAgentError, match="on another machine") as refused:
+        monkeypatch.setattr(AgentAddress, "is_local", lambda _: False)
+        with pytest.raises(RemoteAgentError, match="on another machine") as refused:
             async with driving(port):
                 pass
         assert "OSMOSIS_BRIDGE_HOST" in (refused.value.hint or "")

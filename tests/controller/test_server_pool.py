@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from osmosis_ai.controller import server_process
-from osmosis_ai.controller.callbacks import RolloutOutcome, RolloutRunRequest
 from osmosis_ai.controller.server_process import (
     MAX_RESTARTS,
     AttemptLostError,
@@ -23,6 +22,7 @@ from osmosis_ai.controller.server_process import (
     granted_cores,
     several,
 )
+from osmosis_ai.rollout.driver import RolloutOutcome, RolloutRunRequest
 from osmosis_ai.supervision import Service, ServiceDiedError, ServiceError, ServiceSpec
 
 REQUEST = RolloutRunRequest(messages=[], rollout_id="r1")

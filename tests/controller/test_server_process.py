@@ -29,8 +29,6 @@ from osmosis_ai.controller.callbacks import (
     CallbackListener,
     CallbackStore,
     HttpRolloutDriver,
-    RolloutOutcome,
-    RolloutRunRequest,
 )
 from osmosis_ai.controller.server_process import (
     HEALTH_TIMEOUT_ENV,
@@ -40,6 +38,7 @@ from osmosis_ai.controller.server_process import (
     prepare_server,
 )
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.rollout.driver import RolloutOutcome, RolloutRunRequest
 from osmosis_ai.rollout.loop.workflow import SETTINGS_ENV
 from osmosis_ai.sandbox import InnerListener, Sandbox, SandboxCapability, check_sandbox, interpreter_places
 from osmosis_ai.supervision import (

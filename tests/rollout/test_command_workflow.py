@@ -1,4 +1,4 @@
-"""Programs as agents: real processes, a real bridge, a stand-in model."""
+"""Programs as agents: real processes, a real model proxy, a stand-in model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from osmosis_ai.rollout import (
     RolloutStatus,
 )
 from osmosis_ai.rollout.model_client import close_shared_connections
-from tests.controller.bridge_world import TOKEN, BridgeWorld, bridge_world
+from tests.controller.proxy_world import TOKEN, ProxyWorld, proxy_world
 from tests.loop_clock import advance_loop_clock
 from tests.standin_model import Reply, StandInModel, error_reply
 
@@ -51,10 +51,10 @@ def running(*seconds: str) -> list[str]:
 
 
 class World:
-    def __init__(self, root: Path, bridge: BridgeWorld) -> None:
+    def __init__(self, root: Path, proxy: ProxyWorld) -> None:
         self.root = root
-        self.bridge = bridge
-        self.model = bridge.model
+        self.proxy = proxy
+        self.model = proxy.model
         self.samples: list[Any] = []
 
     async def run(
@@ -66,7 +66,7 @@ class World:
 
         backend = LocalBackend(workflow=workflow or self.workflow(), grader=grader(grade))
         prompt = [{"role": "user", "content": said}]
-        with RolloutContext(f"{self.bridge.url}/v1/rollouts/r1", TOKEN, "r1"):
+        with RolloutContext(f"{self.proxy.url}/v1/rollouts/r1", TOKEN, "r1"):
             return await execute(backend, request("r1", prompt=prompt, **changed))
 
     def workflow(self, *command: str, **options: Any) -> CommandWorkflow:
@@ -75,8 +75,8 @@ class World:
 
 @asynccontextmanager
 async def serving(root: Path) -> AsyncIterator[World]:
-    async with StandInModel(lambda _: Reply("ok")) as model, bridge_world(model) as bridge:
-        yield World(root, bridge)
+    async with StandInModel(lambda _: Reply("ok")) as model, proxy_world(model) as proxy:
+        yield World(root, proxy)
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ async def test_it_has_what_programs_need_the_bridges_key_and_no_other(
     assert completion.err_message is not None
     env, place, files = json.loads(completion.err_message.partition("3: ")[2])
     assert "a-secret-of-the-users" not in env.values()
-    assert env["OPENAI_BASE_URL"] == f"{world.bridge.url}/v1/rollouts/r1/recorded"
+    assert env["OPENAI_BASE_URL"] == f"{world.proxy.url}/v1/rollouts/r1/recorded"
     assert env["TAVILY_API_KEY"] == env["OPENAI_API_KEY"] == "[REDACTED]"
     assert env["PATH"].startswith(os.path.dirname(sys.executable)) and "127.0.0.1" in env["no_proxy"]
     assert (
@@ -204,7 +204,7 @@ async def test_every_kind_of_content_is_told_as_text_and_whole_in_the_file(world
         {"role": "user", "content": [{"type": "text", "text": "What?"}, {"type": "image_url"}]},
     ]
     backend = LocalBackend(workflow=workflow)
-    with RolloutContext(f"{world.bridge.url}/v1/rollouts/r1", TOKEN, "r1"):
+    with RolloutContext(f"{world.proxy.url}/v1/rollouts/r1", TOKEN, "r1"):
         completion, _ = await execute(backend, request("r1", prompt=prompt, metadata={"k": 1}))
     told = (completion.err_message or "").partition("status 4: ")[2]
     assert json.loads(told) == {"messages": prompt, "metadata": {"k": 1}}

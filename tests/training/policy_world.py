@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from aiohttp import web
 
 from osmosis_ai.inference.batching import Generation
 from osmosis_ai.inference.catalog import built_in_model
@@ -20,6 +19,7 @@ from osmosis_ai.inference.engine import InferenceEngine, Listener
 from osmosis_ai.inference.model import Model
 from osmosis_ai.training.engines.policy_bridge import PolicyBridge, RolloutLimits, RolloutSampling
 from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine, PublishablePolicy
+from tests.controller.proxy_world import serve_proxy
 
 TOKEN = "a-token"
 END = 2  # <|im_end|>
@@ -128,22 +128,15 @@ async def policy_world(
             engine,
             chat,
             model_path="osmosis/tiny",
-            auth_token=TOKEN,
             limits=limits,
             sampling=sampling,
             **settings,
         )
-        app = web.Application()
-        app.add_routes(bridge.routes())
-        runner = web.AppRunner(app)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            timeout = aiohttp.ClientTimeout(total=60)
-            async with aiohttp.ClientSession(timeout=timeout) as http:
+        timeout = aiohttp.ClientTimeout(total=60)
+        async with serve_proxy(bridge, TOKEN) as url, aiohttp.ClientSession(timeout=timeout) as http:
+            try:
                 bridge.open("r1", seed_for=lambda index: index)
-                yield PolicyWorld(bridge, engine, chat, f"http://127.0.0.1:{runner.addresses[0][1]}", http)
-        finally:
-            bridge.discard("r1")
-            await asyncio.gather(*bridge._tasks, return_exceptions=True)
-            await runner.cleanup()
+                yield PolicyWorld(bridge, engine, chat, url, http)
+            finally:
+                bridge.discard("r1")
+                await asyncio.gather(*bridge._tasks, return_exceptions=True)

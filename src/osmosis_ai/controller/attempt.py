@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.controller.callbacks import AttemptTimeouts, RolloutProtocolError, RolloutRunRequest
+from osmosis_ai.controller.callbacks import AttemptTimeouts, RolloutProtocolError
 from osmosis_ai.controller.outcomes import Verdict, classify, failed, rejected
 from osmosis_ai.controller.server_process import AttemptLostError
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
+from osmosis_ai.rollout.driver import RolloutRunRequest
 
 if TYPE_CHECKING:
     from osmosis_ai.controller.callbacks import TerminalCallbackResult
-    from osmosis_ai.controller.model_proxy import LastCall, RolloutBridge, RolloutUsage
+    from osmosis_ai.controller.model_proxy import LastCall, ModelProxy, RolloutUsage
     from osmosis_ai.controller.server_process import ServerPool
     from osmosis_ai.datasets import DatasetRow
     from osmosis_ai.rollout.types import GraderCompleteRequest
@@ -172,7 +173,7 @@ class AttemptResults(ABC):
 class AttemptServices:
     """What attempts run on."""
 
-    bridge: RolloutBridge[Any]
+    bridge: ModelProxy[Any]
     servers: ServerPool
     timeouts: AttemptTimeouts
     artifact_root: Path | None = None

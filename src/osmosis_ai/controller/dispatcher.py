@@ -26,7 +26,7 @@ from osmosis_ai.controller.callbacks import (
     HttpRolloutDriver,
 )
 from osmosis_ai.controller.outcomes import LIMITS, LimitedBy, LimitName
-from osmosis_ai.controller.remote_agents import LoopEndpoints, LoopRolloutDriver, ServedAgent
+from osmosis_ai.controller.remote_agents import AgentCallbacks, RemoteAgent, RemoteAgentDriver
 from osmosis_ai.controller.server_process import (
     RolloutServer,
     ServerPool,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from osmosis_ai.controller.callbacks import TerminalCallbackResult
-    from osmosis_ai.controller.model_proxy import RolloutBridge, RolloutUsage
+    from osmosis_ai.controller.model_proxy import ModelProxy, RolloutUsage
     from osmosis_ai.redaction import Redactor
 
 
@@ -243,10 +243,10 @@ class RolloutRunner:
 
     def __init__(
         self,
-        bridge: RolloutBridge[Any],
+        bridge: ModelProxy[Any],
         *,
         bridge_token: str,
-        server: RolloutServer | ServedAgent,
+        server: RolloutServer | RemoteAgent,
         servers: int = 1,
         timeouts: AttemptTimeouts,
         redact: Redactor,
@@ -261,8 +261,8 @@ class RolloutRunner:
         self._registry = CallbackStore(
             on_terminal_commit=self._commit, acknowledge_completion=self._acknowledge_completion
         )
-        self._agent = server if isinstance(server, ServedAgent) else None
-        self._endpoints = LoopEndpoints(
+        self._agent = server if isinstance(server, RemoteAgent) else None
+        self._agent_callbacks = AgentCallbacks(
             self._registry, bridge, artifact_root=self._agent.artifact_root if self._agent else None
         )
         self._callbacks = CallbackListener(
@@ -270,13 +270,13 @@ class RolloutRunner:
             auth_token=self._callback_token,
             bridge=bridge,
             bridge_token=bridge_token,
-            agents=self._endpoints if self._agent is not None else None,
+            agents=self._agent_callbacks if self._agent is not None else None,
             address=self._agent.callback_address if self._agent is not None else None,
         )
         if isinstance(server, RolloutServer):
             server.let_in(self._callbacks)
         self._servers = ServerPool(
-            [server] if isinstance(server, ServedAgent) else several(server, servers),
+            [server] if isinstance(server, RemoteAgent) else several(server, servers),
             connect=self._connect,
             note=note,
             is_asked=self._agent is None,
@@ -284,7 +284,7 @@ class RolloutRunner:
         self._monitor = LoopMonitor()
         self._rate_limited = rate_limited
         self._bridge = bridge
-        root = server.artifact_root if isinstance(server, ServedAgent) else server.rollout.artifact_root
+        root = server.artifact_root if isinstance(server, RemoteAgent) else server.rollout.artifact_root
         self._services = AttemptServices(bridge, self._servers, timeouts, root)
         self._running: dict[str, RunningAttempt] = {}
         self._cancelled: list[str] = []
@@ -404,9 +404,9 @@ class RolloutRunner:
 
     def _connect(self, base_url: str) -> CallbackRolloutDriver:
         if self._agent is not None:
-            return LoopRolloutDriver(
+            return RemoteAgentDriver(
                 agent=self._agent,
-                endpoints=self._endpoints,
+                callbacks=self._agent_callbacks,
                 callback_store=self._registry,
                 server_url=self._callbacks.base_url,
                 callback_timeout_s=self._timeouts.completion_s,

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import aiohttp
     from typing_extensions import Self
 
-    from osmosis_ai.controller.callbacks import RolloutOutcome, RolloutRunRequest
+    from osmosis_ai.rollout.driver import RolloutOutcome, RolloutRunRequest
 
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -356,7 +356,7 @@ class Driver(Protocol):
 class KeptServer(Protocol):
     """What is kept running: a process of ours (:class:`osmosis_ai.controller.server_process.RolloutServer`), or
     an agent that is served elsewhere and waited for
-    (:class:`osmosis_ai.controller.remote_agents.ServedAgent`)."""
+    (:class:`osmosis_ai.controller.remote_agents.RemoteAgent`)."""
 
     @property
     def base_url(self) -> str:

@@ -20,7 +20,7 @@ from osmosis_ai.process_environment import program_environment
 
 if TYPE_CHECKING:
     from osmosis_ai.controller.environments import RolloutEnvironment
-    from osmosis_ai.controller.remote_agents import ServedAgent
+    from osmosis_ai.controller.remote_agents import RemoteAgent
     from osmosis_ai.controller.server_process import RolloutServer
     from osmosis_ai.sandbox import Sandbox
 
@@ -59,7 +59,7 @@ class RolloutSource(ABC):
     @abstractmethod
     async def server(
         self, setting: ServerSetting
-    ) -> tuple[RolloutEnvironment | None, RolloutServer | ServedAgent]:
+    ) -> tuple[RolloutEnvironment | None, RolloutServer | RemoteAgent]:
         """Return the agent's environment and its server in it, not yet started; no environment where it is
         elsewhere."""
 

@@ -299,7 +299,7 @@ class _Session(AttemptResults):
 
     async def _make_attempts(self) -> Stop | None:
         from osmosis_ai.controller.dispatcher import RolloutRunner
-        from osmosis_ai.controller.model_proxy import ModelBridge
+        from osmosis_ai.controller.model_proxy import ProviderProxy
 
         run = self._run
         async with AsyncExitStack() as stack:
@@ -328,7 +328,7 @@ class _Session(AttemptResults):
                 self._hooks.stage("looking for the served agent")
             model_key = secrets.token_urlsafe(32)
             runner = RolloutRunner(
-                ModelBridge(client, auth_token=model_key),
+                ProviderProxy(client),
                 bridge_token=model_key,
                 server=server,
                 servers=run.servers,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from osmosis_ai.evaluation.rollout_source import RolloutSource, ServerSetting
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.remote_agents import AgentLocation, ServedAgent
+    from osmosis_ai.controller.remote_agents import AgentLocation, RemoteAgent
 
 
 class ServedSource(RolloutSource):
@@ -31,17 +31,17 @@ class ServedSource(RolloutSource):
         """Return the digest of the agent's name."""
         return hashlib.sha256(f"server://{self.name}".encode()).hexdigest()
 
-    async def server(self, setting: ServerSetting) -> tuple[None, ServedAgent]:
+    async def server(self, setting: ServerSetting) -> tuple[None, RemoteAgent]:
         """Return the agent, not yet looked for."""
         setting.note(f"the agent is served elsewhere: `{self.name}`")
         return None, self.agent(setting.directory.trials)
 
-    def agent(self, artifact_root: Path) -> ServedAgent:
+    def agent(self, artifact_root: Path) -> RemoteAgent:
         """Return the agent; it calls back where the operator of this machine says."""
         from osmosis_ai.controller.callbacks import CallbackAddress
-        from osmosis_ai.controller.remote_agents import ServedAgent
+        from osmosis_ai.controller.remote_agents import RemoteAgent
 
-        return ServedAgent(
+        return RemoteAgent(
             self._locate,
             name=f"the served agent `{self.name}`",
             callback_address=CallbackAddress.from_environment(os.environ),

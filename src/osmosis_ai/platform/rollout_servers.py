@@ -22,9 +22,9 @@ from osmosis_ai.controller.remote_agents import (
     AgentAddressError,
     AgentHealth,
     AgentLocation,
-    not_registered,
     open_agent_session,
     probe_agent,
+    unregistered_agent,
 )
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.db.tables import DbRolloutServer, DbUser, new_id
@@ -103,7 +103,7 @@ class RolloutServerStore:
         with self._db.transaction() as session:
             server = _server(session, workspace_id, name)
             if server is None:
-                raise not_registered(name)
+                raise unregistered_agent(name)
             session.delete(server)
 
     def _put(
@@ -135,7 +135,7 @@ class RolloutServerStore:
         with self._db.session() as session:
             server = _server(session, workspace_id, name)
             if server is None:
-                raise not_registered(name)
+                raise unregistered_agent(name)
             creator = session.get(DbUser, server.creator_id) if server.creator_id else None
         return RegisteredServer(server, _name_of(creator), health)
 
@@ -184,7 +184,7 @@ def locate_server(db: Database, vault: Vault, workspace_id: str, agent: str) -> 
     """Return where an agent is now, with its key."""
     server = find_server(db, workspace_id, agent)
     if server is None:
-        raise not_registered(agent)
+        raise unregistered_agent(agent)
     key = vault.open(server.sealed, context=server_context(server.id)) if server.sealed is not None else None
     return AgentLocation(AgentAddress(server.host, server.port), key.decode() if key is not None else None)
 

@@ -57,15 +57,14 @@ async def create_artifacts_dir(root: Path, rollout_id: str) -> Path | None:
 
 
 def _create(root: Path, rollout_id: str) -> Path:
-    home = f"{root}/{rollout_id}"
-    artifacts = f"{home}/artifacts"
-    if not os.path.isdir(artifacts):
-        os.makedirs(home, exist_ok=True)
+    home = root / rollout_id
+    artifacts = home / "artifacts"
+    if not artifacts.is_dir():
+        home.mkdir(parents=True, exist_ok=True)
+        artifacts.mkdir(exist_ok=True)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(artifacts)
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(f"{home}/{HEALTH_MARKER}", os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-    return Path(artifacts)
+            os.close(os.open(home / HEALTH_MARKER, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    return artifacts
 
 
 def artifact_tree_state(directory: Path) -> dict[str, FileState]:

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from osmosis_ai.controller.callbacks import CallbackStore, RolloutRunRequest, TerminalCallbackResult
-from osmosis_ai.controller.remote_agents import LoopEndpoints
+from osmosis_ai.controller.callbacks import CallbackStore, TerminalCallbackResult
+from osmosis_ai.controller.remote_agents import AgentCallbacks
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.inference.chat_format import BuiltInChat, ChatFormat
 from osmosis_ai.inference.completion import TokenFeed
 from osmosis_ai.inference.model import KeyValueCache, Model
+from osmosis_ai.rollout.driver import RolloutRunRequest
 from osmosis_ai.training.engines.policy_bridge import RolloutLimits, RolloutSampling
 from osmosis_ai.training.engines.prompt_prefix_cache import PromptPrefixCache
 from osmosis_ai.training.objective.sequences import TokenSequence
@@ -119,21 +120,21 @@ async def test_a_streamed_call_is_the_same_call(world: PolicyWorld) -> None:
 async def test_the_record_is_made_before_the_answer_is_given(
     world: PolicyWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, _ = world.bridge._find("r1")
+    session = world.bridge._find("r1")
     assert session is not None
     seen: list[int] = []
     begin = session.begin
 
     def watching(*arguments: Any, **options: Any) -> Any:
         call = begin(*arguments, **options)
-        append = call.answer.append
+        append = call.append
 
         def noting(piece: bytes) -> None:
             if b"finish_reason" in piece and b'"finish_reason":null' not in piece:
                 seen.append(session.recording.sampled_tokens)
             append(piece)
 
-        call.answer.append = noting  # type: ignore[method-assign]
+        call.append = noting  # type: ignore[method-assign]
         return call
 
     monkeypatch.setattr(session, "begin", watching)
@@ -250,7 +251,7 @@ def written(world: PolicyWorld, ids: Any) -> str:
 async def test_tokens_are_never_made_from_text_a_second_time(world: PolicyWorld) -> None:
     """Text that was sampled in other pieces than the tokenizer would cut it into stays in those pieces."""
     prompt_text = world.chat.render(question(), [MULTIPLY])
-    session, _ = world.bridge._find("r1")
+    session = world.bridge._find("r1")
     assert session is not None
     prompt = session.recording.prompt(question(), [MULTIPLY])
     letters = [world.chat.encode(letter)[0] for letter in "answer"]
@@ -474,13 +475,13 @@ async def test_a_program_that_calls_below_recorded_is_learnt_from_and_its_conver
 
 
 @asynccontextmanager
-async def loop_url(world: PolicyWorld) -> AsyncIterator[tuple[str, LoopEndpoints]]:
+async def loop_url(world: PolicyWorld) -> AsyncIterator[tuple[str, AgentCallbacks]]:
     """Serve the policy to a loop, too."""
 
     async def commit(_: TerminalCallbackResult) -> None:
         return None
 
-    endpoints = LoopEndpoints(CallbackStore(on_terminal_commit=commit), world.bridge)
+    endpoints = AgentCallbacks(CallbackStore(on_terminal_commit=commit), world.bridge)
     app = web.Application()
     app.add_routes(endpoints.routes())
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)

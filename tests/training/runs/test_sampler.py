@@ -51,7 +51,6 @@ async def sampling(
             InProcessPolicyEngine(engine),
             BuiltInChat(MODEL_DIR),
             model_path="osmosis/tiny",
-            auth_token=TOKEN,
             limits=RolloutLimits(max_prompt_length=200, max_response_length=24),
             sampling=RolloutSampling(),
         )

@@ -6,15 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.bridge_litellm import LiteLLMBridge
     from osmosis_ai.controller.callbacks import CallbackListener, CallbackStore, TerminalCallbackResult
+    from osmosis_ai.controller.model_proxy import LiteLLMBridge
 
 __all__ = ["CallbackListener", "CallbackStore", "LiteLLMBridge", "TerminalCallbackResult"]
 
 _MODULES = {
     "CallbackListener": "osmosis_ai.controller.callbacks",
     "CallbackStore": "osmosis_ai.controller.callbacks",
-    "LiteLLMBridge": "osmosis_ai.controller.bridge_litellm",
+    "LiteLLMBridge": "osmosis_ai.controller.model_proxy",
     "TerminalCallbackResult": "osmosis_ai.controller.callbacks",
 }
 

@@ -1,6 +1,6 @@
-"""Public path of the LiteLLM bridge; defined in :mod:`osmosis_ai.controller.bridge_litellm`."""
+"""Public path of the LiteLLM bridge; defined in :mod:`osmosis_ai.controller.model_proxy`."""
 
-from osmosis_ai.controller.bridge_litellm import (
+from osmosis_ai.controller.model_proxy import (
     LiteLLMBridge,
 )
 

@@ -20,10 +20,9 @@ from osmosis_ai.controller.model_proxy import (
     DONE,
     Call,
     CallMetrics,
-    RolloutBridge,
+    ModelProxy,
     RolloutCalls,
     RolloutUsage,
-    SeedFor,
     stream_event,
 )
 from osmosis_ai.errors import NotFoundError
@@ -68,7 +67,7 @@ class _Session(RolloutCalls):
         self.recording = recording
 
 
-class PolicyBridge(RolloutBridge[_Session]):
+class PolicyBridge(ModelProxy[_Session]):
     """Serves the policy to the agents of many rollouts, and records them."""
 
     def __init__(
@@ -77,12 +76,11 @@ class PolicyBridge(RolloutBridge[_Session]):
         chat: ChatFormat,
         *,
         model_path: str,
-        auth_token: str,
         limits: RolloutLimits,
         sampling: RolloutSampling | None = None,
         kept: int = 16_384,
     ) -> None:
-        super().__init__(auth_token=auth_token)
+        super().__init__()
         self._engine = engine
         self._chat = chat
         self._prefix_cache = PromptPrefixCache(chat)
@@ -99,7 +97,7 @@ class PolicyBridge(RolloutBridge[_Session]):
 
     def close(self, rollout_id: str) -> RolloutUsage:
         """Serve no more calls of a rollout; what it recorded waits for :meth:`take`."""
-        session, _ = self._find(rollout_id)
+        session = self._find(rollout_id)
         usage = super().close(rollout_id)
         if session is not None:
             self._closed[rollout_id] = session.recording
@@ -127,16 +125,11 @@ class PolicyBridge(RolloutBridge[_Session]):
         )
 
     def _begin(
-        self,
-        calls: _Session,
-        call: Call,
-        body: dict[str, Any],
-        seed_for: SeedFor | None,
-        optional: tuple[str, ...] = (),
-    ) -> Call:
-        if self._sampling is not None and seed_for is not None:
+        self, calls: _Session, call: Call, body: dict[str, Any], optional: tuple[str, ...] = ()
+    ) -> None:
+        if self._sampling is not None and calls.seed_for is not None:
             body.pop("seed", None)
-        return super()._begin(calls, call, body, seed_for, optional)
+        super()._begin(calls, call, body, optional)
 
     async def _complete(
         self, calls: _Session, call: Call, body: dict[str, Any], optional: tuple[str, ...]
@@ -146,7 +139,7 @@ class PolicyBridge(RolloutBridge[_Session]):
             response = await self._completion(calls, body).whole()
         except OpenAIError as error:
             self._raise(error)
-        call.answer.append(dumps(response))
+        call.append(dumps(response))
         # The learner has the tokens; the rollout's trajectory does without, and tells when the policy was called.
         metrics = CallMetrics(
             read_usage(response["usage"]), cost_usd=0.0, latency_s=time.perf_counter() - started
@@ -164,10 +157,10 @@ class PolicyBridge(RolloutBridge[_Session]):
             async with aclosing(chunks):
                 async for chunk in chunks:
                     metrics.finish.read(chunk)
-                    call.answer.append(stream_event(chunk))
+                    call.append(stream_event(chunk))
         except OpenAIError as error:
             self._raise(error)
-        call.answer.append(DONE)
+        call.append(DONE)
         metrics.usage = read_usage(completion.usage())
         metrics.latency_s = time.perf_counter() - started
         return metrics

@@ -35,7 +35,7 @@ from osmosis_ai.training.runs.validation import SplitRows, split_rows
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
-    from osmosis_ai.controller.remote_agents import ServedAgent
+    from osmosis_ai.controller.remote_agents import RemoteAgent
     from osmosis_ai.controller.server_process import RolloutServer
     from osmosis_ai.inference.chat_format import ChatFormat
     from osmosis_ai.sandbox import Sandbox
@@ -211,7 +211,7 @@ class Trainer:
             return await work
         return await self._ranks.run(work, self._learner.abandon)
 
-    async def _prepare_server(self, hooks: TrainingHooks) -> RolloutServer | ServedAgent:
+    async def _prepare_server(self, hooks: TrainingHooks) -> RolloutServer | RemoteAgent:
         from osmosis_ai.controller.server_process import prepare_server
 
         spec, directory = self._spec, self._directory
@@ -256,7 +256,7 @@ class Trainer:
         stack: AsyncExitStack,
         engine: PolicyEngine,
         chat: ChatFormat,
-        server: RolloutServer | ServedAgent,
+        server: RolloutServer | RemoteAgent,
         hooks: TrainingHooks,
     ) -> RolloutSampler:
         from osmosis_ai.controller.callbacks import AttemptTimeouts
@@ -269,7 +269,6 @@ class Trainer:
             engine,
             chat,
             model_path=self._spec.model_path,
-            auth_token=token,
             limits=RolloutLimits(settings.max_prompt_length, settings.max_response_length),
             sampling=RolloutSampling(settings.rollout_temperature, settings.rollout_top_p),
         )

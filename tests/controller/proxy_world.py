@@ -1,4 +1,4 @@
-"""A bridge in front of a stand-in model, and clients of it that can be cut off."""
+"""A model proxy in front of a stand-in model, and clients of it that can be cut off."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from aiohttp import web
 
-from osmosis_ai.controller.model_proxy import ModelBridge
+from osmosis_ai.controller.callbacks import CallbackListener, CallbackStore, TerminalCallbackResult
+from osmosis_ai.controller.model_proxy import ModelProxy, ProviderProxy
 from osmosis_ai.llm.client import ModelClient
 from osmosis_ai.llm.providers import ModelEndpoint
 from tests.standin_model import StandInModel
@@ -23,9 +23,9 @@ HELLO: dict[str, Any] = {"model": "osmosis-rollout", "messages": [{"role": "user
 
 
 @dataclass
-class BridgeWorld:
+class ProxyWorld:
     model: StandInModel
-    bridge: ModelBridge
+    proxy: ProviderProxy
     url: str
     session: aiohttp.ClientSession
 
@@ -83,7 +83,7 @@ class BridgeWorld:
         writer.transport.abort()
 
         async def until_noticed() -> None:
-            while not self.bridge._rollouts["r1"][0]._last_begun.abandoned:  # noqa: ASYNC110 - the bridge does not signal it
+            while not self.proxy._rollouts["r1"]._last_begun.is_abandoned:  # noqa: ASYNC110 - the proxy does not signal it
                 await asyncio.sleep(0)
 
         await asyncio.wait_for(until_noticed(), 60)
@@ -96,21 +96,26 @@ async def settle() -> None:
 
 
 @asynccontextmanager
-async def bridge_world(model: StandInModel, *, transport: Any = "openai") -> AsyncIterator[BridgeWorld]:
+async def proxy_world(model: StandInModel, *, transport: Any = "openai") -> AsyncIterator[ProxyWorld]:
     """Serve rollout ``r1`` from ``model``."""
     endpoint = ModelEndpoint("openai/m", "openai", "m", transport, model.base_url, SECRET)
     async with ModelClient(endpoint, max_attempts=3) as client:
-        bridge = ModelBridge(client, auth_token=TOKEN)
-        app = web.Application()
-        app.add_routes(bridge.routes())
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        bridge.open("r1")
-        try:
-            async with aiohttp.ClientSession() as session:
-                yield BridgeWorld(model, bridge, url, session)
-        finally:
-            bridge.close("r1")
-            await runner.cleanup()
+        proxy = ProviderProxy(client)
+        async with serve_proxy(proxy, TOKEN) as url, aiohttp.ClientSession() as session:
+            proxy.open("r1")
+            try:
+                yield ProxyWorld(model, proxy, url, session)
+            finally:
+                proxy.close("r1")
+
+
+@asynccontextmanager
+async def serve_proxy(proxy: ModelProxy[Any], token: str) -> AsyncIterator[str]:
+    """Serve a model proxy as a run does; gives the URL."""
+
+    async def commit(_: TerminalCallbackResult) -> None:
+        return None
+
+    store = CallbackStore(on_terminal_commit=commit)
+    async with CallbackListener(store, auth_token="callbacks", bridge=proxy, bridge_token=token) as listener:
+        yield listener.base_url

@@ -36,6 +36,8 @@ class Redactor:
     def __init__(self, values: Iterable[str] = (), *, shortest: int = SHORTEST_CHARACTERS) -> None:
         self._shortest = shortest
         self._spellings: tuple[str, ...] = ()
+        # Matches the beginning of every spelling: most texts have none.
+        self._beginning = re.compile("(?!)")
         self.add(values)
 
     def __repr__(self) -> str:
@@ -45,9 +47,13 @@ class Redactor:
         """Also redact ``values`` from now on."""
         found = {spelling for value in set(values) for spelling in _spellings(value, self._shortest)}
         self._spellings = tuple({*self._spellings, *found})
+        beginnings = {spelling[:_SHORTEST_BEGINNING] for spelling in self._spellings}
+        self._beginning = re.compile("|".join(map(re.escape, beginnings)) or "(?!)")
 
     def text(self, text: str) -> str:
         """Return ``text`` with every secret redacted."""
+        if self._beginning.search(text) is None:
+            return text
         spans = _merged(sorted(self._occurrences(text)))
         pieces, end = [], 0
         for start, stop in spans:
@@ -168,11 +174,14 @@ def _merged(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         yield current
 
 
-def clean_json(content: bytes, redactor: Redactor) -> bytes:
-    """Return a JSON document with secrets redacted; unchanged byte for byte if it has none."""
+def clean_json(content: bytes, redactor: Redactor, *, document: Any = None) -> bytes:
+    """Return a JSON document with secrets redacted; unchanged byte for byte if it has none.
+
+    ``document`` is the parsed content, for a caller that has it already.
+    """
     import orjson
 
-    document = orjson.loads(content)
+    document = orjson.loads(content) if document is None else document
     try:
         clean = redactor.tree(document)
         if clean == document:

@@ -18,6 +18,7 @@ from typing import BinaryIO
 import orjson
 
 from osmosis_ai.errors import NotFoundError, OsmosisError, reason_of
+from osmosis_ai.evaluation.attempt_copies import item_name
 from osmosis_ai.evaluation.run_directory import (
     ENVIRONMENT_FILE,
     MOST_OF_A_CONFIG,
@@ -25,7 +26,6 @@ from osmosis_ai.evaluation.run_directory import (
     RunDirectory,
 )
 from osmosis_ai.evaluation.run_files import ARTIFACTS, RESERVED_ARTIFACT, name_problem
-from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.files import open_regular
 from osmosis_ai.rollout.artifacts import DIAGNOSTICS_FILE, PENDING_TRAJECTORY_FILE
 

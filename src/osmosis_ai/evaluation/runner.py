@@ -26,6 +26,7 @@ from osmosis_ai.controller.dispatcher import Dispatcher, LimitTally, Stop, choos
 from osmosis_ai.controller.server_process import useful_servers
 from osmosis_ai.datasets import row_digest
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.attempt_copies import AttemptCopies
 from osmosis_ai.evaluation.budget import NOTHING, Spending, Spent
 from osmosis_ai.evaluation.headline import copied_rows
 from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks, RunPlan
@@ -41,7 +42,6 @@ from osmosis_ai.evaluation.rollout_source import RolloutSource, ServerSetting
 from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, EvalRunSpec
 from osmosis_ai.evaluation.summary import RunSummary, describe_run, first_failures
-from osmosis_ai.evaluation.trajectory_export import Projector
 from osmosis_ai.files import cache_dir as default_cache_dir
 from osmosis_ai.redaction import Redactor, exposure_warnings
 
@@ -232,7 +232,7 @@ class _Session(AttemptResults):
             run.directory.log, run.redact, echo=run.hooks.log_event if run.options.verbose else None
         )
         stack.callback(self._log.close)
-        self._conversations = Projector(run.directory, run.table, self._log, run.redact)
+        self._conversations = AttemptCopies(run.directory, run.table, self._log, run.redact)
         self._tally = LimitTally()
         self._dispatcher: Dispatcher[Attempt] | None = None
         self._task: asyncio.Task[Stop | None] | None = None

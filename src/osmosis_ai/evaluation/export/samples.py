@@ -16,13 +16,13 @@ import msgspec
 import orjson
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.evaluation.attempt_copies import item_name, read_regular_file
 from osmosis_ai.evaluation.conversation import Message, answer_of, as_messages, read_conversation
 from osmosis_ai.evaluation.journal import JournalCorruptionError, JournalReader, replay
 from osmosis_ai.evaluation.local_results import LocalResults, read_local_results
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import FIELDS, check_field
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.evaluation.trajectory_export import item_name, read_regular_file
 from osmosis_ai.files import open_regular
 from osmosis_ai.rollout.grader_notes import read_grader_notes
 

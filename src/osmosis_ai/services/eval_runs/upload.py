@@ -213,8 +213,8 @@ def _secret_values(manifest: Manifest) -> dict[str, bytes]:
 
 def _files_of(found: RunDirectory, entry: IndexEntry, secrets: Mapping[str, bytes]) -> Iterator[UploadFile]:
     """Yield the trajectory and the artifacts of an attempt."""
+    from osmosis_ai.evaluation.attempt_copies import trajectory_problem
     from osmosis_ai.evaluation.run_files import ARTIFACTS, RESERVED_ARTIFACT
-    from osmosis_ai.evaluation.trajectory_export import trajectory_problem
 
     trial = found.trial(entry.rollout_id)
     if trial.is_symlink():

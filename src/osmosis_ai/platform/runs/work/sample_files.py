@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from osmosis_ai.api.wire.workers import RunFilePart, SentUpload
+from osmosis_ai.evaluation.attempt_copies import NAMED_WITHIN_S, TRAJECTORY_WAIT_S, item_name
 from osmosis_ai.evaluation.attempt_files import read_diagnostics
 from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE, RunDirectory
-from osmosis_ai.evaluation.trajectory_export import NAMED_WITHIN_S, TRAJECTORY_WAIT_S, item_name
 from osmosis_ai.files import open_regular, remove_tree
 from osmosis_ai.platform.blobs.shards import LARGEST_FILE_BYTES, MOST_BYTES, ShardPiece, ShardWriter
 from osmosis_ai.platform.runs.work.artifact_cleaning import clean_artifact

@@ -1,28 +1,23 @@
-"""``trajectories/`` and ``artifacts/``: copies of each item's selected attempt under a readable name.
+"""``trajectories/`` and ``artifacts/``: copies of each attempt's files under a readable name.
 
-Invariant: a copy belongs to the item's latest record, or it is absent. The copies are independent
-files (no hard links), made only of regular files below the attempt's own directory: no symbolic
-link is followed. A copy that could not be made while the run went on is made when the run goes on, or at its end,
-so losing one costs nothing; it never holds up, and never changes, a result.
+A copy belongs to the attempt's latest record, or it is absent. Copies are independent files, made only of regular files
+below the attempt's own directory (no link is followed) and without secrets. They are made while the run is going, the
+rest at its end, so losing one costs nothing; a copy never delays or changes a result.
 
-The rollout's server gives a trajectory its name after its result was acknowledged, so a copy waits for
-it. One that a killed server never named is taken as it lies, once the run goes on without that server's session or is at
-its end.
+The rollout's server names a trajectory after its result was acknowledged, so a copy waits for it. The pending file of a
+server that was killed meanwhile is copied once it is overdue.
 """
 
 from __future__ import annotations
 
 import contextlib
-import heapq
-import itertools
-import operator
 import os
 import re
 import shutil
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +25,7 @@ import orjson
 
 from osmosis_ai.evaluation.artifact_copies import ArtifactsLeftOut, LeftOutLines, copy_artifacts, remove
 from osmosis_ai.evaluation.journal import JournalReader
-from osmosis_ai.evaluation.results import AttemptTable
+from osmosis_ai.evaluation.results import AttemptId, AttemptTable
 from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE, RunDirectory
 from osmosis_ai.evaluation.run_files import ARTIFACTS
 from osmosis_ai.evaluation.run_log import RunLog
@@ -40,72 +35,66 @@ from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
 
 TRAJECTORY_WAIT_S = 30.0
 NAMED_WITHIN_S = 5.0
-"""How long a server that lives takes at most, once its result is durable, to give a conversation its name. It is named for one
-that was killed meanwhile; of one that was only slow, what it names later, which knows what was told of the last calls, takes
-the copy's place at the run's end."""
+"""How long a living server takes at most to name a conversation whose result is durable."""
 LARGEST_TRAJECTORY_BYTES = 256 << 20
-"""Of the file that a rollout leaves: it is read whole, by a process that nothing holds back."""
-_FIRST_LOOK_S, _SLOWEST_LOOK_S = 0.05, 2.0
-_MAX_QUEUED = 8192
+"""Of the file that a rollout leaves: it is read whole, outside the sandbox."""
+_ROUND_S = 0.05
+_SLOWEST_LOOK_S = 2.0
+_MAX_WAITING = 8192
+# Attempts of an earlier session whose copies are made before the run continues.
 _MOST_LEFT = 1024
-"""Attempts of an earlier session that are looked at before the run goes on."""
-_THREADS = 2
-_PROJECTED = re.compile(r"row_(\d+)_run_(\d+)(\.json)?")
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+_COPY_NAME = re.compile(r"row_(\d+)_run_(\d+)(\.json)?")
 
 
 def item_name(row_index: int, run_index: int) -> str:
-    """Return how the copies of an item are called."""
+    """Return the name of an attempt's copies."""
     return f"row_{row_index}_run_{run_index}"
 
 
-@dataclass(order=True, slots=True)
-class _Copy:
-    due: float
-    sequence: int
-    row_index: int = field(compare=False)
-    run_index: int = field(compare=False)
-    rollout_id: str = field(compare=False)
-    named_by: float = field(compare=False)
-    deadline: float = field(compare=False)
-    pause_s: float = field(compare=False, default=_FIRST_LOOK_S)
+@dataclass(slots=True)
+class _Waiting:
+    """An attempt whose files are not copied yet."""
+
+    rollout_id: str
+    since: float
+    expects_trajectory: bool
+    due: float = 0.0
+    pause_s: float = _ROUND_S
 
 
 class _Named(NamedTuple):
-    """A conversation that its server had not named in time: whose it is, and which version of it was copied."""
+    """A pending conversation that was copied because its server was late, and the version that was copied."""
 
     rollout_id: str
     version: tuple[int, int]
 
 
-class Projector:
-    """Makes the copies: in a few threads while the run goes on, the rest at its end."""
+class AttemptCopies:
+    """Makes the copies: in a thread while the run is going, the rest at its end."""
 
     def __init__(self, directory: RunDirectory, table: AttemptTable, log: RunLog, redactor: Redactor) -> None:
         self._directory = directory
-        self._redactor = redactor
         self._table = table
         self._log = log
+        self._redactor = redactor
         self._has_trajectory = bytearray(table.rows * table.n)
         self._has_artifacts = bytearray(table.rows * table.n)
         self._named: dict[int, _Named] = {}
         self._left_out = LeftOutLines(log)
-        self._heap: list[_Copy] = []
-        self._sequence = itertools.count()
-        self._busy = 0
-        self._closed = False
-        self._changed = threading.Condition()
-        self._threads: list[threading.Thread] = []
+        self._waiting: dict[AttemptId, _Waiting] = {}
+        self._closing = threading.Event()
+        self._give_up_at = 0.0
+        self._thread: threading.Thread | None = None
         self._find_copies()
 
     def start(self) -> None:
-        """Start the threads."""
-        for number in range(_THREADS):
-            thread = threading.Thread(target=self._work, name=f"projector-{number}", daemon=True)
-            thread.start()
-            self._threads.append(thread)
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._work, name="attempt-copies", daemon=True)
+        self._thread.start()
 
     def has_trajectory(self, row_index: int, run_index: int) -> bool:
-        """Tell whether the item's trajectory has been copied."""
+        """Whether the attempt's trajectory has been copied."""
         return self._has_trajectory[row_index * self._table.n + run_index] == 1
 
     @property
@@ -114,19 +103,12 @@ class Projector:
         return self._has_trajectory.count(1)
 
     def submit(self, row_index: int, run_index: int, rollout_id: str, *, expects_trajectory: bool) -> None:
-        """Copy an attempt's files soon. Never blocks: beyond a bound they are left to the end of the run."""
-        now = time.monotonic()
-        deadline = now + (TRAJECTORY_WAIT_S if expects_trajectory else 0.0)
-        with self._changed:
-            if len(self._heap) < _MAX_QUEUED and not self._closed:
-                due = now + (_FIRST_LOOK_S if expects_trajectory else 0.0)
-                place = row_index, run_index, rollout_id
-                copy = _Copy(due, next(self._sequence), *place, now + NAMED_WITHIN_S, deadline)
-                heapq.heappush(self._heap, copy)
-                self._changed.notify()
+        """Copy an attempt's files soon. Never blocks; beyond a bound the copies are made at the run's end."""
+        if len(self._waiting) < _MAX_WAITING and not self._closing.is_set():
+            self._waiting[row_index, run_index] = _Waiting(rollout_id, time.monotonic(), expects_trajectory)
 
     def forget(self, row_index: int, run_index: int) -> None:
-        """Remove the copies of an item, before it gets a newer record."""
+        """Remove the copies of an attempt, before it gets a newer record."""
         name = item_name(row_index, run_index)
         (self._directory.trajectories / f"{name}.json").unlink(missing_ok=True)
         shutil.rmtree(self._directory.artifacts / name, ignore_errors=True)
@@ -135,32 +117,29 @@ class Projector:
         self._named.pop(item, None)
 
     def stop(self, *, patience_s: float) -> None:
-        """End the threads once nothing is queued, or after ``patience_s`` seconds; blocking."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._heap and not self._busy, timeout=patience_s)
-            self._closed = True
-            self._heap.clear()
-            self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
-        self._threads.clear()
+        """End the thread once nothing is waiting, or after ``patience_s`` seconds; blocking."""
+        self._give_up_at = time.monotonic() + patience_s
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._waiting.clear()
 
     def copy_left(self) -> None:
-        """Make copies that a killed session did not get round to: those of its last attempts; blocking."""
+        """Make copies that a killed session left out, of its last attempts; blocking."""
         self._copy_missing(most=_MOST_LEFT)
 
     def copy_missing(self) -> None:
-        """Make every copy that can be made and is not there, and those anew of which there is a fuller
-        original; blocking."""
+        """Make every copy that is missing and can be made, and replace those with a fuller original; blocking."""
         self._copy_named()
         self._copy_missing()
         self._left_out.say_rest()
 
     def _copy_named(self) -> None:
-        """Copy what servers that were only slow have named themselves, after it was named for them."""
+        """Copy what servers that were only late have named themselves since."""
         for item, named in self._named.items():
             target = self._directory.trajectories / f"{item_name(*divmod(item, self._table.n))}.json"
-            # What can not be copied is no reason to lose the copy that there is.
+            # A failure must not lose the copy that exists.
             with (
                 contextlib.suppress(OSError, ValueError),
                 _open_trial(self._directory.trial(named.rollout_id)) as trial,
@@ -179,7 +158,7 @@ class Projector:
             return
         trials = {entry.name for entry in _entries(self._directory.trials)}
         with JournalReader(self._directory.events) as journal:
-            # The newest first: where attempts are taken away once they are stored elsewhere, few are left.
+            # Newest first: where attempts are removed once they are stored elsewhere, few are left.
             for offset, row_index, run_index in sorted(lacking, reverse=True)[:most]:
                 if not trials:
                     break
@@ -192,13 +171,13 @@ class Projector:
         return bool(self._has_trajectory[item] and self._has_artifacts[item])
 
     def _find_copies(self) -> None:
-        """Learn which copies earlier sessions made, and clear away unfinished ones."""
+        """Find the copies of earlier sessions, and remove unfinished ones."""
         for directory, found in (
             (self._directory.trajectories, self._has_trajectory),
             (self._directory.artifacts, self._has_artifacts),
         ):
             for entry in _entries(directory):
-                match = _PROJECTED.fullmatch(entry.name)
+                match = _COPY_NAME.fullmatch(entry.name)
                 if match is None:
                     if entry.name.startswith(".row_"):
                         remove(Path(entry.path))
@@ -206,40 +185,36 @@ class Projector:
                 row_index, run_index = int(match[1]), int(match[2])
                 if self._table.holds(row_index, run_index):
                     found[row_index * self._table.n + run_index] = 1
-        # A trajectory is copied last: there is nothing left to be copied of what has one.
-        self._has_artifacts[:] = map(operator.or_, self._has_artifacts, self._has_trajectory)
+        # The trajectory is copied last: nothing is missing of an attempt that has one.
+        for item, has_trajectory in enumerate(self._has_trajectory):
+            self._has_artifacts[item] |= has_trajectory
 
     def _work(self) -> None:
-        while (copy := self._take()) is not None:
-            try:
-                place, is_late = (copy.row_index, copy.run_index), time.monotonic() >= copy.named_by
-                done = self._try_copy(*place, copy.rollout_id, is_late=is_late, last=False)
-            finally:
-                with self._changed:
-                    self._busy -= 1
-                    self._changed.notify_all()
-            copy.due = time.monotonic() + copy.pause_s
-            copy.pause_s = min(2 * copy.pause_s, _SLOWEST_LOOK_S)
-            if not done and copy.due < copy.deadline:
-                with self._changed:
-                    if not self._closed:
-                        heapq.heappush(self._heap, copy)
+        while True:
+            closing = self._closing.wait(_ROUND_S)
+            self._copy_due()
+            if closing:
+                if not self._waiting or time.monotonic() >= self._give_up_at:
+                    return
+                time.sleep(_ROUND_S)
 
-    def _take(self) -> _Copy | None:
-        """Wait for the next copy that is due; None when the projector is closed."""
-        with self._changed:
-            while not self._closed:
-                wait_s = self._heap[0].due - time.monotonic() if self._heap else None
-                if wait_s is not None and wait_s <= 0:
-                    self._busy += 1
-                    return heapq.heappop(self._heap)
-                self._changed.wait(wait_s)
-            return None
+    def _copy_due(self) -> None:
+        for place, waiting in list(self._waiting.items()):
+            now = time.monotonic()
+            if now < waiting.due:
+                continue
+            is_late = now - waiting.since >= NAMED_WITHIN_S
+            done = self._try_copy(*place, waiting.rollout_id, is_late=is_late, last=False)
+            longest_s = TRAJECTORY_WAIT_S if waiting.expects_trajectory else 0.0
+            waiting.due = time.monotonic() + waiting.pause_s
+            waiting.pause_s = min(2 * waiting.pause_s, _SLOWEST_LOOK_S)
+            if (done or waiting.due - waiting.since > longest_s) and self._waiting.get(place) is waiting:
+                del self._waiting[place]
 
     def _try_copy(
         self, row_index: int, run_index: int, rollout_id: str, *, is_late: bool, last: bool
     ) -> bool:
-        """Copy what is there; return whether nothing is left to wait for."""
+        """Copy what exists; return whether nothing is left to wait for."""
         item = row_index * self._table.n + run_index
         name = item_name(row_index, run_index)
         try:
@@ -269,7 +244,7 @@ class Projector:
 
 @contextlib.contextmanager
 def _open_trial(trial: Path) -> Iterator[int]:
-    """Yield a descriptor of a rollout's directory, which may write there: no link in its place is followed."""
+    """Yield a descriptor of a rollout's directory; a link in its place is not followed."""
     descriptor = os.open(trial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield descriptor
@@ -278,8 +253,7 @@ def _open_trial(trial: Path) -> Iterator[int]:
 
 
 def name_pending_trajectory(trial: int) -> bool:
-    """Give the conversation of a rollout whose server was killed over it the name it was to have; False where
-    none waits."""
+    """Name the pending conversation of a rollout whose server was killed; False without one."""
     try:
         os.lstat(TRAJECTORY_FILE, dir_fd=trial)
     except FileNotFoundError:
@@ -290,13 +264,13 @@ def name_pending_trajectory(trial: int) -> bool:
 
 
 def _version(trial: int) -> tuple[int, int]:
-    """Return what tells a trajectory from one that was put in its place: a number may be used again, at another time."""
+    """Return what identifies this version of a trajectory: an inode may be used again, at another time."""
     found = os.lstat(TRAJECTORY_FILE, dir_fd=trial)
     return found.st_ino, found.st_mtime_ns
 
 
 def copy_trajectory(trial: int, target: Path, rollout_id: str, redactor: Redactor) -> bool:
-    """Copy a trajectory that belongs to ``rollout_id``, without secrets; False when there is none (yet)."""
+    """Copy the trajectory of ``rollout_id`` without secrets; False when there is none (yet)."""
     try:
         with open_regular(TRAJECTORY_FILE, dir_fd=trial) as source:
             content = source.read(LARGEST_TRAJECTORY_BYTES + 1)
@@ -308,16 +282,15 @@ def copy_trajectory(trial: int, target: Path, rollout_id: str, redactor: Redacto
     identity = trajectory_identity(document)
     if identity != rollout_id:
         raise ValueError(f"what should be the trajectory of {rollout_id!r} is that of {identity!r}")
-    content = clean_json(content, redactor)
     temporary = target.with_name(f".{target.name}.tmp")
-    temporary.write_bytes(content)
-    temporary.chmod(0o600)
+    with os.fdopen(os.open(temporary, _NEW_FILE, 0o600), "wb") as copy:
+        copy.write(clean_json(content, redactor, document=document))
     temporary.replace(target)
     return True
 
 
 def trajectory_identity(document: Any) -> str | None:
-    """Return the id of the rollout that an ATIF trajectory belongs to, as far as it says."""
+    """Return the rollout id that an ATIF trajectory states; None if it states none."""
     if not isinstance(document, dict):
         return None
     extra = document.get("extra")

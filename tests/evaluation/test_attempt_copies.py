@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.evaluation import trajectory_export
+from osmosis_ai.evaluation import attempt_copies
 from osmosis_ai.evaluation.artifact_copies import copy_artifacts
+from osmosis_ai.evaluation.attempt_copies import (
+    LARGEST_TRAJECTORY_BYTES,
+    AttemptCopies,
+    trajectory_identity,
+)
 from osmosis_ai.evaluation.attempt_files import _files_below
 from osmosis_ai.evaluation.journal import Journal
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import RunLog
-from osmosis_ai.evaluation.trajectory_export import (
-    LARGEST_TRAJECTORY_BYTES,
-    Projector,
-    trajectory_identity,
-)
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout import ExecutionResult, RolloutSample, RolloutStatus
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
@@ -42,8 +42,8 @@ class World:
         self.table = AttemptTable(1, attempts)
         self.log = RunLog(self.directory.log, Redactor())
 
-    def projector(self) -> Projector:
-        return Projector(self.directory, self.table, self.log, Redactor(["s3cret-value"]))
+    def projector(self) -> AttemptCopies:
+        return AttemptCopies(self.directory, self.table, self.log, Redactor(["s3cret-value"]))
 
     def settle(self, run: int, rollout_id: str) -> None:
         result = record(0, run, rollout_id=rollout_id)
@@ -271,7 +271,7 @@ def logged_world(tmp_path: Path) -> World:
     return logged_world
 
 
-def copies(logged_world: World, *attempts: int) -> Projector:
+def copies(logged_world: World, *attempts: int) -> AttemptCopies:
     for attempt in attempts:
         logged_world.settle(attempt, f"r{attempt}")
     projector = logged_world.projector()
@@ -332,7 +332,7 @@ def test_a_rollout_that_makes_directories_deeper_than_any_path_is_loses_them_and
 def test_a_server_that_was_only_slow_names_its_conversation_itself(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trajectory_export, "NAMED_WITHIN_S", 0.0)
+    monkeypatch.setattr(attempt_copies, "NAMED_WITHIN_S", 0.0)
     messages = [{"role": "user", "content": "2 x 3?"}, {"role": "assistant", "content": "6"}]
     sample = RolloutSample(messages=messages, reward=1.0)
     result = ExecutionResult(status=RolloutStatus.SUCCESS, sample=sample)

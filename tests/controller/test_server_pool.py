@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from osmosis_ai.controller import server_process
 from osmosis_ai.controller.server_process import (
     MAX_RESTARTS,
     AttemptLostError,
-    RestartingRolloutServer,
+    RestartingServer,
     RolloutServer,
     ServerPool,
     ServerSpec,
@@ -95,12 +96,20 @@ class World:
         self.notes: list[str] = []
         self._error = error
         self._changed = asyncio.Event()
-        self.host = RestartingRolloutServer(self.server, connect=self._connect, note=self.notes.append)
+        self.host = RestartingServer(self.server, connect=self._connect, note=self.notes.append)
 
     def _connect(self, base_url: str) -> Any:
         self.drivers.append(FakeDriver(base_url, self._error))
         self._changed.set()
         return self.drivers[-1]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[RestartingServer]:
+        await self.host.start()
+        try:
+            yield self.host
+        finally:
+            await self.host.stop()
 
     async def connected(self, count: int) -> FakeDriver:
         """Wait until as many servers have come up."""
@@ -118,7 +127,7 @@ class World:
 
 async def test_attempts_on_a_server_that_dies_are_lost_and_another_server_takes_over() -> None:
     world = World()
-    async with world.host as host:
+    async with world.running() as host:
         assert host.capacity == 8
         rollouts = [await world.start_rollout() for _ in range(3)]
         world.server.die()
@@ -144,7 +153,7 @@ async def kill_the_server(world: World) -> None:
 
 async def test_it_gives_up_when_servers_die_one_after_the_other_and_nothing_finishes() -> None:
     world = World()
-    async with world.host as host:
+    async with world.running() as host:
         for restarts in range(MAX_RESTARTS):
             await kill_the_server(world)
             await world.connected(restarts + 2)
@@ -157,7 +166,7 @@ async def test_it_gives_up_when_servers_die_one_after_the_other_and_nothing_fini
 
 async def test_a_server_that_dies_while_it_is_started_again_gets_another_chance() -> None:
     world = World(True, False)
-    async with world.host as host:
+    async with world.running() as host:
         await kill_the_server(world)
         await world.connected(2)
         assert world.server.starts == 3
@@ -166,7 +175,7 @@ async def test_a_server_that_dies_while_it_is_started_again_gets_another_chance(
 
 async def test_a_server_that_never_starts_again_ends_the_run_with_its_own_words() -> None:
     world = World(True, *(MAX_RESTARTS * [False]))
-    async with world.host as host:
+    async with world.running() as host:
         rollout = await world.start_rollout()
         world.server.die()
         await asyncio.gather(rollout, return_exceptions=True)
@@ -181,7 +190,7 @@ async def test_a_connection_that_fails_on_a_living_server_is_a_lost_attempt(
 ) -> None:
     monkeypatch.setattr("osmosis_ai.controller.server_process._DEATH_NOTICE_S", 0.01)
     world = World(error=ConnectionResetError("reset by peer"))
-    async with world.host as host:
+    async with world.running() as host:
         with pytest.raises(AttemptLostError, match="reset by peer") as lost:
             await host.run(REQUEST)
         assert lost.value.death is None
@@ -208,7 +217,9 @@ class PoolWorld:
         self.notes: list[str] = []
         self.changes: list[int] = []
         self.connected: list[str] = []
-        self.pool = ServerPool(self.servers, connect=self._connect, note=self.notes.append, is_asked=False)
+        self.pool = ServerPool(
+            self.servers, connect=self._connect, note=self.notes.append, reports_load=False
+        )
         self.pool.on_change = lambda: self.changes.append(self.pool.share(6))
         self.at_work: Counter[str] = Counter()
 
@@ -288,17 +299,17 @@ async def test_the_run_has_one_budget_of_restarts_which_progress_makes_whole() -
         for death in range(3 * MAX_RESTARTS):
             pool.attempt_finished()
             await world.kill(death % 3)
-        assert not any("goes on with" in note for note in world.notes)
+        assert not any("continues with" in note for note in world.notes)
         pool.attempt_finished()
         for death in range(MAX_RESTARTS):
             await world.kill(death % 3)
         await world.kill(0)
-        assert pool.is_up, "nothing speaks against those that are left"
+        assert pool.up
         assert pool.capacity == 16
-        assert world.notes[-1].endswith("The run goes on with 2 of 3 servers.")
+        assert world.notes[-1].endswith("The run continues with 2 of 3 servers.")
         waiting = await world.start("1", "2", "3")
         await world.kill(1, 2)
-        assert not pool.is_up
+        assert not pool.up
         waiting += await world.start("4")
         ends = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(each) for each in ends] == [*3 * [AttemptLostError], ServiceDiedError]

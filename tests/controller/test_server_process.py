@@ -415,7 +415,7 @@ async def test_an_entrypoint_that_serves_by_other_means_listens_on_its_port_and_
         await asyncio.wait_for(server.death(), 60)
         await server.revive()
     (note,) = notes
-    assert "listens on a port of this machine" in note
+    assert "listens on a port, so every user of this machine" in note
 
 
 @pytest.fixture
@@ -676,7 +676,7 @@ async def test_it_reaches_the_model_and_leaves_its_result_and_no_address_but_tha
 ) -> None:
     abstract = "\0osmosis-" + secrets.token_hex(8)
     server = server_of(sandbox, tmp_path)
-    server.let_in(listener)
+    server.serve_callbacks(listener)
     with (
         socket.create_server(("127.0.0.1", 0)) as tcp,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
@@ -714,7 +714,7 @@ async def test_a_server_that_is_started_again_is_let_in_again(
     sandbox: Sandbox, listener: CallbackListener, tmp_path: Path
 ) -> None:
     server = server_of(sandbox, tmp_path)
-    server.let_in(listener)
+    server.serve_callbacks(listener)
     async with server:
         assert (await sandboxed_rollout(server, listener, "{}", "r1")).sample is not None
         assert server._process is not None

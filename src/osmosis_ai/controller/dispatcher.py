@@ -274,12 +274,12 @@ class RolloutRunner:
             address=self._agent.callback_address if self._agent is not None else None,
         )
         if isinstance(server, RolloutServer):
-            server.let_in(self._callbacks)
+            server.serve_callbacks(self._callbacks)
         self._servers = ServerPool(
             [server] if isinstance(server, RemoteAgent) else several(server, servers),
             connect=self._connect,
             note=note,
-            is_asked=self._agent is None,
+            reports_load=self._agent is None,
         )
         self._monitor = LoopMonitor()
         self._rate_limited = rate_limited
@@ -298,7 +298,7 @@ class RolloutRunner:
             await stack.enter_async_context(self._callbacks)
             self._log("listener", "listening for callbacks", url=self._callbacks.base_url)
             await stack.enter_async_context(self._servers)
-            running = sum(server.is_up for server in self._servers.servers)
+            running = len(self._servers.up)
             healthy = "server is" if running == 1 else f"{running} servers are"
             self._log("server", f"the rollout's {healthy} healthy", capacity=self.capacity)
             self._monitor.start()
@@ -363,7 +363,7 @@ class RolloutRunner:
         """Wait until the server has let go of the rollouts that were cancelled, as far as it does."""
         cancelled = self._cancelled
         # Nobody can tell an agent that is served elsewhere, and what it holds is its own.
-        if not cancelled or not self._servers.is_up or self._agent is not None:
+        if not cancelled or not self._servers.up or self._agent is not None:
             return
         stage(f"waiting for {len(cancelled)} cancelled rollouts to end")
         busy = await self._servers.wait_until_ended(cancelled)

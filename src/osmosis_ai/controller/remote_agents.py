@@ -286,7 +286,7 @@ def unregistered_agent(name: str) -> NotFoundError:
 
 class RemoteAgent:
     """A remote agent that is watched and waited for, in place of a
-    :class:`~osmosis_ai.controller.server_process.RestartingRolloutServer`."""
+    :class:`~osmosis_ai.controller.server_process.RestartingServer`."""
 
     capacity: int | None = None
 

@@ -6,7 +6,6 @@ import asyncio
 import math
 import os
 import secrets
-import socket
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     import aiohttp
     from typing_extensions import Self
 
+    from osmosis_ai.controller.callbacks import CallbackListener, CallbackRolloutDriver
     from osmosis_ai.rollout.driver import RolloutOutcome, RolloutRunRequest
 
 
@@ -50,10 +50,9 @@ PORT_ATTEMPTS = 2
 KILLED_ATTEMPTS = 3
 MAX_RESTARTS = 3
 SOCKET_LOOK_S = 2.0
-"""How often a running server's socket is looked for, in seconds."""
+"""Seconds between two checks that a running server's socket exists."""
 _LOOPBACK = ("127.0.0.1", "localhost")
-# The first two name the Python of whoever started this, not the rollout's; the token is the user's
-# own key to the platform, and no business of an agent.
+# The first two name the Python of the parent, not the rollout's; the token is the user's own.
 _NOT_INHERITED = ("VIRTUAL_ENV", "PYTHONHOME", "OSMOSIS_TOKEN")
 
 
@@ -75,7 +74,7 @@ class ServerSpec:
 
     @property
     def part(self) -> str:
-        """What it is called among the programs of its run."""
+        """Its name among the programs of the run."""
         return f"server-{self.number}"
 
     @property
@@ -85,20 +84,14 @@ class ServerSpec:
         return path if self.number == 1 else path.with_name(f"{path.stem}-{self.number}{path.suffix}")
 
 
-class CallbackDoor(Protocol):
-    """Where a rollout's server finds the model and leaves its results
-    (:class:`osmosis_ai.controller.callbacks.CallbackListener`)."""
-
-    @property
-    def port(self) -> int:
-        """Its port on loopback."""
-
-    async def listen_on(self, listening: socket.socket) -> Callable[[], Awaitable[None]]:
-        """Be found at one more socket; returns what ends that."""
-
-
 class RolloutServer(Service):
-    """One rollout server; an async context manager."""
+    """One rollout server: the rollout's entrypoint in the rollout's environment; an async context manager.
+
+    It counts as started when its ``/health`` answers with the identity that this process gave it. It authenticates
+    nobody, so it gets no port: uvicorn is given a Unix socket, as a descriptor, in place of the port
+    (:mod:`osmosis_ai.controller._server_bootstrap`). An entrypoint that serves by other means listens on a port of
+    this machine, and so does every one for which the user chose a port.
+    """
 
     def __init__(
         self,
@@ -111,16 +104,16 @@ class RolloutServer(Service):
         self.rollout = spec
         self._note: Callable[[str], None] | None = note
         self._socket: PrivateSocket | None = None
-        self._door: CallbackDoor | None = None
+        self._callbacks: CallbackListener | None = None
         self._inner: InnerListener | None = None
-        self._leave: Callable[[], Awaitable[None]] | None = None
+        self._disconnect: Callable[[], Awaitable[None]] | None = None
 
     def like(self, spec: ServerSpec) -> RolloutServer:
-        """Return another server, which is told apart from this one by ``spec``."""
+        """Return another server with its own ``spec``."""
         another = RolloutServer(
             spec, health_timeout_s=self.spec.start_timeout_s, note=self._note or (lambda _: None)
         )
-        another._door = self._door
+        another._callbacks = self._callbacks
         return another
 
     @property
@@ -132,12 +125,12 @@ class RolloutServer(Service):
 
     @property
     def capacity(self) -> int | None:
-        """How many rollouts it takes at once; None when it does not say, or does not run."""
+        """How many rollouts it takes at once; None if it does not report that, or is not running."""
         return capacity_of(self.answer or {})
 
-    def let_in(self, door: CallbackDoor) -> None:
-        """Have a server that is started from now on in a sandbox without a network find ``door`` on its loopback."""
-        self._door = door
+    def serve_callbacks(self, callbacks: CallbackListener) -> None:
+        """Make ``callbacks`` reachable from servers started from now on in a sandbox without a network."""
+        self._callbacks = callbacks
 
     async def start(self) -> None:
         """Start the server and wait until it is healthy."""
@@ -146,17 +139,16 @@ class RolloutServer(Service):
         while True:
             try:
                 await self._start_once()
-                return self._say_where()
+                return self._warn_about_port()
             except ServiceError as error:
-                # Neither is the entrypoint's fault: a machine short of memory, one with too much to do.
+                # Neither is the entrypoint's fault: the machine is short of memory or overloaded.
                 error.is_infrastructure = error.cause in ("killed", "late")
                 attempts[error.cause] = attempts.get(error.cause, 1) - 1
                 if not attempts[error.cause]:
                     raise
 
     async def death(self) -> ServiceError:
-        """Wait until it ends, or nobody can reach it any more, and explain that as an end that nobody asked
-        for."""
+        """Wait until it ends unexpectedly, or can no longer be reached, and return the reason."""
         ended = asyncio.ensure_future(super().death())
         try:
             while not (await asyncio.wait({ended}, timeout=SOCKET_LOOK_S))[0]:
@@ -169,19 +161,19 @@ class RolloutServer(Service):
             await asyncio.gather(ended, return_exceptions=True)
 
     async def stop(self) -> None:
-        """End it and everything it started; harmless when it does not run. Cancelling it ends them at once."""
+        """End it and everything it started; does nothing when it is not running. Cancelling ends them at once."""
         try:
             await super().stop()
         finally:
             listener, self._socket = self._socket, None
             inner, self._inner = self._inner, None
-            leave, self._leave = self._leave, None
+            disconnect, self._disconnect = self._disconnect, None
             if listener is not None:
                 listener.remove()
             if inner is not None:
                 inner.close()
-            if leave is not None:
-                await leave()
+            if disconnect is not None:
+                await disconnect()
 
     def _ended(self, status: int, what: str) -> ServiceError:
         sandbox = self.rollout.sandbox
@@ -204,32 +196,32 @@ class RolloutServer(Service):
             )
         listener = self._socket = None if self.rollout.port else _private_socket()
         without_network = self.rollout.sandbox is not None and self.rollout.sandbox.network == "none"
-        if without_network and self._door is not None:
-            self._inner = InnerListener(self._door.port)
+        if without_network and self._callbacks is not None:
+            self._inner = InnerListener(self._callbacks.port)
         self.spec = _service(self.rollout, port, listener, self._inner, self.spec.start_timeout_s)
         await super().start()
         if listener is not None:
             listener.let_go()
-        await self._open_door()
+        await self._connect_callbacks()
 
-    async def _open_door(self) -> None:
-        if self._inner is None or self._door is None:
+    async def _connect_callbacks(self) -> None:
+        if self._inner is None or self._callbacks is None:
             return
         try:
-            self._leave = await self._door.listen_on(self._inner.take())
+            self._disconnect = await self._callbacks.listen_on(self._inner.take())
         except OSError as error:
             await self.stop()
             raise ServiceError(
-                f"{self.spec.name} can not be reached in its sandbox: {error.strerror or error}.",
+                f"{self.spec.name} cannot be reached in its sandbox: {error.strerror or error}.",
                 "not started",
             ) from error
 
-    def _say_where(self) -> None:
+    def _warn_about_port(self) -> None:
         if self._socket is None or self.address == self._socket.address or self._note is None:
             return
         self._note(
-            "the rollout's server listens on a port of this machine, where whoever is on it can ask it for rollouts: "
-            "an entrypoint that serves with uvicorn, on the port in `_OSMOSIS_ROLLOUT_PORT`, gets a socket in place of it."
+            "The rollout's server listens on a port, so every user of this machine can send it rollouts. "
+            "An entrypoint that serves with uvicorn on the port in _OSMOSIS_ROLLOUT_PORT gets a private socket instead."
         )
         self._note = None
 
@@ -309,7 +301,7 @@ def _command(rollout: ServerSpec, inner: InnerListener | None) -> list[str] | Sa
 
 
 def capacity_of(health: Mapping[str, Any]) -> int | None:
-    """Read from ``/health`` how many rollouts a server takes at once; None when it does not say."""
+    """Return how many rollouts a server takes at once by its ``/health``; None if it does not report that."""
     concurrency = health.get("concurrency")
     candidates = (
         health.get("max_queue_depth"),
@@ -319,22 +311,22 @@ def capacity_of(health: Mapping[str, Any]) -> int | None:
 
 
 def health_timeout(environ: Mapping[str, str]) -> float:
-    """Return how long a server may take to become healthy, in seconds: the user's wish, or the default."""
-    wished = environ.get(HEALTH_TIMEOUT_ENV, "").strip()
-    if not wished:
+    """Return how long a server may take to become healthy, in seconds."""
+    text = environ.get(HEALTH_TIMEOUT_ENV, "").strip()
+    if not text:
         return HEALTH_TIMEOUT_S
     try:
-        seconds = float(wished)
+        seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0.0 < seconds < float("inf"):
-        raise OsmosisError(f"{HEALTH_TIMEOUT_ENV} must be a number of seconds above 0, not '{wished}'.")
+        raise OsmosisError(f"{HEALTH_TIMEOUT_ENV} must be a number of seconds above 0, not '{text}'.")
     return seconds
 
 
 SETTLE_LIMIT_S = 120.0
 MAX_FAILED_STARTS = 4
-"""How often in a row one server is started in vain, while others may get on."""
+"""How often in a row starting one server may fail."""
 
 _POLL_S = 0.5
 _STATUS_TIMEOUT_S = 5.0
@@ -343,19 +335,8 @@ _STILL_BUSY = frozenset({"queued", "running", "grading"})
 _DEATH_NOTICE_S = 1.0
 
 
-class Driver(Protocol):
-    """Runs rollouts on one server (:class:`osmosis_ai.controller.callbacks.HttpRolloutDriver`)."""
-
-    async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
-        """Run one rollout to its terminal result."""
-
-    async def aclose(self) -> None:
-        """Release what it holds."""
-
-
-class KeptServer(Protocol):
-    """What is kept running: a process of ours (:class:`osmosis_ai.controller.server_process.RolloutServer`), or
-    an agent that is served elsewhere and waited for
+class SupervisedServer(Protocol):
+    """A process of ours (:class:`RolloutServer`), or an agent that someone else serves
     (:class:`osmosis_ai.controller.remote_agents.RemoteAgent`)."""
 
     @property
@@ -364,36 +345,36 @@ class KeptServer(Protocol):
 
     @property
     def capacity(self) -> int | None:
-        """How many rollouts it runs at once, as far as it says."""
+        """How many rollouts it runs at once; None if it does not report that."""
 
     async def start(self) -> None:
-        """Have it ready."""
+        """Make it ready."""
 
     async def stop(self) -> None:
-        """Be done with it."""
+        """Release it."""
 
     async def death(self) -> OsmosisError:
-        """Wait until it is gone, and say why."""
+        """Wait until it is gone, and return why."""
 
     async def revive(self, note: Callable[[str], None]) -> bool:
-        """Have it ready again."""
+        """Make it ready again."""
 
     def made_progress(self) -> None:
-        """Note that it brought an attempt to its end."""
+        """Record that it finished an attempt."""
 
 
 class AttemptLostError(Exception):
-    """The attempt will never report back; nothing is known of its outcome."""
+    """The attempt will never report back; its outcome is unknown."""
 
     def __init__(self, reason: str, *, death: OsmosisError | None) -> None:
         super().__init__(reason)
         self.death = death
 
 
-class _Generation:
-    """One life of the server: where it listened, its driver, and the rollouts under way on it."""
+class _Life:
+    """One life of a server: its address, its driver, and the rollouts that it runs."""
 
-    def __init__(self, base_url: str, driver: Driver) -> None:
+    def __init__(self, base_url: str, driver: CallbackRolloutDriver) -> None:
         self.base_url = base_url
         self.driver = driver
         self.rollouts: set[asyncio.Task[RolloutOutcome]] = set()
@@ -437,52 +418,45 @@ async def prepare_server(
     return environment, RolloutServer(spec, health_timeout_s=health_timeout(environ), note=note)
 
 
-class RestartingRolloutServer:
-    """Runs rollouts on a server that is started again when it dies; an async context manager, made on its
-    event loop."""
+class RestartingServer:
+    """One server of a run, started again when it dies; created on its event loop.
+
+    Rollouts in flight on a server that dies are lost at once; new ones wait for the next server. Restarting ends when
+    servers die one after the other without finishing an attempt in between (:attr:`end` has the reason).
+    """
 
     def __init__(
         self,
-        server: KeptServer,
+        server: SupervisedServer,
         *,
-        connect: Callable[[str], Driver],
+        connect: Callable[[str], CallbackRolloutDriver],
         note: Callable[[str], None],
         changed: Callable[[], None] = lambda: None,
+        reports_load: bool = True,
     ) -> None:
         self.end: Exception | None = None
-        self._changed = changed
+        self.capacity: int | None = None
         self._server = server
         self._connect = connect
         self._note = note
-        self._ready: asyncio.Future[_Generation] = asyncio.get_running_loop().create_future()
-        self._keeper: asyncio.Task[None] | None = None
-        self._capacity: int | None = None
-
-    @property
-    def capacity(self) -> int | None:
-        """How many rollouts the server runs at once, as far as it says."""
-        return self._capacity
+        self._changed = changed
+        self._reports_load = reports_load
+        self._ready: asyncio.Future[_Life] = asyncio.get_running_loop().create_future()
+        self._supervisor: asyncio.Task[None] | None = None
+        self._health: tuple[str, aiohttp.ClientSession] | None = None
 
     @property
     def base_url(self) -> str | None:
-        """Address of the server that runs now; None while there is none."""
+        """Address of the running server; None while there is none."""
         ready = self._ready
         if not ready.done() or ready.cancelled() or ready.exception() is not None:
             return None
         return ready.result().base_url
 
     @property
-    def under_way(self) -> int:
-        """How many rollouts are under way on the server that runs now."""
+    def in_flight(self) -> int:
+        """Rollouts on the running server."""
         return 0 if self.base_url is None else len(self._ready.result().rollouts)
-
-    async def __aenter__(self) -> Self:
-        """Start the first server, as :meth:`start`."""
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_exc: object) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         """Start the first server."""
@@ -491,51 +465,65 @@ class RestartingRolloutServer:
         except OsmosisError as error:
             self.end = error
             raise
-        self._capacity = self._server.capacity
-        self._keeper = asyncio.create_task(self._keep(self._connected()))
+        self.capacity = self._server.capacity
+        self._supervisor = asyncio.create_task(self._supervise(self._begin_life()))
 
     async def stop(self) -> None:
         """Stop the server for good."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-            self._keeper = None
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+            self._supervisor = None
         await self._server.stop()
+        await self._close_health()
 
     def attempt_finished(self) -> None:
-        """Note that the present server brought an attempt to its end."""
+        """Record that the server finished an attempt."""
         self._server.made_progress()
 
+    async def busy(self) -> float:
+        """Return how busy its event loop is (0..1); 0 if it is down or does not report its load."""
+        base_url = self.base_url if self._reports_load else None
+        if base_url is None:
+            return 0.0
+        if self._health is None or self._health[0] != base_url:
+            await self._close_health()
+            self._health = base_url, open_server_session(base_url, timeout_s=BUSY_TIMEOUT_S)
+        return await ask_busy(self._health[1], base_url)
+
     async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
-        """Run one rollout, waiting first while a server is being started."""
+        """Run one rollout, waiting first while a server is being started.
+
+        Raises:
+            AttemptLostError: the server, or the connection to it, was lost.
+        """
         import aiohttp
 
-        generation = await asyncio.shield(self._ready)
-        rollout = asyncio.create_task(generation.driver.run(request))
-        generation.rollouts.add(rollout)
+        life = await asyncio.shield(self._ready)
+        rollout = asyncio.create_task(life.driver.run(request))
+        life.rollouts.add(rollout)
         try:
             return await rollout
         except asyncio.CancelledError:
-            if generation.died.is_set() and rollout.cancelled():
-                raise AttemptLostError("the rollout's server died", death=generation.death) from None
+            if life.died.is_set() and rollout.cancelled():
+                raise AttemptLostError("the rollout's server died", death=life.death) from None
             raise
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
             try:
-                await asyncio.wait_for(generation.died.wait(), _DEATH_NOTICE_S)
+                await asyncio.wait_for(life.died.wait(), _DEATH_NOTICE_S)
             except asyncio.TimeoutError:
-                reason = (
-                    f"the rollout's server could not be reached: {reason_of(error) or type(error).__name__}"
-                )
-                raise AttemptLostError(reason, death=None) from None
-            raise AttemptLostError("the rollout's server died", death=generation.death) from None
+                reason = reason_of(error) or type(error).__name__
+                raise AttemptLostError(
+                    f"the rollout's server could not be reached: {reason}", death=None
+                ) from None
+            raise AttemptLostError("the rollout's server died", death=life.death) from None
         finally:
-            generation.rollouts.discard(rollout)
+            life.rollouts.discard(rollout)
 
     async def wait_until_ended(
         self, rollout_ids: Collection[str], *, limit_s: float = SETTLE_LIMIT_S
     ) -> frozenset[str]:
-        """Wait until the server has let go of cancelled rollouts; return those that it still has after
-        ``limit_s``."""
+        """Wait until the server has released cancelled rollouts; return those it still has after ``limit_s``."""
         busy = set(rollout_ids)
         deadline = time.monotonic() + limit_s
         while True:
@@ -544,21 +532,22 @@ class RestartingRolloutServer:
                 return frozenset(busy)
             await asyncio.sleep(_POLL_S)
 
-    def _connected(self) -> _Generation:
-        generation = _Generation(self._server.base_url, self._connect(self._server.base_url))
-        self._ready.set_result(generation)
+    def _begin_life(self) -> _Life:
+        life = _Life(self._server.base_url, self._connect(self._server.base_url))
+        self._ready.set_result(life)
         self._changed()
-        return generation
+        return life
 
-    async def _keep(self, generation: _Generation) -> None:
-        """Start the server again when it dies, until cancelled or until it is no use."""
+    async def _supervise(self, life: _Life) -> None:
+        """Start the server again when it dies, until cancelled or given up."""
         try:
             while True:
-                cause = await self._server.death()
-                self._lose(generation, cause)
-                await self._release(generation)
+                life.death = await self._server.death()
+                self._ready = asyncio.get_running_loop().create_future()
+                life.died.set()
+                await self._release(life, changed=True)
                 await self._revive()
-                generation = self._connected()
+                life = self._begin_life()
         except Exception as error:
             # Attempts that wait for a server, now or later, get the reason.
             self.end = error
@@ -567,38 +556,37 @@ class RestartingRolloutServer:
                 self._ready.exception()
             self._changed()
         finally:
-            await self._release(generation)
+            await self._release(life)
 
     async def _revive(self) -> None:
-        """Start the server again; one that ends before it is healthy counts as one more that died."""
+        """Start the server again; one that ends before it is healthy counts as another death."""
         for start in range(1, MAX_FAILED_STARTS + 1):
             try:
                 await self._server.revive(self._note)
                 return
             except ServiceDiedError as error:
                 error.hint = (
-                    "no attempt has finished in between. Mend the rollout, then start the run again: "
-                    "what is finished is kept"
+                    "no attempt has finished in between. Fix the rollout, then start the run again: "
+                    "finished results are kept"
                 )
                 raise
             except ServiceError:
                 if start == MAX_FAILED_STARTS:
                     raise
 
-    def _lose(self, generation: _Generation, cause: OsmosisError) -> None:
-        self._ready = asyncio.get_running_loop().create_future()
-        generation.death = cause
-        generation.died.set()
-        for rollout in generation.rollouts:
-            rollout.cancel()
-        self._changed()
-
-    async def _release(self, generation: _Generation) -> None:
-        rollouts = tuple(generation.rollouts)
+    async def _release(self, life: _Life, *, changed: bool = False) -> None:
+        rollouts = tuple(life.rollouts)
         for rollout in rollouts:
             rollout.cancel()
+        if changed:
+            self._changed()
         await asyncio.gather(*rollouts, return_exceptions=True)
-        await generation.driver.aclose()
+        await life.driver.aclose()
+
+    async def _close_health(self) -> None:
+        if self._health is not None:
+            await self._health[1].close()
+            self._health = None
 
 
 async def _still_busy(base_url: str, rollout_ids: Collection[str]) -> set[str]:
@@ -607,7 +595,7 @@ async def _still_busy(base_url: str, rollout_ids: Collection[str]) -> set[str]:
 
 
 async def _is_busy(http: aiohttp.ClientSession, base_url: str, rollout_id: str) -> bool:
-    """Tell whether a rollout is under way; one whose status cannot be read may well be."""
+    """Whether a rollout is still running; one whose status cannot be read may be."""
     import aiohttp
 
     try:
@@ -617,7 +605,7 @@ async def _is_busy(http: aiohttp.ClientSession, base_url: str, rollout_id: str) 
                 return reply.status >= 500
             body = await reply.json(content_type=None)
     except aiohttp.ClientConnectorError:
-        return False  # nobody is there any more
+        return False  # the server is gone
     except (aiohttp.ClientError, asyncio.TimeoutError, ValueError):
         return True
     return isinstance(body, dict) and body.get("status") in _STILL_BUSY
@@ -653,13 +641,130 @@ async def ask_busy(session: aiohttp.ClientSession, base_url: str) -> float:
     return 1.0 if time.monotonic() - asked_at >= SLOW_ANSWER_S else 0.0
 
 
+def several(server: RolloutServer, count: int) -> list[RolloutServer]:
+    """Return ``count`` servers like ``server``, not started, which share one budget of restarts."""
+    specs = [replace(server.rollout, number=number, of=count) for number in range(1, count + 1)]
+    servers = [server.like(spec) for spec in specs]
+    if count > 1:
+        deaths = Deaths(whose="the rollout's servers")
+        for each in servers:
+            each.deaths = deaths
+    return servers
+
+
+class ServerPool:
+    """Runs rollouts on the servers of a run; an async context manager, created on its event loop.
+
+    A rollout goes to the server with the fewest. A server that dies loses its own rollouts; the others continue. The
+    run has one budget of restarts: it ends when servers die without any attempt finishing in between. A server that
+    cannot be started again is left out as long as there is another.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[SupervisedServer],
+        *,
+        connect: Callable[[str], CallbackRolloutDriver],
+        note: Callable[[str], None],
+        reports_load: bool = True,
+    ) -> None:
+        self.servers = [
+            RestartingServer(
+                server, connect=connect, note=note, changed=self._change, reports_load=reports_load
+            )
+            for server in servers
+        ]
+        self.on_change: Callable[[], None] = lambda: None
+        self._note = note
+        self._changed = asyncio.Event()
+        self._gone: set[RestartingServer] = set()
+
+    async def __aenter__(self) -> Self:
+        """Start all servers at once."""
+        try:
+            ends = await asyncio.gather(*(server.start() for server in self.servers), return_exceptions=True)
+            failures = [end for end in ends if isinstance(end, BaseException)]
+            unexpected = [failure for failure in failures if not isinstance(failure, OsmosisError)]
+            if unexpected or len(failures) == len(ends):
+                raise (unexpected or failures)[0]
+            self._leave_out_gone()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Stop the servers for good."""
+        await asyncio.gather(*(server.stop() for server in self.servers))
+
+    @property
+    def capacity(self) -> int | None:
+        """How many rollouts the servers run at once in total; None when one of them has no limit."""
+        capacities = [server.capacity for server in self.servers if server not in self._gone]
+        known = [capacity for capacity in capacities if capacity is not None]
+        return sum(known) if len(known) == len(capacities) else None
+
+    @property
+    def up(self) -> list[RestartingServer]:
+        """The servers that take rollouts now."""
+        return [server for server in self.servers if server.base_url is not None]
+
+    async def busy(self) -> float:
+        """Return how busy the busiest event loop of the servers is (0..1)."""
+        return max(await asyncio.gather(*(server.busy() for server in self.servers)))
+
+    def share(self, limit: int) -> int:
+        """Return how many of ``limit`` rollouts the servers that are up may run."""
+        return math.ceil(limit * len(self.up) / len(self.servers))
+
+    def attempt_finished(self) -> None:
+        """Record that an attempt finished: the budget of restarts is full again."""
+        for server in self.servers:
+            server.attempt_finished()
+
+    async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
+        """Run one rollout on the server with the fewest, waiting first while no server runs."""
+        while not self.up:
+            if len(self._gone) == len(self.servers):
+                ends = [server.end for server in self.servers if server.end is not None]
+                raise next((end for end in ends if isinstance(end, ServiceDiedError)), ends[-1])
+            await self._changed.wait()
+        return await min(self.up, key=lambda server: server.in_flight).run(request)
+
+    async def wait_until_ended(
+        self, rollout_ids: Collection[str], *, limit_s: float = SETTLE_LIMIT_S
+    ) -> frozenset[str]:
+        """Wait until the servers have released cancelled rollouts; return those that one still has after ``limit_s``."""
+        waits = (server.wait_until_ended(rollout_ids, limit_s=limit_s) for server in self.servers)
+        return frozenset().union(*await asyncio.gather(*waits))
+
+    def _change(self) -> None:
+        self._leave_out_gone()
+        waiting, self._changed = self._changed, asyncio.Event()
+        waiting.set()
+        self.on_change()
+
+    def _leave_out_gone(self) -> None:
+        """Note the servers that will not be started any more."""
+        gone = {server for server in self.servers if server.end is not None} - self._gone
+        self._gone |= gone
+        left = len(self.servers) - len(self._gone)
+        for server in gone:
+            if left and server.end is not None:
+                reason = str(server.end).splitlines()[0].rstrip(".")
+                self._note(f"{reason}. The run continues with {left} of {len(self.servers)} servers.")
+
+
 def default_servers(*, cpus: float | None = None, gpus: int | None = None) -> int:
-    """Return how many servers a run has whose user did not say."""
+    """Return how many servers a run has by default."""
     return 1 if gpus else max(1, min(MOST_SERVERS, granted_cores(cpus) - 1))
 
 
 def useful_servers(asked: int, *, rollouts: int, at_once: int | None) -> int:
-    """Return how many of the servers ``asked`` for have something to do."""
+    """Return how many of the servers ``asked`` for would have work."""
     return max(1, min(asked, rollouts, at_once or asked))
 
 
@@ -672,12 +777,8 @@ def granted_cores(cpus: float | None = None, *, limits: Path = CGROUPS, membersh
     return max(1, min(counts))
 
 
-"""Where the kernel shows control groups."""
-"""Where it says to which of them this process belongs."""
-
-
 def granted_processors(limits: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iterator[float]:
-    """Yield the processor time that each group above this process grants, in processors."""
+    """Yield the processor time that each control group of this process grants, in processors."""
     for group in _groups("cpu", limits, membership):
         try:
             if (group / "cpu.max").exists():
@@ -694,7 +795,7 @@ def granted_processors(limits: Path = CGROUPS, membership: Path = MEMBERSHIP) ->
 
 
 def granted_memory(limits: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iterator[int]:
-    """Yield the memory that each group above this process grants, in bytes; version 1 says an endless number where it sets none."""
+    """Yield the memory that each control group of this process grants, in bytes; version 1 gives a huge number without a limit."""
     for group in _groups("memory", limits, membership):
         for name in ("memory.max", "memory.limit_in_bytes"):
             try:
@@ -719,159 +820,3 @@ def _groups(controller: str, limits: Path, membership: Path) -> Iterator[Path]:
         for directory in {root, place, *place.parents}:
             if directory == root or root in directory.parents:
                 yield directory
-
-
-def several(server: RolloutServer, count: int) -> list[RolloutServer]:
-    """Return ``count`` servers like ``server``, none of them started, which share one budget of restarts."""
-    specs = [replace(server.rollout, number=number, of=count) for number in range(1, count + 1)]
-    servers = [server.like(spec) for spec in specs]
-    if count > 1:
-        deaths = Deaths(whose="the rollout's servers")
-        for each in servers:
-            each.deaths = deaths
-    return servers
-
-
-class PooledServer:
-    """One server of a run."""
-
-    def __init__(self, keeper: RestartingRolloutServer, *, is_asked: bool) -> None:
-        self.keeper = keeper
-        self._is_asked = is_asked
-        self._session: aiohttp.ClientSession | None = None
-        self._address: str | None = None
-
-    @property
-    def is_up(self) -> bool:
-        """Whether it takes rollouts now."""
-        return self.keeper.base_url is not None
-
-    async def busy(self) -> float:
-        """Return how busy its event loop is; 0 for one that is down, or not a process of this machine."""
-        base_url = self.keeper.base_url if self._is_asked else None
-        if base_url is None:
-            return 0.0
-        if self._session is None or self._address != base_url:
-            await self._close_session()
-            self._session, self._address = open_server_session(base_url, timeout_s=BUSY_TIMEOUT_S), base_url
-        return await ask_busy(self._session, base_url)
-
-    async def stop(self) -> None:
-        """Stop it for good."""
-        await self.keeper.stop()
-        await self._close_session()
-
-    async def _close_session(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
-
-
-class ServerPool:
-    """Runs rollouts on the servers of a run; an async context manager, made on its event loop."""
-
-    def __init__(
-        self,
-        servers: Sequence[KeptServer],
-        *,
-        connect: Callable[[str], Driver],
-        note: Callable[[str], None],
-        is_asked: bool = True,
-    ) -> None:
-        self.servers = [
-            PooledServer(
-                RestartingRolloutServer(server, connect=connect, note=note, changed=self._change),
-                is_asked=is_asked,
-            )
-            for server in servers
-        ]
-        self.on_change: Callable[[], None] = lambda: None
-        self._note = note
-        self._changed = asyncio.Event()
-        self._without: set[PooledServer] = set()
-
-    async def __aenter__(self) -> Self:
-        """Start the servers, all at once."""
-        try:
-            ends = await asyncio.gather(
-                *(server.keeper.start() for server in self.servers), return_exceptions=True
-            )
-            failures = [end for end in ends if isinstance(end, BaseException)]
-            unexpected = [failure for failure in failures if not isinstance(failure, OsmosisError)]
-            if unexpected or len(failures) == len(ends):
-                raise (unexpected or failures)[0]
-            self._do_without()
-        except BaseException:
-            await self.stop()
-            raise
-        return self
-
-    async def __aexit__(self, *_exc: object) -> None:
-        await self.stop()
-
-    async def stop(self) -> None:
-        """Stop the servers for good."""
-        await asyncio.gather(*(server.stop() for server in self.servers))
-
-    @property
-    def capacity(self) -> int | None:
-        """How many rollouts the servers run at once, all together; None when one of them has no limit."""
-        capacities = [server.keeper.capacity for server in self.servers if server not in self._without]
-        known = [capacity for capacity in capacities if capacity is not None]
-        return sum(known) if len(known) == len(capacities) else None
-
-    @property
-    def is_up(self) -> bool:
-        """Whether any of them takes rollouts now."""
-        return any(server.is_up for server in self.servers)
-
-    async def busy(self) -> float:
-        """Return how busy the busiest event loop of the servers is."""
-        return max(await asyncio.gather(*(server.busy() for server in self.servers)))
-
-    def share(self, limit: int) -> int:
-        """Return how many of ``limit`` rollouts the servers that are up may run."""
-        up = sum(server.is_up for server in self.servers)
-        return math.ceil(limit * up / len(self.servers))
-
-    def attempt_finished(self) -> None:
-        """Note that an attempt was brought to its end: the budget of restarts is whole again."""
-        for server in self.servers:
-            server.keeper.attempt_finished()
-
-    async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
-        """Run one rollout where there is most room, waiting first while no server runs."""
-        while not self.is_up:
-            if len(self._without) == len(self.servers):
-                raise self._last_end()
-            await self._changed.wait()
-        server = min((each for each in self.servers if each.is_up), key=lambda each: each.keeper.under_way)
-        return await server.keeper.run(request)
-
-    async def wait_until_ended(
-        self, rollout_ids: Collection[str], *, limit_s: float = SETTLE_LIMIT_S
-    ) -> frozenset[str]:
-        """Wait until the servers have let go of cancelled rollouts; return those that one still has after ``limit_s``."""
-        waits = (server.keeper.wait_until_ended(rollout_ids, limit_s=limit_s) for server in self.servers)
-        return frozenset().union(*await asyncio.gather(*waits))
-
-    def _change(self) -> None:
-        self._do_without()
-        waiting, self._changed = self._changed, asyncio.Event()
-        waiting.set()
-        self.on_change()
-
-    def _do_without(self) -> None:
-        """Take note of those that will not be started any more."""
-        gone = {server for server in self.servers if server.keeper.end is not None} - self._without
-        self._without |= gone
-        left = len(self.servers) - len(self._without)
-        for server in gone:
-            if left and server.keeper.end is not None:
-                said = str(server.keeper.end).splitlines()[0].rstrip(".")
-                self._note(f"{said}. The run goes on with {left} of {len(self.servers)} servers.")
-
-    def _last_end(self) -> Exception:
-        """Return why there is no server any more: the end of the last one that there was."""
-        ends = [server.keeper.end for server in self.servers if server.keeper.end is not None]
-        return next((end for end in ends if isinstance(end, ServiceDiedError)), ends[-1])

@@ -446,7 +446,7 @@ async def test_what_a_broken_attempt_used_counts_while_its_conversation_is_writt
 ) -> None:
     begun, written = threading.Event(), threading.Event()
     monkeypatch.setattr(
-        attempt_module, "keep_called_conversation", lambda *_, **__: begun.set() or written.wait(60)
+        attempt_module, "save_called_conversation", lambda *_, **__: begun.set() or written.wait(60)
     )
     async with served(ServedLoop()) as port, driving(port, artifacts=tmp_path) as world:
         made = asyncio.create_task(world.make("break"))

@@ -1,4 +1,9 @@
-"""One attempt at a row, from dispatch to its recorded result."""
+"""One attempt at a row, from dispatch to its recorded result.
+
+An attempt is recorded at most once, and its final callback is acknowledged only when the record is durable. Whether it
+was recorded or abandoned is decided here without awaiting in between: a result that arrives after its attempt was
+abandoned is acknowledged and dropped, because the attempt runs again under a new id.
+"""
 
 from __future__ import annotations
 
@@ -35,27 +40,32 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def keep_called_conversation(
-    home: Path, call: LastCall, *, row: DatasetRow, told: Mapping[str, Any], report: Mapping[str, Any] | None
+def save_called_conversation(
+    home: Path,
+    call: LastCall,
+    *,
+    row: DatasetRow,
+    position: Mapping[str, Any],
+    report: Mapping[str, Any] | None,
 ) -> None:
-    """Write the conversation of an attempt that left none; what fails is logged, never raised."""
+    """Write the conversation of an attempt that left none, as its model calls show it; errors are logged, not raised."""
     try:
-        content = _conversation(home.name, call, row, told, report)
+        content = _conversation(home.name, call, row, position, report)
         if content is not None:
-            _leave(home, content)
+            _write_trajectory(home, content)
     except Exception:
-        # Messages of any agent, in a place of any agent: the attempt counts for what it came to.
-        logger.warning("cannot keep what rollout %s said to its model", home.name, exc_info=True)
+        # The messages and the directory are the agent's; neither may change the result.
+        logger.warning("cannot save the conversation of rollout %s", home.name, exc_info=True)
 
 
 def _conversation(
     rollout_id: str,
     call: LastCall,
     row: DatasetRow,
-    told: Mapping[str, Any],
+    position: Mapping[str, Any],
     report: Mapping[str, Any] | None,
 ) -> bytes | None:
-    """Return the trajectory (ATIF) as the last model call has it; None where nothing was said."""
+    """Return the trajectory (ATIF) by the last model call; None without messages."""
     from osmosis_ai.rollout.trajectory.archive import encode_trajectory
     from osmosis_ai.rollout.trajectory.conversion import convert_sample_to_trajectory
     from osmosis_ai.rollout.trajectory.report import TrajectoryReport
@@ -69,15 +79,15 @@ def _conversation(
         rollout_id=rollout_id,
         request_label=row.label,
         request_metadata=dict(row.metadata) if row.metadata is not None else None,
-        request_extra_fields=dict(told),
+        request_extra_fields=dict(position),
         report=TrajectoryReport.model_validate(report) if report is not None else None,
         from_model_calls=True,
     )
     return encode_trajectory(trajectory).encode("ascii")
 
 
-def _leave(home: Path, content: bytes) -> None:
-    """Write the trajectory, unless the attempt's own is there or about to be."""
+def _write_trajectory(home: Path, content: bytes) -> None:
+    """Write the trajectory, unless the attempt's own exists or is pending."""
     home.mkdir(exist_ok=True)
     folder = os.open(home, _FOLDER)
     try:
@@ -90,7 +100,7 @@ def _leave(home: Path, content: bytes) -> None:
 
 
 MAX_LOSSES = 3
-"""How often an attempt is made again whose server, or the connection to it, went away."""
+"""How often an attempt runs again after its server, or the connection to it, was lost."""
 
 MAX_SEED = 0x7FFFFFFF
 LOST = "rollout_server_died"
@@ -109,7 +119,7 @@ def attempt_seeds(run_seed: int, source_row: int, attempt: int) -> Callable[[int
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One attempt to be made."""
+    """An attempt to run."""
 
     row: DatasetRow
     row_index: int
@@ -120,8 +130,8 @@ class Attempt:
     losses: int = 0
 
     @property
-    def told(self) -> dict[str, Any]:
-        """What its rollout is told of its place in the run, to stand in its trajectory."""
+    def position(self) -> dict[str, Any]:
+        """Its position in the run, which is stored in its trajectory."""
         return {
             "row_index": self.row_index,
             "run_index": self.run_index,
@@ -131,7 +141,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """What became of an attempt."""
+    """The outcome of an attempt."""
 
     attempt: Attempt
     rollout_id: str
@@ -142,12 +152,12 @@ class AttemptResult:
 
     @property
     def reward(self) -> float | None:
-        """What the grader gave; None for an attempt that did not succeed."""
+        """The grader's reward; None if the attempt did not succeed."""
         return self.verdict.reward if self.verdict.status == "success" else None
 
     @property
-    def gave_no_conversation(self) -> bool:
-        """Whether it failed, and what was said in it is known from its model calls alone."""
+    def lacks_conversation(self) -> bool:
+        """Whether it failed and only its model calls show the conversation."""
         sample = self.grader.sample if self.grader is not None else None
         return self.verdict.status == "failed" and not (sample is not None and sample.messages)
 
@@ -157,16 +167,16 @@ class AttemptResults(ABC):
 
     @abstractmethod
     async def record(self, result: AttemptResult) -> None:
-        """Keep a result; the rollout's server hears that it arrived when this returns."""
+        """Store a result; the rollout's server gets its acknowledgement when this returns."""
 
     def lost(self, attempt: Attempt, loss: AttemptLostError) -> Verdict | None:
-        """Take note of a lost attempt: None makes it again, a verdict ends it."""
+        """Handle a lost attempt: None runs it again, a verdict ends it."""
         if attempt.losses <= MAX_LOSSES:
             return None
         return failed(LOST, "rollout_server", loss.death.message if loss.death is not None else str(loss))
 
-    def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:  # noqa: B027 - who counts no spending has nothing to do
-        """Take note of a rollout that left no result, and of what it used."""
+    def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:  # noqa: B027 - optional
+        """Handle a rollout without a result, and what it used."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +190,7 @@ class AttemptServices:
 
 
 class RunningAttempt:
-    """One attempt under way, under an id of its own."""
+    """An attempt that is running, under its own id."""
 
     def __init__(
         self,
@@ -203,10 +213,10 @@ class RunningAttempt:
         self._started = time.monotonic()
         self._usage: RolloutUsage | None = None
         self._last_call: LastCall | None = None
-        self._given_up = False
+        self._is_abandoned = False
 
     async def run(self) -> bool:
-        """Make the attempt; return whether it was recorded, False when it has to be made again."""
+        """Run the attempt; return whether it was recorded, False if it has to run again."""
         services = self._services
         services.bridge.open(self.rollout_id, seed_for=self._attempt.seed_for)
         try:
@@ -215,29 +225,29 @@ class RunningAttempt:
                 await asyncio.shield(self.recording)
                 services.servers.attempt_finished()
                 return True
-            self._given_up = True
+            self._is_abandoned = True
             missing = AttemptLostError("its server reported no result", death=None)
             return await self._lose(loss or missing)
         finally:
             usage = self._close_endpoint()
             if self.recording is None:
-                self._given_up = True
+                self._is_abandoned = True
                 self._results.unrecorded(self.rollout_id, usage)
 
     async def commit(self, terminal: TerminalCallbackResult) -> Mapping[str, Any]:
         """Record a terminal result and return its acknowledgement."""
-        if self._given_up:
+        if self._is_abandoned:
             return {"ok": True}
         usage = self._close_endpoint()
         await self._record(classify(terminal, usage.last_error), terminal.grader)
         return acknowledgement(usage)
 
     def used_so_far(self) -> RolloutUsage:
-        """Return what its model calls came to so far."""
+        """Return the usage of its model calls so far."""
         return self._usage or self._services.bridge.usage(self.rollout_id)
 
     async def _drive(self) -> AttemptLostError | None:
-        """Run the rollout; return why it has no result when it has none."""
+        """Run the rollout; return why it has no result, or None."""
         attempt, timeouts = self._attempt, self._services.timeouts
         request = RolloutRunRequest(
             messages=attempt.row.messages,
@@ -246,7 +256,7 @@ class RunningAttempt:
             rollout_id=self.rollout_id,
             agent_timeout_sec=timeouts.agent_s,
             grader_timeout_sec=timeouts.grader_s,
-            extra_fields=attempt.told,
+            extra_fields=attempt.position,
         )
         try:
             await self._services.servers.run(request)
@@ -259,7 +269,7 @@ class RunningAttempt:
         return None
 
     async def _lose(self, loss: AttemptLostError) -> bool:
-        """Count a loss; return whether the attempt is over with it."""
+        """Count a loss; return whether it ends the attempt."""
         self._attempt.losses += 1
         verdict = self._results.lost(self._attempt, loss)
         if verdict is None:
@@ -271,32 +281,32 @@ class RunningAttempt:
         usage = self._close_endpoint()
         duration_ms = (time.monotonic() - self._started) * 1000
         result = AttemptResult(self._attempt, self.rollout_id, verdict, usage, duration_ms, grader)
-        # A task of its own: neither a cancelled attempt nor a closed connection takes it back.
-        self.recording = asyncio.create_task(self._keep(result))
+        # A separate task: neither a cancelled attempt nor a closed connection stops it.
+        self.recording = asyncio.create_task(self._store(result))
         self._on_arrival()
         try:
             await asyncio.shield(self.recording)
-        except Exception as error:  # whatever it is, the next result would meet it too
+        except Exception as error:  # the next result would meet it too
             self._on_fault(error)
             raise
 
-    async def _keep(self, result: AttemptResult) -> None:
+    async def _store(self, result: AttemptResult) -> None:
         call, root = self._last_call, self._services.artifact_root
-        if call is not None and root is not None and result.gave_no_conversation:
-            # First: whoever hears of the failure finds what was said before it.
+        if call is not None and root is not None and result.lacks_conversation:
+            # First, so that a reader of the failure finds its conversation.
             await asyncio.to_thread(
-                keep_called_conversation,
+                save_called_conversation,
                 root / self.rollout_id,
                 call,
                 row=self._attempt.row,
-                told=self._attempt.told,
+                position=self._attempt.position,
                 report=result.usage.report,
             )
         self.is_counted = True
         await self._results.record(result)
 
     def _close_endpoint(self) -> RolloutUsage:
-        """End the rollout's model calls and return what they came to, however often it is asked."""
+        """End the rollout's model calls and return their usage; repeated calls return the same."""
         if self._usage is None:
             self._last_call = self._services.bridge.last_call(self.rollout_id)
             self._usage = self._services.bridge.close(self.rollout_id)
@@ -304,5 +314,5 @@ class RunningAttempt:
 
 
 def acknowledgement(usage: RolloutUsage) -> dict[str, Any]:
-    """Return the acknowledgement of a callback, with what the server adds to the rollout's trajectory."""
+    """Return the acknowledgement of a callback, with the report that the server adds to the trajectory."""
     return {"ok": True} if usage.report is None else {"ok": True, "trajectory": usage.report}

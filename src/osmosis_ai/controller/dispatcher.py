@@ -1,4 +1,10 @@
-"""Runs attempts: how many at once, on which servers, until all are recorded."""
+"""Runs attempts on the rollout's servers, a limited number at once, until all are recorded.
+
+Concurrency is a limit, not a batch: when an attempt ends, the next one starts. One whose result has arrived and is only
+being written no longer counts, so a slow disk keeps no model waiting; the number being written is limited as well.
+Attempts start in the order of the stream, and lost ones run again before the rest. Dispatch ends with the stream, when
+the gate closes (attempts in flight finish), or when it is halted (they are cancelled). What is left is still pending.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +59,11 @@ StopKind = Literal["interrupted", "budget", "fault"]
 
 
 def choose_limit(*, max_in_flight: int | None, batch_size: int | None, capacity: int | None) -> int:
-    """Return how many rollouts run at once: what the user asks for, within what the server can take."""
-    wished = max_in_flight or batch_size
+    """Return how many rollouts run at once: what the user asks for, within the server's capacity."""
+    asked = max_in_flight or batch_size
     if capacity is None:
-        return wished or DEFAULT_IN_FLIGHT
-    return min(wished, capacity) if wished else capacity
+        return asked or DEFAULT_IN_FLIGHT
+    return min(asked, capacity) if asked else capacity
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,7 @@ class Dispatcher(Generic[Item]):
         self._allowed = limit
         self._gate = gate
         self._spare = spare
-        # The items that count, by identity: they need not be hashable.
+        # Items in flight, by identity: they need not be hashable.
         self._places: dict[int, Item] = {}
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._returned: deque[Item] = deque()
@@ -97,7 +103,7 @@ class Dispatcher(Generic[Item]):
 
     @property
     def in_flight(self) -> int:
-        """Attempts under way, but for those that were released."""
+        """Attempts that are running, except released ones."""
         return len(self._places)
 
     async def run(self) -> Stop | None:
@@ -113,17 +119,17 @@ class Dispatcher(Generic[Item]):
         return self._stop
 
     def narrow(self, allowed: int) -> None:
-        """Start no attempt while ``allowed`` or more are in flight; what is in flight goes on."""
+        """Start no attempt while ``allowed`` or more are in flight; those continue."""
         self._allowed = max(1, min(allowed, self.limit))
         self._admit()
 
     def release(self, item: Item) -> None:
-        """Let another attempt start in the place of ``item``'s, which is as good as over; once for each."""
+        """Let another attempt start in place of ``item``'s, whose result has arrived; once for each."""
         if self._places.pop(id(item), None) is not None:
             self._admit()
 
     def halt(self, stop: Stop) -> None:
-        """Start nothing more and cancel what is in flight; the first reason stands."""
+        """Start nothing more and cancel what is in flight; the first reason is kept."""
         if self._stop is None or self._stop.kind == "budget":
             self._stop = stop
         current = asyncio.current_task()
@@ -146,7 +152,7 @@ class Dispatcher(Generic[Item]):
                 self.finished += finished
                 if not finished:
                     self._returned.append(item)
-            except Exception as error:  # whatever went wrong here is no result of the item
+            except Exception as error:  # not a result of the item
                 self.halt(Stop("fault", str(error) or type(error).__name__, error))
                 return
             finally:
@@ -159,7 +165,7 @@ class Dispatcher(Generic[Item]):
             await turn
 
     def _admit(self) -> None:
-        """Wake as many workers as may start; one that finds nothing left to do wakes the next."""
+        """Wake as many workers as may start; one without work wakes the next."""
         for _ in range(self._allowed - self.in_flight):
             while self._waiting and self._waiting[0].done():
                 self._waiting.popleft()
@@ -234,12 +240,15 @@ class ConcurrencyLimiter:
 
 
 class UnknownAttemptError(RuntimeError):
-    """A terminal arrived for a rollout that nobody dispatched."""
+    """A result arrived for a rollout that was not dispatched."""
 
 
 class RolloutRunner:
-    """Makes attempts on a rollout's servers, which it keeps running; an async context manager, made on its
-    event loop."""
+    """Runs attempts on a rollout's servers, which it keeps running; an async context manager, created on its event loop.
+
+    One runner serves a whole run: an evaluation gives it all its attempts at once, a training run a batch or a validation
+    at a time. However :meth:`run` ends, results that have arrived are recorded before it returns.
+    """
 
     def __init__(
         self,
@@ -311,11 +320,11 @@ class RolloutRunner:
 
     @property
     def capacity(self) -> int | None:
-        """How many rollouts the servers run at once, as far as they say."""
+        """How many rollouts the servers run at once; None without a limit."""
         return self._servers.capacity
 
     def used_in_flight(self) -> Iterator[RolloutUsage]:
-        """Yield what each attempt under way has used; one whose result is being recorded is none."""
+        """Yield the usage of each running attempt whose result is not being recorded."""
         return (running.used_so_far() for running in self._running.values() if not running.is_counted)
 
     def dispatcher(
@@ -327,11 +336,11 @@ class RolloutRunner:
         gate: Callable[[], str | None] = lambda: None,
     ) -> Dispatcher[Attempt]:
         """Return what :meth:`run` runs: ``attempts``, at most ``limit`` of them at once."""
-        # Those that are being written still count at the server, which must not have more than it takes.
+        # Attempts that are being written still count at the server.
         spare = limit if self.capacity is None else min(limit, max(0, self.capacity - limit))
         made = Dispatcher(
             attempts,
-            lambda attempt: self._make(attempt, results, made),
+            lambda attempt: self._run_attempt(attempt, results, made),
             limit=limit,
             gate=gate,
             spare=spare,
@@ -353,25 +362,27 @@ class RolloutRunner:
             await asyncio.gather(*recordings, return_exceptions=True)
 
     async def run_all(self, attempts: Sequence[Attempt], results: AttemptResults) -> None:
-        """Make all ``attempts``, as many at once as the server takes."""
+        """Run all ``attempts``, as many at once as the server takes."""
         limit = choose_limit(max_in_flight=None, batch_size=len(attempts), capacity=self.capacity)
         stop = await self.run(self.dispatcher(iter(attempts), results, limit=limit))
         if stop is not None:
             raise stop.error or OsmosisError(stop.reason)
 
     async def wait_until_cancelled_ended(self, stage: Callable[[str], None]) -> None:
-        """Wait until the server has let go of the rollouts that were cancelled, as far as it does."""
+        """Wait until the server has released the cancelled rollouts, up to a limit."""
         cancelled = self._cancelled
-        # Nobody can tell an agent that is served elsewhere, and what it holds is its own.
+        # A remote agent cannot be asked.
         if not cancelled or not self._servers.up or self._agent is not None:
             return
         stage(f"waiting for {len(cancelled)} cancelled rollouts to end")
         busy = await self._servers.wait_until_ended(cancelled)
         self._log("cancel", "cancelled rollouts have ended", cancelled=len(cancelled), still_busy=len(busy))
         if busy:
-            self._note(f"{len(busy)} cancelled rollouts did not end in time; their server is stopped anyway.")
+            self._note(f"{len(busy)} cancelled rollouts did not end in time. Their server is stopped anyway.")
 
-    async def _make(self, attempt: Attempt, results: AttemptResults, made: Dispatcher[Attempt]) -> bool:
+    async def _run_attempt(
+        self, attempt: Attempt, results: AttemptResults, made: Dispatcher[Attempt]
+    ) -> bool:
         running = RunningAttempt(
             attempt,
             self._services,
@@ -395,11 +406,11 @@ class RolloutRunner:
     async def _commit(self, terminal: TerminalCallbackResult) -> Mapping[str, Any]:
         running = self._running.get(terminal.rollout_id)
         if running is None:
-            raise UnknownAttemptError(f"no attempt {terminal.rollout_id} is under way")
+            raise UnknownAttemptError(f"no attempt {terminal.rollout_id} is running")
         return await running.commit(terminal)
 
     def _acknowledge_completion(self, rollout_id: str) -> Mapping[str, Any]:
-        # The server writes the conversation before it reports the result, and needs to know what its calls came to.
+        # The server writes the conversation, with the usage of its calls, before it reports the result.
         return acknowledgement(self._bridge.usage(rollout_id))
 
     def _connect(self, base_url: str) -> CallbackRolloutDriver:

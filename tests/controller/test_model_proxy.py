@@ -15,7 +15,7 @@ import pytest
 import stamina
 
 from osmosis_ai.controller import model_proxy
-from osmosis_ai.controller.attempt import keep_called_conversation
+from osmosis_ai.controller.attempt import save_called_conversation
 from osmosis_ai.controller.model_proxy import LastCall, LiteLLMBridge
 from osmosis_ai.datasets import DatasetRow
 from tests.controller.proxy_world import HELLO, SECRET, TOKEN, ProxyWorld, proxy_world, settle
@@ -509,7 +509,7 @@ ROW = DatasetRow(7, [{"role": "user", "content": "hello"}], "hi", {"a": 1})
 
 def keep(root: Path, call: LastCall = CALL) -> None:
     told = {"row_index": 3, "run_index": 1}
-    keep_called_conversation(root / "r1", call, row=ROW, told=told, report=None)
+    save_called_conversation(root / "r1", call, row=ROW, position=told, report=None)
 
 
 @pytest.mark.parametrize("name", ["trajectory.json", ".trajectory.json.pending"])

@@ -527,7 +527,7 @@ def test_no_link_of_the_agents_is_followed(tmp_path: Path, caplog: pytest.LogCap
     (root / "r1").symlink_to(elsewhere)
     keep(root)
     assert list(elsewhere.iterdir()) == []
-    assert "cannot keep what rollout r1 said" in caplog.text
+    assert "cannot save the conversation of rollout r1" in caplog.text
 
     os.unlink(root / "r1")
     (root / "r1").mkdir()

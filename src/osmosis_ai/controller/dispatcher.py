@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -99,7 +100,7 @@ class Dispatcher(Generic[Item]):
         self._returned: deque[Item] = deque()
         self._workers: set[asyncio.Task[None]] = set()
         self._stop: Stop | None = None
-        self.finished = 0
+        self.durations_s: list[float] = []
 
     @property
     def in_flight(self) -> int:
@@ -145,12 +146,14 @@ class Dispatcher(Generic[Item]):
                 if item is None:
                     return
                 self._places[id(item)] = item
+                started = time.monotonic()
                 try:
                     finished = await self._attempt(item)
                 finally:
                     self._places.pop(id(item), None)
-                self.finished += finished
-                if not finished:
+                if finished:
+                    self.durations_s.append(time.monotonic() - started)
+                else:
                     self._returned.append(item)
             except Exception as error:  # not a result of the item
                 self.halt(Stop("fault", str(error) or type(error).__name__, error))
@@ -209,34 +212,47 @@ class LimitTally:
 class ConcurrencyLimiter:
     """How many attempts may be in flight, between 16 and what the user asked for.
 
-    It starts at the maximum. When an event loop between the agents and the model is saturated, more attempts in
-    flight make every one of them slower, so the limit is cut; when there is room it grows again. The first fill is
-    never cut: until as many attempts have finished as may be in flight, the loops are busy with starting them.
+    It starts at the maximum. When an event loop between the agents and the model is saturated, more attempts in flight
+    make every one of them slower, so the limit is cut by a quarter; below 70% it grows by a tenth. Attempts that start
+    together also finish together and saturate the loops for a moment, so what counts is the time in which an attempt
+    of the first fill finished at the quickest (10th percentile): a loop must be saturated for that long. The first fill
+    itself is never cut, because the loops are busy with starting attempts.
     """
 
     SATURATED, ROOM = 0.9, 0.7
     CUT, GROWTH = 0.75, 1.1
     LEAST = 16
+    LONGEST_WINDOW_S = 60
 
     def __init__(self, maximum: int) -> None:
         self.maximum = self.limit = maximum
-        self._finished = 0
+        self._first_fill: list[float] = []
+        self._window_s = 0
+        self._busy: deque[float] = deque(maxlen=self.LONGEST_WINDOW_S)
 
-    def observe(self, *, busy: float, finished: int) -> bool:
+    def observe(self, *, busy: float, durations_s: Sequence[float]) -> bool:
         """Take one second into account; return whether :attr:`limit` changed.
 
         Args:
-            busy: largest share of the second in which one of the loops had work.
-            finished: attempts that finished in it.
+            busy: the largest share of the second in which one of the loops had work.
+            durations_s: how long the attempts took that finished in it.
         """
         before = self.limit
-        is_first_fill = self._finished < self.maximum
-        self._finished += finished
-        if busy >= self.SATURATED and finished and not is_first_fill:
+        self._busy.append(busy)
+        if len(self._first_fill) < self.maximum:
+            self._first_fill += durations_s
+            quickest_s = sorted(self._first_fill)[len(self._first_fill) // 10] if self._first_fill else 0.0
+            self._window_s = min(self.LONGEST_WINDOW_S, max(1, math.ceil(quickest_s)))
+        elif durations_s and self._is_saturated():
             self.limit = max(min(self.LEAST, self.maximum), math.floor(self.limit * self.CUT))
-        elif busy < self.ROOM:
+            self._busy.clear()
+        if busy < self.ROOM:
             self.limit = min(self.maximum, math.ceil(self.limit * self.GROWTH))
         return self.limit != before
+
+    def _is_saturated(self) -> bool:
+        window = list(self._busy)[-self._window_s :]
+        return len(window) == self._window_s and sum(window) / len(window) >= self.SATURATED
 
 
 class UnknownAttemptError(RuntimeError):
@@ -437,12 +453,11 @@ class RolloutRunner:
         self, dispatcher: Dispatcher[Attempt], limiter: ConcurrencyLimiter, tally: LimitTally
     ) -> None:
         """Once a second, limit what is in flight by how busy the event loops are."""
-        finished = dispatcher.finished
         while True:
             await asyncio.sleep(OBSERVE_EVERY_S)
             busy = max(await self._servers.busy(), self._monitor.state().busy)
-            before, finished = finished, dispatcher.finished
-            if limiter.observe(busy=busy, finished=finished - before):
+            durations_s, dispatcher.durations_s = dispatcher.durations_s, []
+            if limiter.observe(busy=busy, durations_s=durations_s):
                 dispatcher.narrow(self._servers.share(limiter.limit))
                 self._log("schedule", "the event loops limit concurrency", limit=limiter.limit, busy=busy)
                 if not self._has_warned:

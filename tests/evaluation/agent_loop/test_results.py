@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from osmosis_ai.datasets.selection import RowsDrawn
 from osmosis_ai.evaluation.agent_loop.eval_run import (
     ClassicResults,
     recorded_runs,
@@ -29,7 +29,6 @@ from osmosis_ai.evaluation.metrics import compute_metrics
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.evaluation.summary import RunSummary
 from tests.datasets.builders import write, write_rows
 from tests.evaluation.recorded_runs import journal_of
 
@@ -49,35 +48,15 @@ def table_of(run: Path, records: list[TerminalRecord], rows: int, n: int) -> Att
     return table
 
 
-def results_of(run: Path, records: list[TerminalRecord], rows: int, n: int) -> ClassicResults:
-    table = table_of(run, records, rows, n)
-    summary = RunSummary(
+def results_of(run: Path, table: AttemptTable) -> ClassicResults:
+    summary: Any = SimpleNamespace(
         run_dir=run,
-        local_run_id="id",
-        run_name="run",
         total_work_items=len(table),
-        dispatched=len(records),
         succeeded=table.count("success"),
-        failed=table.count("failed"),
-        skipped=0,
-        pending=table.open_count,
-        resumed=0,
-        stop=None,
         duration_ms=5,
         metrics=compute_metrics(table),
-        failures=(),
-        rows=RowsDrawn("first", rows, rows),
     )
     return summarize_runs(summary, table, eval_fns=["a:fn"], pass_threshold=1.0)
-
-
-def written(run: Path, records: list[TerminalRecord], rows: int, n: int) -> tuple[str, Any]:
-    path = run / "out.json"
-    results = results_of(run, records, rows, n)
-    runs = recorded_runs(RunDirectory(run).events, table_of(run, records, rows, n))
-    write_results(path, {"model": "m\ud83d"}, results.to_json(), runs)
-    text = path.read_text(encoding="utf-8")
-    return text, json.loads(text)
 
 
 def test_the_file_is_written_row_by_row_as_if_at_once(tmp_path: Path) -> None:
@@ -86,7 +65,11 @@ def test_the_file_is_written_row_by_row_as_if_at_once(tmp_path: Path) -> None:
         record(0, 1, "failed", error="said\n“no”", tokens=2),
         record(2, 0, scores={}, unscored={"a:fn": "why"}),
     ]
-    text, found = written(tmp_path, records, rows=3, n=2)
+    table, path = table_of(tmp_path, records, rows=3, n=2), tmp_path / "out.json"
+    runs = recorded_runs(RunDirectory(tmp_path).events, table)
+    write_results(path, {"model": "m\ud83d"}, results_of(tmp_path, table).to_json(), runs)
+    text = path.read_text(encoding="utf-8")
+    found = json.loads(text)
     # Half a character is kept as the escape that JSON has for it.
     assert text == json.dumps(found, indent=2, ensure_ascii=False).replace("\ud83d", "\\ud83d") + "\n"
     assert found["rows"] == [
@@ -137,7 +120,7 @@ def test_an_agent_that_rewards_itself_now_and_then_has_a_score_in_those_runs_alo
         record(0, 1, scores={"a:fn": 0.0, "agent": 1.0}),
         record(1, 0, "failed", scores={"agent": 1.0}),
     ]
-    results = results_of(tmp_path, records, 2, 2)
+    results = results_of(tmp_path, table_of(tmp_path, records, 2, 2))
     agent = results.reward
     assert set(results.functions) == {"a:fn"} and agent is not None
     assert (agent.mean, agent.scored, agent.unscored) == (pytest.approx(1 / 3), 1, 2)
@@ -148,7 +131,7 @@ def test_rows_that_are_copies_count_as_one_row_in_an_interval(tmp_path: Path) ->
     records = [
         record(row, 0, scores={"a:fn": row % 2}, row_digest=f"{row // 2 + 1:016x}" * 2) for row in range(8)
     ]
-    estimate = results_of(tmp_path, records, 8, 1).functions["a:fn"].estimate
+    estimate = results_of(tmp_path, table_of(tmp_path, records, 8, 1)).functions["a:fn"].estimate
     assert estimate is not None and (estimate.n, estimate.clusters) == (8, 4)
 
 

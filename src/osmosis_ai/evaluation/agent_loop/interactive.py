@@ -48,7 +48,7 @@ CHOOSING_HELP = """\
   Ctrl-D, Ctrl-C     leave the session"""
 
 _NEXT, _CONTINUE, _MESSAGES, _TOOLS = ("", "n", "next"), ("c", "continue"), ("m", "messages"), ("t", "tools")
-_ROW, _QUIT, _HELP = ("r", "row"), ("q", "quit", "exit"), ("?", "help")
+_ROW, _QUIT = ("r", "row"), ("q", "quit", "exit")
 
 
 class SessionTerminal:
@@ -162,6 +162,7 @@ class InteractiveRunner:
         self.results: list[LocalRunResult] = []
         self._chosen: int | None = None
         self._last: int | None = None
+        self._client = InteractiveLLMClient(llm_client)
 
     async def run_session(
         self,
@@ -182,16 +183,15 @@ class InteractiveRunner:
                 if index not in rows:
                     self.terminal.say(f"Row {index} is out of range [{rows[0]}-{rows[-1]}].")
                     continue
-                self._last = index
                 result = await self.run_row(row_at(index), index, max_turns, completion_params)
                 if result.error == ABORTED:
                     self.terminal.say(f"{ABORTED}.")
         except SessionLeft:
-            return self.results
+            pass
         except asyncio.CancelledError:
             if not self.terminal.left:
                 raise
-            return self.results
+        return self.results
 
     async def run_row(
         self,
@@ -201,8 +201,8 @@ class InteractiveRunner:
         completion_params: dict[str, Any] | None = None,
     ) -> LocalRunResult:
         """Step through one row."""
-        client = InteractiveLLMClient(self.llm_client)
-        client.on_step = lambda step: self._pause(client, step, row_index)
+        self._last, self._client = row_index, InteractiveLLMClient(self.llm_client, self._pause)
+        client = self._client
         runner = LocalTestRunner(self.agent_loop, client, self.debug, self.debug_dir)
         self.terminal.say(f"\nRow {row_index}")
         self._show_messages(row_messages(row))
@@ -217,7 +217,7 @@ class InteractiveRunner:
         result.duration_ms = max(0.0, result.duration_ms - client.waited_ms)
         self.results.append(result)
         self._show_outcome(result)
-        if await self._decide(RESULT_PROMPT, client, row_index, (_NEXT, _QUIT)) == _QUIT:
+        if await self._decide(RESULT_PROMPT, _NEXT, _QUIT) == _QUIT:
             raise SessionLeft
         return result
 
@@ -232,32 +232,26 @@ class InteractiveRunner:
         else:
             self.terminal.say(CHOOSING_HELP)
 
-    async def _pause(self, client: InteractiveLLMClient, step: InteractiveStep, row_index: int) -> None:
+    async def _pause(self, step: InteractiveStep) -> None:
         """Show a reply and ask how to continue."""
         self.terminal.say(f"[assistant, turn {step.turn}, finish reason {step.finish_reason}]")
         self._show_message(step.message)
-        decision = await self._decide(STEP_PROMPT, client, row_index, (_NEXT, _CONTINUE, _QUIT))
+        decision = await self._decide(STEP_PROMPT, _NEXT, _CONTINUE, _QUIT)
         if decision in (_QUIT, _ROW):
             raise RunAborted
-        client.paused = decision == _NEXT
+        self._client.paused = decision == _NEXT
 
-    async def _decide(
-        self,
-        prompt: str,
-        client: InteractiveLLMClient,
-        row_index: int,
-        decisions: Sequence[tuple[str, ...]],
-    ) -> tuple[str, ...]:
+    async def _decide(self, prompt: str, *decisions: tuple[str, ...]) -> tuple[str, ...]:
         """Show details until the user takes one of the ``decisions`` or chooses a row."""
         while True:
             word, number = await self._ask(prompt)
             if word in _ROW:
-                self._chosen = row_index if number is None else number
+                self._chosen = self._last if number is None else number
                 return _ROW
             for decision in decisions:
                 if word in decision:
                     return decision
-            self._show_details(word, client)
+            self._show_details(word)
 
     async def _ask(self, prompt: str) -> tuple[str, int | None]:
         """Return the word and the number that the user types; an invalid number makes the word '?'."""
@@ -269,21 +263,22 @@ class InteractiveRunner:
             return word.lower(), None
         return (word.lower(), int(number)) if number.strip().isdecimal() else ("?", None)
 
-    def _show_details(self, word: str, client: InteractiveLLMClient) -> None:
+    def _show_details(self, word: str) -> None:
         from osmosis_ai.rollout.loop.tool_schemas import tool_payload
 
         if word in _MESSAGES:
-            self._show_messages(client.messages)
-            return
-        if word not in _TOOLS:
+            self._show_messages(self._client.messages)
+        elif word not in _TOOLS:
             self.terminal.say(HELP)
-            return
-        if not client.tools:
+        elif not self._client.tools:
             self.terminal.say("  no tools")
-        for tool in client.tools:
-            function = tool_payload(tool)["function"]
-            self.terminal.say(f"  {function.get('name')}: {function.get('description', '')}")
-            self.terminal.say(f"    {json.dumps(function.get('parameters') or {}, ensure_ascii=False)}")
+        else:
+            for tool in self._client.tools:
+                function = tool_payload(tool)["function"]
+                parameters = json.dumps(function.get("parameters") or {}, ensure_ascii=False)
+                self.terminal.say(
+                    f"  {function.get('name')}: {function.get('description', '')}\n    {parameters}"
+                )
 
     def _show_messages(self, messages: Sequence[Mapping[str, Any]]) -> None:
         for message in messages:
@@ -293,9 +288,8 @@ class InteractiveRunner:
     def _show_message(self, message: Mapping[str, Any]) -> None:
         content = message.get("content")
         if content:
-            self._show_indented(
-                content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-            )
+            text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+            self.terminal.say(_indented(text))
         for call in message.get("tool_calls") or []:
             function = call.get("function") or {}
             self.terminal.say(f"  -> {function.get('name')}({function.get('arguments')})")
@@ -309,8 +303,8 @@ class InteractiveRunner:
             lines.append(f"Finish reason: {result.result.finish_reason}")
         lines.append(f"Duration: {format_duration(result.duration_ms)}")
         lines.append(f"Tokens: {format_tokens(result.total_tokens)}")
-        self.terminal.say("\nResult:")
-        self._show_indented("\n".join(lines))
+        self.terminal.say("\nResult:\n" + _indented("\n".join(lines)))
 
-    def _show_indented(self, text: str) -> None:
-        self.terminal.say("\n".join(f"  {line}" for line in text.splitlines()))
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

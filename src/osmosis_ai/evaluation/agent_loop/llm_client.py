@@ -24,13 +24,7 @@ _KINDS: Mapping[Category, str] = {
     "auth": "Authentication failed",
     "timeout": "Request timed out",
     "context_length": "Context window exceeded",
-    "connection": "API error",
-    "server": "API error",
-    "not_found": "API error",
-    "bad_request": "API error",
-    "invalid_reply": "API error",
 }
-_UNEXPECTED = "Unexpected error"
 # The model is chosen by the command, and replies are never streamed.
 _IGNORED_ARGUMENTS = frozenset({"model", "stream", "stream_options"})
 
@@ -111,7 +105,7 @@ class ExternalLLMClient:
             completion = await client.complete(body)
         except ModelCallError as error:
             no_credit = error.status == 402 or (error.category == "rate_limit" and not error.retryable)
-            kind = "Budget exceeded" if no_credit else _KINDS.get(error.category, _UNEXPECTED)
+            kind = "Budget exceeded" if no_credit else _KINDS.get(error.category, "API error")
             raise ProviderError(
                 f"{kind}: {error.message}", code=error.code, details=error.details, hint=error.hint
             ) from error
@@ -159,7 +153,7 @@ class ExternalLLMClient:
                 try:
                     self._client = await stack.enter_async_context(opened)
                 except OsmosisError as error:
-                    kind = _KINDS["auth"] if "missing_variable" in error.details else _UNEXPECTED
+                    kind = _KINDS["auth"] if "missing_variable" in error.details else "Unexpected error"
                     raise ProviderError(f"{kind}: {error.message}", hint=error.hint) from None
                 self._stack = stack
             return self._client

@@ -18,12 +18,12 @@ from osmosis_ai.controller.model_proxy import RolloutUsage
 from osmosis_ai.controller.outcomes import Verdict, failed
 from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.index import IndexEntry, read_index
 from osmosis_ai.evaluation.journal import JournalCorruptionError
 from osmosis_ai.evaluation.local_samples import read_local_samples
 from osmosis_ai.evaluation.previews import PREVIEW_CHARS, Previews, previews_of
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.recording import record_of
+from osmosis_ai.evaluation.run_files import IndexEntry, read_index
 from osmosis_ai.evaluation.run_log import RunLog, redact_file
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.types import GraderCompleteRequest, GraderStatus, RolloutSample

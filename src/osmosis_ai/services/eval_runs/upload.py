@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.transfer import BlobClient
     from osmosis_ai.api.wire.eval_imports import EvalImportSession, EvalImportStart, ImportUpload
-    from osmosis_ai.evaluation.index import IndexEntry
     from osmosis_ai.evaluation.manifest import Manifest
     from osmosis_ai.evaluation.results import AttemptTable
     from osmosis_ai.evaluation.run_directory import RunDirectory
+    from osmosis_ai.evaluation.run_files import IndexEntry
 
 
 _BLOCK_BYTES = 1 << 20
@@ -174,8 +174,8 @@ def _described(found: RunDirectory, manifest: Manifest) -> tuple[Mapping[str, An
 
 def _entries(found: RunDirectory, manifest: Manifest) -> list[IndexEntry]:
     """Return the index entries of the run after checking them against the journal."""
-    from osmosis_ai.evaluation.index import read_index
     from osmosis_ai.evaluation.journal import JournalReader
+    from osmosis_ai.evaluation.run_files import read_index
 
     rows, n = manifest.sampled_rows, int(manifest.inputs["n"])
     table = _table(found, rows, n)

@@ -177,7 +177,7 @@ def _entries(found: RunDirectory, manifest: Manifest) -> list[IndexEntry]:
     from osmosis_ai.evaluation.journal import JournalReader
     from osmosis_ai.evaluation.run_files import read_index
 
-    rows, n = manifest.sampled_rows, int(manifest.inputs["n"])
+    rows, n = manifest.planned(found.manifest)
     table = _table(found, rows, n)
     if table.open_count:
         left = f"{table.open_count} of {rows * n} samples are pending"
@@ -365,7 +365,7 @@ def upload_run(
         OsmosisError: the run is incomplete, damaged, or changes during the upload.
     """
     from osmosis_ai.api.transfer import BlobClient
-    from osmosis_ai.evaluation.run_lock import RunLock
+    from osmosis_ai.evaluation.opened_run import RunLock
 
     require_uploads(client)
     with ExitStack() as held:

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.controller.dispatcher import Stop
 from osmosis_ai.errors import InteractiveRequiredError
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.manifest import Manifest, utc_now
@@ -24,6 +23,7 @@ from osmosis_ai.evaluation.spec import EvalRunSpec
 from osmosis_ai.redaction import Redactor
 
 if TYPE_CHECKING:
+    from osmosis_ai.controller.dispatcher import Stop
     from osmosis_ai.datasets.selection import RowsDrawn
     from osmosis_ai.evaluation.metrics import RunMetrics
     from osmosis_ai.evaluation.results import AttemptTable

@@ -138,7 +138,7 @@ def kind_of(directory: Path) -> RunKind | None:
     if not os.path.isfile(f"{directory}/manifest.json"):  # noqa: PTH113 - there may be ten thousand
         return None
     entries = {entry.name: entry for entry in _entries(directory)}
-    if _irregular_file(entries) is not None:
+    if _first_irregular(entries) is not None:
         return None
     if (metrics := entries.get("metrics.jsonl")) is not None and metrics.is_file():
         return "training"
@@ -155,12 +155,12 @@ def is_result(path: Path) -> bool:
     return head[:1] == b"{" and head[1:].lstrip().startswith(_RESULT_KEY)
 
 
-def foreign_file(directory: Path) -> str | None:
+def irregular_file(directory: Path) -> str | None:
     """Return which of a run's files is not a regular file but a link, folder, pipe or device; None if all are."""
-    return _irregular_file({entry.name: entry for entry in _entries(directory)})
+    return _first_irregular({entry.name: entry for entry in _entries(directory)})
 
 
-def _irregular_file(entries: Mapping[str, os.DirEntry[str]]) -> str | None:
+def _first_irregular(entries: Mapping[str, os.DirEntry[str]]) -> str | None:
     files = [entries[name] for name in _RUN_FILES if name in entries]
     return next((file.name for file in files if not file.is_file(follow_symlinks=False)), None)
 

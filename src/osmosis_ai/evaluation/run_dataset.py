@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -82,9 +81,7 @@ def expected_answer(directory: Path, source_row: int | None, digest: str | None)
     """Return the expected answer of a run's row; None if the row is no longer in the dataset."""
     if source_row is None:
         return None
-    found = RunDirectory(directory)
-    states = tuple(_file_state(path) for path in (found.manifest, found.metrics))
-    recorded = _cached_dataset(directory, states)
+    recorded = _recorded_dataset(directory)
     for path in _candidates(recorded.name, recorded.path, directory):
         row = _same_row(path, source_row, digest=digest, file_sha256=recorded.sha256)
         if row is not None:
@@ -166,18 +163,6 @@ def _recorded_dataset(directory: Path) -> _RecordedDataset:
     return _RecordedDataset(
         lenient_json.as_text(name), lenient_json.as_text(sha256), Path(path) if path else None
     )
-
-
-@lru_cache(maxsize=16)
-def _cached_dataset(directory: Path, _states: tuple[tuple[int, ...], ...]) -> _RecordedDataset:
-    return _recorded_dataset(directory)
-
-
-def _file_state(path: Path) -> tuple[int, ...]:
-    with suppress(OSError):
-        status = path.stat()
-        return status.st_mtime_ns, status.st_size, status.st_ino
-    return ()
 
 
 def _candidates(name: str | None, recorded: Path | None, start: Path) -> Iterator[Path]:

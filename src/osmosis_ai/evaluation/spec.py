@@ -15,7 +15,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from osmosis_ai.config.execution import MOST_SERVERS
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
@@ -92,6 +91,8 @@ class EvalRunOptions:
     worked_before_s: float = 0.0
 
     def __post_init__(self) -> None:
+        from osmosis_ai.config.execution import MOST_SERVERS
+
         if self.name is not None:
             check_run_name(self.name)
         counts = {

@@ -98,7 +98,7 @@ class VarianceComponents:
             return None
         return self.between / (self.between + self.within)
 
-    def of_a_row(self, n: float) -> float:
+    def row_mean_variance(self, n: float) -> float:
         """Return the variance of a row's mean of ``n`` attempts; as measured if ``within`` is unknown."""
         return self.between if self.within is None else self.between + self.within / n
 

@@ -61,9 +61,9 @@ def _dated(root: Path) -> list[Path]:
 
 def readable(directory: Path) -> Path:
     """Return a run's directory after checking that its files are regular files."""
-    from osmosis_ai.evaluation.local_runs import foreign_file
+    from osmosis_ai.evaluation.local_runs import irregular_file
 
-    name = foreign_file(directory)
+    name = irregular_file(directory)
     if name is None:
         return directory
     raise OsmosisError(

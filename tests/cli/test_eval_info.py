@@ -207,7 +207,9 @@ def test_plain_lists_local_runs_after_the_platforms_up_to_the_limit(maze: Maze) 
     platform, *local = (row.split("\t") for row in maze.osmosis("eval", "list", "--plain").out.splitlines())
     assert platform[0] == ROW["name"]
     assert {row[0] for row in local} == {"good", "fine"} and len(local) == 2
-    assert {len(row) for row in (platform, *local)} == {7} and {row[-1] for row in local} == {"(this machine)"}
+    assert {len(row) for row in (platform, *local)} == {7} and {row[-1] for row in local} == {
+        "(this machine)"
+    }
     for limit in (1, 2):
         lines = maze.osmosis("eval", "list", "--plain", "--limit", str(limit)).out.splitlines()
         assert len(lines) == limit and lines[0].startswith(f"{ROW['name']}\t")

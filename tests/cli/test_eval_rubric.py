@@ -484,10 +484,7 @@ def test_data_that_is_missing_or_a_directory_is_one_line(cli: Cli, judge: JudgeS
         (["--baseline", "absent.json"], "Baseline path 'absent.json' does not exist."),
         (["-o", "data.jsonl/out.json"], "cannot create the directory"),
         (["--config", "absent.yaml"], "Rubric config 'absent.yaml' does not exist."),
-        (
-            ["--baseline", "data.jsonl"],
-            "Baseline JSON 'data.jsonl' must include an 'overall_statistics' object",
-        ),
+        (["--baseline", "data.jsonl"], "'data.jsonl' is not a result file of `osmosis eval rubric`."),
         (["--model", "openai/judge"], "`openai/judge` is named twice."),
         (["--swap"], "--swap compares calls with each other."),
         (["--swap", "-n", "2"], "Line 1 of 'data.jsonl' has nothing but the text that is judged"),

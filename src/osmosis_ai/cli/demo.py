@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 def demo(
     train: Annotated[
-        bool, typer.Option("--train", help="Also train the model and evaluate it again on the same rows.")
+        bool, typer.Option("--train", help="Also train the model and evaluate it again.")
     ] = False,
     seed: Annotated[
-        int | None, typer.Option(min=0, max=2**31 - 1, help="Seed of the training run.", show_default="0")
+        int | None, typer.Option(min=0, max=2**31 - 1, help="Seed of the training run (default: 0).")
     ] = None,
     local: Annotated[
         bool, typer.Option("--local", help="Evaluate with `osmosis eval run`, without a platform.")
@@ -45,7 +45,7 @@ def demo(
     The demo runs the commands that it prints: it starts a platform, logs in, pushes a repository, uploads a dataset,
     stores a secret, submits an evaluation, and stops what it started. The model is small enough to ship in this
     package. With --train, the demo also trains it by reinforcement learning, deploys it, and evaluates it again on
-    rows that it was not trained on. This takes about two minutes more. The exit status is 0 only if every sample is scored.
+    the same rows, which are not used for training. This takes about two minutes more. The exit status is 0 only if every sample is scored.
 
     Examples:
         osmosis demo

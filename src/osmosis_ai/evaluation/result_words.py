@@ -40,7 +40,7 @@ def number_lines(estimates: Estimates) -> Iterator[NumberLine]:
         over = f"{amount(reward.n, 'scored sample')} of {amount(reward.clusters, 'row')}"
         yield NumberLine(
             "Reward",
-            f"{reward.value:.3f}",
+            numbers.number(reward.value),
             numbers.interval(reward),
             over,
             reward.method or "",

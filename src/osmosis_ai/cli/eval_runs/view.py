@@ -154,7 +154,7 @@ def _slice_cells(found: RunSlice) -> Sequence[Cell]:
         rate.n,
         formats.percent(rate.value),
         formats.interval(rate, percent=True),
-        f"{reward.value:.3f}",
+        formats.number(reward.value),
         formats.interval(reward),
     )
 
@@ -507,7 +507,7 @@ def _measured(described: DescribedEvaluation) -> Iterator[Row]:
 
 
 def _number(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, (int, float)) else formats.MISSING
+    return formats.number(value if isinstance(value, (int, float)) else None)
 
 
 ResultT = TypeVar("ResultT")
@@ -717,7 +717,7 @@ def _cells(entry: RunEntry) -> Sequence[Cell]:
         Status(entry.status),
         entry.rollout,
         result,
-        f"{entry.reward:.3f}" if entry.reward is not None else None,
+        formats.number(entry.reward),
         Timestamp(entry.started_at.isoformat()) if entry.started_at is not None else None,
     )
 

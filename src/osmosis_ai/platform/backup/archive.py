@@ -85,7 +85,6 @@ class _Digest:
 def write(stage: Path, target: Path, *, missing_blobs: int) -> BackupReport:
     """Write what was collected in ``stage`` to ``target``, in one step."""
     created_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    target.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
     temporary, digest = Path(name), _Digest()
     try:

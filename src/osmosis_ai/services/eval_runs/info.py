@@ -457,9 +457,7 @@ def run_nowhere(run: str, missing: NotFoundError, error: OsmosisError) -> Osmosi
         )
     if getattr(error, "status", 0) is None and missing.hint:
         # An unreachable platform may have the run, and so may this machine under a similar name.
-        error.hint = (
-            f"{error.hint}; of the local runs, {missing.hint}" if error.hint else missing.hint
-        )
+        error.hint = f"{error.hint}; of the local runs, {missing.hint}" if error.hint else missing.hint
     return error
 
 

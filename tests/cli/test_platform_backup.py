@@ -646,8 +646,8 @@ def test_the_url_of_a_database_comes_from_a_file_and_is_never_shown(
     for text, said in (
         ("postgresql://u:canary-4711@127.0.0.1:1/x", "does not answer"),
         ("postgresql://u@127.0.0.1:1/x?password=canary-4711", "does not answer"),
-        ("postgresql://u:p@127.0.0.1:canary-4711/x", "is no database URL"),
-        ("canary-4711", "is no database URL"),
+        ("postgresql://u:p@127.0.0.1:canary-4711/x", "is not a database URL"),
+        ("canary-4711", "is not a database URL"),
         ("two canary-4711", "found 2 words"),
         ("mysql://u:canary-4711@h/x", "SQLite and PostgreSQL"),
     ):

@@ -77,7 +77,7 @@ def demo(
                 seed=(seed or 0) if train else None,
             )
         except KeyboardInterrupt:
-            _tell(f"What there is so far: {scratch.root}")
+            _tell(f"Partial results: {scratch.root}")
             raise
         except SystemExit:
             scratch.discard()
@@ -172,7 +172,7 @@ def _numbers(evaluation: DemoEvaluation) -> dict[str, Any]:
 
 
 def _conversation(sample: DemoSample) -> ConversationBlock:
-    truth = "" if sample.label is None else f", the right answer being {sample.label}"
+    truth = "" if sample.label is None else f", correct answer {sample.label}"
     return ConversationBlock(
         turns=[ConversationTurn(turn.role, turn.text, turn.label) for turn in sample.turns],
         title=f"One of them: row {sample.row_index}, attempt {sample.run_index}",

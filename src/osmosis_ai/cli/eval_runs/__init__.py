@@ -365,7 +365,7 @@ def show(
     attempt: AttemptOption = None,
     failed: FailedOption = False,
     passed: PassedOption = False,
-    flaky: Annotated[bool, typer.Option("--flaky", help="Of rows that pass now and then.")] = False,
+    flaky: Annotated[bool, typer.Option("--flaky", help="Rows that both pass and fail.")] = False,
     unscored: UnscoredOption = False,
     finish: FinishOption = None,
     search: SearchOption = "",
@@ -374,7 +374,7 @@ def show(
         str | None,
         typer.Option(
             metavar="RUN",
-            help="Beside each the same row in another run.",
+            help="Also show the row in another run.",
             show_default=False,
             autocompletion=complete_run_anywhere,
         ),

@@ -174,7 +174,7 @@ def _unpack(archive: tarfile.TarFile, source: Path, stage: Path) -> BackupReport
             elif entry.isreg():
                 _unpack_file(archive, entry, path, digest)
             else:
-                raise damaged(f"it holds something that is no file: {entry.name}")
+                raise damaged(f"it holds something that is not a file: {entry.name}")
     if about is None:
         raise OsmosisError(
             f"{source} is not a backup of a platform.",

@@ -563,9 +563,9 @@ class CallbackAddress:
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> CallbackAddress:
         """Return what the operator of this machine has set."""
-        host, listen, given = (
-            env.get(f"OSMOSIS_BRIDGE_{name}", "").strip() for name in ("HOST", "LISTEN", "PORTS")
-        )
+        host = env.get("OSMOSIS_BRIDGE_HOST", "").strip()
+        listen = env.get("OSMOSIS_BRIDGE_LISTEN", "").strip()
+        given = env.get("OSMOSIS_BRIDGE_PORTS", "").strip()
         first, dash, last = (given or "0").partition("-")
         numbers = (first, last if dash else first)
         if given and not all(each.isascii() and each.isdigit() and 0 < int(each) < 65536 for each in numbers):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import orjson
 import pytest
 from anyio.from_thread import BlockingPortal
@@ -41,6 +42,7 @@ from osmosis_ai.platform.runs.journal_segments import SEGMENTS_FOLDER
 from osmosis_ai.platform.runs.stored_journal import JOURNAL_NAME
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.sandbox import SandboxCapability
+from tests.evaluation.recorded_runs import with_crc
 from tests.platform.conftest import ManualClock, Member, application, assert_flat_error
 from tests.platform.evaluations import Submits, submit_body, wait_until
 from tests.platform.runs.conftest import code, rows  # noqa: F401 - fixtures of `member`
@@ -285,7 +287,7 @@ def _shard_piece(offset: int, length: int, size: int) -> dict[str, Any]:
 
 
 def _journal_line(**changes: Any) -> dict[str, Any]:
-    lines = orjson.dumps({**RECORD, **changes}).decode() + "\n"
+    lines = with_crc(orjson.dumps({**RECORD, **changes}) + b"\n").decode()
     return {"journal": {"generation": 0, "offset": 0, "lines": lines}}
 
 
@@ -490,7 +492,7 @@ def test_what_is_said_of_other_work_items_is_refused_and_noted_on_the_run_once(
         row = lie.pop("row", 0)
         attempt = lie.pop("attempt", 0)
         (said,) = records(1, first=row, **lie)
-        lines = orjson.dumps({**orjson.loads(said.to_line()), "run_index": attempt}).decode() + "\n"
+        lines = msgspec.structs.replace(said, run_index=attempt).to_line().decode()
         part = {"generation": 0, "offset": 0, "lines": lines}
         assert (
             sentence

@@ -65,6 +65,34 @@ def build_wheel(*arguments, **named):
     look()
 """
 
+# A build back end that tries to put something else in the place of its environment.
+REPLACING_BACK_END = """
+import os
+from pathlib import Path
+
+def get_requires_for_build_wheel(config_settings=None):
+    return []
+
+def replace():
+    directory = Path(__file__).resolve().parents[3]
+    found = [(directory / "environment" / "pyvenv.cfg").exists()]
+    for act in (
+        lambda: os.rename(directory / "environment", directory / "scratch" / "moved"),
+        lambda: (directory / "sdk" / "other.py").write_text(""),
+    ):
+        try:
+            found.append(act())
+        except OSError as error:
+            found.append(type(error).__name__)
+    raise SystemExit("tried: " + " ".join(map(str, found)))
+
+def prepare_metadata_for_build_wheel(*arguments, **named):
+    replace()
+
+def build_wheel(*arguments, **named):
+    replace()
+"""
+
 
 def prepare(world: World, sandbox: Sandbox) -> RolloutEnvironment:
     return prepare_environment(
@@ -96,7 +124,7 @@ async def test_a_server_runs_in_an_environment_that_was_built_in_the_sandbox(
         artifact_root=tmp_path / "trials",
         port=None,
         log_path=tmp_path / "server.log",
-        sandbox=capability.sandbox(world.rollout_dir, hidden=[tmp_path], readable=environment.places),
+        sandbox=capability.sandbox(world.rollout_dir, hidden=[tmp_path], readable=environment.readable),
     )
     async with (
         RolloutServer(spec) as server,
@@ -134,14 +162,19 @@ def test_a_build_back_end_reaches_no_canary_and_no_secret_of_the_run(
     assert "canary" not in caught.value.message.replace(str(canary), "")
 
 
-def test_a_build_that_leaves_a_link_in_the_place_of_its_environment_is_refused(tmp_path: Path) -> None:
-    from osmosis_ai.controller.environments import EnvironmentCache
-
-    (tmp_path / "secrets" / "bin").mkdir(parents=True)
-
-    def build(_scratch: Path, target: Path) -> None:
-        target.symlink_to(tmp_path / "secrets")
-
-    with pytest.raises(OsmosisError, match="a link in the place"):
-        EnvironmentCache(tmp_path / "cache").get("key", build, on_wait=lambda: None)
-    assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [".locks"]
+def test_a_build_back_end_replaces_neither_its_environment_nor_the_sdk(
+    world: World, capability: SandboxCapability
+) -> None:
+    world.write_file(
+        "hostile/pyproject.toml",
+        '[build-system]\nrequires = []\nbuild-backend = "back"\nbackend-path = ["."]\n'
+        '[project]\nname = "hostile"\nversion = "1"\n',
+    )
+    world.write_file("hostile/back.py", REPLACING_BACK_END)
+    world.write(
+        ["osmosis-ai[server]", "hostile"],
+        more='[tool.uv.sources]\nhostile = { path = "hostile" }\n',
+    )
+    with pytest.raises(OsmosisError) as caught:
+        prepare(world, capability.sandbox(world.rollout_dir))
+    assert "tried: True OSError FileNotFoundError" in caught.value.message

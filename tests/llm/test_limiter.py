@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from osmosis_ai.llm import limiter as limiter_module
 from osmosis_ai.llm.limiter import AdaptiveLimit, Limiter, shared_limiter
 
 
@@ -146,3 +147,27 @@ async def test_users_of_one_account_share_a_limiter_and_its_highest_ceiling() ->
 def test_a_ceiling_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="ceiling"):
         Limiter(0)
+
+
+async def test_while_answers_are_slow_the_limit_doubles_until_a_call_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limiter_module, "PROBE_S", 0.0)
+    for refused, most in ((False, 100), (True, 16)):
+        limiter, release = Limiter(100), asyncio.Event()
+        if refused:
+            async with limiter.slot() as slot:
+                slot.refused = True
+
+        async def call(limiter: Limiter = limiter, release: asyncio.Event = release) -> None:
+            async with limiter.slot():
+                await release.wait()
+
+        calls = [asyncio.create_task(call()) for _ in range(200)]
+        while limiter.in_flight < most:  # noqa: ASYNC110 - the limiter does not signal it
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert (limiter.in_flight, limiter.waiting) == (most, 200 - most)
+        release.set()
+        await asyncio.gather(*calls)

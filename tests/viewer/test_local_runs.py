@@ -17,7 +17,7 @@ import pytest
 
 from osmosis_ai.datasets import file_digest, iter_rows, row_digest
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.evaluation.journal import replay
+from osmosis_ai.evaluation.journal import load_results
 from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.run_directory import MOST_OF_A_CONFIG, RunDirectory
@@ -636,12 +636,12 @@ def test_a_run_whose_journal_can_not_be_read_is_named_in_the_list_next_to_the_ot
     def read(path: Path, *rest: Any, **more: Any) -> Any:
         if path == journal and not is_damaged:
             raise PermissionError(13, "Permission denied", str(path))
-        return replay(path, *rest, **more)
+        return load_results(path, *rest, **more)
 
-    monkeypatch.setattr("osmosis_ai.evaluation.local_results.replay", read)
+    monkeypatch.setattr("osmosis_ai.evaluation.local_results.load_results", read)
     listed = page_text(lacking.get("/evals"))
     assert 'href="/evals/intact"' in listed and "50.0 %" in listed
-    assert re.search(r'href="/evals/barred".*?class="quiet why">(the journal )?`/', listed, re.DOTALL)
+    assert re.search(r'href="/evals/barred".*?class="quiet why">(The journal '|`)/', listed, re.DOTALL)
     problem = "is damaged at line 1" if is_damaged else "Permission denied"
     assert problem in page_text(lacking.get("/evals/barred"))
 

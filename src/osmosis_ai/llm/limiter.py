@@ -1,6 +1,6 @@
 """Adaptive limit of concurrent calls, shared by all clients of one provider account.
 
-The limit starts low and doubles with every round of answers until the provider first returns a rate-limit error or the
+The limit starts low and doubles with every round of answers, or with every second in which calls wait, until the provider first returns a rate-limit error or the
 user's ceiling is reached. From then on an error cuts it by a fifth and a full round of answers adds a twentieth
 (additive increase, multiplicative decrease; Jacobson 1988). Errors of calls that were sent before a cut do not cut
 again. If a provider says how long to wait, no call of any client starts until then.
@@ -21,6 +21,8 @@ from dataclasses import dataclass
 START = 20
 CUT = 0.8
 GROWTH = 0.05
+PROBE_S = 1.0
+"""How often the limit doubles while answers are slow: a provider refuses at once, and answers when it is done."""
 
 
 class AdaptiveLimit:
@@ -54,6 +56,15 @@ class AdaptiveLimit:
             step = 1.0 if self._probing else max(1.0, GROWTH * self._limit) / self._limit
             self._limit = min(float(self._ceiling), self._limit + step)
 
+    @property
+    def is_probing(self) -> bool:
+        """Whether the provider has not refused a call yet, and the limit may grow."""
+        return self._probing and self._limit < self._ceiling
+
+    def double(self) -> None:
+        """Double the limit, up to the ceiling."""
+        self._limit = min(float(self._ceiling), 2 * self._limit)
+
     def refused(self, epoch: int) -> None:
         """Record a rate-limit error of a call sent in ``epoch``."""
         if epoch == self._cuts:
@@ -81,6 +92,7 @@ class Limiter:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._paused_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._probe_timer: asyncio.TimerHandle | None = None
         self.refusals = 0
 
     @property
@@ -158,6 +170,14 @@ class Limiter:
         left = self._paused_until - self._clock()
         if self._waiting and left > 0 and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(left, self._pause_is_over)
+        if self._waiting and left <= 0 and self._probe_timer is None and self._limit.is_probing:
+            self._probe_timer = asyncio.get_running_loop().call_later(PROBE_S, self._probe)
+
+    def _probe(self) -> None:
+        self._probe_timer = None
+        if self._waiting and self._limit.is_probing and self._clock() >= self._paused_until:
+            self._limit.double()
+        self._wake()
 
     def _pause_is_over(self) -> None:
         self._timer = None

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from osmosis_ai.errors import MissingExtraError, OsmosisError
 from osmosis_ai.evaluation.agent_loop import inputs
-from osmosis_ai.evaluation.agent_loop.row_tests import LocalTestRunner, row_result_json
-from osmosis_ai.evaluation.agent_loop.runner import DEFAULT_MAX_TURNS, DEFAULT_MODEL, LocalRunResult
+from osmosis_ai.evaluation.agent_loop.inputs import DEFAULT_MAX_TURNS, DEFAULT_MODEL
+from osmosis_ai.evaluation.agent_loop.runner import LocalRunResult, LocalTestRunner
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.agent_loop.dataset import DatasetReader, LoopRow
+    from osmosis_ai.evaluation.agent_loop.inputs import DatasetReader, LoopRow
     from osmosis_ai.evaluation.agent_loop.interactive import SessionTerminal
     from osmosis_ai.llm.client import ModelClient
     from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
@@ -259,7 +259,7 @@ class AgentTestOutcome:
 
     def add(self, result: LocalRunResult) -> None:
         """Add a row's result."""
-        self.rows.append(row_result_json(result))
+        self.rows.append(result.to_json())
         self.affected.update(result.flagged_finishes)
         if not result.success:
             self.failures.append((result.row_index, result.raised or result.error or "failed"))
@@ -285,7 +285,7 @@ def prepare_agent_test(request: AgentTestRequest) -> PreparedAgentTest:
     Raises:
         OsmosisError: a part is missing or invalid; the error says which and how to fix it.
     """
-    from osmosis_ai.evaluation.agent_loop.dataset import DatasetReader
+    from osmosis_ai.evaluation.agent_loop.inputs import DatasetReader
 
     _check_options(request)
     if request.output is not None:

@@ -14,8 +14,8 @@ import pytest
 
 from osmosis_ai.cli.agent_loops.classic_run import run_line
 from osmosis_ai.cli.output.context import OutputContext
-from osmosis_ai.evaluation.agent_loop.results import ClassicSettings
 from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.services.classic_eval import ClassicEvalRequest
 from tests.cli.agent_loops.classic_project import Project, project_with
 from tests.datasets.builders import write_rows
 from tests.standin_model import Reply, StandInModel, error_reply
@@ -298,8 +298,8 @@ def test_weakness_6_scores_in_brackets_are_shown_as_they_are() -> None:
     scores = {"rewards:exact": 1.0, "rewards:style": 0.25}
     unscored = {"agent": "KeyError: [red]no[/red]"}
     record = TerminalRecord(1, 2, "r", "success", 450, tokens=1200, scores=scores, unscored=unscored)
-    screen, settings = Screen(), ClassicSettings(2, 3, 1.0, [*scores, *unscored])
-    OutputContext("rich", stdout=screen, stderr=screen).note(run_line(record, 4, 6, settings))
+    screen, request = Screen(), ClassicEvalRequest("a:b", Path("d"), "m", (*scores, *unscored), n=3)
+    OutputContext("rich", stdout=screen, stderr=screen).note(run_line(record, 4, 6, request))
     shown = screen.getvalue().replace("\n", " ")
     assert "[rewards:exact=1.000, rewards:style=0.250, agent=unscored]" in shown
     assert "agent: KeyError: [red]no[/red]" in shown

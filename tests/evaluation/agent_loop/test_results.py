@@ -5,25 +5,29 @@ from __future__ import annotations
 import json
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from osmosis_ai.evaluation.agent_loop.dataset import (
+from osmosis_ai.evaluation.agent_loop.eval_run import (
+    ClassicResults,
+    recorded_runs,
+    summarize_runs,
+    write_results,
+)
+from osmosis_ai.evaluation.agent_loop.eval_runner import pass_at_k, summarize_scores
+from osmosis_ai.evaluation.agent_loop.inputs import (
     REQUIRED_COLUMNS,
     DatasetReader,
+    DatasetValidationError,
     dataset_row_to_request,
     loop_row,
 )
-from osmosis_ai.evaluation.agent_loop.errors import DatasetValidationError
-from osmosis_ai.evaluation.agent_loop.results import (
-    ClassicSettings,
-    RecordedRuns,
-    ResultsFile,
-    summarize_runs,
-)
-from osmosis_ai.evaluation.agent_loop.score_summary import ks_for, pass_at_k, summarize_scores
+from osmosis_ai.evaluation.journal import load_results
+from osmosis_ai.evaluation.metrics import compute_metrics
 from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from tests.datasets.builders import write, write_rows
 from tests.evaluation.recorded_runs import journal_of
@@ -33,25 +37,39 @@ def record(row: int, run: int, status: Any = "success", **more: Any) -> Terminal
     return TerminalRecord(row, run, f"r-{row}-{run}", status, 10, source_row_index=row + 7, **more)
 
 
-def settings(rows: int, n: int) -> ClassicSettings:
-    return ClassicSettings(rows, n, 1.0, ["a:fn"])
+def table_of(run: Path, records: list[TerminalRecord], rows: int, n: int) -> AttemptTable:
+    """Write the journal of a run and return its table."""
+    directory, table = RunDirectory(run), AttemptTable(rows, n)
+    directory.events.write_bytes(journal_of(records))
+    load_results(directory.events, table)
+    for each in records:
+        if each.row_digest:
+            table.set_row_digest(each.row_index, each.row_digest)
+    return table
 
 
-def written(tmp_path: Path, records: list[TerminalRecord], rows: int, n: int) -> tuple[str, Any]:
-    path = tmp_path / "out.json"
-    summary = summarize_runs(records, settings(rows, n)).to_json(5.0)
-    ResultsFile(path, {"model": "m"}).write(summary, records)
-    text = path.read_text(encoding="utf-8")
-    return text, json.loads(text)
+def results_of(run: Path, table: AttemptTable) -> ClassicResults:
+    summary: Any = SimpleNamespace(
+        run_dir=run,
+        total_work_items=len(table),
+        succeeded=table.count("success"),
+        duration_ms=5,
+        metrics=compute_metrics(table),
+    )
+    return summarize_runs(summary, table, eval_fns=["a:fn"], pass_threshold=1.0)
 
 
 def test_the_file_is_written_row_by_row_as_if_at_once(tmp_path: Path) -> None:
     records = [
         record(0, 0, scores={"a:fn": 1.0}, tokens=3, cost_usd=0.5, finish_reason="stop"),
-        record(0, 1, "failed", error="said \ud83d\n“no”", tokens=2),
+        record(0, 1, "failed", error="said\n“no”", tokens=2),
         record(2, 0, scores={}, unscored={"a:fn": "why"}),
     ]
-    text, found = written(tmp_path, records, rows=3, n=2)
+    table, path = table_of(tmp_path, records, rows=3, n=2), tmp_path / "out.json"
+    runs = recorded_runs(RunDirectory(tmp_path).events, table)
+    write_results(path, {"model": "m\ud83d"}, results_of(tmp_path, table).to_json(), runs)
+    text = path.read_text(encoding="utf-8")
+    found = json.loads(text)
     # Half a character is kept as the escape that JSON has for it.
     assert text == json.dumps(found, indent=2, ensure_ascii=False).replace("\ud83d", "\\ud83d") + "\n"
     assert found["rows"] == [
@@ -73,7 +91,7 @@ def test_the_file_is_written_row_by_row_as_if_at_once(tmp_path: Path) -> None:
                     "scores": {},
                     "duration_ms": 10,
                     "tokens": 2,
-                    "error": "said \ud83d\n“no”",
+                    "error": "said\n“no”",
                 },
             ],
         },
@@ -96,34 +114,34 @@ def test_the_file_is_written_row_by_row_as_if_at_once(tmp_path: Path) -> None:
     assert (summary["total_tokens"], summary["cost_usd"], summary["total_duration_ms"]) == (5, 0.5, 5.0)
 
 
-def test_an_agent_that_rewards_itself_now_and_then_has_a_score_in_those_runs_alone() -> None:
+def test_an_agent_that_rewards_itself_now_and_then_has_a_score_in_those_runs_alone(tmp_path: Path) -> None:
     records = [
         record(0, 0, scores={"a:fn": 0.0}),
         record(0, 1, scores={"a:fn": 0.0, "agent": 1.0}),
         record(1, 0, "failed", scores={"agent": 1.0}),
     ]
-    results = summarize_runs(records, settings(2, 2))
+    results = results_of(tmp_path, table_of(tmp_path, records, 2, 2))
     agent = results.reward
     assert set(results.functions) == {"a:fn"} and agent is not None
     assert (agent.mean, agent.scored, agent.unscored) == (pytest.approx(1 / 3), 1, 2)
     assert agent.estimate is not None and (agent.estimate.value, agent.estimate.n) == (1.0, 1)
 
 
-def test_rows_that_are_copies_count_as_one_row_in_an_interval() -> None:
+def test_rows_that_are_copies_count_as_one_row_in_an_interval(tmp_path: Path) -> None:
     records = [
         record(row, 0, scores={"a:fn": row % 2}, row_digest=f"{row // 2 + 1:016x}" * 2) for row in range(8)
     ]
-    estimate = summarize_runs(records, settings(8, 1)).functions["a:fn"].estimate
+    estimate = results_of(tmp_path, table_of(tmp_path, records, 8, 1)).functions["a:fn"].estimate
     assert estimate is not None and (estimate.n, estimate.clusters) == (8, 4)
 
 
 def test_the_latest_record_of_a_run_counts(tmp_path: Path) -> None:
-    directory = RunDirectory(tmp_path)
-    assert list(RecordedRuns(directory, settings(1, 2))) == []
+    events = RunDirectory(tmp_path).events
+    assert list(recorded_runs(events, AttemptTable(1, 2))) == []
     lines = [record(0, 1), record(0, 0, "failed"), record(0, 0, scores={"a:fn": 1.0})]
-    directory.events.write_bytes(journal_of(lines))
-    runs = RecordedRuns(directory, settings(1, 2))
+    table = table_of(tmp_path, lines, 1, 2)
     for _ in range(2):
+        (runs,) = recorded_runs(events, table)
         assert [(each.run_index, each.status) for each in runs] == [(0, "success"), (1, "success")]
 
 
@@ -150,7 +168,7 @@ def test_one_run_per_row_has_no_documented_pass_at_k_but_a_pass_rate() -> None:
     found = summarize_scores([[1.0], [0.0]], n_runs=1, pass_threshold=1.0)
     assert found.pass_at_k == {}
     assert {k: estimate.value for k, estimate in found.pass_at_k_estimates.items()} == {1: 0.5}
-    assert list(found.documented()) == ["mean", "std", "min", "max"]
+    assert list(found.to_json())[:5] == ["mean", "std", "min", "max", "scored"]
 
 
 def test_rows_that_are_copies_count_as_one_in_the_interval() -> None:
@@ -166,7 +184,7 @@ def test_rows_that_are_copies_count_as_one_in_the_interval() -> None:
 def test_a_k_that_is_asked_for_stands_beside_the_documented_ones() -> None:
     found = summarize_scores([[1.0, None], [0.5, 0.5]], n_runs=2, pass_threshold=1.0, ks=(2,))
     assert found.pass_at_k == {1: 0.25, 2: 0.5}
-    assert found.documented()["pass_at_2"] == 0.5
+    assert found.to_json()["pass_at_2"] == 0.5
 
 
 def test_nothing_is_summarized_as_nothing() -> None:
@@ -180,8 +198,12 @@ def test_pass_at_k_at_its_borders() -> None:
 
 
 def test_every_k_is_documented_a_power_of_two_or_asked_for() -> None:
-    assert ks_for(10, [7, 99]) == [1, 2, 3, 4, 5, 7, 8, 10]
-    assert ks_for(1) == [1]
+    def ks(n: int, *further: int) -> list[int]:
+        found = summarize_scores([[1.0] * n], n_runs=n, pass_threshold=1.0, ks=further)
+        return list(found.pass_at_k_estimates)
+
+    assert ks(10, 7, 99) == [1, 2, 3, 4, 5, 7, 8, 10]
+    assert ks(1) == [1]
 
 
 def question(number: int, **more: Any) -> dict[str, Any]:

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from osmosis_ai.evaluation.agent_loop.errors import ProviderError, ToolValidationError
-from osmosis_ai.evaluation.agent_loop.imported_agent import imported_files
+from osmosis_ai.evaluation.agent_loop.eval_run import imported_files
+from osmosis_ai.evaluation.agent_loop.inputs import ProviderError, ToolValidationError
 from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient
-from osmosis_ai.evaluation.agent_loop.row_tests import LocalTestRunner, row_result_json
 from osmosis_ai.evaluation.agent_loop.runner import (
     LocalLLMClientProtocol,
     LocalRolloutRunner,
     LocalRunResult,
+    LocalTestRunner,
     run_all,
     validate_tools,
 )
@@ -65,7 +65,7 @@ async def test_a_row_is_run_under_its_own_id_with_its_own_count_of_tokens() -> N
     assert told == [(1, 2, 5), (2, 2, 6)]
     assert client.resets == 2
     assert (batch.total, batch.passed, batch.failed, batch.total_tokens) == (2, 2, 0, 16)
-    assert row_result_json(batch.results[0]) | {"duration_ms": 0} == {
+    assert batch.results[0].to_json() | {"duration_ms": 0} == {
         "row_index": 5,
         "success": True,
         "error": None,
@@ -449,7 +449,7 @@ async def test_a_reward_that_is_no_number_is_written_as_none(reward: Any, writte
     async def rewarded(ctx: Any) -> Any:
         return ctx.complete([], reward=reward)
 
-    assert json.loads(json.dumps(row_result_json(await run(Agent(rewarded)))))["reward"] == written
+    assert json.loads(json.dumps((await run(Agent(rewarded))).to_json()))["reward"] == written
 
 
 def _schema(name: str = "add", kind: str = "object") -> OpenAIFunctionToolSchema:

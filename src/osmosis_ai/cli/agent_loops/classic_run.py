@@ -11,17 +11,18 @@ from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import Block, Cell, Column, Row, Styled, Table
 from osmosis_ai.cli.runs.view import evaluation_note
-from osmosis_ai.evaluation.agent_loop.results import ClassicSettings, run_scores
+from osmosis_ai.evaluation.agent_loop.eval_run import run_scores
 from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks, RunPlan
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.agent_loop.score_summary import EvalEvalSummary
+    from osmosis_ai.evaluation.agent_loop.eval_run import ClassicResults
+    from osmosis_ai.evaluation.agent_loop.eval_runner import EvalEvalSummary
     from osmosis_ai.evaluation.hooks import RunPlan
     from osmosis_ai.evaluation.record import TerminalRecord
     from osmosis_ai.evaluation.statistics import Estimate
-    from osmosis_ai.services.classic_eval import ClassicEvalResult, PreparedClassicEval
+    from osmosis_ai.services.classic_eval import ClassicEvalRequest, PreparedClassicEval
 
 
 _MOST_ERROR = 160
@@ -45,52 +46,52 @@ def plan_table(plan: RunPlan, prepared: PreparedClassicEval) -> Table:
     return Table(columns=("", ""), rows=rows, title="Evaluation")
 
 
-def run_line(record: TerminalRecord, ended: int, total: int, settings: ClassicSettings) -> str:
+def run_line(record: TerminalRecord, ended: int, total: int, request: ClassicEvalRequest) -> str:
     """Return a run that has ended, in a line: which, how it went, what it took, its scores or its error."""
     tokens = "unknown" if record.has_unknown_tokens else formats.count(record.tokens or 0)
     took = f"{formats.duration(record.duration_ms / 1000)}, {tokens} tokens"
     row = record.source_row_index if record.source_row_index is not None else record.row_index
-    which = f"row {row}" + (f" run {record.run_index}" if settings.n > 1 else "")
+    which = f"row {row}" + (f" run {record.run_index}" if request.n > 1 else "")
     head = f"[{ended}/{total}] {which}: {'OK' if record.status == 'success' else 'FAILED'} ({took})"
     if record.status != "success":
         return f"{head} - {_shortened(record.error or 'it failed without saying why')}"
     scores = run_scores(record)
-    names = [*settings.eval_fns, *(name for name in scores if name not in settings.eval_fns)]
+    names = [*request.eval_fns, *(name for name in scores if name not in request.eval_fns)]
     shown = (f"{name}={_number(scores[name])}" if name in scores else f"{name}={_UNSCORED}" for name in names)
     reasons = "".join(f" - {name}: {_shortened(why)}" for name, why in (record.unscored or {}).items())
     return f"{head} [{', '.join(shown)}]{reasons}"
 
 
-def message(result: ClassicEvalResult) -> str:
+def message(result: ClassicResults) -> str:
     """Return the result in a sentence."""
-    summary, results = result.summary, result.results
-    runs = f"{formats.count(results.runs)} {'run' if results.runs == 1 else 'runs'}"
+    summary = result.summary
+    runs = f"{formats.count(result.runs)} {'run' if result.runs == 1 else 'runs'}"
     if summary.pending:
         stop = summary.stop
         reason = stop.reason.splitlines()[0].rstrip(".:") if stop is not None else ""
         why = f" ({reason})" if stop is not None and stop.kind != "interrupted" and reason else ""
         left = f"{formats.count(summary.pending)} of {formats.count(summary.total_work_items)} runs are left"
         return f"Evaluation interrupted{why}: {left}."
-    if not results.succeeded:
+    if not summary.succeeded:
         return f"Evaluation failed: none of {runs} succeeded."
-    return f"Evaluation finished: {formats.count(results.succeeded)} of {runs} succeeded."
+    return f"Evaluation finished: {formats.count(summary.succeeded)} of {runs} succeeded."
 
 
-def blocks(result: ClassicEvalResult) -> list[Block]:
+def blocks(request: ClassicEvalRequest, result: ClassicResults) -> list[Block]:
     """Return the numbers of every eval function, of the runs that have a score, and what became of the runs."""
     columns = ("Eval Function", "", Column("Value", right=True), "95 % interval", "Std. error", "Over")
     rows = [
         row
         for name, summary in _summaries(result)
-        for row in _function_rows(name, summary, result.prepared.request.pass_threshold)
+        for row in _function_rows(name, summary, request.pass_threshold)
     ]
     return [
         Table(columns, rows, title="Evaluation Results", in_plain=True),
-        Table(("", ""), list(_runs(result)), title="Runs", in_plain=True),
+        Table(("", ""), list(_runs(request, result)), title="Runs", in_plain=True),
     ]
 
 
-def next_steps(result: ClassicEvalResult) -> list[str]:
+def next_steps(result: ClassicResults) -> list[str]:
     """Return what the user may want to do now."""
     summary, steps = result.summary, []
     if summary.pending:
@@ -109,10 +110,10 @@ def next_steps(result: ClassicEvalResult) -> list[str]:
     return steps
 
 
-def _summaries(result: ClassicEvalResult) -> Iterator[tuple[str, EvalEvalSummary]]:
-    yield from result.results.functions.items()
-    if result.results.reward is not None:
-        yield "Agent reward", result.results.reward
+def _summaries(result: ClassicResults) -> Iterator[tuple[str, EvalEvalSummary]]:
+    yield from result.functions.items()
+    if result.reward is not None:
+        yield "Agent reward", result.reward
 
 
 def _function_rows(name: str, summary: EvalEvalSummary, threshold: float) -> Iterator[Sequence[Cell]]:
@@ -137,24 +138,25 @@ def _function_rows(name: str, summary: EvalEvalSummary, threshold: float) -> Ite
         )
 
 
-def _runs(result: ClassicEvalResult) -> Iterator[Row]:
-    results, summary = result.results, result.summary
-    yield "Rows", formats.count(results.rows)
-    yield "Runs per row", result.prepared.request.n
-    yield "Runs", formats.count(results.runs)
-    if results.failed:
-        yield "  failed", Styled(formats.count(results.failed), "bad")
-    if results.pending:
-        yield "  left", Styled(formats.count(results.pending), "pending")
+def _runs(request: ClassicEvalRequest, result: ClassicResults) -> Iterator[Row]:
+    summary = result.summary
+    tokens, cost = summary.metrics.estimates.tokens, summary.metrics.estimates.cost_usd
+    yield "Rows", formats.count(result.rows)
+    yield "Runs per row", request.n
+    yield "Runs", formats.count(result.runs)
+    if result.failed:
+        yield "  failed", Styled(formats.count(result.failed), "bad")
+    if result.pending:
+        yield "  left", Styled(formats.count(result.pending), "pending")
     if summary.resumed:
         yield "  of earlier sessions", formats.count(summary.resumed)
     yield "Duration", formats.duration(summary.duration_ms / 1000)
-    yield "Tokens", numbers.partial_count(results.tokens, results.uncounted, results.runs, "runs")
-    if results.cost_usd is not None:
-        yield "Cost", formats.money(results.cost_usd)
+    yield "Tokens", numbers.partial_count(tokens.total, tokens.unreported_samples, result.runs, "runs")
+    if cost.total is not None:
+        yield "Cost", formats.money(cost.total)
     yield "Kept in", shown_path(summary.run_dir)
-    if result.prepared.results is not None:
-        yield "Results", shown_path(result.prepared.results.path)
+    if request.output is not None:
+        yield "Results", shown_path(request.output)
 
 
 def _error(estimate: Estimate, *, percent: bool = False) -> str:
@@ -215,7 +217,7 @@ class ClassicRun(GracefulStop, RunHooks):
         self._ended = min(self._ended + 1, self._total)
         if self._quiet:
             return
-        self._lines.append(run_line(record, self._ended, self._total, self._prepared.settings))
+        self._lines.append(run_line(record, self._ended, self._total, self._prepared.request))
         # Above a bar a line costs more than a millisecond, which all rollouts wait: there they come together.
         if not self._output.animated:
             self._show_lines()

@@ -12,9 +12,11 @@ from osmosis_ai.cli.options import NoPreviewsOption, ServersOption, parse_durati
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import OperationResult
 from osmosis_ai.cli.root import TWO_FORMS
+from osmosis_ai.files import expanded
 
 if TYPE_CHECKING:
-    from osmosis_ai.services.classic_eval import ClassicEvalResult
+    from osmosis_ai.evaluation.agent_loop.eval_run import ClassicResults
+    from osmosis_ai.services.classic_eval import PreparedClassicEval
 
 MODEL, ROWS, PACE, LIMITS, RUN = "Model", "Rows and scores", "Pace and seeds", "Budget", "Run and results"
 NO_SANDBOX = (
@@ -150,6 +152,9 @@ def eval_classic(
     keep_to_itself(os.environ)
     from osmosis_ai import event_loop
     from osmosis_ai.cli.agent_loops.classic_run import ClassicRun
+    from osmosis_ai.controller.server_process import default_servers
+    from osmosis_ai.evaluation.budget import Budget
+    from osmosis_ai.evaluation.spec import EvalRunOptions
     from osmosis_ai.services.classic_eval import (
         ClassicEvalRequest,
         prepare_classic_eval,
@@ -160,13 +165,12 @@ def eval_classic(
         context.fail(f"'{context.args[0]}' is too much for '{context.command_path}'. {TWO_FORMS}")
     request = ClassicEvalRequest(
         module=module,
-        dataset=dataset,
+        dataset=expanded(dataset),
         model=model,
         eval_fns=tuple(eval_fn),
         n=n,
         pass_threshold=pass_threshold,
         batch_size=batch_size,
-        servers=servers,
         max_turns=max_turns,
         temperature=temperature,
         max_tokens=max_tokens,
@@ -174,44 +178,50 @@ def eval_classic(
         base_url=base_url,
         limit=limit,
         offset=offset,
-        output=output,
+        output=expanded(output) if output else None,
         debug=debug,
         ks=tuple(k or ()),
         timeout_s=parse_duration(timeout, "--timeout") if timeout else None,
         probe=probe,
-        name=name,
-        fresh=fresh,
-        retry_failed=retry_failed,
-        salvage=salvage,
-        previews=not no_previews,
-        seed=seed,
-        max_cost_usd=max_cost,
-        max_total_tokens=max_total_tokens,
-        max_time_s=parse_duration(max_time, "--max-time") if max_time else None,
+        options=EvalRunOptions(
+            name=name,
+            fresh=fresh,
+            retry_failed=retry_failed,
+            salvage=salvage,
+            servers=servers or default_servers(),
+            preflight=False,
+            seed=seed,
+            budget=Budget(
+                max_cost,
+                max_total_tokens,
+                parse_duration(max_time, "--max-time") if max_time else None,
+                tokens_option="--max-total-tokens",
+            ),
+            previews=not no_previews,
+        ),
     )
     prepared = prepare_classic_eval(request)
     with ClassicRun(current(), prepared, quiet=quiet) as live:
         result = event_loop.run(run_classic_eval(prepared, live))
-    shown = _operation(result)
+    shown = _operation(prepared, result)
     if quiet and current().mode != "json" and shown.exit_code == 0:
         raise typer.Exit
     return shown
 
 
-def _operation(result: ClassicEvalResult) -> OperationResult:
+def _operation(prepared: PreparedClassicEval, result: ClassicResults) -> OperationResult:
     from osmosis_ai.cli.agent_loops.classic_run import blocks, message, next_steps
 
-    summary, results = result.summary, result.results
-    output = result.prepared.request.output
+    summary, output = result.summary, prepared.request.output
     return OperationResult(
         operation="eval.classic",
-        status="partial" if summary.pending else "success" if results.succeeded else "failed",
+        status="partial" if summary.pending else "success" if summary.succeeded else "failed",
         message=message(result),
         resource={
             "run_name": summary.run_name,
             "run_path": str(summary.run_dir),
             "output_path": str(output) if output else None,
-            "summary": results.to_json(float(summary.duration_ms)),
+            "summary": result.to_json(),
             "failed_rows": [failure.to_json() for failure in summary.failures],
             **(
                 {"stopped": {"kind": summary.stop.kind, "reason": summary.stop.reason}}
@@ -219,6 +229,6 @@ def _operation(result: ClassicEvalResult) -> OperationResult:
                 else {}
             ),
         },
-        blocks=blocks(result),
+        blocks=blocks(prepared.request, result),
         next_steps=next_steps(result),
     )

@@ -15,6 +15,7 @@ from osmosis_ai.cli.graceful_stop import GracefulStop
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.agent_loop.interactive import SessionTerminal
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.agent_loop.runner import LocalRunResult
@@ -99,7 +100,7 @@ Done = TypeVar("Done")
 _MOST_BYTES = 4096
 
 
-class SessionScreen:
+class SessionScreen(SessionTerminal):
     """Asks and shows on the terminal."""
 
     def __init__(self, output: OutputContext) -> None:

@@ -13,7 +13,7 @@ from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Column, OperationResult, OperationStatus, Table
 from osmosis_ai.errors import InteractiveRequiredError
-from osmosis_ai.evaluation.agent_loop.runner import DEFAULT_MAX_TURNS, DEFAULT_MODEL
+from osmosis_ai.evaluation.agent_loop.inputs import DEFAULT_MAX_TURNS, DEFAULT_MODEL
 from osmosis_ai.files import expanded
 from osmosis_ai.ui import numbers
 

@@ -1,28 +1,225 @@
-"""What a local run of an agent loop is given: the agent, its rows, its model and how the model should sample."""
+"""The inputs of an agent loop in this process: the agent, the rows of its dataset and the requests made of them.
+
+Rows have ``system_prompt`` and ``user_prompt``, and optionally ``ground_truth``. They stream, and a row is checked only
+when it is used. Its index is its position in the file, from 0.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, cast
 
-from osmosis_ai.evaluation.agent_loop.dataset import DatasetReader
-from osmosis_ai.evaluation.agent_loop.errors import DatasetValidationError
-from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient
-from osmosis_ai.evaluation.agent_loop.report import format_duration, format_tokens
-from osmosis_ai.evaluation.agent_loop.runner import DEFAULT_MODEL
+from osmosis_ai.errors import NotFoundError, OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.agent_loop.dataset import LoopRow
+    from osmosis_ai.datasets.reader import RecordReader
     from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
+    from osmosis_ai.rollout.loop.schemas import RolloutRequest
 
-__all__ = [
-    "build_completion_params",
-    "create_llm_client",
-    "format_duration",
-    "format_tokens",
-    "load_agent",
-    "load_dataset_rows",
-]
+DEFAULT_MODEL = "gpt-5-mini"
+DEFAULT_MAX_TURNS = 10
+MAX_TOKENS_TOTAL = 4096
+REQUIRED_COLUMNS = ["user_prompt", "system_prompt"]
+KNOWN_COLUMNS = frozenset((*REQUIRED_COLUMNS, "ground_truth"))
+_SUFFIXES = (".json", ".jsonl", ".parquet")
+# An agent that has no usable tools for this many rows is refused.
+_MAX_ROWS_TRIED = 100
+
+
+class LocalExecutionError(OsmosisError):
+    """A row, or all rows, of a local run cannot be executed."""
+
+
+class DatasetParseError(LocalExecutionError):
+    """A dataset file is not in its format."""
+
+
+class DatasetValidationError(LocalExecutionError):
+    """A row is invalid; the message begins with ``Row <index>:``."""
+
+
+class MissingDatasetError(NotFoundError, FileNotFoundError):
+    """The dataset file does not exist."""
+
+    def __str__(self) -> str:
+        return self.message  # OSError would show its own arguments
+
+
+class ToolValidationError(LocalExecutionError):
+    """An agent's tools cannot be offered to a model."""
+
+
+class ProviderError(LocalExecutionError):
+    """A model call failed; the message begins with the kind of failure."""
+
+
+class LoopRow(TypedDict):
+    """A row: the known columns by their lower-case names, and all other columns unchanged."""
+
+    system_prompt: str
+    user_prompt: str
+    ground_truth: str | None
+
+
+DatasetRow = LoopRow  # the SDK's name
+
+
+class DatasetReader:
+    """Reads the rows of one ``.json``, ``.jsonl`` or ``.parquet`` file."""
+
+    def __init__(self, file_path: str | Path) -> None:
+        self.file_path = Path(file_path)
+        self._suffix = self.file_path.suffix.lower()
+        if not self.file_path.is_file():
+            problem = "is a directory" if self.file_path.is_dir() else "does not exist"
+            raise MissingDatasetError(f"Dataset file not found: {self.file_path} {problem}.")
+        if self._suffix not in _SUFFIXES:
+            raise DatasetParseError(
+                f"Unsupported file format: {self.file_path.name}; a dataset is a {', '.join(_SUFFIXES[:-1])} "
+                f"or {_SUFFIXES[-1]} file."
+            )
+
+    def __len__(self) -> int:
+        """Return the number of rows, without checking them."""
+        reader = self._open()
+        return reader.count() if reader is not None else 0
+
+    def read(self, limit: int | None = None, offset: int = 0) -> list[LoopRow]:
+        """Return rows as a list; raises as :meth:`iter_rows`."""
+        return list(self.iter_rows(limit, offset))
+
+    def iter_rows(self, limit: int | None = None, offset: int = 0) -> Iterator[LoopRow]:
+        """Yield at most ``limit`` rows after the first ``offset``.
+
+        Raises:
+            DatasetParseError: the file cannot be read.
+            DatasetValidationError: a row is invalid.
+        """
+        reader = self._open()
+        if reader is None:
+            return
+        stop = None if limit is None else offset + limit
+        for index, (number, record) in islice(enumerate(reader), offset, stop):
+            yield loop_row(reader.exactly(number, record), index)
+
+    def _open(self) -> RecordReader | None:
+        """Return the file's reader; None for an empty ``.jsonl``, which has no rows."""
+        from osmosis_ai.datasets.formats import open_reader
+
+        if self._suffix == ".jsonl" and self.file_path.stat().st_size == 0:
+            return None
+        try:
+            return open_reader(self.file_path, report=self._refuse, uniform=False)
+        except OsmosisError as error:
+            raise DatasetParseError(error.message, hint=error.hint) from None
+
+    def _refuse(self, problem: str) -> NoReturn:
+        kind = "Parquet" if self._suffix == ".parquet" else self._suffix[1:].upper()
+        raise DatasetParseError(f"Invalid {kind} in {self.file_path}: {problem}.")
+
+
+def loop_row(record: object, index: int) -> LoopRow:
+    """Check a record and return it as a row; ``ground_truth`` is None if the record has no answer."""
+    from osmosis_ai.datasets.reader import name_of_type
+    from osmosis_ai.datasets.rows import as_text
+
+    def refuse(problem: str) -> NoReturn:
+        raise DatasetValidationError(f"Row {index}: {problem}.")
+
+    if not isinstance(record, Mapping):
+        refuse(f"Expected object, found {name_of_type(record)}")
+    row: dict[str, Any] = {}
+    for name, value in record.items():
+        if name.lower() in KNOWN_COLUMNS:
+            row[name.lower()] = value
+        else:
+            row[name] = _json_value(value, name, index)
+    missing = [name for name in REQUIRED_COLUMNS if name not in row]
+    if missing:
+        refuse(f"Missing required columns: {', '.join(missing)} (found: {', '.join(record) or 'none'})")
+    for name in REQUIRED_COLUMNS:
+        if row[name] is None:
+            refuse(f"'{name}' cannot be null")
+        if not isinstance(row[name], str):
+            refuse(f"'{name}' must be a string, found {name_of_type(row[name])}")
+        if not row[name].strip():
+            refuse(f"'{name}' cannot be empty")
+    answer = row.get("ground_truth")
+    if isinstance(answer, bool | int | float | Decimal):
+        answer = as_text(answer)
+    if not isinstance(answer, str | None):
+        refuse(f"'ground_truth' must be a string, found {name_of_type(answer)}")
+    row["ground_truth"] = answer or None
+    return cast(LoopRow, row)
+
+
+def _json_value(value: Any, name: str, index: int) -> Any:
+    """Return the value of another column as JSON, in which a request's metadata is sent; NaN becomes null."""
+    if isinstance(value, float):
+        if math.isinf(value):
+            raise DatasetValidationError(f"Row {index}: '{name}' is {value}, which JSON cannot hold.")
+        return None if math.isnan(value) else float(value)
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _json_value(item, name, index) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(item, name, index) for item in value]
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def row_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the first messages of a row's conversation."""
+    return [
+        {"role": "system", "content": row["system_prompt"]},
+        {"role": "user", "content": row["user_prompt"]},
+    ]
+
+
+def other_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a row that are passed on as metadata."""
+    return {name: value for name, value in row.items() if name not in KNOWN_COLUMNS}
+
+
+def dataset_row_to_request(
+    row: Mapping[str, Any],
+    row_index: int,
+    max_turns: int = DEFAULT_MAX_TURNS,
+    max_tokens_total: int = MAX_TOKENS_TOTAL,
+    completion_params: dict[str, Any] | None = None,
+    rollout_id_prefix: str = "local",
+    rollout_id: str | None = None,
+    metadata_overrides: dict[str, Any] | None = None,
+) -> RolloutRequest:
+    """Return the request that an agent loop gets for a row.
+
+    Raises:
+        DatasetValidationError: the row does not fit a request.
+    """
+    from pydantic import ValidationError
+
+    from osmosis_ai.rollout.loop.schemas import RolloutRequest
+
+    metadata = {"ground_truth": row.get("ground_truth"), "row_index": row_index, **other_columns(row)}
+    try:
+        return RolloutRequest(
+            rollout_id=rollout_id or f"{rollout_id_prefix}-{row_index}",
+            server_url="http://local-rollout.local",
+            messages=row_messages(row),
+            completion_params=completion_params or {},
+            max_turns=max_turns,
+            max_tokens_total=max_tokens_total,
+            metadata={**metadata, **(metadata_overrides or {})},
+        )
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise DatasetValidationError(f"Row {row_index}: invalid request: {reason}.") from None
 
 
 def load_agent(module: str) -> RolloutAgentLoop:
@@ -35,23 +232,48 @@ def load_agent(module: str) -> RolloutAgentLoop:
 def load_dataset_rows(
     dataset: str | Path, limit: int | None = None, offset: int = 0, empty: str = "No rows to evaluate"
 ) -> list[LoopRow]:
-    """Return rows of a dataset file."""
-    rows = DatasetReader(dataset).read(limit=limit, offset=offset)
+    """Return rows of a dataset file.
+
+    Raises:
+        DatasetValidationError: a row is invalid, or there is no row; ``empty`` begins that message.
+    """
+    rows = DatasetReader(dataset).read(limit, offset)
     if not rows:
-        raise DatasetValidationError(f"{empty}: {dataset} has none from row {offset} on.")
+        raise DatasetValidationError(f"{empty}: {dataset} has no row from {offset} on.")
     return rows
-
-
-def create_llm_client(
-    model: str = DEFAULT_MODEL, api_key: str | None = None, base_url: str | None = None
-) -> ExternalLLMClient:
-    """Return the client of a model; see :class:`ExternalLLMClient`."""
-    return ExternalLLMClient(model, api_key=api_key, api_base=base_url)
 
 
 def build_completion_params(
     temperature: float | None = None, max_tokens: int | None = None
 ) -> dict[str, Any]:
-    """Return the sampling parameters of a request, without those that are not set."""
+    """Return the sampling parameters of a request, without unset ones."""
     given = {"temperature": temperature, "max_tokens": max_tokens}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def require_tools(
+    agent: RolloutAgentLoop, rows: Iterable[Mapping[str, Any]], *, first_index: int = 0, **request: Any
+) -> None:
+    """Check that an agent has usable tools for some of the first rows, since its tools may depend on the row.
+
+    Raises:
+        ToolValidationError: it has not; the message is that of the first row.
+    """
+    from osmosis_ai.rollout.loop.loading import describe_failure
+    from osmosis_ai.rollout.loop.tool_schemas import InvalidToolError, check_tools
+
+    first: ToolValidationError | None = None
+    for index, row in enumerate(islice(rows, _MAX_ROWS_TRIED), first_index):
+        try:
+            check_tools(agent.get_tools(dataset_row_to_request(row, index, **request)), agent.name)
+            return
+        except DatasetValidationError:
+            continue  # this row's attempts fail, with this message
+        except InvalidToolError as error:
+            hint = "run `osmosis validate -m MODULE:AGENT` to list all problems"
+            problem = ToolValidationError(error.message, hint=hint)
+        except (Exception, SystemExit) as error:  # the user's code
+            problem = ToolValidationError(f"get_tools of '{agent.name}' failed: {describe_failure(error)}")
+        first = first or problem
+    if first is not None:
+        raise first

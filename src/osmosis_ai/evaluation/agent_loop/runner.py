@@ -1,7 +1,6 @@
-"""One row through an agent loop, in this process: from the row to what came of it.
+"""Run an agent loop on rows in this process: ``LocalRolloutRunner``, and ``LocalTestRunner`` of `osmosis test`.
 
-Whatever the agent does, its row ends in a :class:`LocalRunResult`, with the tokens that it took, and its client
-is left without tools. Only what ends the command (cancellation, an interrupt) passes through.
+Whatever the agent does, its row ends in a :class:`LocalRunResult`. Only cancellation and interrupts pass through.
 """
 
 from __future__ import annotations
@@ -12,7 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from osmosis_ai.evaluation.agent_loop.errors import LocalExecutionError, ToolValidationError
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.agent_loop.inputs import (
+    DEFAULT_MAX_TURNS,
+    LocalExecutionError,
+    ToolValidationError,
+    dataset_row_to_request,
+)
 from osmosis_ai.llm.finish_reasons import FLAGGED_NAMES
 
 if TYPE_CHECKING:
@@ -23,40 +28,25 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Done = TypeVar("Done")
 
-DEFAULT_MODEL = "gpt-5-mini"
-"""The model of `osmosis test` where none is named."""
-DEFAULT_MAX_TURNS = 10
-LOCAL_DEBUG_DIR = "./local_debug"
-
 
 @runtime_checkable
 class LocalLLMClientProtocol(Protocol):
-    """The model of a rollout in this process; a test may give its own."""
+    """The model of a rollout in this process."""
 
-    async def chat_completions(self, messages: list[dict[str, Any]], **kwargs: Any) -> CompletionsResult:
-        """Return the model's reply."""
-        ...
+    async def chat_completions(self, messages: list[dict[str, Any]], **kwargs: Any) -> CompletionsResult: ...
 
-    def set_tools(self, tools: Sequence[Any]) -> None:
-        """Offer these tools with every call from now on."""
-        ...
+    def set_tools(self, tools: Sequence[Any]) -> None: ...
 
-    def clear_tools(self) -> None:
-        """Offer no tools any more."""
-        ...
+    def clear_tools(self) -> None: ...
 
-    def reset_metrics(self) -> None:
-        """Count from zero."""
-        ...
+    def reset_metrics(self) -> None: ...
 
-    def get_metrics(self) -> RolloutMetrics:
-        """Return what the calls since the last reset came to."""
-        ...
+    def get_metrics(self) -> RolloutMetrics: ...
 
 
 @dataclass
 class LocalRunResult:
-    """What came of one row."""
+    """The result of one row; ``raised`` adds the type and place of the agent's exception to ``error``."""
 
     row_index: int
     success: bool
@@ -69,18 +59,40 @@ class LocalRunResult:
 
     @property
     def flagged_finishes(self) -> list[str]:
-        """In words, what happened to replies: truncated, filtered or refused."""
+        """What happened to replies: truncated, filtered or refused."""
         return [name for reason, name in FLAGGED_NAMES.items() if reason in self.finish_reasons]
 
     @property
     def total_tokens(self) -> int:
-        """Tokens read and written."""
         return self.token_usage.get("total_tokens", 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row's entry in the results file of `osmosis test`."""
+        from osmosis_ai.rollout.loop.eval_functions import EvalFnError, finite_score
+
+        reward, finish_reason = (
+            getattr(self.result, "reward", None),
+            getattr(self.result, "finish_reason", None),
+        )
+        try:
+            reward = None if reward is None else finite_score(reward)
+        except EvalFnError:
+            reward = None
+        return {
+            "row_index": self.row_index,
+            "success": self.success,
+            "error": self.error,
+            "duration_ms": self.duration_ms,
+            "token_usage": self.token_usage,
+            "reward": reward,
+            "finish_reason": None if finish_reason is None else str(finish_reason),
+            **({"finish_reasons": self.finish_reasons} if self.finish_reasons else {}),
+        }
 
 
 @dataclass
 class LocalBatchResult:
-    """What came of several rows, in their order."""
+    """The results of several rows, in their order."""
 
     results: list[LocalRunResult]
     total: int
@@ -91,7 +103,10 @@ class LocalBatchResult:
 
 
 class LocalRolloutRunner:
-    """Runs an agent loop on rows, one after the other."""
+    """Runs an agent loop on rows, one after the other.
+
+    A client may lack every method of :class:`LocalLLMClientProtocol` except ``chat_completions`` and ``get_metrics``.
+    """
 
     def __init__(
         self,
@@ -106,7 +121,7 @@ class LocalRolloutRunner:
         self.agent_loop = agent_loop
         self.llm_client = llm_client
         self.debug = debug
-        self.debug_dir = (debug_dir or LOCAL_DEBUG_DIR) if debug else None
+        self.debug_dir = (debug_dir or "./local_debug") if debug else None
         self.rollout_id_prefix = rollout_id_prefix
         self.request_metadata = dict(request_metadata or {})
         self.timeout_s = timeout_s
@@ -121,12 +136,13 @@ class LocalRolloutRunner:
         request_metadata: Mapping[str, Any] | None = None,
     ) -> LocalRunResult:
         """Run the agent on one row."""
-        from osmosis_ai.evaluation.agent_loop.dataset import dataset_row_to_request
+        from osmosis_ai.rollout.loop.loading import describe_failure
 
-        self._tell_client("reset_metrics")
-        before = self._counted_before()
+        self._call_client("reset_metrics")
+        can_reset = hasattr(self.llm_client, "reset_metrics")
+        before = {} if can_reset else token_usage(self.llm_client.get_metrics())
         started = time.perf_counter()
-        result, error, failure = None, None, None
+        result, error, raised = None, None, None
         try:
             request = dataset_row_to_request(
                 row,
@@ -141,22 +157,24 @@ class LocalRolloutRunner:
             error = _error_of(result)
         except ToolValidationError as refused:
             error = f"Tool validation error: {refused}"
-        except (
-            Exception,
-            SystemExit,
-        ) as raised:  # the agent is the user's code, and what it raises is its row's result
-            error = str(raised) or type(raised).__name__
-            failure = describe_raised(raised)
+        except (Exception, SystemExit) as failure:  # whatever the user's code raises is its row's result
+            error = str(failure) or type(failure).__name__
+            raised = failure.message if isinstance(failure, OsmosisError) else describe_failure(failure)
         finally:
-            self._tell_client("clear_tools")
+            self._call_client("clear_tools")
+        counted = token_usage(self.llm_client.get_metrics())
+        counted = {name: count - before.get(name, 0) for name, count in counted.items()}
+        own_metrics = getattr(result, "metrics", None)
+        if own_metrics is not None and not any(counted.values()):
+            counted = token_usage(own_metrics)  # the agent called a model without the client
         return LocalRunResult(
             row_index,
             success=error is None,
             result=result,
             error=error,
             duration_ms=(time.perf_counter() - started) * 1000.0,
-            token_usage=self._token_usage(result, before),
-            raised=failure,
+            token_usage=counted,
+            raised=raised,
             finish_reasons=dict(getattr(self.llm_client, "finish_reasons", {})),
         )
 
@@ -168,15 +186,14 @@ class LocalRolloutRunner:
         on_progress: Callable[[int, int, LocalRunResult], None] | None = None,
         start_index: int = 0,
     ) -> LocalBatchResult:
-        """Run the agent on rows, one after the other."""
+        """Run the agent on rows, one after the other; ``start_index`` is the index of the first."""
         started = time.perf_counter()
-        chosen = list(rows)
-        results = []
-        for number, row in enumerate(chosen):
+        rows, results = list(rows), []
+        for number, row in enumerate(rows):
             result = await self.run_single(row, start_index + number, max_turns, completion_params)
             results.append(result)
             if on_progress is not None:
-                on_progress(number + 1, len(chosen), result)
+                on_progress(number + 1, len(rows), result)
         passed = sum(result.success for result in results)
         return LocalBatchResult(
             results=results,
@@ -187,37 +204,21 @@ class LocalRolloutRunner:
             total_tokens=sum(result.total_tokens for result in results),
         )
 
-    def _tell_client(self, method: str, *given: Any) -> None:
-        """Call a method of the client; a test's own may have ``chat_completions`` and ``get_metrics`` alone."""
+    def _call_client(self, method: str, *arguments: Any) -> None:
         call = getattr(self.llm_client, method, None)
         if call is not None:
-            call(*given)
+            call(*arguments)
 
-    def _counted_before(self) -> dict[str, int]:
-        """Return what a client that cannot count from zero has counted up to now."""
-        resets = hasattr(self.llm_client, "reset_metrics")
-        return {} if resets else token_usage(self.llm_client.get_metrics())
-
-    def _token_usage(self, result: RolloutResult | None, before: Mapping[str, int]) -> dict[str, int]:
-        """Return what the client counted; an agent that asks its model past the client tells it in its result."""
-        counted = {
-            name: count - before.get(name, 0)
-            for name, count in token_usage(self.llm_client.get_metrics()).items()
-        }
-        told = getattr(result, "metrics", None)
-        return counted if told is None or any(counted.values()) else token_usage(told)
-
-    async def _run_agent(self, request: RolloutRequest) -> RolloutResult:
+    async def _run_agent(self, request: RolloutRequest) -> Any:
+        from osmosis_ai.rollout.backend.local.deadline import DeadlineExceededError, run_within
         from osmosis_ai.rollout.loop.context import AgentLoopContext
 
         tools = self.agent_loop.get_tools(request)
         validate_tools(tools)
-        self._tell_client("set_tools", tools)
-        if self.debug_dir is not None:
-            debug_dir = Path(self.debug_dir)
-            if not debug_dir.exists():
-                debug_dir.mkdir(parents=True)
-                (debug_dir / ".gitignore").write_text("*\n")
+        self._call_client("set_tools", tools)
+        if self.debug_dir is not None and not Path(self.debug_dir).exists():
+            Path(self.debug_dir).mkdir(parents=True)
+            (Path(self.debug_dir) / ".gitignore").write_text("*\n")
         context = AgentLoopContext(
             request=request,
             tools=tools,
@@ -228,19 +229,41 @@ class LocalRolloutRunner:
         running: Any = self.agent_loop.run(context)  # type: ignore[arg-type]
         if not isinstance(running, Awaitable):
             raise LocalExecutionError(f"{type(self.agent_loop).__name__}.run must be `async def`.")
-        return await _within(running, self.timeout_s)
+
+        async def run() -> Any:
+            return await running
+
+        try:
+            return await run_within(run(), self.timeout_s)
+        except DeadlineExceededError:
+            raise LocalExecutionError(f"the agent did not end within {self.timeout_s:g} s.") from None
 
 
-async def _within(running: Awaitable[RolloutResult], timeout_s: float | None) -> RolloutResult:
-    from osmosis_ai.rollout.backend.local.deadline import DeadlineExceededError, run_within
+class LocalTestRunner(LocalRolloutRunner):
+    """Runs an agent loop on rows, with rollout ids ``test-<row>``."""
 
-    async def waiting() -> RolloutResult:
-        return await running
+    def __init__(
+        self,
+        agent_loop: RolloutAgentLoop,
+        llm_client: LocalLLMClientProtocol,
+        debug: bool = False,
+        debug_dir: str | Path | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        super().__init__(
+            agent_loop,
+            llm_client,
+            debug,
+            debug_dir or "./test_debug",
+            rollout_id_prefix="test",
+            request_metadata={"execution_mode": "test", "test_mode": True},
+            timeout_s=timeout_s,
+        )
 
-    try:
-        return await run_within(waiting(), timeout_s)
-    except DeadlineExceededError:
-        raise LocalExecutionError(f"the agent did not end within {timeout_s:g} s.") from None
+
+# The SDK's names.
+LocalTestRunResult = LocalRunResult
+LocalTestBatchResult = LocalBatchResult
 
 
 async def run_all(
@@ -251,7 +274,7 @@ async def run_all(
     done: Callable[[int, Item, Done], None],
     started: Callable[[Dispatcher[tuple[int, Item]]], None] = lambda _: None,
 ) -> Stop | None:
-    """Run every item, at most ``limit`` at once, none waiting for another."""
+    """Run ``run_one`` on all items, at most ``limit`` at once; an error of ``done`` stops it."""
     from osmosis_ai.controller.dispatcher import Dispatcher
 
     async def attempt(numbered: tuple[int, Item]) -> bool:
@@ -268,73 +291,81 @@ async def run_all(
 
 
 def validate_tools(tools: Any) -> None:
-    """Check what ``get_tools`` returned: schemas, or dicts of the same shape.
+    """Check the result of ``get_tools``: schemas, dicts or objects of the same shape.
 
     Raises:
-        ToolValidationError: naming the tool and what is wrong with it.
+        ToolValidationError: the message names the first invalid tool and its problems.
     """
-    from osmosis_ai.rollout.loop.tool_schemas import tool_problems
+    from pydantic import BaseModel
+
+    from osmosis_ai.rollout.loop.tool_schemas import tool_payload, tool_problems
 
     if not isinstance(tools, list):
         given = "None" if tools is None else type(tools).__name__
         raise ToolValidationError(f"get_tools returned {given}; it must return a list.")
     for number, tool in enumerate(tools):
-        wrong = [
+        known = isinstance(tool, BaseModel | Mapping)
+        problems = [
             f"{problem.field}: {problem.message}"
-            for problem in tool_problems(_tool_view(tool), f"tools[{number}]")
-            # A dict goes to the model as it stands; a schema promises OpenAI's shape.
+            for problem in tool_problems(
+                tool_payload(tool) if known else _tool_dict(tool), f"tools[{number}]"
+            )
+            # A dict is sent unchanged; anything else must have OpenAI's shape.
             if problem.is_error
             or (problem.code == "PARAMETERS_TYPE_NOT_OBJECT" and not isinstance(tool, Mapping))
         ]
-        if wrong:
-            raise ToolValidationError(f"{'; '.join(wrong)}.")
+        if problems:
+            raise ToolValidationError(f"{'; '.join(problems)}.")
 
 
-def _tool_view(tool: Any) -> Any:
-    """Return a tool as the dict that a model would be sent; an object of another class by its attributes."""
-    from pydantic import BaseModel
-
-    from osmosis_ai.rollout.loop.tool_schemas import tool_payload
-
-    if isinstance(tool, BaseModel | Mapping):
-        return tool_payload(tool)
+def _tool_dict(tool: Any) -> dict[str, Any]:
+    """Return an object that is neither a schema nor a dict as a tool's dict, read by its attributes."""
     function = getattr(tool, "function", None)
-    if function is None or isinstance(function, Mapping):
-        return {"type": "function", "function": function}
-    seen = {name: getattr(function, name, None) for name in ("name", "description", "parameters")}
-    parameters = seen["parameters"]
-    if parameters is not None and not isinstance(parameters, Mapping):
-        seen["parameters"] = {"type": getattr(parameters, "type", "object")}
-    return {"type": "function", "function": seen}
-
-
-def describe_raised(error: BaseException) -> str:
-    """Return an exception as one line: our own in its words, the user's with its type and place."""
-    from osmosis_ai.errors import OsmosisError
-    from osmosis_ai.rollout.loop.loading import describe_failure
-
-    return error.message if isinstance(error, OsmosisError) else describe_failure(error)
+    if function is not None and not isinstance(function, Mapping):
+        parameters = getattr(function, "parameters", None)
+        if parameters is not None and not isinstance(parameters, Mapping):
+            parameters = {"type": getattr(parameters, "type", "object")}
+        function = {
+            "name": getattr(function, "name", None),
+            "description": getattr(function, "description", None),
+            "parameters": parameters,
+        }
+    return {"type": "function", "function": function}
 
 
 def _error_of(result: Any) -> str | None:
-    """Return why a rollout is no success; None when it is one."""
+    """Return why a rollout failed; None if it succeeded."""
     status = getattr(result, "status", None)
     if status is None:
         return f"run returned {type(result).__name__}; it must return what ctx.complete(...) or ctx.error(...) gives"
-    if getattr(status, "value", status) == "COMPLETED":
+    status = getattr(status, "value", status)
+    if status == "COMPLETED":
         return None
-    return result.error_message or f"the agent ended with status {getattr(status, 'value', status)}"
+    return result.error_message or f"the agent ended with status {status}"
 
 
 def token_usage(metrics: RolloutMetrics) -> dict[str, int]:
-    """Return the token counts of a result; what a test's own client counts may be no number, which is 0."""
-    prompt, written, calls = (
+    """Return the token counts of a result; a count of a user's client that is no integer counts as 0."""
+    prompt, completion, calls = (
         count if isinstance(count, int) else 0
         for count in (metrics.prompt_tokens, metrics.response_tokens, metrics.num_llm_calls)
     )
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": written,
-        "total_tokens": prompt + written,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
         "num_llm_calls": calls,
     }
+
+
+def format_duration(duration_ms: float) -> str:
+    """Return ``250ms``, ``12.3s`` or ``2m5.0s``."""
+    if duration_ms < 1000:
+        return f"{duration_ms:.0f}ms"
+    minutes, seconds = divmod(duration_ms / 1000, 60)
+    return f"{int(minutes)}m{seconds:.1f}s" if minutes else f"{seconds:.1f}s"
+
+
+def format_tokens(tokens: int) -> str:
+    """Return a number of tokens with thousands separated."""
+    return f"{tokens:,}"

@@ -6,35 +6,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.agent_loop.dataset import (
+    from osmosis_ai.evaluation.agent_loop.inputs import (
         REQUIRED_COLUMNS,
+        DatasetParseError,
         DatasetReader,
         DatasetRow,
-        dataset_row_to_request,
-    )
-    from osmosis_ai.evaluation.agent_loop.errors import (
-        DatasetParseError,
         DatasetValidationError,
         LocalExecutionError,
         ProviderError,
         ToolValidationError,
-    )
-    from osmosis_ai.evaluation.agent_loop.inputs import (
         build_completion_params,
-        create_llm_client,
-        format_duration,
-        format_tokens,
+        dataset_row_to_request,
         load_agent,
         load_dataset_rows,
     )
-    from osmosis_ai.evaluation.agent_loop.llm_client import (
-        ExternalLLMClient,
-    )
+    from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient, create_llm_client
     from osmosis_ai.evaluation.agent_loop.runner import (
         LocalBatchResult,
         LocalLLMClientProtocol,
         LocalRolloutRunner,
         LocalRunResult,
+        format_duration,
+        format_tokens,
         validate_tools,
     )
 
@@ -63,24 +56,24 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DatasetParseError": "osmosis_ai.evaluation.agent_loop.errors",
-    "DatasetReader": "osmosis_ai.evaluation.agent_loop.dataset",
-    "DatasetRow": "osmosis_ai.evaluation.agent_loop.dataset",
-    "DatasetValidationError": "osmosis_ai.evaluation.agent_loop.errors",
+    "DatasetParseError": "osmosis_ai.evaluation.agent_loop.inputs",
+    "DatasetReader": "osmosis_ai.evaluation.agent_loop.inputs",
+    "DatasetRow": "osmosis_ai.evaluation.agent_loop.inputs",
+    "DatasetValidationError": "osmosis_ai.evaluation.agent_loop.inputs",
     "ExternalLLMClient": "osmosis_ai.evaluation.agent_loop.llm_client",
     "LocalBatchResult": "osmosis_ai.evaluation.agent_loop.runner",
-    "LocalExecutionError": "osmosis_ai.evaluation.agent_loop.errors",
+    "LocalExecutionError": "osmosis_ai.evaluation.agent_loop.inputs",
     "LocalLLMClientProtocol": "osmosis_ai.evaluation.agent_loop.runner",
     "LocalRolloutRunner": "osmosis_ai.evaluation.agent_loop.runner",
     "LocalRunResult": "osmosis_ai.evaluation.agent_loop.runner",
-    "ProviderError": "osmosis_ai.evaluation.agent_loop.errors",
-    "REQUIRED_COLUMNS": "osmosis_ai.evaluation.agent_loop.dataset",
-    "ToolValidationError": "osmosis_ai.evaluation.agent_loop.errors",
+    "ProviderError": "osmosis_ai.evaluation.agent_loop.inputs",
+    "REQUIRED_COLUMNS": "osmosis_ai.evaluation.agent_loop.inputs",
+    "ToolValidationError": "osmosis_ai.evaluation.agent_loop.inputs",
     "build_completion_params": "osmosis_ai.evaluation.agent_loop.inputs",
-    "create_llm_client": "osmosis_ai.evaluation.agent_loop.inputs",
-    "dataset_row_to_request": "osmosis_ai.evaluation.agent_loop.dataset",
-    "format_duration": "osmosis_ai.evaluation.agent_loop.inputs",
-    "format_tokens": "osmosis_ai.evaluation.agent_loop.inputs",
+    "create_llm_client": "osmosis_ai.evaluation.agent_loop.llm_client",
+    "dataset_row_to_request": "osmosis_ai.evaluation.agent_loop.inputs",
+    "format_duration": "osmosis_ai.evaluation.agent_loop.runner",
+    "format_tokens": "osmosis_ai.evaluation.agent_loop.runner",
     "load_agent": "osmosis_ai.evaluation.agent_loop.inputs",
     "load_dataset_rows": "osmosis_ai.evaluation.agent_loop.inputs",
     "validate_tools": "osmosis_ai.evaluation.agent_loop.runner",

@@ -1,14 +1,14 @@
-"""Alias of :mod:`osmosis_ai.evaluation.agent_loop.inputs` (0.2 import path)."""
+"""Inputs of agent-loop commands (0.2 import path)."""
 
-from __future__ import annotations
+from osmosis_ai.evaluation.agent_loop.inputs import build_completion_params, load_agent, load_dataset_rows
+from osmosis_ai.evaluation.agent_loop.llm_client import create_llm_client
+from osmosis_ai.evaluation.agent_loop.runner import format_duration, format_tokens
 
-import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from osmosis_ai.evaluation.agent_loop.inputs import *  # noqa: F403
-else:
-    from osmosis_ai.evaluation.agent_loop import inputs
-
-    # Alias the module itself, so that patching a name here affects the code in use.
-    sys.modules[__name__] = inputs
+__all__ = [
+    "build_completion_params",
+    "create_llm_client",
+    "format_duration",
+    "format_tokens",
+    "load_agent",
+    "load_dataset_rows",
+]

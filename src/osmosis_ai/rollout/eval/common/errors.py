@@ -1,4 +1,4 @@
-"""Alias of :mod:`osmosis_ai.evaluation.agent_loop.errors` (0.2 import path)."""
+"""Alias of :mod:`osmosis_ai.evaluation.agent_loop.inputs` (0.2 import path)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.agent_loop.errors import *  # noqa: F403
+    from osmosis_ai.evaluation.agent_loop.inputs import *  # noqa: F403
 else:
-    from osmosis_ai.evaluation.agent_loop import errors
+    from osmosis_ai.evaluation.agent_loop import inputs
 
     # Alias the module itself, so that patching a name here affects the code in use.
-    sys.modules[__name__] = errors
+    sys.modules[__name__] = inputs

@@ -12,10 +12,8 @@ if TYPE_CHECKING:
         EvalRowResult,
         EvalRunner,
         EvalRunResult,
-        pass_at_k,
-    )
-    from osmosis_ai.evaluation.agent_loop.report import (
         format_eval_report,
+        pass_at_k,
     )
     from osmosis_ai.rollout.loop.eval_functions import (
         EvalFnError,
@@ -46,7 +44,7 @@ _HOMES = {
     "EvalRowResult": "osmosis_ai.evaluation.agent_loop.eval_runner",
     "EvalRunResult": "osmosis_ai.evaluation.agent_loop.eval_runner",
     "EvalRunner": "osmosis_ai.evaluation.agent_loop.eval_runner",
-    "format_eval_report": "osmosis_ai.evaluation.agent_loop.report",
+    "format_eval_report": "osmosis_ai.evaluation.agent_loop.eval_runner",
     "load_eval_fn": "osmosis_ai.rollout.loop.eval_functions",
     "load_eval_fns": "osmosis_ai.rollout.loop.eval_functions",
     "pass_at_k": "osmosis_ai.evaluation.agent_loop.eval_runner",

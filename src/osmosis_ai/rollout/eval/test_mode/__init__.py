@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.agent_loop.errors import (
+    from osmosis_ai.evaluation.agent_loop.inputs import (
         ProviderError,
     )
     from osmosis_ai.evaluation.agent_loop.interactive import (
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.agent_loop.llm_client import (
         ExternalLLMClient,
     )
-    from osmosis_ai.evaluation.agent_loop.row_tests import (
+    from osmosis_ai.evaluation.agent_loop.runner import (
         LocalTestBatchResult,
         LocalTestRunner,
         LocalTestRunResult,
@@ -39,10 +39,10 @@ _HOMES = {
     "InteractiveLLMClient": "osmosis_ai.evaluation.agent_loop.interactive",
     "InteractiveRunner": "osmosis_ai.evaluation.agent_loop.interactive",
     "InteractiveStep": "osmosis_ai.evaluation.agent_loop.interactive",
-    "LocalTestBatchResult": "osmosis_ai.evaluation.agent_loop.row_tests",
-    "LocalTestRunResult": "osmosis_ai.evaluation.agent_loop.row_tests",
-    "LocalTestRunner": "osmosis_ai.evaluation.agent_loop.row_tests",
-    "ProviderError": "osmosis_ai.evaluation.agent_loop.errors",
+    "LocalTestBatchResult": "osmosis_ai.evaluation.agent_loop.runner",
+    "LocalTestRunResult": "osmosis_ai.evaluation.agent_loop.runner",
+    "LocalTestRunner": "osmosis_ai.evaluation.agent_loop.runner",
+    "ProviderError": "osmosis_ai.evaluation.agent_loop.inputs",
 }
 
 

@@ -101,6 +101,12 @@ def test_what_a_users_grader_writes_under_the_same_key_is_no_outcome(said: Any) 
     assert b"scores" not in record.to_line()
 
 
+def test_a_lone_surrogate_in_any_text_is_replaced() -> None:
+    said = {"agent_loop": {"finish_reason": "stop\ud800", "unscored": {"a:fn": "why\ud800"}}}
+    record = recorded(said, failed("agent_error", "agent", "boom \ud800"))
+    assert (record.error, record.finish_reason, record.unscored) == ("boom ?", "stop?", {"a:fn": "why?"})
+
+
 @pytest.mark.parametrize(
     "line",
     [

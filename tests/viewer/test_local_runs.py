@@ -641,7 +641,7 @@ def test_a_run_whose_journal_can_not_be_read_is_named_in_the_list_next_to_the_ot
     monkeypatch.setattr("osmosis_ai.evaluation.local_results.load_results", read)
     listed = page_text(lacking.get("/evals"))
     assert 'href="/evals/intact"' in listed and "50.0 %" in listed
-    assert re.search(r'href="/evals/barred".*?class="quiet why">(The journal '|`)/', listed, re.DOTALL)
+    assert re.search(r"href=\"/evals/barred\".*?class=\"quiet why\">(The journal |`)", listed, re.DOTALL)
     problem = "is damaged at line 1" if is_damaged else "Permission denied"
     assert problem in page_text(lacking.get("/evals/barred"))
 

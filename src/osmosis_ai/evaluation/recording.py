@@ -42,7 +42,7 @@ def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False
     shown = _previews(result, redact) if previews else Previews()
     said = loop.scores if verdict.status == "success" else {}
     scores = _first_of(said)
-    reasons = {name: redact.text(why)[:_MAX_ERROR_CHARS] for name, why in loop.unscored.items()}
+    reasons = {name: _storable(redact.text(why))[:_MAX_ERROR_CHARS] for name, why in loop.unscored.items()}
     unscored = _first_of(reasons)
     left_out = len(said) - len(scores) + len(reasons) - len(unscored)
     return TerminalRecord(
@@ -57,7 +57,7 @@ def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False
         error_type=verdict.error_type,
         boundary=verdict.boundary,
         category=verdict.category,
-        error=redact.text(verdict.error)[:_MAX_ERROR_CHARS] if verdict.error else None,
+        error=_storable(redact.text(verdict.error))[:_MAX_ERROR_CHARS] if verdict.error else None,
         model_calls=usage.calls,
         prompt_tokens=usage.prompt_tokens if counted else None,
         completion_tokens=usage.completion_tokens if counted else None,
@@ -67,7 +67,9 @@ def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False
         row_digest=attempt.row_digest or None,
         scores=scores or None,
         unscored=unscored or None,
-        finish_reason=redact.text(loop.finish_reason)[:_MAX_REASON_CHARS] if loop.finish_reason else None,
+        finish_reason=_storable(redact.text(loop.finish_reason))[:_MAX_REASON_CHARS]
+        if loop.finish_reason
+        else None,
         judge_calls=judges.calls or None,
         judge_tokens=judges.tokens if judges.calls else None,
         judge_cost_usd=judges.cost_usd,
@@ -121,6 +123,6 @@ def _storable(text: str) -> str:
 
 def _judgement(said: Mapping[str, Any], redact: Redactor) -> dict[str, Any]:
     return {
-        name: redact.text(value)[:_MAX_ERROR_CHARS] if isinstance(value, str) else value
+        name: _storable(redact.text(value))[:_MAX_ERROR_CHARS] if isinstance(value, str) else value
         for name, value in said.items()
     }

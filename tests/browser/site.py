@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from osmosis_ai.api.wire.base import LogEntry
-from osmosis_ai.evaluation.headline import Headline
+from osmosis_ai.evaluation.run_score import RunScore
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.serving.app import viewer_app
 from osmosis_ai.viewer.serving.entry import ViewerKeys
@@ -49,7 +49,7 @@ PAGES = {
 def a_site() -> FakeSource:
     """Return a source with a run of each kind."""
     source = two_runs()
-    headline = Headline(pass_rate=0.4, low=0.3, high=0.5, scored=8, planned=12, failed=2)
+    headline = RunScore(pass_rate=0.4, low=0.3, high=0.5, scored=8, planned=12, failed=2)
     new = replace(
         source.entries[1], headline=headline, config=LONG, trend=[0.1, None, 0.3, 0.4], error=HOSTILE
     )

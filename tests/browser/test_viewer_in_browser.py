@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from osmosis_ai.evaluation.headline import Headline
-from osmosis_ai.evaluation.run_places import RunKind
+from osmosis_ai.evaluation.local_runs import RunKind
+from osmosis_ai.evaluation.run_score import RunScore
 from osmosis_ai.viewer.serving import server
 from osmosis_ai.viewer.source import RunDetail
 from tests.browser import visits
@@ -136,7 +136,7 @@ def one_more_finished(site: FakeSource, name: str) -> None:
     """Let one more sample of a run finish."""
     finished = [*site.listed[name], a_sample(len(site.listed[name]))]
     run = next(each for each in site.entries if each.name == name)
-    line = Headline(pass_rate=1.0, low=0.5, high=1.0, scored=len(finished), planned=40)
+    line = RunScore(pass_rate=1.0, low=0.5, high=1.0, scored=len(finished), planned=40)
     site.details[name] = RunDetail(replace(run, headline=line))
     site.listed[name] = finished
 

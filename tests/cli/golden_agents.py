@@ -103,8 +103,7 @@ def eval_config(maze: Maze) -> None:
 
 def finished_evaluation(maze: Maze) -> None:
     """Replace the evaluation by its recorded result: two rows, two attempts each."""
-    from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
-    from osmosis_ai.evaluation.summary import RunSummary
+    from osmosis_ai.evaluation.hooks import RunHooks, RunPlan, RunSummary
     from osmosis_ai.services.eval_runs.run import EvalRunResult, PreparedEvalRun
     from tests.evaluation.builders import MeasuredResults
     from tests.evaluation.recorded_runs import record

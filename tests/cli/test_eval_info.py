@@ -118,7 +118,7 @@ def test_numbers_of_a_newer_release_are_shown_as_far_as_they_are_known_here(maze
     maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "estimates": newer})
     plain = maze.osmosis("eval", "info", "x", "--plain").out
     assert "Pass Rate: 50.0 % (30.0 – 70.0 %) (reward >= 1.0, scored samples only)" in plain
-    assert "Unscored\t1: 1 exception" in plain and "Held back by" not in plain
+    assert "Unscored\t1: 1 exception" in plain and "Bottleneck" not in plain
 
 
 @pytest.mark.parametrize(

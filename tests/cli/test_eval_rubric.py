@@ -480,7 +480,7 @@ def test_data_that_is_missing_or_a_directory_is_one_line(cli: Cli, judge: JudgeS
         (["-r", "@absent.txt"], "Rubric file 'absent.txt' does not exist."),
         (["--score-max", "nan"], "`score_min` and `score_max` must be finite"),
         (["--timeout", "0"], "--timeout must be greater than 0 seconds."),
-        (["--max-tokens", "0"], "`--max-tokens` must be a positive number"),
+        (["--max-tokens", "0"], "'--max-tokens' must be a positive number"),
         (["--baseline", "absent.json"], "Baseline path 'absent.json' does not exist."),
         (["-o", "data.jsonl/out.json"], "cannot create the directory"),
         (["--config", "absent.yaml"], "Rubric config 'absent.yaml' does not exist."),

@@ -133,7 +133,7 @@ async def test_a_budget_that_is_none_is_a_usage_error(world: World, option: str)
     outcome = await world.run(option)
     error = json.loads(outcome.err)["error"]
     assert (outcome.status, error["code"]) == (2, "VALIDATION")
-    assert f"`{option.partition('=')[0]}` must be a positive number" in error["message"]
+    assert f"'{option.partition('=')[0]}' must be a positive number" in error["message"]
 
 
 @pytest.mark.e2e

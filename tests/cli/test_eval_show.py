@@ -82,7 +82,7 @@ def test_a_broken_conversation_is_shown_as_far_as_it_can_be_read(maze: Maze) -> 
     assert "note: The conversation was not kept" in outcome.out.replace(
         "the conversation", "The conversation"
     )
-    assert "cut off" in outcome.out and "tool: kept" in outcome.out
+    assert "only the beginning of `steps`" in outcome.out and "tool: kept" in outcome.out
 
 
 def test_a_long_message_is_cut_for_people_and_whole_for_scripts(maze: Maze) -> None:

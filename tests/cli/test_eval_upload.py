@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from osmosis_ai.evaluation.run_lock import RunLock
+from osmosis_ai.evaluation.opened_run import RunLock
 from tests.api.blob_server import BlobServer, serve
 from tests.cli.maze import Maze, sent
 from tests.evaluation.rollouts import write_rollout, write_rows

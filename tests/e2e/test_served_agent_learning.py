@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 from osmosis_ai.controller.remote_agents import AgentAddress, AgentLocation
-from osmosis_ai.evaluation.served_source import ServedSource
+from osmosis_ai.evaluation.sources import RemoteSource
 from tests.e2e.training import WORKSPACE, one_step, trainer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -74,7 +74,7 @@ async def test_a_served_agent_is_trained_on_the_same_tokens_and_rewards_as_the_r
     assert process.stdout is not None
     try:
         location = AgentLocation(AgentAddress("127.0.0.1", int(await process.stdout.readline())), KEY)
-        served = ServedSource("multiply", lambda: location, hint="")
+        served = RemoteSource("multiply", lambda: location, hint="")
         elsewhere = await train(tmp_path / "elsewhere", entrypoint="server://multiply", served=served)
     finally:
         process.kill()

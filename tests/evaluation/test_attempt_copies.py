@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.evaluation import attempt_copies
-from osmosis_ai.evaluation.artifact_copies import copy_artifacts
 from osmosis_ai.evaluation.attempt_copies import (
     LARGEST_TRAJECTORY_BYTES,
     AttemptCopies,
+    copy_artifacts,
     trajectory_identity,
 )
 from osmosis_ai.evaluation.attempt_files import _files_below
@@ -221,7 +221,7 @@ def test_an_artifact_that_grows_while_it_is_copied_is_copied_as_far_as_it_was_th
 
         return Growing(io.FileIO(path))
 
-    monkeypatch.setattr("osmosis_ai.evaluation.artifact_copies.open_regular", grow)
+    monkeypatch.setattr("osmosis_ai.evaluation.attempt_copies.open_regular", grow)
     assert copy_artifacts(path.parent, world.directory.artifacts, "row_0_run_0")
     copy = world.directory.artifacts / "row_0_run_0" / "grows.txt"
     assert copy.read_text() == "x" * 100

@@ -16,8 +16,6 @@ from scipy import stats
 
 from osmosis_ai.datasets import DatasetRow, row_digest
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.dataset_columns import read_prompts, read_slice_values
-from osmosis_ai.evaluation.headline import Headline, few_scored
 from osmosis_ai.evaluation.metrics import RunMetrics
 from osmosis_ai.evaluation.metrics_models import Estimates, total_of
 from osmosis_ai.evaluation.pass_at_k import (
@@ -29,6 +27,8 @@ from osmosis_ai.evaluation.pass_at_k import (
     pass_hat_k_by_row,
 )
 from osmosis_ai.evaluation.results import AttemptTable
+from osmosis_ai.evaluation.run_dataset import read_prompts, read_slice_values
+from osmosis_ai.evaluation.run_score import RunScore, describe_few_scored
 from tests.evaluation.builders import MeasuredResults
 
 Outcome = tuple[int, int, str, "float | None"]
@@ -436,23 +436,23 @@ def test_a_scored_share_under_nine_tenths_is_a_warning() -> None:
     assert few.warnings == [
         "only 17 of 20 finished attempts have a score (85.0 %); the numbers leave out the rest"
     ]
-    assert Headline.of(few).warnings == few.warnings
-    assert few_scored(0, 0) is None
+    assert RunScore.of(few).warnings == few.warnings
+    assert describe_few_scored(0, 0) is None
 
 
 def test_a_platform_that_does_not_say_how_many_passed_gets_no_pass_rate_of_zero() -> None:
-    headline = Headline.of_results({"graded": 8, "failed": 1, "total_runs": 9}, planned=10)
+    headline = RunScore.of_results({"graded": 8, "failed": 1, "total_runs": 9}, planned=10)
     assert headline is not None
-    assert headline.words.startswith("pass rate – (reward >= 1.0, scored samples only); scored 8 of 10")
-    assert headline.brief == "pass rate not told, 8 of 10 planned scored, failed 1"
+    assert headline.describe().startswith("pass rate – (reward >= 1.0, scored samples only); scored 8 of 10")
+    assert headline.describe_briefly() == "pass rate unknown, 8 of 10 planned scored, failed 1"
 
 
 def test_nothing_scored_is_no_pass_rate_of_zero() -> None:
-    headline = Headline.of(estimates_of("provider", planned=1))
-    assert headline.words.startswith(
+    headline = RunScore.of(estimates_of("provider", planned=1))
+    assert headline.describe().startswith(
         "pass rate – (reward >= 1.0, scored samples only); scored 0 of 1 planned"
     )
-    assert headline.brief.startswith("nothing scored, 0 of 1 planned")
+    assert headline.describe_briefly().startswith("nothing scored, 0 of 1 planned")
 
 
 def row(index: int, text: str) -> DatasetRow:

@@ -18,12 +18,10 @@ from osmosis_ai.controller.model_proxy import RolloutUsage
 from osmosis_ai.controller.outcomes import Verdict, failed
 from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.index import IndexEntry, read_index
 from osmosis_ai.evaluation.journal import JournalCorruptionError
-from osmosis_ai.evaluation.local_samples import read_local_samples
-from osmosis_ai.evaluation.previews import PREVIEW_CHARS, Previews, previews_of
-from osmosis_ai.evaluation.record import TerminalRecord
-from osmosis_ai.evaluation.recording import record_of
+from osmosis_ai.evaluation.local_results import read_local_samples
+from osmosis_ai.evaluation.record import PREVIEW_CHARS, Previews, TerminalRecord, previews_of, record_of
+from osmosis_ai.evaluation.run_files import IndexEntry, read_index
 from osmosis_ai.evaluation.run_log import RunLog, redact_file
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.types import GraderCompleteRequest, GraderStatus, RolloutSample
@@ -75,9 +73,7 @@ def test_a_record_fits_an_exchange_however_much_a_rollout_says() -> None:
     assert record.scores is not None and list(record.scores)[:2] == ["function-0", "function-1"]
     assert record.unscored is not None and 5 < len(record.unscored) < 50
     left_out = 400_000 - len(record.scores) - len(record.unscored)
-    told = (
-        f"Of its scores, and of why there are none, {left_out:,} are not kept: those of a sample have 64 KiB."
-    )
+    told = f"{left_out:,} scores or reasons are left out (limit: 64 KiB per attempt)."
     assert record.notes == told
     noted = recorded(
         {"agent_loop": said, "grader_notes": {"notes": "y" * 2000}}, Verdict("success", reward=1.0)
@@ -450,7 +446,7 @@ def test_a_damaged_journal_is_refused_with_the_place(
 )
 def test_a_manifest_that_makes_no_sense_is_refused(tmp_path: Path, inputs: dict[str, object]) -> None:
     directory = write_journalled_run(tmp_path / "fox", [[1.0]], inputs=inputs)
-    with pytest.raises(OsmosisError, match="does not tell which rows"):
+    with pytest.raises(OsmosisError, match="does not contain valid rows"):
         read_local_samples(directory)
 
 

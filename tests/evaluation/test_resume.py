@@ -19,15 +19,13 @@ from osmosis_ai.controller.attempt import attempt_seeds, call_seed
 from osmosis_ai.controller.dispatcher import choose_limit
 from osmosis_ai.datasets import select_rows
 from osmosis_ai.errors import OsmosisError, ResumeRefusedError
-from osmosis_ai.evaluation import run_lock, run_name
-from osmosis_ai.evaluation.budget import Budget, Spending, Spent
-from osmosis_ai.evaluation.grader_digest import grader_digest
-from osmosis_ai.evaluation.manifest import Manifest, inputs_digest, source_digest
-from osmosis_ai.evaluation.policy import open_policy
+from osmosis_ai.evaluation import opened_run, spec
+from osmosis_ai.evaluation.manifest import Manifest, inputs_digest
+from osmosis_ai.evaluation.opened_run import OpenedRun, RunLock, RunLockedError, is_running, open_run
 from osmosis_ai.evaluation.results import AttemptTable
-from osmosis_ai.evaluation.resume import OpenedRun, open_run
-from osmosis_ai.evaluation.run_lock import RunLock, RunLockedError, is_running
-from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
+from osmosis_ai.evaluation.source_digest import grader_digest, source_digest
+from osmosis_ai.evaluation.sources import open_policy
+from osmosis_ai.evaluation.spec import Budget, DatasetInput, EvalRunOptions, Spending, Spent
 from tests.evaluation.builders import inputs, record
 
 
@@ -87,7 +85,7 @@ def test_a_run_that_another_process_works_on_is_not_picked_up(tmp_path: Path) ->
 def test_two_that_begin_in_the_same_second_are_two_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_name, "stamp", lambda: "20260102T000000Z")
+    monkeypatch.setattr(spec, "stamp", lambda: "20260102T000000Z")
     with ExitStack() as one, ExitStack() as another:
         first = open_run(one, tmp_path, EvalRunOptions(), inputs(), "multiply")
         second = open_run(another, tmp_path, EvalRunOptions(), inputs(), "multiply")
@@ -98,7 +96,7 @@ def test_two_that_begin_in_the_same_second_are_two_runs(
 def test_a_new_run_is_not_begun_in_the_directory_of_one_that_ended_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_name, "stamp", lambda: "20260102T000000Z")
+    monkeypatch.setattr(spec, "stamp", lambda: "20260102T000000Z")
     lock, ended = RunLock.__enter__, list[str]()
 
     def be_second(wanted: RunLock) -> RunLock:
@@ -121,7 +119,7 @@ def test_a_named_run_is_continued_only_with_equal_inputs(tmp_path: Path) -> None
     with pytest.raises(ResumeRefusedError, match="Changed: seed"):
         opened(tmp_path, name="theirs")
     shutil.copytree(tmp_path / "theirs", tmp_path / "copy")
-    with pytest.raises(ResumeRefusedError, match="the run `copy` cannot be continued") as refused:
+    with pytest.raises(ResumeRefusedError, match="the run 'copy' cannot be continued") as refused:
         opened(tmp_path, name="copy")
     assert refused.value.details["run_name"] == "copy"
     shutil.copytree(tmp_path / "mine", tmp_path / "again")
@@ -133,7 +131,7 @@ def test_fresh_puts_the_named_run_aside_and_deletes_nothing(tmp_path: Path) -> N
     runs = [opened(tmp_path, name="mine", fresh=True)]
     leave_run(tmp_path, "mine", "finished", "2026-01-02T00:00:00.000Z")
     runs.append(opened(tmp_path, name="mine", fresh=True))
-    asides = [run.put_aside for run in runs]
+    asides = [run.archived for run in runs]
     assert all(aside is not None and (aside / "manifest.json").exists() for aside in asides)
     assert len(set(asides)) == 2
 
@@ -141,7 +139,7 @@ def test_fresh_puts_the_named_run_aside_and_deletes_nothing(tmp_path: Path) -> N
 def test_a_directory_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").touch()
-    with pytest.raises(OsmosisError, match="it is not a run"):
+    with pytest.raises(OsmosisError, match="is not a run"):
         opened(tmp_path, name="photos")
 
 
@@ -160,7 +158,7 @@ def test_a_name_is_one_safe_path_segment(name: str) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from osmosis_ai.evaluation.run_lock import RunLock
+from osmosis_ai.evaluation.opened_run import RunLock
 with RunLock(Path(sys.argv[1]), "mine"):
     print("held", flush=True)
     sys.stdin.read()
@@ -210,17 +208,17 @@ def test_a_run_begins_however_long_somebody_takes_to_look_at_it(
 ) -> None:
     with RunLock(tmp_path, "mine"):
         pass
-    monkeypatch.setattr(run_lock, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(opened_run, "_LOCK_TIMEOUT_S", 0.01)
     with (tmp_path / ".locks" / "mine.lock").open("rb") as slow, ExitStack() as run:
         fcntl.flock(slow, fcntl.LOCK_SH)
-        look = run_lock.is_held
+        look = opened_run.is_locked
 
         def see_it_end(path: Path) -> bool:
             held = look(path)
             slow.close()
             return held
 
-        monkeypatch.setattr(run_lock, "is_held", see_it_end)
+        monkeypatch.setattr(opened_run, "is_locked", see_it_end)
         run.enter_context(RunLock(tmp_path, "mine"))
         assert slow.closed and look(tmp_path / ".locks" / "mine.lock")
 
@@ -653,8 +651,8 @@ def test_the_time_of_earlier_sessions_counts() -> None:
 @pytest.mark.parametrize(
     ("budget", "tokens", "cost", "reason"),
     [
-        (Budget(max_cost_usd=1), 5, None, "cost of a model call is not known"),
-        (Budget(max_tokens=10), 0, None, "does not report how many tokens"),
+        (Budget(max_cost_usd=1), 5, None, "cost of a model call is unknown"),
+        (Budget(max_tokens=10), 0, None, "does not report token counts"),
     ],
 )
 def test_what_cannot_be_measured_ends_the_budget_instead_of_being_free(

@@ -19,13 +19,12 @@ from osmosis_ai.controller.attempt import call_seed
 from osmosis_ai.controller.server_process import MAX_RESTARTS
 from osmosis_ai.datasets import count_records, file_digest, select_rows
 from osmosis_ai.errors import OsmosisError, ResumeRefusedError
-from osmosis_ai.evaluation.budget import Budget
+from osmosis_ai.evaluation.hooks import RunSummary
 from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.metrics_models import Estimates
-from osmosis_ai.evaluation.rollout_source import ProjectSource
 from osmosis_ai.evaluation.runner import EvalRunner
-from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
-from osmosis_ai.evaluation.summary import RunSummary
+from osmosis_ai.evaluation.sources import ProjectSource
+from osmosis_ai.evaluation.spec import Budget, DatasetInput, EvalRunOptions
 from osmosis_ai.llm.providers import ModelEndpoint
 from tests.evaluation.builders import spec
 from tests.evaluation.recording_hooks import RecordingHooks

@@ -348,7 +348,7 @@ def test_equal_attempts_give_the_variance_of_row_means_less_the_noise_in_them() 
     found = VarianceComponents.of([0, 2, 3, 5, 6, 8], [0, 0, 1, 1, 2, 2])
     assert found == VarianceComponents(between=8.0, within=2.0, rows=3, attempts=2.0)
     assert found.icc == pytest.approx(0.8)
-    assert found.of_a_row(2) == pytest.approx(9)
+    assert found.row_mean_variance(2) == pytest.approx(9)
 
 
 def test_unequal_attempts_are_weighed_as_donner_does() -> None:
@@ -382,7 +382,7 @@ def test_one_attempt_a_row_cannot_tell_rows_from_attempts() -> None:
     found = VarianceComponents.of([1, 2, 3], [7, 3, 5])
     assert found == VarianceComponents(between=1.0, within=None, rows=3, attempts=1.0)
     assert found.icc is None
-    assert found.of_a_row(16) == 1.0
+    assert found.row_mean_variance(16) == 1.0
 
 
 def test_one_row_says_nothing() -> None:
@@ -440,7 +440,9 @@ def test_few_rows_tell_a_variance_badly() -> None:
     found = VarianceComponents(between=3.0, within=4.0, rows=5, attempts=4.0)
     low, high = found.interval()
     quantiles = stats.chi2.ppf([0.975, 0.025], 4)
-    assert (low.of_a_row(4), high.of_a_row(4)) == pytest.approx((16 / quantiles[0], 16 / quantiles[1]))
+    assert (low.row_mean_variance(4), high.row_mean_variance(4)) == pytest.approx(
+        (16 / quantiles[0], 16 / quantiles[1])
+    )
     assert low.icc == pytest.approx(found.icc)
 
 

@@ -161,8 +161,8 @@ def test_a_conversation_over_the_limit_is_not_parsed(monkeypatch: pytest.MonkeyP
     ("content", "sentence"),
     [
         (b"", "The file is empty."),
-        (trajectory(*STEPS)[:-400], "it was cut off"),
-        (b"\xff\xfe\x00", "not UTF-8"),
+        (trajectory(*STEPS)[:-400], "only the beginning of `steps` is shown"),
+        (b"\xff\xfe\x00", "not valid UTF-8"),
         (
             b'{"steps":[' + b"[" * 10_000 + b"]" * 10_000 + b',{"source":"user","message":"kept"}]}',
             "too deeply",

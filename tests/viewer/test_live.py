@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.evaluation.run_places import RunKind
+from osmosis_ai.evaluation.local_runs import RunKind
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.cursors import changes_cursor, encode
 from osmosis_ai.viewer.live import LiveHub, LiveNews, Watched

@@ -20,8 +20,8 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.journal import load_results
 from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.evaluation.opened_run import RunLock
 from osmosis_ai.evaluation.run_directory import MOST_OF_A_CONFIG, RunDirectory
-from osmosis_ai.evaluation.run_lock import RunLock
 from osmosis_ai.services.eval_runs.info import RunWatcher
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.viewing import report_run
@@ -702,7 +702,7 @@ def test_results_that_a_journal_has_lost_since_its_numbers_were_written_are_said
             lacking.get(f"/evals/finished{below}")
         )
     journal.unlink()
-    assert "events.jsonl` is not there." in page_text(lacking.get("/evals/finished/samples"))
+    assert "events.jsonl` does not exist." in page_text(lacking.get("/evals/finished/samples"))
     page = page_text(lacking.get("/evals/finished"))
-    assert "events.jsonl` is not there." in page
-    assert "of 2 scored samples pass" in page and "those of the run&#39;s last end" in page
+    assert "events.jsonl` does not exist." in page
+    assert "of 2 scored samples pass" in page and "those of the run&#39;s last session" in page

@@ -15,7 +15,7 @@ import pytest
 from osmosis_ai.api.wire.base import LogEntry
 from osmosis_ai.api.wire.training_runs import ValidatedRows
 from osmosis_ai.evaluation.comparison.engine import CompareOptions, compare_runs
-from osmosis_ai.evaluation.headline import Headline
+from osmosis_ai.evaluation.run_score import RunScore
 from osmosis_ai.training.runs.curves import CurveValue, TrainingCurves, ViewedCurve, viewed_curves
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from starlette.testclient import TestClient
 
 
-HEADLINE = Headline(pass_rate=0.418, low=0.372, high=0.463, scored=380, planned=400, failed=20)
+HEADLINE = RunScore(pass_rate=0.418, low=0.372, high=0.463, scored=380, planned=400, failed=20)
 
 
 def test_a_line_says_what_the_rate_stands_on() -> None:
@@ -112,8 +112,8 @@ def pages() -> TestClient:
         for attempt, outcome in enumerate(attempts):
             metrics.set_result(record(row, attempt, outcome))
     found = metrics.summary()
-    entry = a_run("calm-fern-1", headline=Headline.of(found.estimates), config="configs/eval/rows.toml")
-    before = a_run("calm-fern-0", headline=Headline(pass_rate=0.5, scored=10, planned=10))
+    entry = a_run("calm-fern-1", headline=RunScore.of(found.estimates), config="configs/eval/rows.toml")
+    before = a_run("calm-fern-0", headline=RunScore(pass_rate=0.5, scored=10, planned=10))
     detail = RunDetail(
         entry,
         found.estimates,

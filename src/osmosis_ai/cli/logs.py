@@ -90,10 +90,10 @@ def _columns() -> tuple[Column, ...]:
 
 def _said(message: str | None, details: Mapping[str, Any] | None) -> str | None:
     """Return what a line says and of which sample, without terminal sequences, which are counted behind it."""
-    from osmosis_ai.evaluation.log_pages import naming_the_sample
+    from osmosis_ai.evaluation.run_log import with_attempt
     from osmosis_ai.ui.terminal_text import told_without_sequences
 
-    return told_without_sequences(naming_the_sample(message, details)) if message else message
+    return told_without_sequences(with_attempt(message, details)) if message else message
 
 
 def _toned(level: str | None) -> Cell:

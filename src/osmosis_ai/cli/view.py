@@ -103,7 +103,7 @@ def view(
 
 
 def _written(run: str | None, file: ReportFile, options: RunReportOptions) -> OperationResult:
-    from osmosis_ai.evaluation.result_words import amount
+    from osmosis_ai.evaluation.run_score import amount
     from osmosis_ai.services.viewing import report_run
 
     with platform_when_needed() as client:

@@ -1,25 +1,40 @@
-"""What a run tells its caller, and what it asks: the seam between the engine and whoever shows it.
+"""The interface between the engine and its caller: plan, progress, questions and the summary of a session.
 
-The defaults are those of a program that runs unattended: nothing is shown, dispatch is confirmed,
-secrets come from the environment.
+The defaults of :class:`RunHooks` are those of an unattended program: they show nothing, confirm the dispatch and take
+secrets from the environment.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.errors import InteractiveRequiredError
+from osmosis_ai.evaluation.journal import JournalReader
+from osmosis_ai.evaluation.manifest import Manifest, utc_now
 from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import LogEvent
-from osmosis_ai.evaluation.secret_values import find_secret_values
+from osmosis_ai.evaluation.run_score import RunScore
+from osmosis_ai.evaluation.spec import EvalRunSpec
 from osmosis_ai.redaction import Redactor
+
+if TYPE_CHECKING:
+    from osmosis_ai.controller.dispatcher import Stop
+    from osmosis_ai.datasets.selection import RowsDrawn
+    from osmosis_ai.evaluation.metrics import RunMetrics
+    from osmosis_ai.evaluation.results import AttemptTable
+
+# The journal has all of them.
+_MAX_FAILURES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressSnapshot:
-    """How far a run is, for a live display."""
+    """Progress of a run, for a live display."""
 
     completed: int
     total: int
@@ -36,13 +51,13 @@ class ProgressSnapshot:
 
     @property
     def rate_per_s(self) -> float | None:
-        """Items finished per second in this session."""
+        """Attempts finished per second in this session."""
         return self.finished / self.elapsed_s if self.elapsed_s > 0 and self.finished else None
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What is about to happen."""
+    """The work of a session that is about to start."""
 
     run_name: str
     run_dir: Path
@@ -55,44 +70,157 @@ class RunPlan:
     resumed: int
     continued: bool
     found: bool
-    put_aside: Path | None
+    archived: Path | None
     servers: int = 1
 
 
 class RunHooks:
-    """Override what the caller cares about. Everything is called on the run's event loop."""
+    """Override what the caller needs. All methods are called on the run's event loop."""
 
     def plan(self, plan: RunPlan) -> None:
-        """Show what is about to happen, before anything is started or asked."""
+        """Show the plan, before anything is started or asked."""
 
     def note(self, message: str) -> None:
-        """Tell something worth knowing."""
+        """Show a message."""
 
     def stage(self, message: str) -> None:
-        """Tell what the run is busy with now (``starting the rollout's server``)."""
+        """Show the current stage (``starting the rollout's server``)."""
 
     def environment(self, words: str) -> None:
-        """Take note of what the agent runs in; not called for one that is served elsewhere."""
+        """Receive the description of the agent's environment; not called for a remote agent."""
 
     def log_event(self, event: LogEvent, redact: Redactor) -> None:
-        """Take an event of the run's log; only with ``verbose``."""
+        """Receive an event of the run's log; only with ``verbose``."""
 
     def recorded(self, record: TerminalRecord) -> None:
-        """Take note of an attempt whose result has just become durable."""
+        """Receive the record of an attempt after it became durable."""
 
     def progress(self, snapshot: ProgressSnapshot) -> None:
-        """Show how far the run is; called a few times a second."""
+        """Show the progress; called several times per second."""
 
     async def confirm_dispatch(self, *, pending: int, model_path: str) -> bool:
-        """Ask whether to spend on ``pending`` rollouts; called only when there are some."""
+        """Ask whether to run the ``pending`` attempts; not called if there are none."""
         return True
 
     def resolve_secrets(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the values of the secrets; called only when something is dispatched."""
+        """Return the values of the secrets; called only if attempts are dispatched."""
         return find_secret_values(names, given={}, environ=os.environ)
 
     def started(self, interrupt: Callable[[], None]) -> None:
-        """Take the function that stops the run gracefully; from here on something is being spent."""
+        """Receive the function that stops the run gracefully; from now on the run costs money."""
 
     def ended(self) -> None:
-        """Take note that nothing is being spent any more; what follows is bookkeeping."""
+        """Called when the run no longer costs money; only its files are still written."""
+
+
+def find_secret_values(
+    names: Sequence[str],
+    *,
+    given: Mapping[str, str],
+    environ: Mapping[str, str],
+    ask: Callable[[str], str] | None = None,
+) -> dict[str, str]:
+    """Return a value for every name: from ``given``, else ``environ``, else by asking."""
+    found = {name: value for name in names if (value := given.get(name) or environ.get(name))}
+    missing = [name for name in names if name not in found]
+    if missing and ask is None:
+        raise InteractiveRequiredError(
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set (required by [secrets].required).",
+            details={"missing": missing},
+            hint=f"export {missing[0]}=…, or pass '--secrets-file'; secrets stored on a platform are not used here",
+        )
+    if ask is not None:
+        found.update({name: ask(name) for name in missing})
+    return found
+
+
+@dataclass(frozen=True)
+class FailedRow:
+    """A failed attempt and the directory of its files."""
+
+    record: TerminalRecord
+    rollout_dir: Path
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        names = [
+            "row_index",
+            "source_row_index",
+            "run_index",
+            "rollout_id",
+            "error_type",
+            "boundary",
+            "error",
+        ]
+        return {**{name: getattr(self.record, name) for name in names}, "rollout_dir": str(self.rollout_dir)}
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """Outcome of a session of a run."""
+
+    run_dir: Path
+    local_run_id: str
+    run_name: str
+    total_work_items: int
+    dispatched: int
+    succeeded: int
+    failed: int
+    skipped: int
+    pending: int
+    resumed: int
+    stop: Stop | None
+    duration_ms: int
+    metrics: RunMetrics
+    failures: tuple[FailedRow, ...]
+    rows: RowsDrawn
+
+    @property
+    def headline(self) -> RunScore:
+        """The score of the run."""
+        return RunScore.of(self.metrics.estimates, self.rows)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the session ended before its work did."""
+        return self.stop is not None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every attempt has a result."""
+        return self.stop is None and self.pending == 0
+
+
+def first_failures(directory: RunDirectory, table: AttemptTable) -> tuple[FailedRow, ...]:
+    """Return the first thousand failed attempts, by row and attempt."""
+    if not table.count("failed"):
+        return ()
+    found: list[FailedRow] = []
+    with JournalReader(directory.events) as journal:
+        for _, _, offset in table.recorded("failed"):
+            record = journal.record(offset)
+            if record is not None:
+                found.append(FailedRow(record, directory.trial(record.rollout_id)))
+            if len(found) == _MAX_FAILURES:
+                break
+    return tuple(found)
+
+
+def describe_run(
+    spec: EvalRunSpec, manifest: Manifest, rows: RowsDrawn, *, status: str, duration_ms: int
+) -> dict[str, Any]:
+    """Return the ``eval_run`` object of ``metrics.json``."""
+    described: dict[str, Any] = {
+        "id": manifest.local_run_id,
+        "status": status,
+        "name": manifest.run_name,
+        "dataset_name": spec.experiment.dataset,
+        "model_name": spec.experiment.model_path,
+        "rollout_name": spec.experiment.rollout,
+        "duration_ms": duration_ms,
+        "started_at": manifest.created_at,
+        "rows": asdict(rows),
+    }
+    if status == "finished":
+        described["completed_at"] = utc_now()
+    return described

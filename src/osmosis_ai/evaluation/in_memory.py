@@ -1,7 +1,4 @@
-"""An evaluation that leaves no files: the same attempts, verdicts, records and numbers, kept in memory.
-
-It is for whoever measures a policy on the way to something else, such as a trainer that validates.
-"""
+"""An evaluation without files, with the same attempts, records and numbers; for a trainer that validates."""
 
 from __future__ import annotations
 
@@ -14,8 +11,7 @@ import msgspec
 from osmosis_ai.controller.attempt import Attempt, AttemptResult, AttemptResults, attempt_seeds
 from osmosis_ai.datasets import row_digest
 from osmosis_ai.evaluation.metrics import RunMetrics, compute_metrics
-from osmosis_ai.evaluation.record import TerminalRecord
-from osmosis_ai.evaluation.recording import record_of
+from osmosis_ai.evaluation.record import TerminalRecord, record_of
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.redaction import Redactor
 
@@ -27,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MeasuredRows:
-    """What an evaluation came to."""
+    """Numbers, the mean reward of each row, and records."""
 
     metrics: RunMetrics
     rewards: list[float | None]
@@ -46,7 +42,13 @@ async def evaluate_in_memory(
     forget: Callable[[str], None],
     redact: Redactor | None = None,
 ) -> MeasuredRows:
-    """Make ``n`` attempts on each of ``rows`` and return what they came to."""
+    """Make ``n`` attempts on each of ``rows``.
+
+    Args:
+        name: prefix of the rollout ids.
+        finished: called with each result.
+        forget: called with a rollout's id when it is no longer needed.
+    """
     attempts = [
         Attempt(
             row,
@@ -58,57 +60,29 @@ async def evaluate_in_memory(
         for row in rows
         for run_index in range(n)
     ]
-    recorder = _MetricsRecorder(
-        rows,
-        n=n,
-        pass_threshold=pass_threshold,
-        finished=finished,
-        forget=forget,
-        redact=redact or Redactor(()),
-    )
-    await runner.run_all(attempts, recorder)
-    return recorder.measured()
+    positions = {row.source_row_index: position for position, row in enumerate(rows)}
+    rewards: list[list[float | None]] = [[None] * n for _ in rows]
+    table = AttemptTable(len(rows), n)
+    table.set_row_digests(map(row_digest, rows))
+    records: list[TerminalRecord] = []
+    redactor = redact or Redactor(())
 
+    class Recorder(AttemptResults):
+        async def record(self, result: AttemptResult) -> None:
+            position = positions[result.attempt.row.source_row_index]
+            rewards[position][result.attempt.run_index] = result.reward
+            record = msgspec.structs.replace(record_of(result, redactor, previews=True), row_index=position)
+            table.set_result(record)
+            records.append(record)
+            forget(result.rollout_id)
+            finished(result)
 
-class _MetricsRecorder(AttemptResults):
-    """Counts the results of ``n`` attempts on each of ``rows``."""
+        def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:
+            forget(rollout_id)
 
-    def __init__(
-        self,
-        rows: Sequence[DatasetRow],
-        *,
-        n: int,
-        pass_threshold: float,
-        finished: Callable[[AttemptResult], None],
-        forget: Callable[[str], None],
-        redact: Redactor,
-    ) -> None:
-        self._places = {row.source_row_index: place for place, row in enumerate(rows)}
-        self._rewards: list[list[float | None]] = [[None] * n for _ in rows]
-        self._table = AttemptTable(len(rows), n)
-        self._table.set_row_digests(map(row_digest, rows))
-        self._pass_threshold = pass_threshold
-        self._records: list[TerminalRecord] = []
-        self._redact = redact
-        self._finished = finished
-        self._forget = forget
-
-    async def record(self, result: AttemptResult) -> None:
-        place, run_index = self._places[result.attempt.row.source_row_index], result.attempt.run_index
-        self._rewards[place][run_index] = result.reward
-        record = msgspec.structs.replace(record_of(result, self._redact, previews=True), row_index=place)
-        self._table.set_result(record)
-        self._records.append(record)
-        self._forget(result.rollout_id)
-        self._finished(result)
-
-    def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:
-        self._forget(rollout_id)
-
-    def measured(self) -> MeasuredRows:
-        rewards = [_mean(rewards) for rewards in self._rewards]
-        metrics = compute_metrics(self._table, pass_threshold=self._pass_threshold)
-        return MeasuredRows(metrics, rewards, self._records)
+    await runner.run_all(attempts, Recorder())
+    metrics = compute_metrics(table, pass_threshold=pass_threshold)
+    return MeasuredRows(metrics, [_mean(row_rewards) for row_rewards in rewards], records)
 
 
 def _mean(rewards: Sequence[float | None]) -> float | None:

@@ -25,7 +25,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from osmosis_ai.controller.outcomes import BOUNDARIES
-from osmosis_ai.evaluation.headline import warnings_of
 from osmosis_ai.evaluation.metrics_models import (
     CostTotal,
     Counts,
@@ -52,7 +51,7 @@ from osmosis_ai.evaluation.results import (
     UNKNOWN,
     AttemptTable,
 )
-from osmosis_ai.evaluation.row_behaviour import flaky_rows, variance_shares
+from osmosis_ai.evaluation.run_score import warnings_of
 from osmosis_ai.evaluation.statistics import (
     Estimate,
     describe,
@@ -61,6 +60,7 @@ from osmosis_ai.evaluation.statistics import (
     fitting_range,
     percentiles,
 )
+from osmosis_ai.evaluation.variance import flaky_rows, variance_shares
 from osmosis_ai.llm.finish_reasons import FLAGGED
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
-"""The shape of a run's numbers: the product's summary and our estimates beside it.
+"""Models of a run's numbers: the product's summary and our estimates.
 
-Every number is finite or absent, so that all of it can be written as JSON. Fields that a newer release has added
-are ignored, so that its numbers can be read here.
+Every number is finite or absent, so that it can be written as JSON. Unknown fields, which a later release may have
+added, are ignored.
 """
 
 from __future__ import annotations
@@ -9,7 +9,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
 
 from osmosis_ai.controller.outcomes import LimitedBy
 from osmosis_ai.evaluation.statistics import Description, Estimate, Percentiles
@@ -23,14 +30,14 @@ class _Model(BaseModel):
 
 
 class PassAtKPoint(_Model):
-    """pass@k as the product's files hold it."""
+    """pass@k in the product's files."""
 
     k: int
     value: float
 
 
 class WireSummary(_Model):
-    """The product's summary of a run; absent fields are left out of files, never null."""
+    """The product's summary of a run; files do not contain absent fields."""
 
     total_samples: int
     completed_samples: int
@@ -47,7 +54,7 @@ class WireSummary(_Model):
 
 
 class Counts(_Model):
-    """How many work items there are of each kind; scored, unscored, skipped and pending add up to planned."""
+    """Numbers of attempts; scored, unscored, skipped and pending add up to planned."""
 
     planned: int
     scored: int
@@ -83,7 +90,7 @@ class FinishTotals(_Model):
 
 
 class CostTotal(_Model):
-    """What the model calls cost, in USD, as far as prices are known; None when no price is."""
+    """Cost of the model calls in USD, as far as prices are known; None if none is."""
 
     total: float | None
     known_samples: int
@@ -100,7 +107,7 @@ class JudgeTotals(_Model):
 
 
 class Latency(_Model):
-    """Milliseconds: whole rollouts; the time each waited for the model; the mean of single model calls."""
+    """Milliseconds: whole attempts, their time in the model and elsewhere, and the mean of single model calls."""
 
     rollout_ms: Percentiles | None
     model_ms: Percentiles | None
@@ -109,7 +116,7 @@ class Latency(_Model):
 
 
 class VarianceShares(_Model):
-    """Which share of the rewards' variance lies between rows, and which between attempts on one row."""
+    """Shares of the rewards' variance between rows and between attempts on one row."""
 
     between_rows: float
     between_attempts: float
@@ -119,7 +126,7 @@ class VarianceShares(_Model):
 
 
 class FlakyRow(_Model):
-    """A row that passed some of its scored attempts; ``source_row_index`` is its place in the dataset."""
+    """A row that passed some of its scored attempts; ``source_row_index`` is its position in the dataset."""
 
     row_index: int
     source_row_index: int | None = None
@@ -128,7 +135,7 @@ class FlakyRow(_Model):
 
 
 class FlakyRows(_Model):
-    """How many rows pass now and then, ``of`` those with a scored attempt, and the ``worst`` of them."""
+    """Number of rows that passed some attempts, ``of`` those with a scored attempt, and the ``worst`` of them."""
 
     count: int
     of: int
@@ -136,7 +143,7 @@ class FlakyRows(_Model):
 
 
 class Estimates(_Model):
-    """What the scored samples say, with the denominators of every number."""
+    """Estimates from the scored attempts, with the denominators of every number."""
 
     pass_threshold: float
     reward: Estimate | None
@@ -158,7 +165,7 @@ class Estimates(_Model):
     @field_validator("limited_by", mode="wrap")
     @classmethod
     def _limit_known_here(cls, value: Any, read: ValidatorFunctionWrapHandler) -> Any:
-        """Leave out a limit that only a newer release knows: it explains the numbers, and is none of them."""
+        """Drop a limit that only a later release knows."""
         try:
             return read(value)
         except ValidationError:
@@ -166,7 +173,7 @@ class Estimates(_Model):
 
     @classmethod
     def read(cls, written: Any) -> Estimates | None:
-        """Return what a file or a platform says; None where it says nothing, or nothing that can be understood."""
+        """Return the estimates in a file or of a platform; None if they are missing or invalid."""
         try:
             return cls.model_validate(written) if written else None
         except ValidationError:
@@ -181,43 +188,30 @@ class RunMetrics(_Model):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Return the product's summary as JSON values, absent fields left out."""
+        """The product's summary as JSON values, without absent fields."""
         return self.wire.model_dump(mode="json", exclude_none=True)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the product's summary with an ``estimates`` block beside its fields."""
+        """Return the product's summary with ``estimates`` as a further field."""
         return {**self.summary, "estimates": self.estimates.model_dump(mode="json")}
 
 
 class MeasuredRun(_Model):
-    """The numbers of a run as a platform keeps them beside it; ``duration_ms``: how long the engine has
-    worked."""
+    """The numbers of a run as a platform stores them; ``duration_ms`` is the engine's working time."""
 
-    duration_ms: float
+    duration_ms: float = Field(ge=0, allow_inf_nan=False)
     summary: WireSummary
     estimates: Estimates
     journal_bytes: int | None
 
-    @field_validator("duration_ms")
-    @classmethod
-    def _finite(cls, value: float) -> float:
-        if not 0 <= value < math.inf:
-            raise ValueError("no duration")
-        return value
-
     def record(self) -> dict[str, Any]:
-        """Return them as JSON values, as the engine has written them."""
-        numbers = RunMetrics(wire=self.summary, estimates=self.estimates)
-        return {
-            "duration_ms": self.duration_ms,
-            "summary": numbers.summary,
-            "estimates": self.estimates.model_dump(mode="json"),
-            "journal_bytes": self.journal_bytes,
-        }
+        """Return them as JSON values, as the engine writes them."""
+        summary = self.summary.model_dump(mode="json", exclude_none=True)
+        return {**self.model_dump(mode="json"), "summary": summary}
 
 
 def total_of(amounts: Floats) -> float | None:
-    """Return the sum, whatever the order; None of nothing, and of what is beyond a float."""
+    """Return the sum, which does not depend on the order; None for no amounts or an overflow."""
     try:
         return math.fsum(amounts) if amounts.size else None
     except OverflowError:

@@ -1,28 +1,42 @@
-"""The record of one finished attempt, as the journal stores it.
+"""The record of a finished attempt, as the journal stores it: complete by itself, and without secrets.
 
-A record is complete by itself: everything a table or a metric says about an attempt is here, so that the numbers
-after a crash are those of an undisturbed run. The keys up to ``error_type`` are the product's; those after it are
-ours and appear in no other file.
+All that tables and metrics contain about an attempt is in its record, so that they are the same after a crash. The keys
+up to ``error_type`` are the product's. The keys after it are ours and appear in no other file.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from osmosis_ai.controller.outcomes import Boundary, Status
+from osmosis_ai.rollout.grader_notes import MOST_NOTES_CHARS, read_grader_notes
+from osmosis_ai.rollout.judge_calls import read_judge_calls
+
+if TYPE_CHECKING:
+    from osmosis_ai.controller.attempt import AttemptResult
+    from osmosis_ai.redaction import Redactor
 
 LARGEST_COUNT = 2**53 - 1
-"""What JSON's readers agree on (RFC 8259, section 6)."""
+"""Largest integer that all JSON readers agree on (RFC 8259, section 6)."""
 Count = Annotated[int, Meta(ge=0, le=LARGEST_COUNT)]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{16,64}$")]
 PathSegment = Annotated[str, Meta(pattern=r"^(?!\.{1,2}$)[^/\\\x00]+$")]
 """A string that can name a directory."""
+PREVIEW_CHARS = 160
 _CRC = b',"crc":'
+_MAX_ERROR_CHARS = 2000
+_MAX_REASON_CHARS = 200
+_MAX_JUDGEMENTS = 4
+_MAX_TABLE_BYTES = 64 << 10
+_READ_CHARS = 4608
+# A secret that is cut in half is not recognized. It may begin this far before the cut.
+_UNSURE_CHARS = 4096
+_Value = TypeVar("_Value")
 
 
 class TerminalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -67,7 +81,7 @@ class TerminalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.tokens is None and (bool(self.model_calls) or self.boundary == "provider")
 
     def to_line(self) -> bytes:
-        """Return the record as one line of JSON, newline included: absent values left out, the CRC-32 of the rest last."""
+        """Return the record as a line of JSON, newline included: without absent values, the CRC-32 of the rest last."""
         body = _ENCODER.encode(self)[:-1]
         return b'%s,"crc":%d}\n' % (body, zlib.crc32(body))
 
@@ -95,7 +109,7 @@ def check_crc(line: bytes, *, without_crc: bool = False) -> None:
     """Check the checksum of a record's line.
 
     Raises:
-        ValueError: it does not match, or there is none.
+        ValueError: it does not match, or is missing.
     """
     end = line.rfind(_CRC)
     if end < 0 and not without_crc:
@@ -114,3 +128,133 @@ def check_field(name: str, content: Any) -> None:
         msgspec.convert(content, _TYPES[name])
     except msgspec.ValidationError as error:
         raise ValueError(f"`{name}` cannot be {repr(content)[:100]} ({error})") from None
+
+
+class Previews(NamedTuple):
+    """Beginnings of the first user message and of the last answer, each in one line; None if there is no text."""
+
+    input: str | None = None
+    output: str | None = None
+
+
+def previews_of(
+    messages: Sequence[Mapping[str, Any]], redact: Redactor, *, prompt: Sequence[Mapping[str, Any]] = ()
+) -> Previews:
+    """Return the previews of a conversation, without secrets; ``prompt`` is the input of an agent that left none."""
+    return Previews(
+        _preview(messages, "user", redact) or _preview(prompt, "user", redact),
+        _preview(reversed(messages), "assistant", redact),
+    )
+
+
+def _preview(messages: Iterable[Mapping[str, Any]], role: str, redact: Redactor) -> str | None:
+    for message in messages:
+        content = message.get("content") if message.get("role") == role else None
+        if isinstance(content, list):
+            # Every framework names the types of parts differently, but not their text.
+            texts = [part.get("text") for part in content if isinstance(part, Mapping)]
+            content = "\n".join(text for text in texts if isinstance(text, str))
+        if not isinstance(content, str):
+            continue
+        # Cut before redaction, so that a message of megabytes costs no more than a page.
+        text = content.lstrip()
+        clean = redact.text(text[:_READ_CHARS])
+        if len(text) > _READ_CHARS:
+            clean = clean[:-_UNSURE_CHARS]
+        line = _storable(" ".join(clean.split()))
+        if line:
+            return line if len(line) <= PREVIEW_CHARS else f"{line[: PREVIEW_CHARS - 1]}…"
+    return None
+
+
+def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False) -> TerminalRecord:
+    """Return the record of a result, without secrets; ``previews`` adds the beginnings of input and output."""
+    from osmosis_ai.rollout.loop.outcome import read_outcome
+
+    attempt, verdict, usage = result.attempt, result.verdict, result.usage
+    sample = result.grader.sample if result.grader is not None else None
+    extra_fields = sample.extra_fields if sample is not None else {}
+    messages = sample.messages if sample is not None else []
+    shown = previews_of(messages, redact, prompt=attempt.row.messages) if previews else Previews()
+    called = usage.calls > 0
+    counted = called and not usage.uncounted
+    loop, judges, graded = (
+        read_outcome(extra_fields),
+        read_judge_calls(extra_fields),
+        read_grader_notes(extra_fields),
+    )
+    all_scores = loop.scores if verdict.status == "success" else {}
+    all_reasons = {
+        name: _storable(redact.text(why))[:_MAX_ERROR_CHARS] for name, why in loop.unscored.items()
+    }
+    scores, unscored = _first_entries(all_scores), _first_entries(all_reasons)
+    left_out = len(all_scores) - len(scores) + len(all_reasons) - len(unscored)
+    return TerminalRecord(
+        row_index=attempt.row_index,
+        run_index=attempt.run_index,
+        rollout_id=result.rollout_id,
+        status=verdict.status,
+        duration_ms=round(result.duration_ms),
+        source_row_index=attempt.row.source_row_index,
+        reward=verdict.reward,
+        tokens=usage.total_tokens if counted else None,
+        error_type=verdict.error_type,
+        boundary=verdict.boundary,
+        category=verdict.category,
+        error=_storable(redact.text(verdict.error))[:_MAX_ERROR_CHARS] if verdict.error else None,
+        model_calls=usage.calls,
+        prompt_tokens=usage.prompt_tokens if counted else None,
+        completion_tokens=usage.completion_tokens if counted else None,
+        cost_usd=usage.cost_usd if called else None,
+        model_latency_ms=round(sum(usage.model_latency_s) * 1000, 3) if called else None,
+        lost_attempts=attempt.losses or None,
+        row_digest=attempt.row_digest or None,
+        scores=scores or None,
+        unscored=unscored or None,
+        finish_reason=_storable(redact.text(loop.finish_reason))[:_MAX_REASON_CHARS]
+        if loop.finish_reason
+        else None,
+        judge_calls=judges.calls or None,
+        judge_tokens=judges.tokens if judges.calls else None,
+        judge_cost_usd=judges.cost_usd,
+        judge_outside_scale=judges.outside_scale or None,
+        judgements=[_redacted(judgement, redact) for judgement in judges.judgements[:_MAX_JUDGEMENTS]]
+        or None,
+        input=shown.input,
+        output=shown.output,
+        notes=_notes(_storable(redact.text(graded.notes)) if graded.notes else "", left_out),
+        finish_reasons=usage.finish_reasons or None,
+        parts={_storable(redact.text(name)): value for name, value in graded.parts.items()} or None,
+    )
+
+
+def _first_entries(table: Mapping[str, _Value]) -> dict[str, _Value]:
+    """Return the first 64 KiB of entries: a record is read and sent in one piece."""
+    first: dict[str, _Value] = {}
+    room = _MAX_TABLE_BYTES
+    for name, value in table.items():
+        room -= len(_storable(f'"{name}":"{value}",').encode())
+        if room < 0:
+            break
+        first[name] = value
+    return first
+
+
+def _notes(notes: str, left_out: int) -> str | None:
+    """Return a grader's notes, and how many scores or reasons are left out of the record."""
+    if not left_out:
+        return notes[:MOST_NOTES_CHARS] or None
+    added = f"{left_out:,} scores or reasons are left out (limit: {_MAX_TABLE_BYTES >> 10} KiB per attempt)."
+    return "\n".join(filter(None, (notes[: MOST_NOTES_CHARS - len(added) - 1], added)))
+
+
+def _storable(text: str) -> str:
+    """Replace lone surrogates, which models do produce and UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _redacted(judgement: Mapping[str, Any], redact: Redactor) -> dict[str, Any]:
+    return {
+        name: _storable(redact.text(value))[:_MAX_ERROR_CHARS] if isinstance(value, str) else value
+        for name, value in judgement.items()
+    }

@@ -14,12 +14,12 @@ from typing import Any
 
 import orjson
 
-from osmosis_ai.evaluation.index import IndexEntry
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.lenient_json import has_usual_numbers
 from osmosis_ai.evaluation.metrics import RunMetrics
 from osmosis_ai.evaluation.results import AttemptTable
-from osmosis_ai.evaluation.run_name import archive_name
+from osmosis_ai.evaluation.run_files import IndexEntry
+from osmosis_ai.evaluation.spec import archive_name
 from osmosis_ai.files import open_regular, replacing, sync_directory, write_atomic, write_json
 
 TRAJECTORY_FILE = "trajectory.json"

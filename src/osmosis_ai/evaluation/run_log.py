@@ -1,32 +1,46 @@
-"""What happens in a run, event by event, and ``logs.txt``, where people and programs read it without secrets.
+"""The log of a run, ``logs.txt``: writing it, and reading it in pages.
 
-``<ISO time Z> <LEVEL> [<step>] <message> <canonical JSON of the details>``
-
-An event is handed on as it is. Whoever shows or keeps one takes the secrets out of its texts first
-(:meth:`LogEvent.redacted`) and writes it down after that, never the other way round.
+A page contains whole lines. A cursor is the offset of a byte where a line begins. A last line without a newline is not
+returned yet.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import orjson
 
+from osmosis_ai.api.wire.base import LogEntry, LogPage
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.files import open_regular
 from osmosis_ai.redaction import Redactor
+
+LogDirection = Literal["older", "newer"]
+_BLOCK_BYTES = 1 << 18
+_MAX_MESSAGE_BYTES = 64 * 1024
+# One page searches at most this many bytes for the beginnings of its lines.
+_MAX_SCANNED_BYTES = 1 << 30
+# The details may begin at any of this many braces of a line. Each try reads to the end of the line.
+_MAX_BRACES = 20
+_CURSOR = re.compile(r"byte-([0-9]{1,18})")
+_LINE = re.compile(r"(\S{10,40}) (DEBUG|INFO|WARNING|ERROR) \[([^\]\n]{0,80})\] (.*)", re.DOTALL)
 
 Level = Literal["INFO", "WARNING", "ERROR"]
 
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """Something that happened."""
+    """An event of a run."""
 
     time: datetime
     level: Level
@@ -35,7 +49,7 @@ class LogEvent:
     details: Mapping[str, Any]
 
     def redacted(self, redact: Redactor) -> LogEvent:
-        """Return the event as it may be shown: one line, and no secret in its texts."""
+        """Return the event without secrets, its message in one line."""
         message = " ".join(redact.text(self.message).split())
         return replace(self, message=message, details=redact.tree(self.details))
 
@@ -51,17 +65,17 @@ EventSink = Callable[[LogEvent, Redactor], None]
 
 
 class RunLog:
-    """Appends to a run's log; every line is flushed to the system, none to the disk."""
+    """Appends to a run's log. Lines are flushed to the system, not to the disk."""
 
     def __init__(self, path: Path, redact: Redactor, *, echo: EventSink | None = None) -> None:
         self._redact = redact
         self._echo = echo
-        # A descriptor that is closed may be another file's at once: nobody writes to it, or closes it, meanwhile.
+        # A closed descriptor may be reused for another file, so writing and closing exclude each other.
         self._using = threading.Lock()
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def write(self, step: str, message: str, *, level: Level = "INFO", **details: Any) -> None:
-        """Append one line. A full disk costs the line, not the run: the log is no result."""
+        """Append one line; it is dropped if the disk is full, since the log is not a result."""
         known = {key: value for key, value in details.items() if value is not None}
         event = LogEvent(datetime.now(timezone.utc), level, step, message, known)
         if self._echo is not None:
@@ -71,7 +85,7 @@ class RunLog:
             os.write(self._descriptor, line)
 
     def close(self) -> None:
-        """Release the file; what is written later is lost."""
+        """Close the file; later lines are dropped."""
         with self._using:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
@@ -85,7 +99,7 @@ def redact_server_logs(first: Path, redact: Redactor) -> None:
 
 
 def redact_file(path: Path, redact: Redactor) -> None:
-    """Replace the secrets in a log that another process wrote, line by line; does nothing without need."""
+    """Replace the secrets in a log that another process wrote; the file is only replaced if it has any."""
     if not path.exists():
         return
     temporary = path.with_name(f".{path.name}.tmp")
@@ -103,3 +117,118 @@ def redact_file(path: Path, redact: Redactor) -> None:
         temporary.replace(path)
     else:
         temporary.unlink()
+
+
+def read_log(
+    path: Path, *, limit: int, cursor: str | None = None, direction: LogDirection = "older"
+) -> LogPage:
+    """Return lines of a log, oldest first; without a cursor its end, from which ``newer`` continues."""
+    try:
+        size = path.stat().st_size
+        with open_regular(path) as file:
+            # The log may have been started again, so that it is shorter than the cursor.
+            position = min(_position(cursor), size) if cursor else size
+            if direction == "newer" and cursor:
+                return _newer(file, position, limit)
+            return _older(file, position, limit, newer=direction == "newer")
+    except OSError:
+        return LogPage(logs=[], next_cursor=None)
+
+
+def cursor_at(position: int) -> str:
+    """Return the cursor of a byte where a line begins."""
+    return f"byte-{position}"
+
+
+def _position(cursor: str) -> int:
+    found = _CURSOR.fullmatch(cursor)
+    if found is None:
+        raise OsmosisError("the cursor is not valid for a log.", details={"cursor": cursor[:80]})
+    return int(found[1])
+
+
+def _older(file: BinaryIO, end: int, limit: int, *, newer: bool) -> LogPage:
+    starts = _line_starts(file, end, limit + 1)
+    last, first = starts[0], starts[-1]
+    following = cursor_at(last) if newer else cursor_at(first) if 0 < first < last else None
+    lines = [_line_between(file, start, stop) for stop, start in pairwise(starts)]
+    return LogPage(logs=lines[::-1], next_cursor=following)
+
+
+def _line_starts(file: BinaryIO, end: int, limit: int) -> list[int]:
+    """Return where the last whole line before ``end`` ends, then where lines begin, from the last one on."""
+    starts: list[int] = []
+    position = end
+    while position > 0 and len(starts) < limit and end - position < _MAX_SCANNED_BYTES:
+        step = min(_BLOCK_BYTES, position)
+        position -= step
+        file.seek(position)
+        block = file.read(step)
+        found = len(block)
+        while len(starts) < limit and (found := block.rfind(b"\n", 0, found)) >= 0:
+            starts.append(position + found + 1)
+    if len(starts) < limit and (position == 0 or starts):
+        starts.append(position)
+    return starts or [end]
+
+
+def _line_between(file: BinaryIO, start: int, stop: int) -> LogEntry:
+    """Return the line between two bytes; a long one is truncated."""
+    file.seek(start)
+    line = file.read(min(stop - start, _MAX_MESSAGE_BYTES))
+    entry = parse_line(line)
+    left = stop - start - len(line)
+    if left > 0:
+        entry.message = f"{entry.message}… ({left:,} more bytes in the file)"
+    return entry
+
+
+def _newer(file: BinaryIO, position: int, limit: int) -> LogPage:
+    entries: list[LogEntry] = []
+    while len(entries) < limit:
+        file.seek(position)
+        # A line may be longer than memory: it is read in blocks until its end.
+        while (block := file.readline(_BLOCK_BYTES)) and not block.endswith(b"\n"):
+            pass
+        if not block:
+            break
+        end = file.tell()
+        entries.append(_line_between(file, position, end))
+        position = end
+    return LogPage(logs=entries, next_cursor=cursor_at(position))
+
+
+def parse_line(line: bytes) -> LogEntry:
+    """Parse a line of a log; a line of another format becomes the message."""
+    text = line.decode("utf-8", "replace").rstrip("\r\n")[:_MAX_MESSAGE_BYTES]
+    found = _LINE.fullmatch(text)
+    if found is None:
+        return LogEntry(message=text)
+    time, level, step, rest = found.groups()
+    message, details = _split(rest)
+    return LogEntry(
+        timestamp=time, level=level, step=step, message=with_attempt(message, details), details=details
+    )
+
+
+def with_attempt(message: str, details: Mapping[str, Any] | None) -> str:
+    """Return a message with the attempt that its details name after it, unless the message ends with it."""
+    row, attempt = ((details or {}).get(name) for name in ("row_index", "run_index"))
+    named = f"(row {row}, attempt {attempt})"
+    is_attempt = type(row) is int and type(attempt) is int and not message.endswith(named)
+    return f"{message} {named}" if is_attempt else message
+
+
+def _split(rest: str) -> tuple[str, dict[str, Any] | None]:
+    """Return message and details, which are a JSON object at the end of the line."""
+    start = rest.find("{") if rest.endswith("}") else -1
+    for _ in range(_MAX_BRACES):
+        if start < 0:
+            break
+        try:
+            details = json.loads(rest[start:])
+        except (ValueError, RecursionError):
+            start = rest.find("{", start + 1)
+            continue
+        return rest[:start].rstrip(), details if isinstance(details, dict) else None
+    return rest, None

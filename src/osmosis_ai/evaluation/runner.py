@@ -27,21 +27,26 @@ from osmosis_ai.controller.server_process import useful_servers
 from osmosis_ai.datasets import row_digest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.attempt_copies import AttemptCopies
-from osmosis_ai.evaluation.budget import NOTHING, Spending, Spent
-from osmosis_ai.evaluation.headline import copied_rows
-from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks, RunPlan
+from osmosis_ai.evaluation.hooks import (
+    ProgressSnapshot,
+    RunHooks,
+    RunPlan,
+    RunSummary,
+    describe_run,
+    first_failures,
+)
 from osmosis_ai.evaluation.intervals import load_distributions
 from osmosis_ai.evaluation.journal import Journal, load_results, salvage
 from osmosis_ai.evaluation.manifest import Manifest, run_inputs
 from osmosis_ai.evaluation.metrics import compute_metrics
 from osmosis_ai.evaluation.metrics_models import RunMetrics
-from osmosis_ai.evaluation.recording import record_of
+from osmosis_ai.evaluation.opened_run import OpenedRun, open_run
+from osmosis_ai.evaluation.record import record_of
 from osmosis_ai.evaluation.results import AttemptId, AttemptTable
-from osmosis_ai.evaluation.resume import OpenedRun, open_run
-from osmosis_ai.evaluation.rollout_source import RolloutSource, ServerSetting
 from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
-from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, EvalRunSpec
-from osmosis_ai.evaluation.summary import RunSummary, describe_run, first_failures
+from osmosis_ai.evaluation.run_score import describe_copied_rows
+from osmosis_ai.evaluation.sources import RolloutSource, ServerSetting
+from osmosis_ai.evaluation.spec import NOTHING, DatasetInput, EvalRunOptions, EvalRunSpec, Spending, Spent
 from osmosis_ai.files import cache_dir as default_cache_dir
 from osmosis_ai.redaction import Redactor, exposure_warnings
 
@@ -130,7 +135,7 @@ class EvalRunner:
                 self.table.reopen_failed()
             self.servers = self._useful_servers()
             self.hooks.plan(self._plan(opened))
-            if warning := copied_rows(self.table.copied_rows, len(self.selection)):
+            if warning := describe_copied_rows(self.table.copied_rows, len(self.selection)):
                 self.hooks.note(warning)
             pending = self.table.open_count
             if pending and not await self.hooks.confirm_dispatch(
@@ -182,7 +187,7 @@ class EvalRunner:
         return max(float(earlier) / 1000, self.options.worked_before_s)
 
     def _useful_servers(self) -> int:
-        if self.rollout.is_elsewhere:
+        if self.rollout.is_remote:
             return 1
         at_once = self.options.max_in_flight or self.spec.evaluation.batch_size
         return useful_servers(self.options.servers, rollouts=self.table.open_count, at_once=at_once)
@@ -201,7 +206,7 @@ class EvalRunner:
             resumed=total - pending,
             continued=opened.manifest is not None or pending < total,
             found=opened.found,
-            put_aside=opened.put_aside,
+            archived=opened.archived,
             servers=self.servers,
         )
 

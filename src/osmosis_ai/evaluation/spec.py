@@ -1,37 +1,39 @@
-"""What a run is (its specification) and how this invocation wants it run (its options).
+"""The specification, options, budget and name of an evaluation run.
 
-Invariant: an :class:`EvalRunSpec` that exists is valid, as the sections of a config are. It decides the results and
-locks a resume, save for what only reads them (``pass_threshold``) or paces them (``batch_size``);
-the options never change a result.
+An :class:`EvalRunSpec` decides the results and locks a resume, except for ``pass_threshold``, which only reads them, and
+``batch_size``, which only paces them. :class:`EvalRunOptions` never change a result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from osmosis_ai.config.execution import MOST_SERVERS
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.budget import Budget
-from osmosis_ai.evaluation.run_name import check_run_name
-
-PREVIEWS_KEY = "previews"
-"""The key of ``[advanced]`` that turns previews off wherever the run is executed."""
-_FRESH_HINT = (
-    "without `--fresh` the run of that name goes on; `--fresh` alone puts it aside and redoes everything"
-)
 
 if TYPE_CHECKING:
     from osmosis_ai.config.sections import EvaluationSettings, Experiment
     from osmosis_ai.controller.callbacks import AttemptTimeouts
     from osmosis_ai.datasets import DatasetRow, Selection
+    from osmosis_ai.evaluation.record import TerminalRecord
+
+MAX_NAME_LENGTH = 96
+PREVIEWS_KEY = "previews"
+"""The key of ``[advanced]`` that turns previews off."""
+_ARCHIVE = ".archive-"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
 class EvalRunSpec:
-    """One evaluation, in the words of its config: which agent, which policy, which data, how many attempts."""
+    """One evaluation: agent, model, dataset and number of attempts, as the config has them."""
 
     experiment: Experiment
     evaluation: EvaluationSettings
@@ -40,16 +42,38 @@ class EvalRunSpec:
 
     @property
     def timeouts(self) -> AttemptTimeouts:
-        """What each attempt may take."""
+        """Time limits of an attempt."""
         from osmosis_ai.controller.callbacks import AttemptTimeouts
 
         settings = self.evaluation
         return AttemptTimeouts(settings.agent_workflow_timeout_s, settings.grader_timeout_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Limits of a run; None is no limit."""
+
+    max_cost_usd: float | None = None
+    max_tokens: int | None = None
+    max_time_s: float | None = None
+    tokens_option: str = "--max-tokens"
+
+    def __post_init__(self) -> None:
+        for option, limit in (
+            ("--max-cost", self.max_cost_usd),
+            (self.tokens_option, self.max_tokens),
+            ("--max-time", self.max_time_s),
+        ):
+            if limit is not None and not (0 < limit < float("inf")):
+                raise OsmosisError(f"'{option}' must be a positive number, not {limit}.")
+
+    def __bool__(self) -> bool:
+        return (self.max_cost_usd, self.max_tokens, self.max_time_s) != (None, None, None)
+
+
 @dataclass(frozen=True)
 class EvalRunOptions:
-    """How to run it this time."""
+    """How this invocation runs an evaluation."""
 
     name: str | None = None
     fresh: bool = False
@@ -67,33 +91,39 @@ class EvalRunOptions:
     worked_before_s: float = 0.0
 
     def __post_init__(self) -> None:
+        from osmosis_ai.config.execution import MOST_SERVERS
+
         if self.name is not None:
             check_run_name(self.name)
+        counts = {
+            "--max-in-flight": self.max_in_flight,
+            "--rollout-port": self.rollout_port,
+            "--servers": self.servers,
+        }
         problems = [
-            *_whole("--max-in-flight", self.max_in_flight),
-            *_whole("--rollout-port", self.rollout_port),
-            *_whole("--servers", self.servers),
-            *(
-                f"`--fresh` starts over and `{option}` goes on: choose one"
-                for option, is_given in (("--salvage", self.salvage), ("--retry-failed", self.retry_failed))
-                if self.fresh and is_given
-            ),
-            *([] if type(self.seed) is int else [f"`--seed` must be a whole number, not {self.seed!r}"]),
+            f"'{option}' must be a whole number above 0, not {value!r}"
+            for option, value in counts.items()
+            if value is not None and not (type(value) is int and value > 0)
         ]
+        conflicts = {"--salvage": self.salvage, "--retry-failed": self.retry_failed}
+        conflicting = [option for option, is_given in conflicts.items() if self.fresh and is_given]
+        problems += [f"'--fresh' and '{option}' cannot be combined" for option in conflicting]
+        if type(self.seed) is not int:
+            problems.append(f"'--seed' must be a whole number, not {self.seed!r}")
         if self.rollout_port is not None and self.rollout_port > 65535:
-            problems.append(f"`--rollout-port` must be at most 65535, not {self.rollout_port}")
+            problems.append(f"'--rollout-port' must be at most 65535, not {self.rollout_port}")
         if self.servers > MOST_SERVERS:
-            problems.append(f"`--servers` must be at most {MOST_SERVERS}, not {self.servers}")
+            problems.append(f"'--servers' must be at most {MOST_SERVERS}, not {self.servers}")
         if self.rollout_port is not None and self.servers > 1:
-            problems.append("`--rollout-port` is the port of one server: leave it out, or say `--servers 1`")
+            problems.append("'--rollout-port' requires '--servers 1'")
         if problems:
-            goes_on = self.fresh and (self.salvage or self.retry_failed)
-            raise OsmosisError("; ".join(problems) + ".", hint=_FRESH_HINT if goes_on else None)
+            hint = "without '--fresh' the run of that name continues; '--fresh' alone archives it and starts over"
+            raise OsmosisError("; ".join(problems) + ".", hint=hint if conflicting else None)
 
 
 @dataclass(frozen=True)
 class DatasetInput:
-    """The file that holds the rows, in the form that `rollouts/` agents take."""
+    """A dataset file in the form that agents under `rollouts/` take."""
 
     path: Path
     name: str
@@ -101,33 +131,134 @@ class DatasetInput:
     source: str
 
     def rows(self, selection: Selection) -> Iterator[tuple[int, DatasetRow]]:
-        """Yield (row_index, row) of the selected rows, reading no further than the last of them."""
+        """Yield (row_index, row) of the selected rows; reading stops after the last of them."""
         from osmosis_ai.datasets import iter_rows
 
-        wanted = iter(enumerate(selection.indices))
-        target = next(wanted, None)
-        if target is None:
+        if not selection.indices:
             return
-        for row in iter_rows(self.path):
-            if row.source_row_index == target[1]:
-                yield target[0], row
-                target = next(wanted, None)
-                if target is None:
-                    return
-        raise OsmosisError(f"'{self.path}' no longer has row {target[1]}: the file was changed.")
+        rows = iter_rows(self.path)
+        for row_index, source_row in enumerate(selection.indices):
+            row = next((row for row in rows if row.source_row_index == source_row), None)
+            if row is None:
+                raise OsmosisError(f"'{self.path}' no longer has row {source_row}: the file was changed.")
+            yield row_index, row
 
 
-def keeps_previews(advanced: Mapping[str, Any] | None) -> bool:
-    """Tell whether a config lets records say how input and output begin: ``[advanced] previews = false`` does
-    not."""
+def previews_enabled(advanced: Mapping[str, Any] | None) -> bool:
+    """Return whether records contain previews; ``[advanced] previews = false`` turns them off."""
     return (advanced or {}).get(PREVIEWS_KEY, True) is True
 
 
-def _whole(name: str, value: Any) -> list[str]:
-    if value is None:
-        return []
-    return (
-        []
-        if type(value) is int and value > 0
-        else [f"`{name}` must be a whole number above 0, not {value!r}"]
-    )
+class Spent(NamedTuple):
+    """Tokens and cost of some attempts."""
+
+    tokens: int
+    cost_usd: float
+
+
+NOTHING = Spent(0, 0.0)
+
+
+class Spending:
+    """Costs of a run so far, earlier sessions included, measured against its budget.
+
+    A budget on cost or tokens also ends when a model call has unknown cost or tokens.
+    """
+
+    def __init__(
+        self, budget: Budget, *, earlier_s: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.tokens = 0
+        self.cost_usd = 0.0
+        self.cost_known = False
+        self._has_unknown_tokens = False
+        self._has_unknown_cost = False
+        self._budget = budget
+        self._earlier_s = earlier_s
+        self._clock = clock
+        self._started = clock()
+
+    def add_record(self, record: TerminalRecord) -> None:
+        """Count an attempt, its judges included."""
+        self.add(calls=record.model_calls or 0, tokens=record.tokens or 0, cost_usd=record.cost_usd)
+        self.add_judges(tokens=record.judge_tokens or 0, cost_usd=record.judge_cost_usd)
+
+    def add(self, *, calls: int, tokens: int, cost_usd: float | None) -> None:
+        """Count the model calls of an attempt."""
+        self.add_judges(tokens=tokens, cost_usd=cost_usd)
+        self._has_unknown_tokens |= bool(calls and not tokens)
+        self._has_unknown_cost |= bool(calls and cost_usd is None)
+
+    def add_judges(self, *, tokens: int, cost_usd: float | None) -> None:
+        """Count judge calls; an unknown price of a judge does not end the budget."""
+        self.tokens += tokens
+        self.cost_usd += cost_usd or 0.0
+        self.cost_known = self.cost_known or cost_usd is not None
+
+    def start_clock(self) -> None:
+        """Start this session's wall clock now instead of at construction."""
+        self._started = self._clock()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Wall-clock seconds of the run, earlier sessions included."""
+        return self._earlier_s + self._clock() - self._started
+
+    def exhausted(self, in_flight: Callable[[], Spent] = lambda: NOTHING) -> str | None:
+        """Return why no further attempt may start, with the option to raise; None if one may start."""
+        limits = self._budget
+        if limits.max_time_s is not None and self.elapsed_s >= limits.max_time_s:
+            return f"{self.elapsed_s:.0f} s passed of '--max-time {limits.max_time_s:g}'"
+        if limits.max_cost_usd is None and limits.max_tokens is None:
+            return None
+        running = in_flight()
+        cost_usd, tokens = self.cost_usd + running.cost_usd, self.tokens + running.tokens
+        if limits.max_cost_usd is not None and cost_usd >= limits.max_cost_usd:
+            return f"${cost_usd:.4f} spent of '--max-cost {limits.max_cost_usd:g}'"
+        if limits.max_tokens is not None and tokens >= limits.max_tokens:
+            return f"{tokens:,} tokens used of '{limits.tokens_option} {limits.max_tokens}'"
+        if self._has_unknown_tokens:
+            return "the model endpoint does not report token counts, so the budget cannot be enforced"
+        if self._has_unknown_cost and limits.max_cost_usd is not None:
+            return "the cost of a model call is unknown, so the budget cannot be enforced"
+        return None
+
+
+def check_run_name(name: str) -> str:
+    """Return ``name`` if it is a valid run name: one safe path segment, since it also names the directory."""
+    if len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
+        raise OsmosisError(
+            f"a run cannot be named {name!r}: use at most {MAX_NAME_LENGTH} letters, digits, '.', '_' and '-', "
+            "starting with a letter or digit."
+        )
+    return name
+
+
+def archive_name(name: str) -> str:
+    """Return the name under which ``--fresh`` archives a run."""
+    return f"{name}{_ARCHIVE}{stamp()}"
+
+
+def is_archive(name: str) -> bool:
+    """Return whether a run of this name was archived by ``--fresh``."""
+    return _ARCHIVE in name
+
+
+def name_before_archiving(name: str) -> str:
+    """Return the name of a run before it was archived."""
+    return name.partition(_ARCHIVE)[0]
+
+
+def stamp() -> str:
+    """Return the current time as ``20260131T235959Z``."""
+    return datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+
+
+def new_run_names(config_stem: str, digest: str) -> Iterator[str]:
+    """Yield ``<stem>-<UTC stamp>-<first 8 of the inputs' digest>``, then the same with ``-2``, ``-3`` and so on."""
+    tail = f"-{stamp()}-{digest[:8]}"
+    stem = _UNSAFE.sub("-", config_stem).strip("._-") or "eval"
+    base = check_run_name(stem[: MAX_NAME_LENGTH - len(tail) - 4] + tail)
+    yield base
+    for number in itertools.count(2):
+        yield check_run_name(f"{base}-{number}")

@@ -1,15 +1,15 @@
-"""Where the spread of a number comes from: rows differ from each other, and attempts on one row do.
+"""Variance between rows and between attempts on one row; only the second part shrinks with more attempts.
 
-Only the second part shrinks with more attempts. Both are estimated by the one-way analysis of variance; of two
-runs on the same rows, it is the difference of each row that varies between rows, and the attempts of both
-runs that vary within it. With one attempt on every row the two parts cannot be told apart.
+Both parts are estimated by one-way analysis of variance. For two runs on the same rows, it is the difference of each
+row that varies between rows, and the attempts of both runs that vary within it. With one attempt per row the parts
+cannot be separated. Duplicates of a row count as one row, with the attempts of all of them.
 
 Sources:
     Donner 1986, "A Review of Inference Procedures for the Intraclass Correlation Coefficient in the One-Way
         Random Effects Model", International Statistical Review 54(1), section 2 (unequal attempts).
-    Box 1953, "Non-Normality and Tests on Variances", Biometrika 40, section 2 (kurtosis and how well a variance is known).
-    Searle, Casella and McCulloch 1992, "Variance Components", section 3.6 (equating mean squares with what
-        they are expected to be; estimates below 0).
+    Box 1953, "Non-Normality and Tests on Variances", Biometrika 40, section 2 (kurtosis and precision of a variance).
+    Searle, Casella and McCulloch 1992, "Variance Components", section 3.6 (equating mean squares with their
+        expectations; estimates below 0).
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from osmosis_ai.evaluation.metrics_models import FlakyRow, FlakyRows, VarianceShares
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from osmosis_ai.evaluation.statistics import Floats, Integers, Labels, Values
 
-# The squares of so many such numbers can be added up.
+
+# Sums of squares of such numbers are finite.
 _LARGEST = 1e140
 
 
 @dataclass(frozen=True, slots=True)
 class VarianceComponents:
-    """The variance of one attempt, in two parts."""
+    """The variance of one attempt between and within rows; ``within`` is None if every row has one attempt."""
 
     between: float
     within: float | None
@@ -40,14 +43,14 @@ class VarianceComponents:
 
     @classmethod
     def of(cls, values: Values, rows: Labels) -> VarianceComponents | None:
-        """Return the components of scored attempts; None below two rows, and where squares are too large to add up.
+        """Return the components of scored attempts; None below two rows, or if squares overflow.
 
         With R rows of n_i attempts, N in all: ``s2_w = MSW`` and ``s2_b = (MSB - MSW) / n_0``, where
         ``n_0 = (N - sum n_i^2 / N) / (R - 1)`` (Donner 1986).
 
         Args:
             values: one finite number for each attempt.
-            rows: the row of each; copies of a row share a label.
+            rows: the row of each; duplicates of a row share a label.
         """
         import numpy as np
 
@@ -55,7 +58,7 @@ class VarianceComponents:
         if found is None or found.means.size < 2:
             return None
         count, total = found.means.size, int(found.counts.sum())
-        away = found.means - found.means[0]  # equal rows then have exactly no spread
+        away = found.means - found.means[0]  # so that equal rows have exactly no variance
         grand = float(found.counts @ away) / total
         among = float(found.counts @ np.square(away - grand)) / (count - 1)
         if found.within is None:
@@ -70,7 +73,7 @@ class VarianceComponents:
     def of_pairs(
         cls, values_a: Values, rows_a: Labels, values_b: Values, rows_b: Labels
     ) -> VarianceComponents | None:
-        """Return the components of the difference of two runs on the rows that both have; None as :meth:`of`."""
+        """Return the components of the difference of two runs on their common rows; None as :meth:`of`."""
         import numpy as np
 
         a, b = _Rows.of(values_a, rows_a), _Rows.of(values_b, rows_b)
@@ -90,13 +93,13 @@ class VarianceComponents:
 
     @property
     def icc(self) -> float | None:
-        """The share of the variance between rows (intraclass correlation); None where it is not known."""
+        """The share of the variance between rows (intraclass correlation); None if it is unknown."""
         if self.within is None or self.between + self.within == 0:
             return None
         return self.between / (self.between + self.within)
 
-    def of_a_row(self, n: float) -> float:
-        """Return the variance of a row's mean of ``n`` attempts; as measured where ``within`` is not known."""
+    def row_mean_variance(self, n: float) -> float:
+        """Return the variance of a row's mean of ``n`` attempts; as measured if ``within`` is unknown."""
         return self.between if self.within is None else self.between + self.within / n
 
     def scaled(self, factor: float) -> VarianceComponents:
@@ -105,20 +108,19 @@ class VarianceComponents:
         return replace(self, between=self.between * factor, within=within)
 
     def interval(self, confidence: float = 0.95) -> tuple[VarianceComponents, VarianceComponents]:
-        """Return the least and the greatest components that go with the data: few rows tell a variance badly."""
+        """Return the smallest and largest components in the confidence interval of the variance."""
         from scipy.special import chdtri
 
         degrees, tail = self.degrees or self.rows - 1, (1 - confidence) / 2
-        return self.scaled(degrees / float(chdtri(degrees, tail))), self.scaled(
-            degrees / float(chdtri(degrees, 1 - tail))
-        )
+        low, high = (degrees / float(chdtri(degrees, p)) for p in (tail, 1 - tail))
+        return self.scaled(low), self.scaled(high)
 
 
 def _degrees(by_row: Floats) -> float:
-    """Return the degrees of freedom of a chi-square that is as uncertain as the variance of ``by_row``.
+    """Return the degrees of freedom of a chi-square with the uncertainty of the variance of ``by_row``.
 
     A variance of R numbers with excess kurtosis g has a relative variance of ``2 / (R - 1) + g / R``, a chi-square of m
-    degrees one of ``2 / m`` (Box 1953). A kurtosis from few rows is badly known itself, so no less than 3 are left.
+    degrees one of ``2 / m`` (Box 1953). The kurtosis of few rows is itself uncertain, so at least 3 degrees remain.
     """
     import numpy as np
 
@@ -133,7 +135,7 @@ def _degrees(by_row: Floats) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Each row's mean, its attempts, and the mean square within rows; None where no row has two."""
+    """Each row's mean and number of attempts, and the mean square within rows, None if no row has two attempts."""
 
     labels: Integers
     means: Floats
@@ -142,7 +144,7 @@ class _Rows:
 
     @classmethod
     def of(cls, values: Values, rows: Labels) -> _Rows | None:
-        """Return them; None for no values, and for such that are too large."""
+        """Return them; None for no values, or if one is too large."""
         import numpy as np
 
         data = np.asarray(values, dtype=np.float64)
@@ -152,10 +154,63 @@ class _Rows:
             np.asarray(rows, dtype=np.int64), return_index=True, return_inverse=True, return_counts=True
         )
         which = which.reshape(-1)
-        # From the row's first value, so that equal values have exactly their own mean.
+        # Relative to the row's first value, so that the mean of equal values is exact.
         away = data - data[first][which]
         middles = np.bincount(which, weights=away) / counts
         residuals: NDArray[np.float64] = away - middles[which]
         spare = data.size - labels.size
         within = float(residuals @ residuals) / spare if spare else None
         return cls(labels, data[first] + middles, counts, within)
+
+
+_LISTED_FLAKY_ROWS = 10
+
+
+def variance_shares(rewards: Floats, rows: Integers) -> VarianceShares | None:
+    """Return the shares of the rewards' variance between and within rows."""
+    import numpy as np
+
+    if not rewards.size:
+        return None
+    # Shares do not depend on the unit, and squares of huge rewards overflow.
+    largest = float(np.abs(rewards).max()) or 1.0
+    found = VarianceComponents.of(rewards / largest, rows)
+    share = found.icc if found is not None else None
+    if found is None or share is None:
+        return None
+    return VarianceShares(
+        between_rows=share,
+        between_attempts=1 - share,
+        rows=found.rows,
+        attempts_per_row=found.attempts,
+        below_zero=found.negative,
+    )
+
+
+def flaky_rows(attempts: Integers, passes: Integers, clusters: Integers, sources: Integers) -> FlakyRows:
+    """Return the rows that passed some of their attempts, those with the lowest share first."""
+    import numpy as np
+
+    _, first, which = np.unique(clusters, return_index=True, return_inverse=True)
+    which = which.reshape(-1)
+    tried, passed = (
+        np.bincount(which, weights=counts, minlength=first.size).astype(np.int64)
+        for counts in (attempts, passes)
+    )
+    flaky = np.flatnonzero((passed > 0) & (passed < tried))
+    # For equal shares, more attempts are more certain; then in the order of the rows.
+    order = np.lexsort((first[flaky], -tried[flaky], passed[flaky] / tried[flaky]))
+    worst = flaky[order][:_LISTED_FLAKY_ROWS]
+    return FlakyRows(
+        count=int(flaky.size),
+        of=int((tried > 0).sum()),
+        worst=[
+            FlakyRow(
+                row_index=int(first[row]),
+                source_row_index=int(sources[first[row]]) if sources[first[row]] >= 0 else None,
+                passed=int(passed[row]),
+                scored=int(tried[row]),
+            )
+            for row in worst
+        ],
+    )

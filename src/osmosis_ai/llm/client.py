@@ -185,16 +185,31 @@ class ModelClient:
         whole.pop("stream", None)
         whole.pop("stream_options", None)
         request = self._fit.request(whole, optional=optional)
-        async for trial in self._trials(tries):
-            with trial:
-                self._retries += trial.num > 1
-                async with self._limiter.slot() as slot:
-                    started = time.perf_counter()
-                    response = await self._send(request, slot, self._transport.complete)
-                    latency_s = time.perf_counter() - started
+        first_error: ModelCallError | None = None
+        attempts = 1
+        try:
+            response, latency_s = await self._complete_once(request)
+        except ModelCallError as error:
+            first_error = error
+        if first_error is not None:
+            # Only now: most calls succeed at once, and a retry context costs a tenth of a call.
+            async for trial in self._trials(tries):
+                attempts = trial.num
+                with trial:
+                    if attempts == 1:
+                        raise first_error
+                    self._retries += 1
+                    response, latency_s = await self._complete_once(request)
         ToolCalls(request.body).complete(response)
         usage = read_usage(response.get("usage"))
-        return Completion(response, usage, self.cost_of(usage), latency_s, trial.num)
+        return Completion(response, usage, self.cost_of(usage), latency_s, attempts)
+
+    async def _complete_once(self, request: FittedRequest) -> tuple[dict[str, Any], float]:
+        """Return the reply to one try, and its latency in seconds."""
+        async with self._limiter.slot() as slot:
+            started = time.perf_counter()
+            response = await self._send(request, slot, self._transport.complete)
+            return response, time.perf_counter() - started
 
     async def _begin_stream(self, body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], _Chunks]:
         """Open a stream and wait for its first chunk with a choice."""

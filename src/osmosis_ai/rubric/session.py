@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.controller.dispatcher import Dispatcher, Stop
-from osmosis_ai.evaluation.budget import NOTHING, Budget, Spending, Spent
+from osmosis_ai.evaluation.spec import NOTHING, Budget, Spending, Spent
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rubric.judge import Judge
 from osmosis_ai.rubric.session_journal import CallRecord, CallStates, json_bytes

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from osmosis_ai.datasets import Selection
     from osmosis_ai.evaluation.agent_loop.eval_run import ClassicResults, ImportedAgent, LoopDataset
     from osmosis_ai.evaluation.agent_loop.llm_client import ChosenModel
-    from osmosis_ai.evaluation.hooks import RunHooks
+    from osmosis_ai.evaluation.hooks import RunHooks, RunSummary
     from osmosis_ai.evaluation.spec import EvalRunSpec
-    from osmosis_ai.evaluation.summary import RunSummary
     from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
     from osmosis_ai.rollout.loop.eval_functions import EvalFnWrapper
 

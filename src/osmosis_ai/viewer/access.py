@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote
 
-from osmosis_ai.evaluation.run_places import RunKind
+from osmosis_ai.evaluation.local_runs import RunKind
 from osmosis_ai.training.runs.curves import SavedAdapter
 from osmosis_ai.ui.shell import LiveChanges, NavItem, ShellView
 from osmosis_ai.viewer.live import is_over

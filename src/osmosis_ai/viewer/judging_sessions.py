@@ -7,8 +7,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from osmosis_ai.errors import reason_of
-from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.lenient_json import as_number, as_table, as_text
+from osmosis_ai.evaluation.run_score import RunScore
 from osmosis_ai.rubric.documents import read_result
 from osmosis_ai.ui.numbers import parse_date
 from osmosis_ai.viewer.source import RunDetail, RunEntry
@@ -47,13 +47,13 @@ def session_entry(document: Mapping[str, Any], name: str, id: str) -> RunEntry:
     )
 
 
-def _calls(counts: Mapping[str, Any]) -> Headline | None:
+def _calls(counts: Mapping[str, Any]) -> RunScore | None:
     """Return how many calls of judges gave a score, of those that were to be made; None where nobody says."""
     known = [as_number(counts.get(name)) for name in ("calls", "scored", "failed", "unscored", "pending")]
     if None in known:
         return None
     calls, scored, failed, unscored, pending = (int(each or 0) for each in known)
-    return Headline(planned=calls, scored=scored, failed=failed + unscored, pending=pending)
+    return RunScore(planned=calls, scored=scored, failed=failed + unscored, pending=pending)
 
 
 def session_detail(

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Literal, Protocol, Typ
 
 from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversation
-from osmosis_ai.evaluation.headline import Headline
-from osmosis_ai.evaluation.log_pages import LogDirection
+from osmosis_ai.evaluation.local_runs import RunKind
 from osmosis_ai.evaluation.metrics_models import Estimates
-from osmosis_ai.evaluation.run_places import RunKind
+from osmosis_ai.evaluation.run_log import LogDirection
+from osmosis_ai.evaluation.run_score import RunScore
 from osmosis_ai.llm.finish_reasons import FLAGGED_NAMES, FlaggedFinish
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class RunEntry:
     dirty: bool | None = None
     config: str | None = None
     measures: str | None = None
-    headline: Headline | None = None
+    headline: RunScore | None = None
     reward: float | None = None
     reward_low: float | None = None
     reward_high: float | None = None
@@ -250,7 +250,7 @@ class Changes:
 
     cursor: str
     status: str
-    headline: Headline | None = None
+    headline: RunScore | None = None
     samples: Sequence[tuple[int, int]] = ()
     more: bool = False
     log_cursor: str | None = None

@@ -225,11 +225,11 @@ async def test_weakness_8_a_failed_run_passes_no_threshold_and_a_run_of_failures
     model.latency_s = 0.05  # so that more than `--max-time` has passed in this session
     budget = await project.eval("--name", "b", "--max-total-tokens", "1", "--plain")
     assert budget.status == 1
-    assert "tokens used of `--max-total-tokens 1`" in budget.out
+    assert "tokens used of '--max-total-tokens 1'" in budget.out
     assert "1 of 2 runs are left" in budget.out
     assert "Go on: the same command with a higher limit, or without one." in budget.out
     late = await project.eval("--name", "b", "--max-time", "0.01", "--plain")
-    assert late.status == 1 and "passed of `--max-time 0.01`" in late.out
+    assert late.status == 1 and "passed of '--max-time 0.01'" in late.out
     assert "1 of 2 runs are left" in late.out
     anew = await project.eval("--name", "b", "--fresh", "--json")
     assert anew.status == 0, anew.err

@@ -44,7 +44,7 @@ def refusal(cli: Cli, *words: str) -> str:
         ("--n 0", "--n must be >= 1."),
         ("--k 3 --n 2", "--k must be <= --n (2): pass@3 needs 3 runs of a row."),
         ("--pass-threshold nan", "--pass-threshold must be a finite number."),
-        ("--max-total-tokens 0", "`--max-total-tokens` must be a positive number, not 0."),
+        ("--max-total-tokens 0", "'--max-total-tokens' must be a positive number, not 0."),
     ],
 )
 def test_a_range_error_is_one_line_before_any_file_is_touched(

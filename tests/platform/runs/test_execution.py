@@ -21,10 +21,9 @@ from sqlalchemy import select
 
 from osmosis_ai.datasets import file_digest, select_rows
 from osmosis_ai.evaluation.hooks import RunHooks
-from osmosis_ai.evaluation.policy import open_policy
 from osmosis_ai.evaluation.record import TerminalRecord
-from osmosis_ai.evaluation.rollout_source import ProjectSource
 from osmosis_ai.evaluation.runner import EvalRunner
+from osmosis_ai.evaluation.sources import ProjectSource, open_policy
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbSample

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.evaluation.budget import Budget
 from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.evaluation.policy import open_policy
+from osmosis_ai.evaluation.opened_run import RunLock
 from osmosis_ai.evaluation.record import TerminalRecord
-from osmosis_ai.evaluation.run_lock import RunLock
+from osmosis_ai.evaluation.sources import open_policy
+from osmosis_ai.evaluation.spec import Budget
 from osmosis_ai.sandbox import IsolationUnavailableError, SandboxCapability, check_sandbox
 from osmosis_ai.services.eval_runs.info import RunWatcher
 from osmosis_ai.services.eval_runs.run import EvalRunRequest, PreparedEvalRun, local_sandbox, prepare_eval_run

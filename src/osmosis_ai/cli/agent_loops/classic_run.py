@@ -194,8 +194,8 @@ class ClassicRun(GracefulStop, RunHooks):
         if self._quiet:
             return
         self._output.show(plan_table(plan, self._prepared))
-        if plan.put_aside is not None:
-            self.note(f"the earlier run is kept as {plan.put_aside.name}")
+        if plan.archived is not None:
+            self.note(f"the earlier run is kept as {plan.archived.name}")
         if plan.continued and plan.resumed:
             self.note(
                 f"continuing {plan.run_name}: {formats.count(plan.resumed)} of {formats.count(plan.total)} runs "

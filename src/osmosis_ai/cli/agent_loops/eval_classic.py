@@ -153,8 +153,7 @@ def eval_classic(
     from osmosis_ai import event_loop
     from osmosis_ai.cli.agent_loops.classic_run import ClassicRun
     from osmosis_ai.controller.server_process import default_servers
-    from osmosis_ai.evaluation.budget import Budget
-    from osmosis_ai.evaluation.spec import EvalRunOptions
+    from osmosis_ai.evaluation.spec import Budget, EvalRunOptions
     from osmosis_ai.services.classic_eval import (
         ClassicEvalRequest,
         prepare_classic_eval,

@@ -64,8 +64,8 @@ if TYPE_CHECKING:
 
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.cli.runs.view import RunStanding
-    from osmosis_ai.evaluation.budget import Budget
-    from osmosis_ai.evaluation.summary import RunSummary
+    from osmosis_ai.evaluation.hooks import RunSummary
+    from osmosis_ai.evaluation.spec import Budget
     from osmosis_ai.services.eval_runs.info import ProposedRetry, WatchedRun
     from osmosis_ai.services.eval_runs.run import EvalRunResult
     from osmosis_ai.services.eval_runs.upload import OpenProgress, UploadedRun
@@ -214,7 +214,7 @@ def run(
 
 
 def _budget(max_cost: float | None, max_tokens: int | None, max_time: str | None) -> Budget:
-    from osmosis_ai.evaluation.budget import Budget
+    from osmosis_ai.evaluation.spec import Budget
 
     max_time_s = parse_duration(max_time, "--max-time") if max_time else None
     try:

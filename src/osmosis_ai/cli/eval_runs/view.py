@@ -33,11 +33,9 @@ from osmosis_ai.cli.output.results import (
 from osmosis_ai.cli.runs.view import RunStanding, RunView, evaluation_note
 from osmosis_ai.cli.startup import current_env_file, environment_with_file
 from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
-from osmosis_ai.evaluation.headline import Headline, spread_words
-from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks, RunPlan
-from osmosis_ai.evaluation.result_words import amount, number_lines, sample_counts
+from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks, RunPlan, find_secret_values
 from osmosis_ai.evaluation.run_log import LogEvent
-from osmosis_ai.evaluation.secret_values import find_secret_values
+from osmosis_ai.evaluation.run_score import RunScore, amount, describe_variance, number_lines, sample_counts
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.services.downloaded_runs import fetching, is_download, is_downloaded_run
 from osmosis_ai.services.eval_runs import info
@@ -54,9 +52,8 @@ if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.datasets.selection import RowsDrawn
     from osmosis_ai.evaluation.comparison.run_samples import RunSlice
-    from osmosis_ai.evaluation.hooks import RunPlan
+    from osmosis_ai.evaluation.hooks import FailedRow, RunPlan, RunSummary
     from osmosis_ai.evaluation.metrics_models import Estimates
-    from osmosis_ai.evaluation.summary import FailedRow, RunSummary
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.eval_runs.info import WatchedRun
     from osmosis_ai.services.eval_runs.run import EvalRunResult, PreparedEvalRun
@@ -118,7 +115,7 @@ def recorded_results(seen: WatchedRun) -> list[Block]:
     estimates = seen.estimates
     if estimates is None:
         return []
-    return [*numbers_table(estimates, seen.rows), headline_table(Headline.of(estimates, seen.rows))]
+    return [*numbers_table(estimates, seen.rows), headline_table(RunScore.of(estimates, seen.rows))]
 
 
 def numbers_table(estimates: Estimates, rows: RowsDrawn | None, more: Sequence[Row] = ()) -> list[Block]:
@@ -158,9 +155,9 @@ def _slice_cells(found: RunSlice) -> Sequence[Cell]:
     )
 
 
-def headline_table(found: Headline) -> Text:
+def headline_table(found: RunScore) -> Text:
     """Return an evaluation's result in a line."""
-    return Text(f"Headline: {found.words}", in_plain=True)
+    return Text(f"Headline: {found.describe()}", in_plain=True)
 
 
 def finished_steps(result: EvalRunResult) -> list[str]:
@@ -261,9 +258,9 @@ def _row_behaviour(estimates: Estimates) -> Iterator[Block]:
             note=f"{formats.count(flaky.count)} of {amount(flaky.of, 'row')} passed some of their attempts{listed}",
             in_plain=True,
         )
-    words = spread_words(estimates.variance) if estimates.variance is not None else None
+    words = describe_variance(estimates.variance) if estimates.variance is not None else None
     if words is not None:
-        yield Text(f"{words[:1].upper()}{words[1:]}.", in_plain=True)
+        yield Text(words, in_plain=True)
 
 
 def _warnings(estimates: Estimates) -> Iterator[Sequence[Cell]]:
@@ -359,10 +356,10 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
         if rows is not None:
             yield "Rows", rows.words
         if headline is not None:
-            yield "Scored", headline.scored_words
+            yield "Scored", headline.format_scored()
             if headline.failed:
-                yield "Failed", headline.failed_words
-            yield "Pass Rate", f"{headline.rate_words} ({headline.rule})"
+                yield "Failed", headline.format_failed()
+            yield "Pass Rate", f"{headline.format_rate()} ({headline.rule})"
             for warning in headline.warnings:
                 yield "Warning", Styled(warning, "warn")
         yield "Tokens Used", formats.count(described.summary.get("total_tokens") or None)
@@ -458,10 +455,10 @@ def _related(described: DescribedEvaluation) -> Iterator[Row]:
     if merged is None or headline is None or len(merged.wire.runs) < 2:
         return
     yield "Together", ", ".join(f"{formats.count(run.samples)} of {run.name}" for run in merged.wire.runs)
-    yield "Scored", headline.scored_words
+    yield "Scored", headline.format_scored()
     if headline.failed:
-        yield "Failed", headline.failed_words
-    yield "Pass Rate", f"{headline.rate_words} ({headline.rule})"
+        yield "Failed", headline.format_failed()
+    yield "Pass Rate", f"{headline.format_rate()} ({headline.rule})"
     for warning in filter(None, [merged.unfinished, *headline.warnings]):
         yield "Warning", Styled(warning, "warn")
 
@@ -704,7 +701,13 @@ def _table(local: LocalRuns, *, in_plain: bool) -> Table:
 
 def _cells(entry: RunEntry) -> Sequence[Cell]:
     headline = entry.headline
-    result = headline.brief if headline is not None else Styled(entry.error, "bad") if entry.error else None
+    result = (
+        headline.describe_briefly()
+        if headline is not None
+        else Styled(entry.error, "bad")
+        if entry.error
+        else None
+    )
     return (
         entry.name,
         Status(entry.status),
@@ -734,8 +737,8 @@ class LiveRun(GracefulStop, RunHooks):
         self._output.show(plan_table(plan, self._prepared))
         for note in self._prepared.notes:
             self._output.warn(note)
-        if plan.put_aside is not None:
-            self.note(f"the earlier run is kept as {plan.put_aside.name}")
+        if plan.archived is not None:
+            self.note(f"the earlier run is kept as {plan.archived.name}")
         if plan.found and plan.pending:
             self.note(
                 f"continuing {plan.run_name}: {formats.count(plan.resumed)} of {formats.count(plan.total)} "

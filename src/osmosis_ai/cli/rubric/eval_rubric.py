@@ -156,7 +156,7 @@ def rubric(
         osmosis eval rubric -d answers.jsonl -r tone --config rubric_configs.yaml --model openai/gpt-5-mini -n 3
     """
     from osmosis_ai.cli.options import parse_duration
-    from osmosis_ai.evaluation.budget import Budget
+    from osmosis_ai.evaluation.spec import Budget
     from osmosis_ai.services.rubric.inputs import RubricRequest
 
     if report is None:

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.agent_loop.eval_runner import EvalEvalSummary, summarize_scores
 from osmosis_ai.evaluation.agent_loop.inputs import DatasetReader, other_columns, row_messages
+from osmosis_ai.evaluation.hooks import RunSummary
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.record import TerminalRecord
-from osmosis_ai.evaluation.rollout_source import RolloutSource, ServerSetting
 from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.evaluation.sources import RolloutSource, ServerSetting
 from osmosis_ai.evaluation.spec import DatasetInput
-from osmosis_ai.evaluation.summary import RunSummary
 from osmosis_ai.files import replacing_or_streaming, require_writable
 from osmosis_ai.rollout.loop.eval_functions import AGENT_SCORE
 

@@ -179,7 +179,7 @@ class ChosenModel:
         self, env: Mapping[str, str], lost: Callable[[Exception], None]
     ) -> AsyncIterator[ModelEndpoint]:
         """Start or probe the model; ``lost`` is called if a started one dies."""
-        from osmosis_ai.evaluation.policy import open_policy
+        from osmosis_ai.evaluation.sources import open_policy
         from osmosis_ai.llm.chosen_endpoint import probe
 
         if self.endpoint is None:

@@ -49,7 +49,7 @@ def detectable(
     """Return the smallest difference that ``rows`` x ``n`` detects; None below two rows."""
     if rows < 2:
         return None
-    error = math.sqrt(spread.of_a_row(n) / rows)
+    error = math.sqrt(spread.row_mean_variance(n) / rows)
     least = _quantiles(rows, confidence, power, sides) * error
     if not pass_or_fail or _score_test_share(least, error, rows, n) < _NEVER:
         return least
@@ -83,7 +83,7 @@ def power_of(
 
     if rows < 2:
         return None
-    error = math.sqrt(spread.of_a_row(n) / rows)
+    error = math.sqrt(spread.row_mean_variance(n) / rows)
     if error == 0:
         return 1.0 if difference else 1 - confidence
     degrees, critical = rows - 1, float(stdtrit(rows - 1, _level(confidence, sides)))
@@ -144,7 +144,7 @@ def rows_needed(
     from scipy.special import ndtri
 
     asked = float(ndtri(_level(confidence, sides)) + ndtri(power)) / max(abs(difference), 1e-300)
-    fewest = asked * asked * spread.of_a_row(n)
+    fewest = asked * asked * spread.row_mean_variance(n)
     return _least(seen, max(2, math.floor(fewest)), MOST_ROWS) if fewest <= MOST_ROWS else None
 
 
@@ -161,7 +161,7 @@ def n_needed(
     if rows < 2 or spread.within is None:
         return None
     allowed = rows * (abs(difference) / _quantiles(rows, confidence, power, sides)) ** 2
-    if spread.of_a_row(1) <= allowed:
+    if spread.row_mean_variance(1) <= allowed:
         return 1
     if allowed <= spread.between:
         return None
@@ -241,7 +241,7 @@ def settle(
         return Settlement("more rows: one says nothing about others")
     if distance == 0 or not math.isfinite(distance):
         return Settlement("no number of rows or attempts would do: the value lies on the limit itself")
-    if spread.of_a_row(n) == 0:
+    if spread.row_mean_variance(n) == 0:
         return Settlement(
             "more rows: those there are came out all the same, which says nothing of the spread"
         )

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.datasets.selection import RowsDrawn
-from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.metrics_models import Estimates
+from osmosis_ai.evaluation.run_score import RunScore
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.submit.eval_request import effective_eval_settings
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
@@ -75,13 +75,13 @@ def written_estimates(run: DbRun) -> dict[str, Any] | None:
     return None if counts.get("scored") == 0 and (run.results or {}).get("graded") else written
 
 
-def headline_of(run: DbRun | ListedRun) -> Headline | None:
+def headline_of(run: DbRun | ListedRun) -> RunScore | None:
     """Return a run's result in a line; None before anything is counted."""
     results, rows = run.results or {}, rows_of(run)
     planned = results.get("planned_samples")
     if planned is None:
         planned = rows.rows * effective_eval_settings(run.request)["n"] if rows is not None else 0
-    return Headline.of_results(results, planned=planned, rows=rows)
+    return RunScore.of_results(results, planned=planned, rows=rows)
 
 
 def rows_of(run: DbRun | ListedRun) -> RowsDrawn | None:
@@ -94,7 +94,7 @@ def _headline(metrics: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Return the headline that a run's row keeps beside the numbers of the wire."""
     if metrics is None:
         return None
-    return Headline.of(Estimates.model_validate(metrics["estimates"])).model_dump(mode="json")
+    return RunScore.of(Estimates.model_validate(metrics["estimates"])).model_dump(mode="json")
 
 
 def _merged(known: Mapping[str, Any], **new: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai.config.issues import nearest
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.evaluation.run_places import RunKind
+from osmosis_ai.evaluation.local_runs import RunKind
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, KIND_NAMES

@@ -10,8 +10,8 @@ from typing import Any
 from osmosis_ai.api.wire.eval_runs import RunOrigin
 from osmosis_ai.api.wire.training_runs import ValidatedRows
 from osmosis_ai.config.written import config_text
-from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.metrics_models import Estimates
+from osmosis_ai.evaluation.run_score import RunScore
 from osmosis_ai.platform.db.tables import DbLoraModel, DbRun
 from osmosis_ai.platform.models import adapter_size
 from osmosis_ai.platform.runs.eval_results import rows_of
@@ -46,7 +46,7 @@ def eval_detail(
     """Return an evaluation in full."""
     run = family.original
     if family.retries and estimates is not None:
-        entry = _as_one(entry, Headline.of(estimates, rows_of(run)), estimates)
+        entry = _as_one(entry, RunScore.of(estimates, rows_of(run)), estimates)
     return RunDetail(
         entry,
         estimates=estimates,
@@ -116,7 +116,7 @@ def viewed_training(
     )
 
 
-def _as_one(entry: RunEntry, headline: Headline, estimates: Estimates) -> RunEntry:
+def _as_one(entry: RunEntry, headline: RunScore, estimates: Estimates) -> RunEntry:
     reward = estimates.reward
     return replace(
         entry,

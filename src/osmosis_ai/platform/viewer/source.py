@@ -21,8 +21,8 @@ from osmosis_ai.evaluation.attempt_files import (
     no_sample,
     traceback_in,
 )
+from osmosis_ai.evaluation.local_runs import RunKind
 from osmosis_ai.evaluation.metrics_models import Estimates
-from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStoreError
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.log_lines import storable

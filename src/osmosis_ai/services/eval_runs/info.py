@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     )
     from osmosis_ai.api.wire.runs import SubmittedRun
     from osmosis_ai.datasets.selection import RowsDrawn
-    from osmosis_ai.evaluation.headline import Headline
     from osmosis_ai.evaluation.hooks import ProgressSnapshot
     from osmosis_ai.evaluation.manifest import Manifest
     from osmosis_ai.evaluation.metrics_models import Estimates
     from osmosis_ai.evaluation.record import TerminalRecord
     from osmosis_ai.evaluation.run_directory import RunDirectory
+    from osmosis_ai.evaluation.run_score import RunScore
     from osmosis_ai.services.listing import Listing
 
 
@@ -80,13 +80,13 @@ class DescribedEvaluation(DescribedRun):
         return Estimates.read(self.metrics.estimates) if self.metrics is not None else None
 
     @property
-    def headline(self) -> Headline | None:
+    def headline(self) -> RunScore | None:
         """The run's result in one line; None before any sample is counted."""
-        from osmosis_ai.evaluation.headline import Headline
+        from osmosis_ai.evaluation.run_score import RunScore
 
         estimates, detail = self.estimates, self.detail
         if estimates is not None:
-            return Headline.of(estimates, rows_drawn(detail.results, detail.config))
+            return RunScore.of(estimates, rows_drawn(detail.results, detail.config))
         return run_headline(detail.results, detail.config)
 
     def data(self) -> dict[str, Any]:
@@ -184,16 +184,16 @@ def run_item(row: EvalRunRow) -> dict[str, Any]:
     }
 
 
-def run_headline(results: EvalResults | None, config: Mapping[str, Any] | None) -> Headline | None:
+def run_headline(results: EvalResults | None, config: Mapping[str, Any] | None) -> RunScore | None:
     """Return a run's result in one line, if known."""
-    from osmosis_ai.evaluation.headline import Headline
+    from osmosis_ai.evaluation.run_score import RunScore
 
     if results is None:
         return None
     progress = run_progress(results, config)
     known = {key: finite(value) if isinstance(value, float) else value for key, value in results}
     planned = progress.total if progress is not None else results.total_runs or 0
-    return Headline.of_results(known, planned=planned, rows=rows_drawn(results, config))
+    return RunScore.of_results(known, planned=planned, rows=rows_drawn(results, config))
 
 
 def rows_drawn(results: EvalResults | None, config: Mapping[str, Any] | None) -> RowsDrawn | None:
@@ -294,11 +294,11 @@ class ProposedRetry:
     @property
     def reasons(self) -> str:
         """Why the samples have no score."""
-        from osmosis_ai.evaluation.headline import breakdown
+        from osmosis_ai.evaluation.run_score import format_counts
 
         check = self.check
         parts = [
-            f"failed {breakdown(check.failed)}" if check.failed else "",
+            f"failed {format_counts(check.failed)}" if check.failed else "",
             f"{check.no_reward:,} without a reward" if check.no_reward else "",
             f"{check.missing:,} never made" if check.missing else "",
         ]
@@ -319,14 +319,14 @@ class MergedRuns:
         return cls(wire, Estimates.read(wire.estimates))
 
     @property
-    def headline(self) -> Headline | None:
+    def headline(self) -> RunScore | None:
         """The combined result in one line."""
         from osmosis_ai.datasets.selection import RowsDrawn
-        from osmosis_ai.evaluation.headline import Headline
+        from osmosis_ai.evaluation.run_score import RunScore
 
         if self.estimates is None:
             return None
-        return Headline.of(self.estimates, RowsDrawn.read(self.wire.rows_drawn))
+        return RunScore.of(self.estimates, RowsDrawn.read(self.wire.rows_drawn))
 
     @property
     def unfinished(self) -> str | None:
@@ -424,12 +424,12 @@ class WatchedRun:
         return RowsDrawn.read((self.metrics or {}).get("eval_run", {}).get("rows"))
 
     @property
-    def headline(self) -> Headline | None:
+    def headline(self) -> RunScore | None:
         """The recorded result in one line."""
-        from osmosis_ai.evaluation.headline import Headline
+        from osmosis_ai.evaluation.run_score import RunScore
 
         estimates = self.estimates
-        return None if estimates is None else Headline.of(estimates, self.rows)
+        return None if estimates is None else RunScore.of(estimates, self.rows)
 
 
 def run_nowhere(run: str, missing: NotFoundError, error: OsmosisError) -> OsmosisError:
@@ -482,7 +482,7 @@ class RunWatcher:
 
         self._directory: RunDirectory = RunDirectory(run_dir)
         self._manifest: Manifest = Manifest.load(self._directory.manifest)
-        self._table = AttemptTable(self._manifest.sampled_rows, self._manifest.inputs["n"])
+        self._table = AttemptTable(*self._manifest.planned(self._directory.manifest))
         self._threshold = pass_threshold_of(self._directory)
         self._read = 0
         self._rewards: dict[str, float] = {"sum": 0.0, "scored": 0, "passed": 0}
@@ -495,7 +495,7 @@ class RunWatcher:
 
     def look(self) -> WatchedRun:
         """Return a snapshot."""
-        from osmosis_ai.evaluation.run_lock import is_running
+        from osmosis_ai.evaluation.opened_run import is_running
 
         # Check the lock first: all results are written before it is released.
         running = is_running(self._directory.path.parent, self._directory.path.name)

@@ -285,7 +285,7 @@ class _Evidence:
         if spread is None:
             _require_usual_size(run, values)
             raise _too_small(run, values)
-        if spread.of_a_row(1) == 0:
+        if spread.row_mean_variance(1) == 0:
             passes = request.metric != "pass_rate" or bool(values.mean() > 0.5)
             raise _no_spread(f"every attempt of the pilot {run.name}", passes=passes)
         notes = [_HALF_SHARED if spread.within is not None else _ONE_ATTEMPT]
@@ -320,7 +320,7 @@ class _Evidence:
                 f"in common: {matched.words}.",
                 hint="leave out --against to plan with the pilot alone",
             )
-        if spread.of_a_row(1) == 0:
+        if spread.row_mean_variance(1) == 0:
             passes = request.metric != "pass_rate" or bool(b[0].mean() > 0.5)
             raise _no_spread(f"every row of {run.name} and {base.name}", passes=passes)
         notes = [f"the variance is that of the difference of {run.name} from {base.name}: {matched.words}."]

@@ -13,12 +13,10 @@ from osmosis_ai.files import cache_dir, expanded
 
 if TYPE_CHECKING:
     from osmosis_ai.datasets import Selection
-    from osmosis_ai.evaluation.budget import Budget
     from osmosis_ai.evaluation.comparison.run_samples import RunSlice
-    from osmosis_ai.evaluation.hooks import RunHooks
-    from osmosis_ai.evaluation.rollout_source import RolloutSource
-    from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
-    from osmosis_ai.evaluation.summary import RunSummary
+    from osmosis_ai.evaluation.hooks import RunHooks, RunSummary
+    from osmosis_ai.evaluation.sources import RolloutSource
+    from osmosis_ai.evaluation.spec import Budget, DatasetInput, EvalRunSpec
     from osmosis_ai.sandbox import Network, Sandbox
     from osmosis_ai.services.datasets import OpenNamedProgress
     from osmosis_ai.workspace.config_files import EvalConfig
@@ -188,7 +186,7 @@ def prepare_eval_run(
         OsmosisError: an input is missing or invalid.
     """
     from osmosis_ai.datasets import count_records, file_digest, select_rows
-    from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec, keeps_previews
+    from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec, previews_enabled
     from osmosis_ai.inference import served_models
     from osmosis_ai.services.eval_runs.slices import require_sliceable
     from osmosis_ai.workspace.config_files import decisions_about, load_eval_config
@@ -222,7 +220,7 @@ def prepare_eval_run(
         notes=notes,
         served=served,
         slices=slices,
-        previews=request.previews and decided.previews and keeps_previews(config.advanced),
+        previews=request.previews and decided.previews and previews_enabled(config.advanced),
     )
 
 
@@ -232,10 +230,9 @@ async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult 
     Raises:
         OsmosisError: the run could not start or be resumed.
     """
-    from osmosis_ai.evaluation.budget import Budget
-    from osmosis_ai.evaluation.policy import open_policy
     from osmosis_ai.evaluation.runner import EvalRunner
-    from osmosis_ai.evaluation.spec import EvalRunOptions
+    from osmosis_ai.evaluation.sources import open_policy
+    from osmosis_ai.evaluation.spec import Budget, EvalRunOptions
     from osmosis_ai.services.eval_runs.slices import local_slices
 
     request = prepared.request
@@ -288,7 +285,7 @@ def _servers(prepared: PreparedEvalRun) -> int:
 def _rollout(workspace: WorkspaceDirectory, config: EvalConfig, request: EvalRunRequest) -> RolloutSource:
     """Return the agent that a config names: a local directory or a remote agent."""
     from osmosis_ai.config.sections import served_agent
-    from osmosis_ai.evaluation.rollout_source import ProjectSource
+    from osmosis_ai.evaluation.sources import ProjectSource
     from osmosis_ai.workspace.config_files import entrypoint_path, rollout_directory
 
     agent = served_agent(config.experiment.entrypoint)
@@ -307,7 +304,7 @@ def _rollout(workspace: WorkspaceDirectory, config: EvalConfig, request: EvalRun
 
 def _served(agent: str) -> RolloutSource:
     from osmosis_ai.controller.remote_agents import AgentAddress, AgentAddressError, AgentLocation
-    from osmosis_ai.evaluation.served_source import ServedSource
+    from osmosis_ai.evaluation.sources import RemoteSource
     from osmosis_ai.services.rollouts import AGENT_KEY_ENV, agent_key
 
     try:
@@ -319,7 +316,7 @@ def _served(agent: str) -> RolloutSource:
             "(`osmosis eval submit`)",
         ) from None
     location = AgentLocation(address, agent_key())
-    return ServedSource(
+    return RemoteSource(
         agent, lambda: location, hint=f"start it with `osmosis serve`, and put its key into {AGENT_KEY_ENV}"
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from osmosis_ai.errors import OsmosisError, WorkspaceRequiredError
-from osmosis_ai.evaluation.run_name import is_archive
+from osmosis_ai.evaluation.spec import is_archive
 
 if TYPE_CHECKING:
     from osmosis_ai.workspace.layout import WorkspaceDirectory
@@ -61,9 +61,9 @@ def _dated(root: Path) -> list[Path]:
 
 def readable(directory: Path) -> Path:
     """Return a run's directory after checking that its files are regular files."""
-    from osmosis_ai.evaluation.run_places import foreign_file
+    from osmosis_ai.evaluation.local_runs import irregular_file
 
-    name = foreign_file(directory)
+    name = irregular_file(directory)
     if name is None:
         return directory
     raise OsmosisError(
@@ -80,7 +80,7 @@ def evaluation(directory: Path) -> Path:
     """
     from shlex import quote
 
-    from osmosis_ai.evaluation.run_places import kind_of
+    from osmosis_ai.evaluation.local_runs import kind_of
 
     if kind_of(directory) != "training":
         return directory

@@ -23,7 +23,7 @@ def require_sliceable(columns: Sequence[str], dataset: Path, selection: Selectio
         return
     import numpy as np
 
-    from osmosis_ai.evaluation.dataset_columns import read_slice_values
+    from osmosis_ai.evaluation.run_dataset import read_slice_values
 
     places = np.asarray(selection.indices, dtype=np.int64)
     for column in columns:
@@ -44,7 +44,7 @@ def local_slices(run_dir: Path, dataset: Path, columns: Sequence[str]) -> tuple[
     if not columns:
         return ()
     from osmosis_ai.evaluation.comparison.run_samples import run_slices
-    from osmosis_ai.evaluation.local_samples import read_local_samples
+    from osmosis_ai.evaluation.local_results import read_local_samples
 
     return run_slices(replace(read_local_samples(run_dir), open_dataset=lambda: dataset), columns)
 

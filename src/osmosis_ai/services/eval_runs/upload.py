@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.transfer import BlobClient
     from osmosis_ai.api.wire.eval_imports import EvalImportSession, EvalImportStart, ImportUpload
-    from osmosis_ai.evaluation.index import IndexEntry
     from osmosis_ai.evaluation.manifest import Manifest
     from osmosis_ai.evaluation.results import AttemptTable
     from osmosis_ai.evaluation.run_directory import RunDirectory
+    from osmosis_ai.evaluation.run_files import IndexEntry
 
 
 _BLOCK_BYTES = 1 << 20
@@ -174,10 +174,10 @@ def _described(found: RunDirectory, manifest: Manifest) -> tuple[Mapping[str, An
 
 def _entries(found: RunDirectory, manifest: Manifest) -> list[IndexEntry]:
     """Return the index entries of the run after checking them against the journal."""
-    from osmosis_ai.evaluation.index import read_index
     from osmosis_ai.evaluation.journal import JournalReader
+    from osmosis_ai.evaluation.run_files import read_index
 
-    rows, n = manifest.sampled_rows, int(manifest.inputs["n"])
+    rows, n = manifest.planned(found.manifest)
     table = _table(found, rows, n)
     if table.open_count:
         left = f"{table.open_count} of {rows * n} samples are pending"
@@ -365,7 +365,7 @@ def upload_run(
         OsmosisError: the run is incomplete, damaged, or changes during the upload.
     """
     from osmosis_ai.api.transfer import BlobClient
-    from osmosis_ai.evaluation.run_lock import RunLock
+    from osmosis_ai.evaluation.opened_run import RunLock
 
     require_uploads(client)
     with ExitStack() as held:

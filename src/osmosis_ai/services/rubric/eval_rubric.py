@@ -407,8 +407,8 @@ async def _judge(
     prepared: PreparedRubric, hooks: SessionHooks, journal_path: Path
 ) -> tuple[SessionResult, OsmosisError | None]:
     """Make the calls; also return the error that stopped the session, if any."""
-    from osmosis_ai.evaluation.budget import Budget
     from osmosis_ai.evaluation.journal import Journal
+    from osmosis_ai.evaluation.spec import Budget
     from osmosis_ai.redaction import Redactor
     from osmosis_ai.rubric.session import DEFAULT_CONCURRENCY, JudgingSession
     from osmosis_ai.rubric.session_journal import FULL_HINT, replay, worked_s

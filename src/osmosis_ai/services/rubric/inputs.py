@@ -17,7 +17,7 @@ from osmosis_ai.files import expanded
 from osmosis_ai.services.report_files import ReportFile
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.budget import Budget
+    from osmosis_ai.evaluation.spec import Budget
     from osmosis_ai.rubric.baseline import Baseline
     from osmosis_ai.rubric.config import RubricConfig
     from osmosis_ai.rubric.judge_model import JudgeModel

@@ -17,8 +17,8 @@ from filelock import FileLock
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.evaluation.opened_run import acquire, is_locked
 from osmosis_ai.evaluation.run_directory import ENVIRONMENT_FILE
-from osmosis_ai.evaluation.run_lock import acquired, is_held
 from osmosis_ai.files import open_regular, remove_tree, sync_directory, write_atomic
 from osmosis_ai.training.runs.validation_samples import LARGEST_BYTES, ValidationSamples
 
@@ -50,7 +50,7 @@ class TrainingDirectory:
         """Make the directory and keep every other process from writing into it."""
         self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / ".lock", mode=0o600, thread_local=False, preserve_lock_file=True)
-        if not acquired(lock):
+        if not acquire(lock):
             raise ConflictError(f"another process is training in `{self.path}` already.")
         try:
             for directory in (self.checkpoints, self.trials):
@@ -63,7 +63,7 @@ class TrainingDirectory:
     def is_running(self) -> bool:
         """Tell whether some process trains in the directory right now."""
         try:
-            return is_held(self.path / ".lock")
+            return is_locked(self.path / ".lock")
         except OSError:
             return False  # nobody here may write into it, so nobody here trains
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.datasets import file_digest
-from osmosis_ai.evaluation.manifest import source_digest
+from osmosis_ai.evaluation.source_digest import source_digest
 from osmosis_ai.training.runs.run_directory import locked_settings
 from osmosis_ai.training.runs.validation import ValidationPlan
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
-    from osmosis_ai.evaluation.served_source import ServedSource
+    from osmosis_ai.evaluation.sources import RemoteSource
     from osmosis_ai.evaluation.spec import DatasetInput
 
 
@@ -34,7 +34,7 @@ class TrainingSpec:
     device: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     secret_values: Mapping[str, str] = field(default_factory=dict, repr=False)
-    served: ServedSource | None = None
+    served: RemoteSource | None = None
     servers: int = 1
 
     def inputs(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from osmosis_ai.evaluation.headline import LEAST_SCORED, few_scored, scored_of_planned
+from osmosis_ai.evaluation.run_score import LEAST_SCORED, describe_few_scored, format_scored
 from osmosis_ai.training.runs.metrics import (
     VALIDATION_PLANNED,
     VALIDATION_REWARD,
@@ -68,7 +68,7 @@ class ValidationHeadline(BaseModel):
         counted = {
             key: round(values[key]) for key in (VALIDATION_SCORED, VALIDATION_PLANNED) if key in values
         }
-        warning = few_scored(*counted.values()) if len(counted) == 2 else None
+        warning = describe_few_scored(*counted.values()) if len(counted) == 2 else None
         return cls(
             step=step,
             reward=values.get(VALIDATION_REWARD),
@@ -94,7 +94,7 @@ class ValidationHeadline(BaseModel):
         """How many samples it stands on, as in ``18 of 20 planned``; None where nobody says."""
         if self.scored is None or self.planned is None:
             return None
-        return scored_of_planned(self.scored, self.planned)
+        return format_scored(self.scored, self.planned)
 
     @property
     def words(self) -> str:

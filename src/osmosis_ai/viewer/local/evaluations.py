@@ -12,13 +12,13 @@ from typing import Any
 from osmosis_ai.datasets.selection import RowsDrawn
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.attempt_files import read_environment
-from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
-from osmosis_ai.evaluation.local_results import JournalNumbers, known_numbers, pass_threshold_of
+from osmosis_ai.evaluation.local_results import LocalResults, current_numbers, pass_threshold_of
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.metrics_models import Estimates
+from osmosis_ai.evaluation.opened_run import is_running
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.evaluation.run_lock import is_running
+from osmosis_ai.evaluation.run_score import RunScore
 from osmosis_ai.viewer.local.recorded import commit_of, moment, recorded_entry, shown_facts
 from osmosis_ai.viewer.source import RunEntry
 
@@ -36,7 +36,7 @@ class KnownEvaluation:
 
 
 def read_evaluation(
-    directory: Path, name: str, *, follow: Callable[[], JournalNumbers] | None = None
+    directory: Path, name: str, *, follow: Callable[[], LocalResults] | None = None
 ) -> KnownEvaluation:
     """Read what an evaluation is and what it came to; what is damaged is said, not raised."""
     found = RunDirectory(directory)
@@ -48,9 +48,9 @@ def read_evaluation(
     # Check the lock first: the process that releases it has written everything before.
     running = is_running(directory.parent, directory.name)
     written = found.read_metrics() or {}
-    estimates, numbers, problems = known_numbers(found, written, follow)
+    estimates, numbers, problems = current_numbers(found, written, follow)
     facts = as_table(written.get("eval_run"))
-    headline = Headline.of(estimates, RowsDrawn.read(facts.get("rows"))) if estimates is not None else None
+    headline = RunScore.of(estimates, RowsDrawn.read(facts.get("rows"))) if estimates is not None else None
     pending = headline is None or headline.pending > 0
     reward = estimates.reward if estimates is not None else None
     entry = recorded_entry("eval", name, manifest, dataset=as_text(facts.get("dataset_name")))

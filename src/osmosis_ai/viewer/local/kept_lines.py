@@ -12,13 +12,13 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from osmosis_ai.evaluation.headline import Headline
+from osmosis_ai.evaluation.run_score import RunScore
 from osmosis_ai.viewer.local.cache_file import CacheFile, forget_all
 from osmosis_ai.viewer.source import RunEntry
 
 Stamp = tuple[int, ...]
 _SCHEMA = f"""
--- {", ".join(field.name for field in fields(RunEntry))}, {", ".join(Headline.model_fields)}
+-- {", ".join(field.name for field in fields(RunEntry))}, {", ".join(RunScore.model_fields)}
 CREATE TABLE lines (path TEXT PRIMARY KEY, line BLOB) WITHOUT ROWID
 """
 

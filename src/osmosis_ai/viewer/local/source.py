@@ -22,11 +22,11 @@ from osmosis_ai.evaluation.attempt_files import (
     read_diagnostics,
     traceback_in,
 )
-from osmosis_ai.evaluation.local_results import JournalNumbers, lost_results
-from osmosis_ai.evaluation.log_pages import LogDirection, cursor_at, read_log
-from osmosis_ai.evaluation.run_dataset_files import expected_answer, require_dataset_file
+from osmosis_ai.evaluation.local_results import LocalResults, describe_lost_results
+from osmosis_ai.evaluation.local_runs import RunKind, RunPlace, RunPlaces, namesakes
+from osmosis_ai.evaluation.run_dataset import expected_answer, require_dataset_file
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.evaluation.run_places import RunKind, RunPlace, RunPlaces, namesakes
+from osmosis_ai.evaluation.run_log import LogDirection, cursor_at, read_log
 from osmosis_ai.files import size_of
 from osmosis_ai.training.runs.curves import RecordedTraining, TrainingCurves
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
@@ -102,7 +102,7 @@ class LocalSource:
             lambda samples: samples.index.is_of_this_run(),
             most=_OPEN_INDEXES,
         )
-        self._followed = _OpenRuns(JournalNumbers, JournalNumbers.still_holds, most=_FOLLOWED_RUNS)
+        self._followed = _OpenRuns(LocalResults, LocalResults.is_current, most=_FOLLOWED_RUNS)
 
     def close(self) -> None:
         """Release the files of the indexes."""
@@ -136,7 +136,7 @@ class LocalSource:
         """Return samples of an evaluation."""
         samples, progress = self._samples(self._place("eval", run))
         page, directory = samples.page(query, limit=limit, cursor=cursor), samples.index.directory
-        lost = lost_results(directory, directory.read_metrics() or {})
+        lost = describe_lost_results(directory, directory.read_metrics() or {})
         problems = [*([lost] if lost else []), *samples.index.problems]
         return replace(page, progress=progress, problems=problems)
 
@@ -271,7 +271,7 @@ class LocalSource:
         return [samples.of_digest(digest, limit=limit) for samples in opened]
 
     def _run_samples(self, run: str) -> RunSamples:
-        from osmosis_ai.evaluation.local_samples import read_local_samples
+        from osmosis_ai.evaluation.local_results import read_local_samples
 
         directory = self._place("eval", run).path
         samples = read_local_samples(directory)

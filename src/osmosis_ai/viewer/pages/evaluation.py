@@ -7,8 +7,11 @@ from typing import Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.comparison.run_samples import RunSlice, run_slices
-from osmosis_ai.evaluation.headline import few_scored
-from osmosis_ai.evaluation.result_words import few_scored_bounds, number_lines, sample_counts, sentence
+from osmosis_ai.evaluation.run_score import (
+    describe_few_scored,
+    number_lines,
+    sample_counts,
+)
 from osmosis_ai.ui.charts.drawing import SvgChart
 from osmosis_ai.ui.numbers import interval
 from osmosis_ai.viewer.access import RenderedPage, Viewing
@@ -41,8 +44,10 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "run": detail.summary,
             "detail": detail,
             "here": view.run_href("eval", run),
-            "sentence": sentence(headline, goes_on=detail.summary.goes_on, is_readable=not detail.problems),
-            "few_scored": few_scored_bounds(headline, passed if isinstance(passed, int) else None),
+            "sentence": _result(detail),
+            "few_scored": headline.describe_bounds(passed if isinstance(passed, int) else None)
+            if headline
+            else None,
             "warnings": _warnings(detail),
             "numbers": list(number_lines(estimates)) if estimates is not None else [],
             "counts": list(sample_counts(estimates, rows)) if estimates is not None else [],
@@ -104,12 +109,22 @@ def _rewards(detail: RunDetail) -> SvgChart | None:
     )
 
 
+def _result(detail: RunDetail) -> str:
+    """Return the result in a sentence."""
+    may_continue = detail.summary.goes_on
+    if detail.summary.headline is not None:
+        return detail.summary.headline.describe_passing(may_continue=may_continue)
+    if detail.problems:
+        return "The results cannot be read."
+    return "No sample has a score yet." if may_continue else "No sample has a score."
+
+
 def _warnings(detail: RunDetail) -> Sequence[str]:
     """Return what stands beside the numbers, but for what stands above them with its bounds."""
     if detail.estimates is None:
         return ()
     counts = detail.estimates.counts
-    above = few_scored(counts.scored, counts.planned - counts.pending - counts.skipped)
+    above = describe_few_scored(counts.scored, counts.planned - counts.pending - counts.skipped)
     return [warning for warning in detail.estimates.warnings if warning != above]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from osmosis_ai.evaluation.run_places import RunKind
+from osmosis_ai.evaluation.local_runs import RunKind
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.queries import Words, query_string, word
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from markupsafe import Markup
 
-from osmosis_ai.evaluation.run_places import RunKind
+from osmosis_ai.evaluation.local_runs import RunKind
 from osmosis_ai.ui.numbers import number, percent
 from osmosis_ai.viewer import queries
 from osmosis_ai.viewer.access import LISTS, SECTIONS, RenderedPage, Viewing

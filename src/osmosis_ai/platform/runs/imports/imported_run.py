@@ -22,11 +22,10 @@ from osmosis_ai.api.wire.eval_imports import EvalImportStart
 from osmosis_ai.datasets.selection import Selection
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.attempt_copies import item_name, trajectory_problem
-from osmosis_ai.evaluation.index import IndexEntry, read_index
 from osmosis_ai.evaluation.metrics import compute_metrics
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.results import AttemptTable
-from osmosis_ai.evaluation.run_files import INDEX, PROGRESS, trial_file
+from osmosis_ai.evaluation.run_files import INDEX, PROGRESS, IndexEntry, read_index, trial_file
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.tables import (

@@ -11,16 +11,14 @@ from typing import Any
 from osmosis_ai._version import __version__
 from osmosis_ai.api.wire.workers import AssignedRun
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks
+from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks, RunSummary
 from osmosis_ai.evaluation.journal import JournalWriteError
-from osmosis_ai.evaluation.policy import TrainedAdapter, open_policy
-from osmosis_ai.evaluation.rollout_source import RolloutSource
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import Level as EngineLevel
 from osmosis_ai.evaluation.run_log import LogEvent
 from osmosis_ai.evaluation.runner import EvalRunner
-from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, keeps_previews
-from osmosis_ai.evaluation.summary import RunSummary
+from osmosis_ai.evaluation.sources import RolloutSource, TrainedAdapter, open_policy
+from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, previews_enabled
 from osmosis_ai.platform.log_lines import Level, LogLine
 from osmosis_ai.platform.runs.submit.eval_request import EvalRequest, read_eval_request
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
@@ -85,7 +83,7 @@ class EvalWork(RunWork[PreparedEval]):
                 seed=run.seed,
                 servers=self._inputs.servers(prepared.request),
                 verbose=True,
-                previews=keeps_previews(run.request.get("advanced_config")),
+                previews=previews_enabled(run.request.get("advanced_config")),
                 adopts_journal=True,
                 worked_before_s=(self._channel.assignment.journal.worked_ms or 0.0) / 1000,
             ),

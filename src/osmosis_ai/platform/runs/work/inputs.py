@@ -17,8 +17,7 @@ from osmosis_ai.controller.remote_agents import AgentAddress, AgentLocation, unr
 from osmosis_ai.controller.server_process import default_servers
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.rollout_source import ProjectSource, RolloutSource
-from osmosis_ai.evaluation.served_source import ServedSource
+from osmosis_ai.evaluation.sources import ProjectSource, RemoteSource, RolloutSource
 from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.runs.submit.model_path import PolicyWeights
@@ -74,7 +73,7 @@ class RunInputs:
             return ProjectSource(self.source() / "rollouts" / self.run.rollout_name, sandbox)
         return self.served(agent)
 
-    def served(self, agent: str) -> ServedSource:
+    def served(self, agent: str) -> RemoteSource:
         """Return an agent that is served elsewhere, looked for whenever it has to be found."""
 
         def locate() -> AgentLocation:
@@ -86,7 +85,7 @@ class RunInputs:
                 self.redactor.add([key])
             return AgentLocation(AgentAddress(place.host, place.port), key)
 
-        return ServedSource(
+        return RemoteSource(
             agent,
             locate,
             hint="look at it with `osmosis rollout server list`; `osmosis serve` registers it again",

@@ -1,0 +1,273 @@
+"""Digests of a rollout: of all its source files, and of what its grader depends on.
+
+Runs with equal grader digests were graded alike. The converse does not hold: a comment in a grader changes its digest,
+too. The grader digest covers
+
+- the Python files that define a grader (a class derived from ``...Grader``, a function under ``@osmosis_reward`` or
+  ``@osmosis_rubric``, ``eval_fns``, an agent loop, which may give its own reward), and the files that these import;
+- all files that are not Python, such as rubrics and answer keys;
+- the grader's time limit and the config's variables, except those that only the agent's code names.
+
+Of a file with both an agent and a grader it covers only the statements that grading may depend on. If no grader is
+found, or a grader imports by a computed name, the whole rollout counts. A project's name, version and description do not.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from osmosis_ai.config.lines import parse_toml
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.rollout.loop import entrypoints
+
+# Tools leave these in a source directory; they are not part of the agent.
+_BY_PRODUCTS = frozenset(
+    [
+        "__pycache__",
+        ".git",
+        ".venv",
+        "venv",
+        "dist",
+        "build",
+        "node_modules",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".mypy_cache",
+        "uv.lock",
+    ]
+)
+_DECORATORS = frozenset({"osmosis_reward", "osmosis_rubric"})
+_COMPUTED_IMPORTS = frozenset({"__import__", "import_module", "exec", "eval", "globals", "vars"})
+_READS_BY_NAME = re.compile(
+    rb"""(?:\benviron(?:\.get\(|\[)|\bgetenv\()\s*(?:"[^"{]*"|'[^'{]*')\s*(?=[\]),])"""
+)
+_PROJECT = "pyproject.toml"
+_IGNORED_PROJECT_KEYS = ("name", "version", "description")
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def source_digest(rollout_dir: Path, *, output_root: Path | None = None) -> str:
+    """Return the SHA-256 (hex) over the names and bytes of a rollout's files."""
+    digest = hashlib.sha256()
+    for relative, path in _source_files(rollout_dir, output_root):
+        content = hashlib.sha256()
+        with path.open("rb") as handle:
+            while chunk := handle.read(1 << 20):
+                content.update(chunk)
+        digest.update(os.fsencode(relative) + b"\0" + content.digest())
+    return digest.hexdigest()
+
+
+def grader_digest(
+    rollout_dir: Path,
+    *,
+    grader_timeout_s: float | None,
+    env: Mapping[str, str],
+    output_root: Path | None = None,
+) -> str:
+    """Return the SHA-256 (hex) over everything that the rollout's grader depends on."""
+    files = {name: path.read_bytes() for name, path in _source_files(rollout_dir, output_root)}
+    sources = {name: content for name, content in files.items() if name.endswith(".py")}
+    others = {name: content for name, content in files.items() if name not in sources}
+    if _PROJECT in others:
+        others[_PROJECT] = _without_ignored_keys(others[_PROJECT])
+    grading = _grading_sources(sources)
+    digest = hashlib.sha256()
+    for name, content in sorted({**others, **grading}.items()):
+        digest.update(os.fsencode(name) + b"\0" + hashlib.sha256(content).digest())
+    variables = _variables_of_graders(env, b"\n".join(grading.values()), b"\n".join(sources.values()))
+    config = {"grader_timeout_s": grader_timeout_s, "env": variables}
+    digest.update(json.dumps(config, sort_keys=True, separators=(",", ":")).encode())
+    return digest.hexdigest()
+
+
+def _source_files(rollout_dir: Path, output_root: Path | None) -> list[tuple[str, Path]]:
+    """Return the files of a rollout, each with its path relative to it, sorted."""
+    found, pending = [], [rollout_dir]
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            children = list(entries)
+        for entry in children:
+            path = Path(entry.path)
+            if entry.name in _BY_PRODUCTS or entry.name.endswith(".egg-info"):
+                continue
+            if entry.is_symlink() and not entry.is_file():
+                raise OsmosisError(
+                    f"'{path}' is a symbolic link to {'a directory' if entry.is_dir() else 'nothing'}. "
+                    "Its content could change between two sessions of a run. Copy the files in, or remove the link."
+                )
+            if entry.is_dir():
+                if output_root is None or path.resolve() != output_root.resolve():
+                    pending.append(path)
+            elif entry.is_file():
+                found.append((path.relative_to(rollout_dir).as_posix(), path))
+    return sorted(found)
+
+
+def _without_ignored_keys(content: bytes) -> bytes:
+    """Return a ``pyproject.toml`` without the keys that do not count; unchanged if it is invalid."""
+    try:
+        document = parse_toml(content.decode(), _PROJECT)
+    except (OsmosisError, UnicodeDecodeError):
+        return content
+    if isinstance(project := document.get("project"), dict):
+        document["project"] = {k: value for k, value in project.items() if k not in _IGNORED_PROJECT_KEYS}
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), default=str).encode()
+
+
+def _variables_of_graders(env: Mapping[str, str], grading: bytes, code: bytes) -> dict[str, str]:
+    """Return the variables that grading may depend on: all except those that only other code names."""
+    computed = _READS_BY_NAME.sub(b"", grading)
+    if b"environ" in computed or b"getenv" in computed:
+        return dict(env)
+
+    def only_agent_names(name: str) -> bool:
+        quoted = re.compile(rb"""["']""" + re.escape(name.encode()) + rb"""["']""")
+        return name.encode() not in grading and quoted.search(code) is not None
+
+    return {name: value for name, value in env.items() if not only_agent_names(name)}
+
+
+def _grading_sources(sources: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    """Return the grading statements of the files that grade, and the files that they import; or all files."""
+    try:
+        trees = {name: ast.parse(content) for name, content in sources.items()}
+    except (SyntaxError, ValueError, RecursionError):
+        return sources
+    found = {name: _grading_statements(tree) for name, tree in trees.items()}
+    parts = {name: statements for name, statements in found.items() if statements is not None}
+    imported: set[str] = set()
+    pending = list(parts.items())
+    while pending:
+        name, statements = pending.pop()
+        nodes = [node for statement in statements for node in ast.walk(statement)]
+        if any(isinstance(node, ast.Call) and _last_name(node.func) in _COMPUTED_IMPORTS for node in nodes):
+            return sources
+        new = {file for file in _imported_files(name, nodes) if file in sources} - imported
+        imported |= new
+        pending += [(file, trees[file].body) for file in new]
+    whole = imported | {name for name, statements in parts.items() if statements is trees[name].body}
+    texts = {name: _source_lines(sources[name], statements) for name, statements in parts.items()}
+    return {**texts, **{name: sources[name] for name in whole}} or sources
+
+
+def _grading_statements(tree: ast.Module) -> list[ast.stmt] | None:
+    """Return the statements of a file that grading may depend on; None for a file that does not grade.
+
+    Of a file with a grader and an agent these are the graders, statements that do more than bind a name (a call, an
+    ``if``), and everything that these name, directly or not. A workflow counts only if a grader names it.
+    """
+    if entrypoints.binds_eval_fns(tree) or entrypoints.is_agent_loop_module(tree):
+        return tree.body
+    graders = [node for node in tree.body if any(map(_is_grader, ast.walk(node)))]
+    if not graders:
+        return None
+    bound: dict[str, list[ast.stmt]] = {}
+    acting = []
+    for statement in tree.body:
+        names = _bound_names(statement)
+        for name in names or ():
+            bound.setdefault(name, []).append(statement)
+        is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        if names is None and not is_text:
+            acting.append(statement)
+    reached = _reached(graders, bound, into_workflows=True) | _reached(acting, bound, into_workflows=False)
+    return [statement for statement in tree.body if id(statement) in reached]
+
+
+def _is_grader(node: ast.AST) -> bool:
+    if isinstance(node, ast.ClassDef):
+        return any(_last_name(base).endswith("Grader") for base in node.bases)
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return any(_last_name(decorator) in _DECORATORS for decorator in node.decorator_list)
+    return False
+
+
+def _reached(
+    start: Iterable[ast.stmt], bound: Mapping[str, Sequence[ast.stmt]], *, into_workflows: bool
+) -> set[int]:
+    """Return the ids of the statements and of everything that they name, directly or not."""
+    found: set[int] = set()
+    pending = list(start)
+    while pending:
+        statement = pending.pop()
+        if id(statement) in found:
+            continue
+        found.add(id(statement))
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name):
+                pending += [
+                    each for each in bound.get(node.id, ()) if into_workflows or not _is_workflow(each)
+                ]
+    return found
+
+
+def _is_workflow(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.ClassDef) and any(
+        _last_name(base).endswith("Workflow") for base in statement.bases
+    )
+
+
+def _bound_names(statement: ast.stmt) -> list[str] | None:
+    """Return the names that a statement binds and does nothing else; None for others."""
+    if isinstance(statement, _DEFINITIONS):
+        return [statement.name]
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        names = [alias.asname or alias.name.partition(".")[0] for alias in statement.names]
+        return None if "*" in names else names
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    targets = [statement.target] if isinstance(statement, ast.AnnAssign) else targets
+    names = [target.id for target in targets if isinstance(target, ast.Name)]
+    return names if names and len(names) == len(targets) else None
+
+
+def _last_name(node: ast.expr) -> str:
+    """Return the last name of an expression: ``b`` of ``a.b[c](d)``; "" without one."""
+    if isinstance(node, ast.Call):
+        return _last_name(node.func)
+    if isinstance(node, ast.Subscript):
+        return _last_name(node.value)
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _source_lines(source: bytes, statements: Iterable[ast.stmt]) -> bytes:
+    """Return the lines of statements, decorators included."""
+    lines = source.splitlines()
+    found = bytearray()
+    for statement in statements:
+        decorators = statement.decorator_list if isinstance(statement, _DEFINITIONS) else []
+        first = min([statement.lineno, *(decorator.lineno for decorator in decorators)])
+        found += b"\n".join(lines[first - 1 : statement.end_lineno]) + b"\n"
+    return bytes(found)
+
+
+def _imported_files(name: str, nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the files that the imports of a file may refer to, whether they exist or not."""
+    package = PurePosixPath(name).parent.parts
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _files_of(tuple(alias.name.split(".")))
+        elif isinstance(node, ast.ImportFrom):
+            # A relative import begins in the file's own package, an absolute one in the rollout's directory.
+            base = package[: len(package) - (node.level - 1)] if node.level else ()
+            module = (*base, *node.module.split(".")) if node.module else base
+            yield from _files_of(module)
+            for alias in node.names:
+                yield from _files_of((*module, alias.name))
+
+
+def _files_of(module: tuple[str, ...]) -> Iterator[str]:
+    """Yield the file of a module, and those of its packages."""
+    for length in range(1, len(module) + 1):
+        yield "/".join((*module[:length], "__init__.py"))
+    if module:
+        yield "/".join(module) + ".py"

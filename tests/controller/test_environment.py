@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -96,8 +97,8 @@ class World:
             if path.is_file()
         }
 
-    def built(self) -> list[str]:
-        return sorted(entry.name for entry in (self.cache_dir / "environments").glob("run-*"))
+    def built(self) -> list[Path]:
+        return sorted(path for path in self.cache_dir.glob("environments/*") if path.is_dir())
 
 
 @pytest.fixture
@@ -152,7 +153,8 @@ def test_a_missing_uv_is_asked_for_and_says_why(world: World) -> None:
 
 @pytest.mark.e2e
 def test_an_environment_has_the_running_sdk(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.write(["osmosis-ai[server]>=9", "tinydep"])
+    source = '[tool.uv.sources]\nosmosis-ai = { path = "imposter" }\n'
+    world.write(["osmosis-ai[server]>=9", "tinydep"], more=source)
     world.write_file("main.py", "print('hello')\n")
     before = world.fingerprint()
     # Relative paths mean the same to uv, which runs in another directory.
@@ -187,22 +189,33 @@ def start_run(world: World) -> subprocess.Popen[str]:
 
 
 @pytest.mark.e2e
-def test_an_environment_exists_as_long_as_its_process(world: World) -> None:
+def test_an_environment_is_built_once_until_something_changes(world: World) -> None:
     world.write(["osmosis-ai[server]", "tinydep"])
-    with start_run(world) as ends, start_run(world) as killed, start_run(world) as runs:
-        pythons = []
-        for process in (ends, killed, runs):
-            assert process.stdout is not None
-            pythons.append(Path(process.stdout.readline().strip()))
-            assert pythons[-1].exists()
-        assert len(world.built()) == 3
-        ends.communicate()
-        assert [python.exists() for python in pythons] == [False, True, True]
-        killed.kill()
-        killed.wait()
-        later = world.prepare().python
-        assert [python.exists() for python in (*pythons, later)] == [False, False, True, True]
-        runs.communicate()
+    with start_run(world) as one, start_run(world) as other:
+        pythons = {process.communicate()[0].strip() for process in (one, other)}
+    [directory] = world.built()
+    assert pythons == {str(world.prepare().python)} == {str(directory / "environment" / "bin" / "python")}
+    assert world.notes == []
+    os.utime(directory, (0, 0))
+    world.prepare()
+    assert directory.stat().st_mtime > 0
+    for name in ("uv.toml", "pyproject.toml"):
+        with (world.rollout_dir / name).open("a") as file:
+            file.write("# changed\n")
+        world.prepare()
+    assert len(world.built()) == 3
+
+
+@pytest.mark.e2e
+def test_unused_environments_are_removed_after_a_build(world: World) -> None:
+    world.write(["osmosis-ai[server]", "tinydep"])
+    directory = world.prepare().python.parents[2]
+    (directory / "environment" / "bin" / "python").unlink()
+    for name, age_s in (("unused", 31 * 24 * 3600), ("used", 29 * 24 * 3600), ("run-killed", 0)):
+        (directory.parent / name).mkdir()
+        os.utime(directory.parent / name, (time.time() - age_s,) * 2)
+    assert run_in(world.prepare(), "import tinydep; print(tinydep.VERSION)") == "2.0"
+    assert world.built() == [directory, directory.parent / "used"]
 
 
 @pytest.mark.e2e
@@ -261,6 +274,19 @@ def test_locked_versions_are_kept_and_what_only_the_locked_sdk_needed_is_not(wor
 
 
 @pytest.mark.e2e
+def test_a_wheel_that_does_not_match_the_hash_in_the_lock_is_refused(world: World) -> None:
+    world.write(["osmosis-ai[server]", "tinydep==1.0"])
+    world.lock()
+    world.prepare()
+    lock, wheel = (world.rollout_dir / "uv.lock").read_text(), 'tinydep-1.0-py3-none-any.whl"'
+    world.write_file("uv.lock", lock.replace(wheel, f'{wheel}, hash = "sha256:{"0" * 64}"'))
+    # It is refused although it is in uv's cache.
+    with pytest.raises(environments.UvError, match=r"Hash mismatch for `tinydep==1\.0`"):
+        world.prepare()
+    assert len(world.built()) == 1
+
+
+@pytest.mark.e2e
 def test_dependencies_that_do_not_resolve_are_explained_in_uvs_words(world: World) -> None:
     world.write(["osmosis-ai[server]", "tinydep>=3"])
     with pytest.raises(OsmosisError) as caught:
@@ -298,7 +324,20 @@ def build_wheel(directory, config_settings=None, metadata_directory=None):
     world.write_file("libs/shared/backend.py", backend)
     for answer in ("1", "2"):
         world.write_file("libs/shared/shared.py", f"ANSWER = {answer}\n")
-        assert run_in(world.prepare(), "import shared; print(shared.ANSWER)") == answer
+        environment = world.prepare()
+        assert run_in(environment, "import shared; print(shared.ANSWER)") == answer
+    with start_run(world) as ends, start_run(world) as killed, start_run(world) as runs:
+        pythons = [environment.python]
+        for process in (ends, killed, runs):
+            assert process.stdout is not None
+            pythons.append(Path(process.stdout.readline().strip()))
+            assert pythons[-1].exists()
+        ends.communicate()
+        killed.kill()
+        killed.wait()
+        pythons.append(world.prepare().python)
+        assert [python.exists() for python in pythons] == [True, False, False, True, True]
+        runs.communicate()
 
 
 @pytest.mark.parametrize(
@@ -446,6 +485,19 @@ def test_sources_on_this_machine_are_told_apart(
     project = read_project(tmp_path)
     assert project is not None
     assert (project.local_sources, project.can_be_copied) == ({"plain"} if local else set(), can_be_copied)
+
+
+@pytest.mark.e2e
+def test_another_python_is_used_if_the_project_needs_it(world: World) -> None:
+    versions = f">=3.10,!={platform.python_version()}"
+    find = [uv_path(), "python", "find", "--system", "--no-project", versions]
+    if subprocess.run(find, capture_output=True, check=False).returncode != 0:
+        pytest.skip("no other Python is installed")
+    world.write(["osmosis-ai[server]", "tinydep"], python=versions)
+    environment = world.prepare()
+    code = "import platform, tinydep; print(platform.python_version())"
+    assert run_in(environment, code) not in ("", platform.python_version())
+    assert world.prepare() == environment
 
 
 def test_a_missing_python_is_named(world: World) -> None:

@@ -1,18 +1,18 @@
-"""The Python environment of a rollout: the running interpreter, or an environment that uv installs for the run."""
+"""The Python environment of a rollout: the running interpreter, or an environment that uv builds."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import hashlib
 import os
 import platform
 import re
+import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from filelock import FileLock, Timeout
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
@@ -37,21 +38,19 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-SERVER_EXTRA = "server"
 QUERY_TIMEOUT_S = 120.0
 INSTALL_TIMEOUT_S = 1800.0
+UNUSED_AFTER_S = 30 * 24 * 3600
 
 _PACKAGE_DIR = Path(__file__).resolve().parents[1]
 _SANDBOX_PART = "build"
+_TEMPORARY = "run-"
 _WHEEL = "Wheel-Version: 1.0\nGenerator: osmosis\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 # These would override the arguments of the commands below.
-_IGNORED_VARIABLES = frozenset(
-    {
-        *("UV_CONSTRAINT", "UV_FROZEN", "UV_LOCKED", "UV_OVERRIDE", "UV_PROJECT", "UV_PROJECT_ENVIRONMENT"),
-        *("UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_WORKING_DIR", "UV_WORKING_DIRECTORY"),
-    }
+_IGNORED_VARIABLES = (
+    *("UV_CONSTRAINT", "UV_FROZEN", "UV_LOCKED", "UV_OVERRIDE", "UV_PROJECT", "UV_PROJECT_ENVIRONMENT"),
+    *("UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_WORKING_DIR", "UV_WORKING_DIRECTORY"),
 )
-_PROGRESS_LINES = ("Using Python ", "Using CPython ", "Creating virtual environment ")
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,12 @@ class RolloutProject:
     def sdk_extras(self) -> list[str]:
         """The SDK's extras it needs; `server` is always one of them."""
         named = {canonicalize_name(extra) for need in self.sdk_requirements for extra in need.extras}
-        return sorted(named | {SERVER_EXTRA})
+        return sorted(named | {"server"})
+
+    @property
+    def has_local_code(self) -> bool:
+        """Whether files that are not in the key of an environment determine its content."""
+        return self.is_dynamic or bool(self.local_sources)
 
 
 def read_project(rollout_dir: Path) -> RolloutProject | None:
@@ -220,7 +224,9 @@ class Uv:
         found = str(sibling) if os.access(sibling, os.X_OK) else shutil.which("uv")
         return cls(Path(found)) if found else None
 
-    def run(self, arguments: Sequence[str], *, cwd: Path, timeout_s: float, doing: str) -> str:
+    def run(
+        self, arguments: Sequence[str], *, cwd: Path, doing: str, timeout_s: float = QUERY_TIMEOUT_S
+    ) -> str:
         """Run uv and return its standard output."""
         env = build_environment(os.environ)
         for name in _IGNORED_VARIABLES:
@@ -260,9 +266,8 @@ class Uv:
             raise UvInterruptedError(
                 f"{doing} was interrupted: uv was ended by signal {-status}.", details=details
             )
-        lines = result.stderr.decode("utf-8", "replace").splitlines()
-        lines = [line for line in lines if line.strip() and not line.startswith(_PROGRESS_LINES)]
-        reason = _without_credentials("\n".join(lines).removeprefix("error: ").strip())
+        output = result.stderr.decode("utf-8", "replace")
+        reason = _without_credentials(output.strip().removeprefix("error: "))
         raise UvError(f"{doing} failed: {reason or 'uv gave no reason.'}", details=details)
 
 
@@ -297,9 +302,9 @@ def running_environment(reason: str) -> RolloutEnvironment:
 def prepare_environment(
     rollout_dir: Path, *, cache_dir: Path, note: Callable[[str], None], sandbox: Sandbox | None = None
 ) -> RolloutEnvironment:
-    """Return an environment that satisfies a rollout's ``pyproject.toml``; installing one can take minutes.
+    """Return an environment that satisfies a rollout's ``pyproject.toml``; building one can take minutes.
 
-    An installed environment exists until this process ends. Each run installs its own, from uv's cache.
+    Later calls use the environment again. If it has local code, it is removed when this process ends.
     """
     rollout_dir, cache_dir = rollout_dir.resolve(), cache_dir.resolve()
     project = read_project(rollout_dir)
@@ -324,76 +329,99 @@ def prepare_environment(
             details={"unmet": unmet},
             hint=f"install it with: {install_command('eval')}",
         )
-    note(f"building an environment for `{rollout_dir.name}` with uv")
-    directory = _create_run_directory(cache_dir / "environments")
-    environment, sdk_dir, scratch = directory / "environment", directory / "sdk", directory / "scratch"
-    try:
-        # The base interpreter's directories become readable in the sandbox, so it is chosen before a build runs.
-        python = _create_virtual_environment(uv, project, environment)
-        sdk_dir.mkdir()
-        (sdk_dir / _PACKAGE_DIR.name).symlink_to(_PACKAGE_DIR, target_is_directory=True)
-        scratch.mkdir()
-        if sandbox is not None:
-            # A build can change what is in the environment, but neither replace it by a link nor change the SDK.
-            uv = _sandboxed(uv, sandbox, python, cache_dir / "uv", writable=(environment, scratch))
-        _install(uv, project, rollout_dir, directory)
-    except BaseException:
-        remove_tree(directory)
-        raise
-    remove_tree(scratch)
+    environments = cache_dir / "environments"
+    environments.mkdir(parents=True, exist_ok=True)
+    # The interpreter's directories become readable in the sandbox, so it is chosen before a build runs.
+    python, version = _find_python(uv, project, environments)
+    sandboxed_uv = uv if sandbox is None else _sandboxed(uv, sandbox, python, cache_dir / "uv")
+    directory = environments / _environment_key(project, rollout_dir, python, version, sandboxed_uv)
+    with contextlib.ExitStack() as stack:
+        if not project.has_local_code:
+            lock = _lock_of(directory)
+            try:
+                stack.enter_context(lock.acquire(timeout=1))
+            except Timeout:
+                note("waiting for another process that builds the same environment")
+                stack.enter_context(lock.acquire())
+        if os.access(directory / "environment" / "bin" / "python", os.X_OK):
+            os.utime(directory)
+        else:
+            note(f"building an environment for `{rollout_dir.name}` with uv")
+            new = stack.enter_context(_temporary_directory(environments))
+            _build(sandboxed_uv, project, rollout_dir, python, new)
+            if project.has_local_code:
+                directory = new
+                atexit.register(stack.pop_all().close)
+            else:
+                # If it exists, its base interpreter does not.
+                remove_tree(directory)
+                new.rename(directory)
+            _remove_unused(environments)
     return RolloutEnvironment(
-        environment / "bin" / "python",
+        directory / "environment" / "bin" / "python",
         "uv",
         f"an environment of its own, built by uv ({reasons})",
-        (environment, sdk_dir, *interpreter_places(python)),
+        (directory / "environment", directory / "sdk", *interpreter_places(python)),
         lock_sha256=hashlib.sha256(lock_file.read_bytes()).hexdigest() if lock_file.is_file() else None,
     )
 
 
-def _create_run_directory(parent: Path) -> Path:
-    """Create a directory that is deleted when this process ends or, if it is killed, when another one starts."""
-    parent.mkdir(parents=True, exist_ok=True)
-    with (parent / ".lock").open("w") as start_lock:
-        # Under this lock, no other process sees a directory whose owner has not locked it yet.
-        fcntl.flock(start_lock, fcntl.LOCK_EX)
-        for abandoned in parent.glob("run-*"):
-            with contextlib.suppress(OSError), (abandoned / "lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_tree(abandoned)
-        directory = Path(tempfile.mkdtemp(prefix="run-", dir=parent))
-        owner_lock = (directory / "lock").open("w")
-        fcntl.flock(owner_lock, fcntl.LOCK_EX)
-    # The last function registered runs first, so the lock is released after the directory is deleted.
-    atexit.register(owner_lock.close)
-    atexit.register(remove_tree, directory)
-    return directory
-
-
-def _create_virtual_environment(uv: Uv, project: RolloutProject, environment: Path) -> Path:
-    """Create an empty environment; return the interpreter that it is based on."""
-    versions = project.requires_python & SpecifierSet(
-        metadata.distribution(DISTRIBUTION).metadata["Requires-Python"] or ""
-    )
-    is_running = versions.contains(platform.python_version(), prereleases=True)
-    python = sys.executable if is_running else str(versions)
+def _find_python(uv: Uv, project: RolloutProject, cwd: Path) -> tuple[Path, str]:
+    """Return the running interpreter if the project supports it, else another one, and its version."""
+    versions = project.requires_python & SpecifierSet(metadata.metadata(DISTRIBUTION)["Requires-Python"])
+    if versions.contains(platform.python_version(), prereleases=True):
+        return Path(sys.executable), sys.version
+    find, doing = ["python", "find", "--system", "--no-project"], f"finding Python {versions}"
     try:
-        uv.run(
-            ["venv", "--no-project", "--no-cache", "--python", python, str(environment)],
-            cwd=environment.parent,
-            timeout_s=QUERY_TIMEOUT_S,
-            doing="creating a virtual environment" + ("" if is_running else f" with Python {versions}"),
-        )
+        python = uv.run([*find, str(versions)], cwd=cwd, doing=doing).strip()
+        return Path(python), uv.run([*find, "--show-version", python], cwd=cwd, doing=doing)
     except UvError as error:
-        if not is_running:
-            error.hint = (
-                f"install Python {versions} and put it on the PATH, or widen `requires-python` in the rollout's "
-                "pyproject.toml. Pythons are never downloaded."
-            )
+        error.hint = (
+            f"install Python {versions} and put it on the PATH, or widen `requires-python` in the rollout's "
+            "pyproject.toml. Pythons are never downloaded."
+        )
         raise
-    return Path(python) if is_running else (environment / "bin" / "python").resolve()
 
 
-def _sandboxed(uv: Uv, sandbox: Sandbox, python: Path, cache: Path, writable: tuple[Path, ...]) -> Uv:
+def _environment_key(project: RolloutProject, rollout_dir: Path, python: Path, version: str, uv: Uv) -> str:
+    """Return a digest of what determines the content of an environment without local code."""
+    sdk = metadata.distribution(DISTRIBUTION)
+    files = [rollout_dir / name for name in ("pyproject.toml", "uv.lock", "uv.toml")]
+    parts: list[object] = [path.read_bytes() if path.is_file() else None for path in files]
+    parts += [sdk.read_text("METADATA"), sdk.read_text("entry_points.txt"), _PACKAGE_DIR]
+    # In a sandbox, uv has other settings and another cache.
+    parts += [python.resolve(), version, project.sdk_extras, uv.sandbox is not None]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _lock_of(directory: Path) -> FileLock:
+    # The thread that releases a lock when the process ends is not the one that acquired it.
+    return FileLock(directory.with_name(f"{directory.name}.lock"), thread_local=False)
+
+
+@contextlib.contextmanager
+def _temporary_directory(parent: Path) -> Iterator[Path]:
+    """Create a locked directory that is removed afterwards or, if this process is killed, by a later build."""
+    directory = parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
+    with _lock_of(directory) as lock:
+        directory.mkdir()
+        try:
+            yield directory
+        finally:
+            remove_tree(directory)
+            Path(lock.lock_file).unlink(missing_ok=True)
+
+
+def _remove_unused(environments: Path) -> None:
+    for entry in [entry for entry in environments.iterdir() if entry.is_dir()]:
+        # It fails if another process uses or removes the directory.
+        with contextlib.suppress(OSError), _lock_of(entry).acquire(timeout=0):
+            if entry.name.startswith(_TEMPORARY) or entry.stat().st_mtime < time.time() - UNUSED_AFTER_S:
+                # Half of an environment never has the name of a whole one.
+                remove_tree(entry.rename(environments / f"{_TEMPORARY}{secrets.token_hex(8)}"))
+
+
+def _sandboxed(uv: Uv, sandbox: Sandbox, python: Path, cache: Path) -> Uv:
     """Return uv in the run's sandbox, with a network to fetch packages."""
     cache.mkdir(parents=True, exist_ok=True)
     local_indexes = [
@@ -405,19 +433,27 @@ def _sandboxed(uv: Uv, sandbox: Sandbox, python: Path, cache: Path, writable: tu
     ]
     packages = reachable_as([uv.path, Path("/etc/uv"), *local_indexes])
     readable = (*sandbox.readable, *interpreter_places(python), *packages)
-    return Uv(uv.path, replace(sandbox, readable=readable, network="host"), cache, writable)
+    return Uv(uv.path, replace(sandbox, readable=readable, network="host"), cache)
 
 
-def _install(uv: Uv, project: RolloutProject, rollout_dir: Path, directory: Path) -> None:
-    """Install the project's dependencies and the SDK into the virtual environment in ``directory``."""
-    python, scratch = directory / "environment" / "bin" / "python", directory / "scratch"
+def _build(uv: Uv, project: RolloutProject, rollout_dir: Path, python: Path, directory: Path) -> None:
+    """Build an environment with the project's dependencies and the SDK; it can be moved with its directory."""
+    environment, sdk_dir, scratch = directory / "environment", directory / "sdk", directory / "scratch"
+    venv = ["venv", "--quiet", "--no-project", "--no-cache", "--relocatable", "--python", str(python)]
+    Uv(uv.path).run([*venv, str(environment)], cwd=directory, doing="creating a virtual environment")
+    sdk_dir.mkdir()
+    (sdk_dir / _PACKAGE_DIR.name).symlink_to(_PACKAGE_DIR, target_is_directory=True)
+    scratch.mkdir()
+    # A build can change what is in the environment, but neither replace it by a link nor change the SDK.
+    uv = replace(uv, writable=(environment, scratch))
+    environment_python = str(environment / "bin" / "python")
     project_dir, lock_file = rollout_dir, rollout_dir / "uv.lock"
-    if (project.is_dynamic or project.local_sources) and project.can_be_copied:
+    if project.has_local_code and project.can_be_copied:
         # Build back ends write next to the sources they read.
         project_dir = scratch / "project"
         ignore = shutil.ignore_patterns(".venv", ".git", "__pycache__")
         shutil.copytree(rollout_dir, project_dir, symlinks=True, ignore=ignore)
-    wheel = _write_sdk_wheel(scratch, directory / "sdk")
+    wheel = _write_sdk_wheel(scratch)
     sdk = f"{DISTRIBUTION}[{','.join(project.sdk_extras)}] @ {wheel.as_uri()}"
     overrides = scratch / "overrides.txt"
     overrides.write_text(f"{sdk}\n", encoding="utf-8")
@@ -428,20 +464,16 @@ def _install(uv: Uv, project: RolloutProject, rollout_dir: Path, directory: Path
         constraints = scratch / "locked.txt"
         arguments += ["--constraint", str(constraints)]
         # Packages that only the locked SDK requires are left out: the running SDK has its own requirements.
-        uv.run(
-            [
-                *("export", "--frozen", "--quiet", "--no-dev", "--no-header", "--no-annotate"),
-                *("--no-emit-workspace", "--prune", DISTRIBUTION),
-                *(f"--no-emit-package={name}" for name in sorted(project.sources)),
-                *("--python", str(python), "--output-file", str(constraints)),
-            ],
-            cwd=rollout_dir,
-            timeout_s=QUERY_TIMEOUT_S,
-            doing=f"reading `{lock_file}`",
-        )
+        export = [
+            *("export", "--quiet", "--frozen", "--no-dev", "--no-header", "--no-annotate"),
+            *("--no-emit-workspace", "--prune", DISTRIBUTION),
+            *(f"--no-emit-package={name}" for name in sorted(project.sources)),
+            *("--python", environment_python, "--output-file", str(constraints)),
+        ]
+        uv.run(export, cwd=rollout_dir, doing=f"reading `{lock_file}`")
     try:
         uv.run(
-            ["pip", "install", "--python", str(python), *arguments],
+            ["pip", "install", "--quiet", "--python", environment_python, *arguments],
             cwd=project_dir,
             timeout_s=INSTALL_TIMEOUT_S,
             doing=f"installing the dependencies of `{rollout_dir / 'pyproject.toml'}`",
@@ -450,15 +482,17 @@ def _install(uv: Uv, project: RolloutProject, rollout_dir: Path, directory: Path
         if lock_file.is_file():
             error.hint = f"if a version in `{lock_file}` is the reason, run `uv lock --upgrade` there."
         raise
+    remove_tree(scratch)
 
 
-def _write_sdk_wheel(directory: Path, sdk_dir: Path) -> Path:
-    """Write a wheel with the metadata of the running SDK and, instead of its code, a path file for ``sdk_dir``."""
+def _write_sdk_wheel(directory: Path) -> Path:
+    """Write a wheel with the metadata of the running SDK and, instead of its code, a path file."""
     sdk = metadata.distribution(DISTRIBUTION)
     info = f"{_PACKAGE_DIR.name}-{sdk.version}.dist-info"
     path = directory / f"{_PACKAGE_DIR.name}-{sdk.version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr(f"{_PACKAGE_DIR.name}.pth", f"{sdk_dir}\n")
+        # The directory next to the environment, as seen from its `lib/python3.*/site-packages`.
+        wheel.writestr(f"{_PACKAGE_DIR.name}.pth", "../../../../sdk\n")
         wheel.writestr(f"{info}/METADATA", sdk.read_text("METADATA") or "")
         wheel.writestr(f"{info}/entry_points.txt", sdk.read_text("entry_points.txt") or "")
         wheel.writestr(f"{info}/WHEEL", _WHEEL)

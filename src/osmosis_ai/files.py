@@ -107,7 +107,7 @@ def regular_descriptor(path: Path | str, *, dir_fd: int | None = None) -> int:
         raise
     if not stat.S_ISREG(os.fstat(opened).st_mode):
         os.close(opened)
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return opened
 
 

@@ -96,7 +96,7 @@ class _Signature:
         try:
             self._signature = inspect.signature(function)
         except (TypeError, ValueError):
-            raise self.error("it is no function whose parameters can be read") from None
+            raise self.error("it is not a function with readable parameters") from None
         self.parameters: _Parameters = self._signature.parameters
         self._check_names()
 

@@ -135,7 +135,7 @@ def test_a_typed_identity_is_checked_and_lower_cased() -> None:
         *("acme", "acme/toy/x", "ac_me/toy", "-a/b", "a/..", "a/b\nc"),
         f"https://me:{CANARY}@github.com/a/b",
     ):
-        with pytest.raises(OsmosisError, match="no repository identity") as caught:
+        with pytest.raises(OsmosisError, match="is not a repository identity") as caught:
             parse_identity(text)
         assert CANARY not in caught.value.message
 

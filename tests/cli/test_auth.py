@@ -122,6 +122,23 @@ def test_a_refusal_names_the_reason_and_never_the_token(
     assert found.token == TOKEN
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [{"text": "<html>Not found</html>"}, {"json": {"error": "no such path", "code": "ROUTE_NOT_FOUND"}}],
+)
+def test_a_url_that_is_not_a_platform_is_named(cli: Cli, reply: dict[str, Any]) -> None:
+    with respx.mock() as other:
+        other.get(f"{FERN}/foo/api/cli/verify").respond(404, **reply)
+        error = _error(cli("--platform", f"{FERN}/foo", "login", "--token", NEW_TOKEN, "--json"))
+    assert error["message"] == f"{FERN}/foo is not an Osmosis platform."
+    assert error["hint"] == f"check the platform's URL: {FERN}/foo (--platform)"
+
+
+def test_the_option_is_named_as_what_chose_the_platform(cli: Cli) -> None:
+    assert f"the active platform is {FERN} (--platform)" in cli("--platform", FERN, "whoami").err
+    assert f"the active platform is {FERN} (OSMOSIS_PLATFORM_URL)" in cli("whoami").err
+
+
 def test_a_token_without_its_option_is_refused_and_not_repeated(cli: Cli, home: Path) -> None:
     for arguments in (("login", TOKEN), ("auth", "login", TOKEN, "--json")):
         outcome = cli(*arguments)

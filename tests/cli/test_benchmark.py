@@ -186,6 +186,15 @@ def test_a_platform_without_benchmarks_says_so_before_it_is_asked_for_secrets(re
     assert not ready.get("/environment-secrets").called and not ready.post("/benchmark-runs").called
 
 
+def test_an_empty_list_of_a_platform_without_benchmarks_says_why(ready: Maze) -> None:
+    ready.get("/benchmarks").respond(json={"benchmarks": []}, headers={"X-Osmosis-Capabilities": ""})
+    outcome = ready.osmosis("benchmark", "list", "--json")
+    assert (outcome.status, outcome.json["items"]) == (0, [])
+    warning = json.loads(outcome.err)["warning"]
+    assert warning["code"] == "NOT_OFFERED"
+    assert warning["message"].startswith("This platform does not support benchmark runs: ")
+
+
 # The config
 
 PROVIDER = {"type": "provider", "model": "vendor/x", "api_key_secret": "OPENAI_API_KEY"}

@@ -106,7 +106,7 @@ def test_csv_and_parquet_and_json_become_json_lines(capsys: pytest.CaptureFixtur
 
 REFUSED_MAPPINGS = {
     "prompt=nowhere": "no column 'nowhere' (found 'question', 'answer')",
-    "promt=question": "`promt` is no field of a dataset (prompt, ground_truth, system, metadata); did you mean `prompt`?",
+    "promt=question": "`promt` is not a field of a dataset (prompt, ground_truth, system, metadata); did you mean `prompt`?",
     "prompt=question,user_prompt=answer": "`prompt` is mapped twice",
 }
 

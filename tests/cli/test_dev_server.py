@@ -133,7 +133,7 @@ def test_a_log_that_is_cut_off_ends_with_an_error(maze: Maze, error: type[httpx.
     ("reply", "code", "said"),
     [
         (httpx.Response(404, json={"error": "No such server."}), "NOT_FOUND", "No such server."),
-        (httpx.Response(200, html="<html>Sign in</html>"), "PLATFORM_ERROR", "no stream of events"),
+        (httpx.Response(200, html="<html>Sign in</html>"), "PLATFORM_ERROR", "not a stream of events"),
         (
             httpx.Response(200, headers=SSE, text="data: " + "x" * (1 << 20) + "\n\n"),
             "PLATFORM_ERROR",

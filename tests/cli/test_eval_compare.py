@@ -114,8 +114,8 @@ def test_a_gate_against_the_same_baseline_has_the_same_numbers(maze: Maze) -> No
             "there is no metric 'pass_rat' to compare runs by; did you mean 'pass_rate'?",
         ),
         (["--confidence", "0.9999999999999999"], "must be between 0.5 and 1, at most 0.999999"),
-        (["--reward-range", "-1e308,1e308"], "'-1e308,1e308' is no range"),
-        (["--reward-range", "nan,1"], "'nan,1' is no range"),
+        (["--reward-range", "-1e308,1e308"], "'-1e308,1e308' is not a range"),
+        (["--reward-range", "nan,1"], "'nan,1' is not a range"),
     ],
 )
 def test_a_wrong_word_is_a_wrong_command_line(maze: Maze, words: list[str], said: str) -> None:

@@ -235,7 +235,7 @@ def test_the_files_have_the_numbers_of_the_terminal(maze: Maze, monkeypatch: pyt
         (("--against", "base", "--margin", "infrastructure=0.1"), "is not compared with a baseline"),
         (("--min", "reward=0", "--confidence", "95"), "between 0.5 and 1"),
         (("--min", "reward=0", "--confidence", "0.4"), "between 0.5 and 1"),
-        (("--min", "reward=0", "--reward-range", "1,1"), "is no range"),
+        (("--min", "reward=0", "--reward-range", "1,1"), "is not a range"),
         (("--min", "reward=0", "--unclear", "maybe"), "'maybe'"),
         (("--rules", "nothing.toml"), "file not found: `nothing.toml`"),
     ],

@@ -196,6 +196,23 @@ def test_without_an_origin_or_a_login_the_runs_of_this_machine_are_listed(
     shown = maze.osmosis("eval", "list")
     assert "good" in shown.out
     assert "Only the runs of this machine" in shown.err
+    (line,) = maze.osmosis("eval", "list", "--plain").out.splitlines()
+    assert line.startswith("good\t[finished]\t") and line.endswith("\t(this machine)")
+
+
+def test_plain_lists_local_runs_after_the_platforms_up_to_the_limit(maze: Maze) -> None:
+    for name in ("good", "fine"):
+        write_run(maze.workspace.evals_dir / name, [[1.0], [0.0]])
+    maze.get("/eval-runs").respond(json={"eval_runs": [ROW]})
+    platform, *local = (row.split("\t") for row in maze.osmosis("eval", "list", "--plain").out.splitlines())
+    assert platform[0] == ROW["name"]
+    assert {row[0] for row in local} == {"good", "fine"} and len(local) == 2
+    assert {len(row) for row in (platform, *local)} == {7} and {row[-1] for row in local} == {
+        "(this machine)"
+    }
+    for limit in (1, 2):
+        lines = maze.osmosis("eval", "list", "--plain", "--limit", str(limit)).out.splitlines()
+        assert len(lines) == limit and lines[0].startswith(f"{ROW['name']}\t")
 
 
 @pytest.mark.parametrize("reply", [None, 503, 404])
@@ -224,7 +241,9 @@ def test_a_run_is_asked_of_the_platform_when_this_machine_has_none_or_it_is_name
     assert maze.osmosis("eval", "info", "platform:good").status == 1
     assert asked.called
     maze.get("/eval-runs/nosuch").respond(404, json={"error": "there is none"})
-    assert "neither on this machine nor on the platform" in maze.osmosis("eval", "info", "nosuch").err
+    refused = maze.osmosis("eval", "info", "nosuch").err
+    assert "neither on this machine nor on the platform" in refused
+    assert "hint: the latest local runs are: good; `osmosis eval list` lists all runs" in refused
 
 
 def test_a_run_of_this_machine_that_can_not_be_read_is_listed_and_says_why(maze: Maze) -> None:

@@ -77,6 +77,7 @@ def test_two_runs_tell_the_spread_of_their_difference(maze: Maze) -> None:
     assert "gaps: 1 of 120 attempts have no score and are omitted." in with_gaps["notes"]
     baseline = plan(maze, "--against", "base", "--json").json["resource"]
     assert (baseline["pilot"], baseline["spread"]["basis"]) == ("base", "one run")
+    assert baseline["notes"][0].startswith("base (--against) is the pilot; ")
 
 
 def test_without_a_pilot_the_spread_is_assumed_and_the_range_is_shown(maze: Maze) -> None:

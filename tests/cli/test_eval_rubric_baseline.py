@@ -70,6 +70,27 @@ def test_the_same_texts_by_another_judge_are_compared_and_every_number_says_so(c
 
 
 @pytest.mark.usefixtures("before")
+def test_another_order_of_texts_is_named_and_the_judge_is_the_same(cli: Cli) -> None:
+    answers(BEFORE, name="old")
+    outcome, found = compared(cli, "-n", "2", "--swap")
+    assert found["verdict"].startswith(
+        "No significant difference (another order of texts (--swap)): +0.0000 ("
+    )
+    assert "this session uses another order of texts (--swap) than the baseline." in outcome.err
+
+
+def test_equal_scores_have_an_exact_mean_and_differ_by_zero(cli: Cli, judge: JudgeServer) -> None:
+    answers([0.7] * 3)
+    assert score(cli, "-o", "before.json").status == 0
+    statistics = result_of("before.json")["overall_statistics"]
+    assert (statistics["average"], statistics["variance"], statistics["stdev"]) == (0.7, 0.0, 0.0)
+    document = result_of("before.json")
+    document["overall_statistics"]["average"] = 0.7000000001
+    Path("before.json").write_text(json.dumps(document))
+    assert "average baseline=0.7000 current=0.7000 delta=+0.0000" in compared(cli)[0].out
+
+
+@pytest.mark.usefixtures("before")
 def test_scores_on_another_scale_are_not_compared(cli: Cli) -> None:
     answers(AFTER)
     outcome, found = compared(cli, "--score-max", "5")

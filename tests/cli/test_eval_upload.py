@@ -227,7 +227,7 @@ ARTIFACTS = f"rollout_trials/{rollout_id(1)}/artifacts"
         (_link(FIRST, "/etc/passwd"), "is a symbolic link"),
         (_link(f"{ARTIFACTS}/maps/path.txt", "/etc/passwd"), "is a symbolic link"),
         (_link(f"{ARTIFACTS}/more", "/etc"), "is a symbolic link"),
-        (lambda directory: os.mkfifo(directory / ARTIFACTS / "pipe"), "is no regular file"),
+        (lambda directory: os.mkfifo(directory / ARTIFACTS / "pipe"), "is not a regular file"),
         (
             lambda directory: (directory / ARTIFACTS / "a\\b").write_text("x"),
             "characters that are not allowed",

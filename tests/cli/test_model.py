@@ -159,7 +159,7 @@ def test_a_name_that_leads_elsewhere_is_refused(maze: Maze, path: str, tmp_path:
 
 def test_what_is_no_adapter_is_named(maze: Maze, tmp_path: Path) -> None:
     offer(maze, {"README.md": b"x"})
-    assert "no adapter" in maze.osmosis("model", "download", "maze-lora", "--json").error["message"]
+    assert "not an adapter" in maze.osmosis("model", "download", "maze-lora", "--json").error["message"]
     offer(maze, {**CONTENT, "adapter_config.json": b"[]"})
     error = maze.osmosis("model", "download", "maze-lora", "-o", str(tmp_path / "mine"), "--json").error
     assert "is not PEFT's" in error["message"]

@@ -107,9 +107,11 @@ def test_what_is_restored_is_what_was_backed_up(
     cli: Cli, platform: PlatformServices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, file = platform.config.home, tmp_path / "kept" / "platform.tar.gz"
+    file.parent.mkdir()
     done = cli("platform", "backup", str(file), "--json")
     assert done.status == 0, done.err
-    assert json.loads(done.out)["resource"]["missing_blobs"] == 0
+    resource = json.loads(done.out)["resource"]
+    assert (resource["missing_blobs"], resource["size_bytes"]) == (0, file.stat().st_size)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert [path.name for path in file.parent.iterdir()] == [file.name]
     assert not list(home.glob(".backup-*"))
@@ -120,7 +122,8 @@ def test_what_is_restored_is_what_was_backed_up(
     monkeypatch.setenv("OSMOSIS_HOME", str(tmp_path / "restored"))
     done = cli("platform", "restore", str(file))
     assert done.status == 0, done.err
-    assert "osmosis platform start" in done.out
+    assert "Stop the old platform first" in done.out
+    assert f"OSMOSIS_HOME={tmp_path / 'restored'} osmosis platform start" in done.out
     restored = tmp_path / "restored"
     assert files_of(restored) == files_of(home)
     assert stat.S_IMODE(restored.stat().st_mode) == 0o700
@@ -253,12 +256,14 @@ def test_a_place_that_takes_no_file_is_refused_before_anything_is_copied(
     for place, said in (
         (tmp_path, "is a directory."),
         (tmp_path / "file" / "backup.tar", "cannot be written: "),
-        (Path("/proc/nowhere/backup.tar"), "cannot be written: "),
+        (tmp_path / "missing" / "backup.tar", "cannot be written: "),
+        (tmp_path / "backup.zip", "a backup is a tar archive."),
     ):
         done = cli("platform", "backup", str(place), "--force", "--json")
         error = json.loads(done.err)["error"]
         assert (done.status, error["code"]) == (1, "VALIDATION") and said in error["message"]
         assert error["hint"].startswith("name a file")
+    assert not (tmp_path / "missing").exists()
 
 
 @pytest.mark.integration
@@ -576,7 +581,7 @@ def test_nothing_is_restored_into_what_is_not_empty(
     refused("rows.db already exists.")
     elsewhere.home.mkdir()
     (elsewhere.home / "theirs").touch()
-    refused("is there already")
+    refused("is not an empty data directory.")
     assert [path.name for path in elsewhere.home.iterdir()] == ["theirs"]
 
 
@@ -641,8 +646,8 @@ def test_the_url_of_a_database_comes_from_a_file_and_is_never_shown(
     for text, said in (
         ("postgresql://u:canary-4711@127.0.0.1:1/x", "does not answer"),
         ("postgresql://u@127.0.0.1:1/x?password=canary-4711", "does not answer"),
-        ("postgresql://u:p@127.0.0.1:canary-4711/x", "is no database URL"),
-        ("canary-4711", "is no database URL"),
+        ("postgresql://u:p@127.0.0.1:canary-4711/x", "is not a database URL"),
+        ("canary-4711", "is not a database URL"),
         ("two canary-4711", "found 2 words"),
         ("mysql://u:canary-4711@h/x", "SQLite and PostgreSQL"),
     ):

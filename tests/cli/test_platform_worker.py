@@ -245,7 +245,7 @@ LABELS = ",".join(f"label-{number}" for number in range(65))
         ("--pool gpu", 2, "one of '--token-file' and '--token-env'"),
         ("--pool gpu --token-env NOBODY_SET_THIS", 1, "the variable NOBODY_SET_THIS holds no worker token"),
         ("--pool gpu --token-file /dev/zero", 1, "/dev/zero holds no worker token"),
-        ("--pool gpu --token-file gpu.token --idle-exit soon", 2, "'soon' is no duration"),
+        ("--pool gpu --token-file gpu.token --idle-exit soon", 2, "'soon' is not a duration"),
         ("--pool gpu --token-file gpu.token --slots 0", 2, "--slots"),
         ("--pool gpu --token-file gpu.token --cpus nan", 2, "'--cpus': must be a number up to 1,000,000,000"),
         (f"--pool gpu --token-file gpu.token --labels {LABELS}", 2, "a machine has 64 labels at most"),

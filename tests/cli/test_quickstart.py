@@ -162,7 +162,7 @@ def test_what_is_no_clone_of_it_is_left_alone(upstream: Path, tmp_path: Path) ->
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "gone")
     for name in ("folder", "repository", "file", "link"):
-        with pytest.raises(ConflictError, match="is there already"):
+        with pytest.raises(ConflictError, match="already exists and is not a clone of"):
             clone_into(str(upstream), tmp_path / name)
 
 

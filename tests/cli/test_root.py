@@ -55,6 +55,11 @@ def test_an_unknown_command_gets_a_suggestion_at_every_level(
     assert envelope["command"] == (" ".join(arguments[:-1]) or "<root>")
 
 
+def test_a_root_option_after_the_command_is_answered_with_the_whole_line(cli: Cli) -> None:
+    outcome = cli("fleet", "crew", "list", "--env-file", "keys.env")
+    assert "hint: --env-file goes before the command: `osmosis --env-file … fleet crew list`" in outcome.err
+
+
 def test_json_and_plain_together_are_refused_as_an_envelope(cli: Cli) -> None:
     outcome = cli("--plain", "fleet", "list", "--json")
     assert (outcome.status, outcome.out) == (1, "")

@@ -16,6 +16,7 @@ from scipy import stats
 
 from osmosis_ai.datasets import DatasetRow, row_digest
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.comparison.dataset_columns import read_prompts, read_slice_values
 from osmosis_ai.evaluation.metrics import RunMetrics
 from osmosis_ai.evaluation.metrics_models import Estimates, total_of
 from osmosis_ai.evaluation.pass_at_k import (
@@ -27,7 +28,6 @@ from osmosis_ai.evaluation.pass_at_k import (
     pass_hat_k_by_row,
 )
 from osmosis_ai.evaluation.results import AttemptTable
-from osmosis_ai.evaluation.run_dataset import read_prompts, read_slice_values
 from osmosis_ai.evaluation.run_score import RunScore, describe_few_scored
 from tests.evaluation.builders import MeasuredResults
 

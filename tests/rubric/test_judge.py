@@ -116,7 +116,7 @@ async def test_rate_limits_and_failures_of_the_server_are_waited_out(model: Stan
     ("reply", "cls", "category", "words"),
     [
         (error_reply(404, "no such model"), ModelNotFoundError, "not_found", "no such model"),
-        (error_reply(401, f"bad key {CANARY}"), ProviderRequestError, "auth", "refused the key"),
+        (error_reply(401, f"bad key {CANARY}"), ProviderRequestError, "auth", "rejected the API key"),
         (error_reply(400, "maximum context length"), ProviderRequestError, "context_length", "longer than"),
         (error_reply(400, "nonsense"), ProviderRequestError, "bad_request", "nonsense"),
         (error_reply(500, "oops"), ProviderRequestError, "server", "oops"),

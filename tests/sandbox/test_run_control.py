@@ -31,7 +31,7 @@ from osmosis_ai.sandbox.run_group import RunGroup
 from osmosis_ai.supervision import ChildProcess, ServiceError
 
 ALL = ("memory", "pids", "cpu")
-NOT_GIVEN = Delegation(problem="its group (cgroup) was not delegated to it")
+NOT_GIVEN = Delegation(problem="the cgroup of this process is not delegated to it")
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_worker_in_a_scope_says_that_it_is_one(given: Path, monkeypatch: pytes
     scope.mkdir()
     monkeypatch.setattr(run_control, "look_at_delegation", lambda: Delegation(scope, ("memory", "pids")))
     assert control_run("r1", RunLimits()).words == (
-        "limits: cgroup of a systemd scope (memory, processes), none for CPU"
+        "limits: cgroup of a systemd scope (memory, processes); unlimited: CPU"
     )
 
 
@@ -134,7 +134,7 @@ def test_systemd_starts_workers_in_a_scope_that_is_theirs_to_arrange(
     systemd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = prepare_control()
-    words = "limits: cgroup of a systemd scope (memory, processes), none for CPU"
+    words = "limits: cgroup of a systemd scope (memory, processes); unlimited: CPU"
     assert found.words == look_at_control().words == words
     monkeypatch.setattr(
         "osmosis_ai.platform.isolation.check_sandbox", lambda _home: SandboxCapability(Path("/bin/bwrap"))
@@ -157,8 +157,8 @@ def test_a_systemd_that_makes_no_scope_counts_as_none(systemd: Path, monkeypatch
     program = systemd.with_name("systemd-run")
     program.write_text("#!/bin/sh\necho 'Failed to connect to bus' >&2\nexit 1\n")
     found = look_at_control()
-    assert found.starter == () and "none for memory of the run" in found.words
-    assert found.words.endswith("no cgroup: its group (cgroup) was not delegated to it")
+    assert found.starter == () and "unlimited: memory of the run" in found.words
+    assert found.words.endswith("no cgroup: the cgroup of this process is not delegated to it")
     monkeypatch.setattr(run_control.shutil, "which", lambda name: None)
     assert look_at_control().starter == ()
 

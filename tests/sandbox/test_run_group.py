@@ -96,7 +96,7 @@ def test_only_what_the_kernel_limits_there_counts(tree: Tree, monkeypatch: pytes
     (tree.group / "cgroup.controllers").write_text("memory pids\n")
     assert look_at_delegation(tree.view).controllers == ("memory", "pids")
     (tree.group / "cgroup.controllers").write_text("hugetlb\n")
-    assert "none of memory, pids, cpu" in (look_at_delegation(tree.view).problem or "")
+    assert "none of the controllers memory, pids, cpu" in (look_at_delegation(tree.view).problem or "")
 
 
 def test_a_group_with_processes_of_others_is_left_alone(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,14 +258,14 @@ def test_what_holds_and_what_does_not_is_said() -> None:
     everything = frozenset(("memory", "processes", "CPU"))
     assert limit_words(everything, by="cgroup", user=0) == "limits: cgroup (memory, processes, CPU)"
     assert limit_words(frozenset(("processes",)), by="cgroup", user=7) == (
-        "limits: cgroup (processes), rlimits (memory of each process), none for memory of the run, CPU"
+        "limits: cgroup (processes), rlimits (memory of each process); unlimited: memory of the run, CPU"
     )
     assert ProcessLimits(user=7).words == (
-        "limits: rlimits (memory of each process, processes), none for memory of the run, CPU"
+        "limits: rlimits (memory of each process, processes); unlimited: memory of the run, CPU"
     )
     # The kernel counts no processes of root.
     assert ProcessLimits(user=0).words == (
-        "limits: rlimits (memory of each process), none for memory of the run, processes, CPU"
+        "limits: rlimits (memory of each process); unlimited: memory of the run, processes, CPU"
     )
 
 

@@ -233,7 +233,7 @@ required = ["openai_api_key", "TWICE", "TWICE"]
         "  - evaluation.lr: Unrecognized key (line 14)\n"
         "  - env.lower: the name of a variable must match ^[A-Z_][A-Z0-9_]*$ (line 17)\n"
         "  - env.LEVEL: must be a string, got 5 (line 18)\n"
-        "  - secrets.required: 'openai_api_key' is no name of a secret: the name of a secret must match "
+        "  - secrets.required: 'openai_api_key' is not a valid secret name: the name of a secret must match "
         "^[A-Z][A-Z0-9_]*$ (line 21; did you mean 'OPENAI_API_KEY'?)\n"
         "  - secrets.required: 'TWICE' is listed 2 times (line 21)"
     )
@@ -396,7 +396,7 @@ def test_a_variable_cannot_carry_a_nul_character(workspace: WorkspaceDirectory) 
         ("[secrets]\nrequired = 'KEY'", "secrets.required", "must be a list of strings"),
         ("[secrets]\nrequired = ['KEY', 3]", "secrets.required", "must be a list of strings"),
         ("[secrets]\nrequired = []\nOPENAI_API_KEY = 'x'", "secrets.OPENAI_API_KEY", "only lists names"),
-        ("[secrets]\nrequired = ['_KEY']", "secrets.required", "entry 1 is no name of a secret"),
+        ("[secrets]\nrequired = ['_KEY']", "secrets.required", "entry 1 is not a valid secret name"),
         ("[secrets]\nrequired = ['KEY', 'KEY']", "secrets.required", "'KEY' is listed 2 times"),
         (
             "[secrets]\nrequired = ['A', 'B', 'C']\n[env]\nB = ''\nA = ''",

@@ -14,6 +14,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import config_dir, write_json
 
 _LOCK_TIMEOUT_S = 10.0
+_selected_by_option: str | None = None
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,21 @@ def active_platform(env: Mapping[str, str] | None = None) -> ActivePlatform:
     """Return the platform that commands in the current directory use."""
     value = (os.environ if env is None else env).get(PLATFORM_URL_ENV, "").strip()
     if value:
-        return ActivePlatform(normalize_platform_url(value), PLATFORM_URL_ENV)
+        active = normalize_platform_url(value)
+        source = "--platform" if active == _selected_by_option else PLATFORM_URL_ENV
+        return ActivePlatform(active, source)
     recorded = _read(_path(env))
     here = Path.cwd() if recorded else Path("/")
     for place in (here, *here.parents):
         if url := recorded.get(str(place)):
             return ActivePlatform(url, f"set for {place}", place)
     return ActivePlatform(DEFAULT_PLATFORM_URL, "default")
+
+
+def select_by_option(url: str | None) -> None:
+    """Note the platform of the option `--platform`, which is also in the environment, for messages."""
+    global _selected_by_option
+    _selected_by_option = url
 
 
 def describe_platform(url: str) -> str:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from osmosis_ai._version import __version__
+from osmosis_ai.api import routes
 from osmosis_ai.api.active_platform import describe_platform
 from osmosis_ai.api.bodies import decode, encode
 from osmosis_ai.api.capabilities import HOSTED, Capability, capability_of_route, read_capabilities
@@ -303,7 +304,15 @@ class PlatformClient:
         foreign = read_capabilities(reply.headers) is None and self.offers in (None, HOSTED)
         if reply.status not in _NO_ROUTE or refused.refuses_git_scope:
             return refused
-        if not foreign and refused.platform_code != "ROUTE_NOT_FOUND":
+        is_missing_route = refused.platform_code == "ROUTE_NOT_FOUND"
+        if request.url.path.endswith(routes.LOGIN) and (is_missing_route or not refused.body):
+            return PlatformError(
+                f"{self.platform_url} is not an Osmosis platform.",
+                status=reply.status,
+                details={"status_code": reply.status},
+                hint=f"check the platform's URL: {describe_platform(self.platform_url)}",
+            )
+        if not foreign and not is_missing_route:
             return refused
         capability = capability_of_route(request.url.raw_path.decode("ascii").partition("?")[0])
         return refused if capability is None else unsupported(self.platform_url, capability, reply.status)

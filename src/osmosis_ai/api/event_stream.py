@@ -40,7 +40,7 @@ def json_events(
                     yield found
         except SSEError:
             raise PlatformError(
-                "Invalid JSON response from platform: what it answers is no stream of events.",
+                "Invalid JSON response from platform: the reply is not a stream of events.",
                 hint="check the platform's URL",
             ) from None
         except httpx.TransportError as error:

@@ -65,7 +65,7 @@ def parse_identity(text: str) -> str:
     identity = text.strip().lower()
     if not IDENTITY.fullmatch(identity) or identity.endswith(("/.", "/..")):
         raise OsmosisError(
-            f"'{text.rpartition('@')[2]}' is no repository identity.",
+            f"'{text.rpartition('@')[2]}' is not a repository identity.",
             hint="write it as owner/repo: letters, digits and `-`, then also `.` and `_` after the slash",
         )
     return identity
@@ -97,7 +97,7 @@ def _identify_path(text: str, base: Path) -> GitIdentity:
     try:
         path = _repository_at((base / text).resolve())
     except (OSError, RuntimeError):
-        raise OsmosisError(f"Git remote URL is no path on this machine: {text}") from None
+        raise OsmosisError(f"Git remote URL is not a path on this machine: {text}") from None
     if path == Path(path.anchor):
         raise OsmosisError(f"Git remote URL must name a repository, and {path} is the root directory.")
     name = path.name[: -len(".git")] if path.name.lower().endswith(".git") else path.name

@@ -11,6 +11,7 @@ PREFIX = "/api/cli"
 VERIFY = f"{PREFIX}/verify"
 DEVICE_AUTHORIZE = f"{PREFIX}/device/authorize"
 DEVICE_TOKEN = f"{PREFIX}/device/token"
+LOGIN = (VERIFY, DEVICE_AUTHORIZE, DEVICE_TOKEN)
 WORKSPACES = f"{PREFIX}/workspaces"
 DATASETS = f"{PREFIX}/datasets"
 ENVIRONMENT_SECRETS = f"{PREFIX}/environment-secrets"

@@ -120,7 +120,7 @@ def _token_from_stdin(output: OutputContext) -> str:
         try:
             token = output.stdin.read() if output.stdin is not None else ""
         except UnicodeDecodeError:
-            raise OsmosisError("What stdin holds is no token: it is not text.") from None
+            raise OsmosisError("The token on stdin is not text.") from None
     if not token.strip():
         raise OsmosisError("There is no token on stdin.", hint="osmosis login --token - < FILE")
     return token.strip()
@@ -169,7 +169,7 @@ def _logged_in(login: Login, directory: Path | None) -> OperationResult:
         next_steps=[
             *uses,
             *(outranked if os.environ.get("OSMOSIS_TOKEN") else []),
-            "Go to a repository that is connected to a workspace: git clone URL",
+            "Clone a connected repository: git clone URL",
             "Check it: osmosis doctor",
         ],
         next_steps_structured=[{"action": "platform.clone_repository"}, {"action": "doctor"}],

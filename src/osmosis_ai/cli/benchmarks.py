@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
 import typer
 
-from osmosis_ai.cli.connection import list_result, platform_context
+from osmosis_ai.cli.connection import explain_empty, list_result, platform_context
 from osmosis_ai.cli.logs import CursorOption, LinesOption, page_result
 from osmosis_ai.cli.name_completion import complete_benchmark
 from osmosis_ai.cli.options import AllOption, LimitOption, RunArgument, YesOption
@@ -56,7 +56,6 @@ def list_benchmarks(limit: LimitOption = 50, everything: AllOption = False) -> L
     """
     from osmosis_ai.api.capabilities import Capability
     from osmosis_ai.services import benchmarks
-    from osmosis_ai.services.capabilities import why_empty
 
     with platform_context() as context, current().status("Fetching benchmarks"):
         return list_result(
@@ -64,7 +63,7 @@ def list_benchmarks(limit: LimitOption = 50, everything: AllOption = False) -> L
             lambda benchmark: benchmark.model_dump(mode="json"),
             columns=_CATALOG,
             extra=context.resource(),
-            hints=why_empty(context.client, Capability.BENCHMARKS),
+            hints=explain_empty(context.client, Capability.BENCHMARKS),
         )
 
 
@@ -186,7 +185,6 @@ def list_runs(limit: LimitOption = 50, everything: AllOption = False) -> ListRes
     """
     from osmosis_ai.api.capabilities import Capability
     from osmosis_ai.services import benchmarks
-    from osmosis_ai.services.capabilities import why_empty
 
     with platform_context() as context, current().status("Fetching benchmark runs"):
         return list_result(
@@ -194,7 +192,7 @@ def list_runs(limit: LimitOption = 50, everything: AllOption = False) -> ListRes
             benchmarks.listed_run,
             columns=_RUNS,
             extra=context.resource(),
-            hints=why_empty(context.client, Capability.BENCHMARKS),
+            hints=explain_empty(context.client, Capability.BENCHMARKS),
         )
 
 

@@ -11,6 +11,7 @@ from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Column, ListResult
 
 if TYPE_CHECKING:
+    from osmosis_ai.api.capabilities import Capability
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.listing import Listing
@@ -51,6 +52,18 @@ def platform_when_needed(start: Path | None = None) -> Iterator[Callable[[], Pla
             return opened[0]
 
         yield connect
+
+
+def explain_empty(client: PlatformClient, capability: Capability) -> list[str]:
+    """Return hints for an empty list of people; scripts get them as warnings."""
+    from osmosis_ai.services.capabilities import why_empty
+
+    notes = why_empty(client, capability)
+    if current().mode == "rich":
+        return notes
+    for note in notes:
+        current().warn(note, code="NOT_OFFERED")
+    return []
 
 
 def list_result(

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 def demo(
     train: Annotated[
-        bool, typer.Option("--train", help="Also train the model and evaluate it again on the same rows.")
+        bool, typer.Option("--train", help="Also train the model and evaluate it again.")
     ] = False,
     seed: Annotated[
-        int | None, typer.Option(min=0, max=2**31 - 1, help="Seed of the training run.", show_default="0")
+        int | None, typer.Option(min=0, max=2**31 - 1, help="Seed of the training run (default: 0).")
     ] = None,
     local: Annotated[
         bool, typer.Option("--local", help="Evaluate with `osmosis eval run`, without a platform.")
@@ -45,7 +45,7 @@ def demo(
     The demo runs the commands that it prints: it starts a platform, logs in, pushes a repository, uploads a dataset,
     stores a secret, submits an evaluation, and stops what it started. The model is small enough to ship in this
     package. With --train, the demo also trains it by reinforcement learning, deploys it, and evaluates it again on
-    rows that it was not trained on. This takes about two minutes more. The exit status is 0 only if every sample is scored.
+    the same rows, which are not used for training. This takes about two minutes more. The exit status is 0 only if every sample is scored.
 
     Examples:
         osmosis demo
@@ -77,7 +77,7 @@ def demo(
                 seed=(seed or 0) if train else None,
             )
         except KeyboardInterrupt:
-            _tell(f"What there is so far: {scratch.root}")
+            _tell(f"Partial results: {scratch.root}")
             raise
         except SystemExit:
             scratch.discard()
@@ -172,7 +172,7 @@ def _numbers(evaluation: DemoEvaluation) -> dict[str, Any]:
 
 
 def _conversation(sample: DemoSample) -> ConversationBlock:
-    truth = "" if sample.label is None else f", the right answer being {sample.label}"
+    truth = "" if sample.label is None else f", correct answer {sample.label}"
     return ConversationBlock(
         turns=[ConversationTurn(turn.role, turn.text, turn.label) for turn in sample.turns],
         title=f"One of them: row {sample.row_index}, attempt {sample.run_index}",

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from osmosis_ai.cli.connection import list_result, platform_context
+from osmosis_ai.cli.connection import explain_empty, list_result, platform_context
 from osmosis_ai.cli.options import AllOption, LimitOption, YesOption
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Status, StreamResult, Timestamp
@@ -132,7 +132,6 @@ def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
     """
     from osmosis_ai.api.capabilities import Capability
     from osmosis_ai.services import dev_servers
-    from osmosis_ai.services.capabilities import why_empty
 
     with platform_context() as context, current().status("Fetching development servers"):
         return list_result(
@@ -140,7 +139,7 @@ def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
             lambda item: item.model_dump(mode="json"),
             columns=_SERVERS,
             extra=context.resource(),
-            hints=why_empty(context.client, Capability.DEV_SERVERS),
+            hints=explain_empty(context.client, Capability.DEV_SERVERS),
         )
 
 

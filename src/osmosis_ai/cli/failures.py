@@ -83,7 +83,8 @@ def _usage_failure(error: Any) -> Failure:
         if near:
             details["suggestions"] = near
     if option in _ROOT_OPTIONS and context is not None and context.parent is not None:
-        hint = f"{option} goes before the command: `osmosis {option} … {context.info_name}`"
+        command = context.command_path.removeprefix(context.find_root().command_path).strip()
+        hint = f"{option} goes before the command: `osmosis {option} … {command}`"
     param = getattr(error, "param", None)
     if param is not None:
         details["parameter"] = max(param.opts, key=len) if param.param_type_name == "option" else param.name

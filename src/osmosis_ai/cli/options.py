@@ -110,7 +110,7 @@ def parse_duration(text: str, option: str) -> float:
     seconds = float(match[1]) * _SECONDS[match[2] or "s"] if match else 0.0
     if seconds <= 0:
         raise typer.BadParameter(
-            f"{text!r} is no duration; write 90, 90s, 10m or 2h.", param_hint=f"'{option}'"
+            f"{text!r} is not a duration; write 90, 90s, 10m or 2h.", param_hint=f"'{option}'"
         )
     return seconds
 
@@ -137,7 +137,7 @@ def parse_reward_range(text: str) -> tuple[float, float]:
         least = most = math.nan
     if not -LARGEST_REWARD <= least < most <= LARGEST_REWARD:
         raise typer.BadParameter(
-            f"{text!r} is no range; write the least and the greatest reward, for instance 0,1.",
+            f"{text!r} is not a range; write the lowest and the highest reward, such as 0,1.",
             param_hint="'--reward-range'",
         )
     return least, most

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from osmosis_ai.api.active_platform import select_by_option
 from osmosis_ai.api.platform_url import (
     PLATFORM_URL_ENV,
     TOKEN_ENV,
@@ -39,6 +40,7 @@ def prepare_environment(output: OutputContext, *, env_file: Path | None, platfor
         from osmosis_ai.services.env_file import load_env_file
 
         _env_file = load_env_file(path.absolute(), os.environ, output.warn, named=env_file is not None)
+    select_by_option(None)
     if platform is not None:
         use_platform(output, platform)
     elif value := os.environ.get(PLATFORM_URL_ENV):
@@ -62,6 +64,7 @@ def use_platform(output: OutputContext, platform: str) -> None:
     if "://" not in platform:
         output.note(f"Platform: {url}")
     os.environ[PLATFORM_URL_ENV] = url
+    select_by_option(url)
     _refuse_insecure(output, url)
 
 

@@ -231,9 +231,9 @@ def secret_name_issues(key: str, required: list[str]) -> Iterator[Issue]:
         renamed = name.upper().replace("-", "_")
         # Only a name that cannot be a pasted key is repeated.
         if _LOOKS_LIKE_A_NAME.fullmatch(name) and "_" in name and is_secret_name(renamed):
-            yield Issue(key, f"'{name}' is no name of a secret: {rule}", suggestion=renamed)
+            yield Issue(key, f"'{name}' is not a valid secret name: {rule}", suggestion=renamed)
         else:
-            yield Issue(key, f"entry {position} is no name of a secret: {rule}")
+            yield Issue(key, f"entry {position} is not a valid secret name: {rule}")
     for name, count in Counter(required).items():
         if count > 1 and is_secret_name(name):
             yield Issue(key, f"'{name}' is listed {count} times")

@@ -55,7 +55,7 @@ def parse_mapping(words: Iterable[str]) -> ColumnMapping:
             continue
         name, found, columns = part.partition("=")
         if not found or not columns.strip():
-            raise ValueError(f"`{part}` is no mapping; write FIELD=COLUMN, as in prompt=question")
+            raise ValueError(f"`{part}` is not a mapping; write FIELD=COLUMN, as in prompt=question")
         field = _field_of(name.strip())
         if field in mapping:
             raise ValueError(f"`{field}` is mapped twice; join columns with +, as in {field}=a+b")
@@ -70,7 +70,7 @@ def _field_of(name: str) -> Field:
         return _SAME[name]
     near = get_close_matches(name, FIELDS, n=1)
     meant = f"; did you mean `{near[0]}`?" if near else ""
-    raise ValueError(f"`{name}` is no field of a dataset ({', '.join(FIELDS)}){meant}")
+    raise ValueError(f"`{name}` is not a field of a dataset ({', '.join(FIELDS)}){meant}")
 
 
 def resolve_mapping(mapping: ColumnMapping, record: Record) -> ColumnMapping:

@@ -1,18 +1,13 @@
-"""The dataset of a run: its file on this machine, and the values that a comparison or a page reads from it."""
+"""The dataset of a run: its file on this machine, and the row of an attempt."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from osmosis_ai.config.issues import closest
-from osmosis_ai.datasets import DatasetRow, file_digest, find_row, iter_rows, row_digest
-from osmosis_ai.datasets.digest import content_digest
-from osmosis_ai.datasets.formats import open_reader, raise_for
-from osmosis_ai.datasets.reader import METADATA_COLUMN
-from osmosis_ai.datasets.rows import as_object, as_text
+from osmosis_ai.datasets import DatasetRow, file_digest, find_row, row_digest
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.evaluation import lenient_json
 from osmosis_ai.evaluation.manifest import Manifest
@@ -21,10 +16,7 @@ from osmosis_ai.workspace.layout import DATASET_EXTENSIONS, WorkspaceDirectory, 
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
-    from osmosis_ai.evaluation.statistics import Integers
 
-_MAX_SLICES = 50
-_MAX_KEYS = 1000
 _SEARCH_TIME_S = 1.0
 
 
@@ -87,68 +79,6 @@ def expected_answer(directory: Path, source_row: int | None, digest: str | None)
         if row is not None:
             return row.label
     return None
-
-
-def read_slice_values(path: Path, column: str, source_rows: Integers) -> list[str | None]:
-    """Return for each row the text of a column, or of a key of its metadata; None if the row has no value."""
-    positions = {row: position for position, row in enumerate(source_rows.tolist())}
-    values: list[str | None] = [None] * len(positions)
-    names: dict[str, None] = {}
-    distinct: set[str] = set()
-    for row, record in _records(path, column, names):
-        position = positions.get(row)
-        if position is None:
-            continue
-        value = as_text(record.get(column))
-        values[position] = value
-        if value is not None:
-            distinct.add(value)
-        if len(distinct) > _MAX_SLICES:
-            raise OsmosisError(
-                f"'{column}' has more than {_MAX_SLICES} values, which is too many for slices.",
-                details={"column": column},
-                hint="choose a column that divides the rows into a few groups",
-            )
-    if column not in names and not distinct:
-        suggestion = closest(column, names)
-        raise OsmosisError(
-            f"the dataset {path.name} has no column '{column}'.",
-            details={"column": column, "columns": list(names), "suggestion": suggestion},
-            hint=f"did you mean '{suggestion}'?" if suggestion else f"it has {', '.join(list(names)[:20])}",
-        )
-    return values
-
-
-def read_prompts(path: Path, source_rows: Integers) -> dict[int, str]:
-    """Return the digest of each row's messages by its position in the file, without rows that have none."""
-    wanted = set(source_rows.tolist())
-    found: dict[int, str] = {}
-    for row in iter_rows(path):
-        if row.source_row_index in wanted and row.messages:
-            found[row.source_row_index] = content_digest(row.messages)
-            if len(found) == len(wanted):
-                break
-    return found
-
-
-def _records(path: Path, column: str, names: dict[str, None]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (position, record or its metadata); ``names`` collects the columns and keys."""
-    report = raise_for(path)
-    reader = open_reader(path, report=report, only={column, METADATA_COLUMN})
-    for position, (number, record) in enumerate(reader):
-        if position == 0:
-            names.update(dict.fromkeys(name for name in reader.columns if name != METADATA_COLUMN))
-        if column in reader.columns:
-            yield position, record
-            continue
-        try:
-            metadata = as_object(record.get(METADATA_COLUMN)) or {}
-        except ValueError as error:
-            report(f"{reader.unit} {number}: {error}")
-            raise
-        if len(names) < _MAX_KEYS:
-            names.update(dict.fromkeys(metadata))
-        yield position, metadata
 
 
 def _recorded_dataset(directory: Path) -> _RecordedDataset:

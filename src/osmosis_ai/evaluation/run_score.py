@@ -276,7 +276,9 @@ def number_lines(estimates: Estimates) -> Iterator[NumberLine]:
     if reward is not None:
         over = f"{amount(reward.n, 'scored sample')} of {amount(reward.clusters, 'row')}"
         interval = numbers.interval(reward)
-        yield NumberLine("Reward", f"{reward.value:.3f}", interval, over, reward.method or "", is_result=True)
+        yield NumberLine(
+            "Reward", numbers.number(reward.value), interval, over, reward.method or "", is_result=True
+        )
     if rate is not None:
         over = f"{amount(rate.n, 'sample')} of {amount(rate.clusters, 'row')}"
         label = f"Pass rate ({_pass_rule(estimates.pass_threshold)})"

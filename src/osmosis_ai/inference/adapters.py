@@ -112,7 +112,7 @@ def _pairs(tensors: Mapping[str, Any], directory: Path) -> dict[str, dict[str, F
         matrix = _MATRIX.fullmatch(name)
         if matrix is None:
             raise OsmosisError(
-                f"the adapter in `{directory}` cannot be served: `{name}` is no matrix of a LoRA adapter."
+                f"the adapter in `{directory}` cannot be served: `{name}` is not a matrix of a LoRA adapter."
             )
         pairs.setdefault(matrix["module"], {})[matrix["side"]] = tensor.astype(np.float64)
     for module, sides in pairs.items():

@@ -27,7 +27,7 @@ Category = Literal[
 
 _SENTENCES: dict[Category, str] = {
     "rate_limit": "the provider limits the rate of calls",
-    "auth": "the provider refused the key or its account",
+    "auth": "the provider rejected the API key or the account",
     "not_found": "the provider does not know this model or address",
     "bad_request": "the provider refused the request",
     "context_length": "the conversation is longer than the model's context",

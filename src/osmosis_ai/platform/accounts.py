@@ -284,7 +284,7 @@ def _normal_email(email: str) -> str:
         or len(address) > 320
         or any(c.isspace() or not c.isprintable() for c in address)
     ):
-        raise OsmosisError(f"'{email}' is no e-mail address.", hint="write it as name@example.com")
+        raise OsmosisError(f"'{email}' is not an e-mail address.", hint="write it as name@example.com")
     return address
 
 

@@ -39,17 +39,17 @@ def isolation_of(config: PlatformConfig, capability: SandboxCapability | None = 
 
 
 def look_at_isolation(config: PlatformConfig) -> tuple[str, bool]:
-    """Return in a few words what holds rollouts back, and whether runs may be executed; what is amiss is logged."""
+    """Describe how rollouts are sandboxed, and whether runs may be executed; problems are logged."""
     if os.geteuid() == 0:
         logger.warning(
-            "the platform runs as root, and so do its rollouts, as far as files are in their reach: "
-            "run it as a user of its own"
+            "the platform runs as root, so its rollouts can access all files that root can; "
+            "run it as a separate user"
         )
     try:
         found = isolation_of(config)
     except IsolationUnavailableError as error:
         logger.error("no run is executed: %s Fix: %s", error.message, error.hint)
-        return f"required, and not possible, so no run is executed: {error.problem}; {error.hint}", False
+        return f"required but unavailable, so no run is executed: {error.problem}; {error.hint}", False
     if found.warning is not None:
         logger.warning("%s", found.warning)
     if not found.is_sandboxed:

@@ -121,7 +121,7 @@ def _address(value: str) -> str:
         address = normalize_platform_url(value)
     except OsmosisError:
         # What is wrong may hold a password.
-        raise OsmosisError(f"{ADDRESS_ENV} is no address of a Ray dashboard, {example}.") from None
+        raise OsmosisError(f"{ADDRESS_ENV} is not the address of a Ray dashboard, {example}.") from None
     if not is_secure(address):
         raise OsmosisError(
             f"{ADDRESS_ENV} is plain http beyond this machine, and the cluster's token does not travel in the clear: "

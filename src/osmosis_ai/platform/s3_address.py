@@ -90,7 +90,7 @@ def _endpoint(name: str, url: str) -> str:
     except ValueError:
         host = None
     if not host or parts.scheme not in ("http", "https") or parts.query or parts.fragment:
-        raise _refused(f"its {name} is no address such as https://s3.example.com")
+        raise _refused(f"its {name} is not an address such as https://s3.example.com")
     if "@" in parts.netloc or parts.path.strip("/") or re.search(r"[\s\x00-\x1f]", url):
         raise _refused(f"its {name} is scheme, host and port, and nothing else")
     if parts.scheme != "https" and not is_loopback(host):
@@ -102,4 +102,4 @@ def _endpoint(name: str, url: str) -> str:
 
 
 def _refused(problem: str) -> OsmosisError:
-    return OsmosisError(f"this is no address of a bucket: {problem}.", hint=f"such as {_EXAMPLE}")
+    return OsmosisError(f"this is not the address of a bucket: {problem}.", hint=f"such as {_EXAMPLE}")

@@ -402,7 +402,7 @@ def _missing_key(provider: str) -> MissingAPIKeyError:
     variables = (DEFAULT_API_KEY_ENV.get(provider), *key_variables(provider), guessed_key_variable(provider))
     variable = next(filter(None, variables), None)
     if variable is None:
-        return MissingAPIKeyError(f"`{provider}` is no provider of models; write `model` as provider/model.")
+        return MissingAPIKeyError(f"`{provider}` is not a model provider; write `model` as provider/model.")
     return MissingAPIKeyError(
         f"Environment variable '{variable}' is not set. It should hold the key of `{provider}`: "
         f'export {variable}="..." (or pass the key as `api_key`).'

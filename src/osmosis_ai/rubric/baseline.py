@@ -30,8 +30,9 @@ Pairing = Literal["record", "question"]
 
 _TOP_LEVEL = ("average", "variance", "stdev")
 _LABELS = (
-    ("another judge", frozenset({"models", "reasoning_effort", "system_prompt", "swap"})),
+    ("another judge", frozenset({"models", "reasoning_effort", "system_prompt"})),
     ("another rubric", frozenset({"rubric", "original_input", "ground_truth"})),
+    ("another order of texts (--swap)", frozenset({"swap"})),
 )
 _EXPECTED_TO_DIFFER = frozenset({"data", "rubric_id", "reading"})
 
@@ -207,21 +208,26 @@ def read_baseline(path: Path) -> Baseline:
     try:
         document = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise OsmosisError(f"Failed to parse baseline JSON '{path}': {error}.") from None
+        raise _no_result_file(path) from error
     if not isinstance(document, dict):
-        raise OsmosisError(f"Baseline JSON '{path}' must be an object.")
+        raise _no_result_file(path)
     found = document.get("overall_statistics")
     if not isinstance(found, dict):
         found = document if all(key in document for key in _TOP_LEVEL) else None
         if found is None:
-            raise OsmosisError(
-                f"Baseline JSON '{path}' must include an 'overall_statistics' object or top-level statistics."
-            )
+            raise _no_result_file(path)
     numbers = {key: value for key, raw in found.items() if (value := _number(raw)) is not None}
     if not numbers:
         raise OsmosisError(f"The statistics in '{path}' could not be parsed into numeric values.")
     inputs = _inputs(document)
     return Baseline(path, numbers, tuple(_scored_records(document.get("records"), inputs)), inputs)
+
+
+def _no_result_file(path: Path) -> OsmosisError:
+    return OsmosisError(
+        f"'{path}' is not a result file of `osmosis eval rubric`.",
+        hint="--baseline takes the file that an earlier `osmosis eval rubric --output FILE` wrote",
+    )
 
 
 def _inputs(document: Mapping[str, Any]) -> dict[str, Any]:

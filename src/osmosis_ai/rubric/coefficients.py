@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 ONCE = "each record was scored once; repeat calls with `-n 5`"
 _FEW_RATED = "fewer than two records have two scores to compare"
-_NO_VARIATION = "every score is the same, so that agreement by chance cannot be told from agreement"
+_NO_VARIATION = "every score is the same, so agreement cannot be separated from chance"
 _NOT_BETWEEN = "scores differ within records but not between them"
 _LEAST = 4
 _FEW = f"fewer than {_LEAST} records to compare"
-_CONSTANT = "what is compared is the same for every record"
+_CONSTANT = "the compared values are the same for every record"
 _PERFECT = "no interval: the records lie on one line"
 
 

@@ -74,7 +74,7 @@ class Judge:
 
     async def score(self, task: JudgeTask, *, call_index: int = 0) -> Judgement:
         if self.model.timeout_s == 0:
-            raise self._failure("a timeout of 0 seconds leaves no time for an answer.")
+            raise self._failure("A timeout of 0 seconds leaves no time for an answer.")
         messages = build_prompt(task)
         spent = _Spent()
         try:
@@ -142,7 +142,9 @@ class Judge:
         return UnscoredError(
             self.model.provider,
             self.model.model,
-            self._redactor.text(f"unscored after a second question: {problem}"),
+            self._redactor.text(
+                f"The judge's reply has no readable score, also after a second question: {problem}"
+            ),
             reason=problem.reason,
             raw=self._redactor.tree(completion.response),
         )
@@ -153,7 +155,7 @@ class Judge:
         failure = cls(
             self.model.provider,
             self.model.model,
-            self._redactor.text(f"{error.summary}{status}"),
+            self._redactor.text(f"{error.summary[:1].upper()}{error.summary[1:]}{status}"),
             code=error.code,
             hint=error.hint,
         )

@@ -46,7 +46,7 @@ _MOST_LEVELS = 11
 _PARTS = 5
 _NO_PEOPLE = "no record has a score given by people (`label` or `human_score`)"
 _NO_PAIR = "the judge scored none of the records that people scored"
-_ONE_ORDER = "every call quoted its texts in the same order; `--swap` reverses it in every other one"
+_ONE_ORDER = "all calls quoted their texts in the same order; `--swap` reverses it in every other call"
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,11 +210,11 @@ def _missing_key(provider: str) -> MissingAPIKeyError:
     if usual is not None:
         return MissingAPIKeyError(
             f"Environment variable '{usual}' is not set. It should hold the key of `{provider}`: "
-            f'export {usual}="..." (or name another variable with `api_key_env`).'
+            f'export {usual}="..." (or name another variable as `api_key_env` in the model configuration).'
         )
     exports = "".join(f'\n  export {name}="..."' for name in dict.fromkeys(DEFAULT_API_KEY_ENV.values()))
     return MissingAPIKeyError(
-        f"{_unknown_provider(provider)} To use it with a key of yours, name its variable with `api_key_env`; "
+        f"{_unknown_provider(provider)} To use it with a key of yours, name its variable as `api_key_env` in the model configuration; "
         f"the known ones are:{exports}"
     )
 

@@ -337,7 +337,7 @@ class RecordIndex:
         """Read the whole file once."""
         if path.exists() and not path.is_file():
             raise OsmosisError(
-                f"Data path '{path}' is no regular file, and records are read more than once.",
+                f"Data path '{path}' is not a regular file, and records are read more than once.",
                 hint="write them to a file first",
             )
         index = cls(path, rules, bounds)

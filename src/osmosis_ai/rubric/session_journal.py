@@ -31,7 +31,7 @@ from osmosis_ai.rubric.records import RecordIndex, RubricRecord
 from osmosis_ai.rubric.types import JudgeTask
 
 RUNS_PER_SEED = 10_000
-_EDITED = {"data": "the file's content is another", "rubric": "its text is another"}
+_EDITED = {"data": "the file's content changed", "rubric": "its text changed"}
 _SPOKEN = {
     "data": "data",
     "rubric": "rubric",
@@ -133,7 +133,7 @@ def input_differences(
         yield (
             f"{spoken}: was {_shown(before.get(key))}, now {_shown(now.get(key))}"
             if told
-            else f"{spoken}: {_EDITED.get(key, 'another')}"
+            else f"{spoken}: {_EDITED.get(key, 'changed')}"
         )
 
 

@@ -124,7 +124,8 @@ def statistics(scores: Iterable[float]) -> dict[str, float]:
     known = [score for score in scores if not math.isnan(score)]
     if not known:
         return dict.fromkeys(("average", "variance", "stdev", "min", "max"), 0.0)
-    average = math.fsum(known) / len(known)
+    # Relative to the first score, so that the mean of equal scores is that score.
+    average = known[0] + math.fsum(score - known[0] for score in known) / len(known)
     variance = math.fsum((score - average) ** 2 for score in known) / len(known)
     return {
         "average": average,

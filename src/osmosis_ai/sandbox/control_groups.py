@@ -24,7 +24,7 @@ _MOVING_S = 10.0
 _ASKING_S = 10.0
 _LOOKING_S = 0.02
 _NOT_OURS = "the processes in its group (cgroup) are not this platform's alone"
-_NOT_GIVEN = "its group (cgroup) was not delegated to it"
+_NOT_GIVEN = "the cgroup of this process is not delegated to it"
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,9 @@ def look_at_delegation(view: ProcessView | None = None) -> Delegation:
     there = _words(base / "cgroup.controllers")
     controllers = tuple(name for name in CONTROLLERS if name in there)
     if not controllers:
-        return Delegation(problem=f"none of {', '.join(CONTROLLERS)} is a controller of its group (cgroup)")
+        return Delegation(
+            problem=f"the cgroup of this process has none of the controllers {', '.join(CONTROLLERS)}"
+        )
     if not all(os.access(place, os.W_OK) for place in (base, base / "cgroup.subtree_control")):
         return Delegation(problem=_NOT_GIVEN)
     if own == base:
@@ -93,9 +95,9 @@ def arrange(found: Delegation, view: ProcessView | None = None) -> Delegation:
             _empty(base)
         enabled = tuple(name for name in found.controllers if enable(base, name))
     except OSError as error:
-        return Delegation(problem=f"its group (cgroup) cannot be arranged: {error.strerror or error}")
+        return Delegation(problem=f"the cgroup of this process cannot be set up: {error.strerror or error}")
     if not enabled:
-        return Delegation(problem="the kernel lets its group (cgroup) limit nothing")
+        return Delegation(problem="the cgroup of this process cannot enable any controller")
     return Delegation(base, enabled)
 
 

@@ -18,7 +18,7 @@ from osmosis_ai.sandbox import inner_listener
 
 Network = Literal["host", "none"]
 NETWORK_ENV = "OSMOSIS_NETWORK"
-_NOT_MEANT = "what came out of the sandbox is no socket that listens where it should"
+_NOT_MEANT = "the file from the sandbox is not a listening socket"
 
 
 def network_setting(environ: Mapping[str, str]) -> Network | None:

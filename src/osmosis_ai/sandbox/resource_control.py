@@ -95,6 +95,6 @@ def limit_words(held: frozenset[Resource], *, by: str, user: int | None = None) 
     said = [
         *([f"{by} ({', '.join(by_group)})"] if by_group else []),
         *([f"rlimits ({', '.join(by_process)})"] if by_process else []),
-        *([f"none for {', '.join(absent)}"] if absent else []),
     ]
-    return f"limits: {', '.join(said)}"
+    unlimited = f"; unlimited: {', '.join(absent)}" if absent else ""
+    return f"limits: {', '.join(said)}{unlimited}"

@@ -301,7 +301,7 @@ def _check_listing(listed: ModelDownload) -> None:
         )
     if ADAPTER_CONFIG not in names or not set(WEIGHTS) & set(names) or len(set(names)) < len(names):
         raise OsmosisError(
-            f"the platform's files of `{listed.model_name}` are no adapter: {', '.join(names) or 'none'}.",
+            f"the platform's files of `{listed.model_name}` are not an adapter: {', '.join(names) or 'none'}.",
             code="PLATFORM_ERROR",
         )
 
@@ -371,7 +371,7 @@ def _check_adapter(directory: Path) -> None:
         json.loads((directory / ADAPTER_CONFIG).read_bytes())["peft_type"]
     except (ValueError, KeyError, TypeError):
         raise OsmosisError(
-            f"what was fetched is no adapter: {ADAPTER_CONFIG} is not PEFT's.",
+            f"what was fetched is not an adapter: {ADAPTER_CONFIG} is not PEFT's.",
             code="PLATFORM_ERROR",
             details={"directory": str(directory)},
         ) from None

@@ -34,7 +34,7 @@ def parse_scope(text: str) -> Scope:
         return "personal"
     if text == "workspace":
         return "workspace"
-    raise OsmosisError(f"'{text}' is no scope of secrets: use `personal` or `workspace`.")
+    raise OsmosisError(f"'{text}' is not a scope of secrets: use `personal` or `workspace`.")
 
 
 def check_name(name: str) -> str:

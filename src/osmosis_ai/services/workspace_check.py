@@ -423,7 +423,7 @@ def _decided_about(workspace: WorkspaceDirectory, config: Path) -> list[Path]:
 
 def _require_config(workspace: WorkspaceDirectory, path: Path, place: Path) -> list[Path]:
     if not any(place.is_relative_to(home) for home in _homes(workspace)):
-        raise OsmosisError(f"{path} is no config of {workspace.root}.", hint=_PLACES)
+        raise OsmosisError(f"{path} is not a config of {workspace.root}.", hint=_PLACES)
     return [place]
 
 

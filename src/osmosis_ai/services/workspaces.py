@@ -344,7 +344,7 @@ def _existing_clone(url: str, target: Path) -> Path:
         same = False
     if not same:
         raise ConflictError(
-            f"{target} is there already, and is no clone of {without_credentials(url)}.",
+            f"{target} already exists and is not a clone of {without_credentials(url)}.",
             hint="run `osmosis quickstart` in another directory",
         )
     return target

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import datetime, timezone, tzinfo
+from decimal import Decimal
 from typing import Protocol
 
 MISSING = "–"
@@ -30,7 +31,12 @@ class ShownInterval(Protocol):
 
 def number(value: float | None, digits: int = 3) -> str:
     """Return ``0.418`` or ``1.000``; NaN and infinity by their names. Whole numbers have :func:`count`."""
-    return MISSING if value is None else f"{value:,.{digits}f}"
+    return MISSING if value is None else f"{_decimal(value):,.{digits}f}"
+
+
+def _decimal(value: float) -> Decimal | float:
+    """Return a number as it is written, so that 0.4175 and 41.75 % round alike."""
+    return Decimal(repr(float(value))) if math.isfinite(value) else value
 
 
 def compact(value: float | None) -> str:
@@ -87,12 +93,12 @@ def partial_count(total: int, missing: int, of: int, noun: str) -> str:
 
 def percent(fraction: float | None, *, digits: int = 1) -> str:
     """Return ``41.3 %`` for a fraction of 0.413."""
-    return MISSING if fraction is None else f"{fraction * 100:.{digits}f} %"
+    return MISSING if fraction is None else f"{_decimal(fraction) * 100:.{digits}f} %"
 
 
 def percent_range(low: float, high: float) -> str:
     """Return ``37.2 – 46.3 %`` for fractions of 0.372 and 0.463."""
-    return f"{low * 100:.1f} – {high * 100:.1f} %"
+    return f"{_decimal(low) * 100:.1f} – {_decimal(high) * 100:.1f} %"
 
 
 def interval(estimate: ShownInterval, *, percent: bool = False) -> str:
@@ -101,7 +107,7 @@ def interval(estimate: ShownInterval, *, percent: bool = False) -> str:
         return f"none: {estimate.reason}" if estimate.reason else MISSING
     if percent:
         return percent_range(estimate.low, estimate.high)
-    return f"{estimate.low:.3f} – {estimate.high:.3f}"
+    return f"{_decimal(estimate.low):.3f} – {_decimal(estimate.high):.3f}"
 
 
 def money(usd: float | None) -> str:

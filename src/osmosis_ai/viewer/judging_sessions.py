@@ -19,7 +19,7 @@ def read_session(path: Path, name: str) -> tuple[RunEntry, Mapping[str, Any], st
     try:
         document = read_result(path).document
     except (OSError, ValueError, RecursionError) as error:
-        problem = f"`{path}` is no result of a judging session that can be read ({reason_of(error)})."
+        problem = f"`{path}` is not a readable result of a judging session ({reason_of(error)})."
         return RunEntry("rubric", name, id=str(path), status="incomplete", error=problem), {}, problem
     return session_entry(document, name, str(path)), document, None
 

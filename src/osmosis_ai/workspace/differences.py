@@ -24,7 +24,7 @@ def difference(path: Path, content: bytes, name: str, *, as_text: bool = True) -
     try:
         before, after = mine.decode("utf-8"), content.decode("utf-8")
     except UnicodeDecodeError:
-        return f"{name} differs, and is no text\n"
+        return f"{name} differs, and is not text\n"
     return shortened(_unified(before, after, name))
 
 

@@ -205,7 +205,7 @@ def test_an_address_says_all_there_is_to_say() -> None:
         ("s3://bucket?public_endpoint=http://10.0.0.1", "plain http beyond this machine"),
         ("s3://bucket?endpoint=https://planted:pw@s3.example", "nothing else"),
         ("s3://bucket?endpoint=https://s3.example/planted", "nothing else"),
-        ("s3://bucket?endpoint=planted", "no address such as"),
+        ("s3://bucket?endpoint=planted", "not an address such as"),
         ("s3://bucket?secret_key=planted", "it has no setting secret_key"),
         ("s3://bucket?region=Planted!", "its region is none"),
         ("s3://bucket?path_style=planted", "path_style is 1 or 0"),
@@ -379,7 +379,7 @@ def test_nothing_is_taken_for_stored_read_or_listed_that_a_page_in_a_stores_plac
         "delete below": lambda: store.delete_below("runs"),
     }
     for what, ask in asked.items():
-        with pytest.raises(BlobStoreBusy, match="is no store just now"):
+        with pytest.raises(BlobStoreBusy, match="is not a store just now"):
             raise AssertionError(f"{what}: {ask()}")
 
 

@@ -92,7 +92,7 @@ def test_what_is_no_commit_id_is_refused_as_such(
     repository.commit("a")
     mirrors.sync(repository.source)
 
-    with pytest.raises(RevisionError, match="is no commit") as caught:
+    with pytest.raises(RevisionError, match="is not a commit") as caught:
         mirrors.resolve(repository.source, commit=commit)
     assert (caught.value.code, caught.value.field) == ("VALIDATION", "commit_sha")
 
@@ -170,7 +170,7 @@ def test_a_url_that_would_run_a_command_is_refused_although_it_is_stored(
 
 @pytest.mark.parametrize("repository_id", ["../evil", "", "a/b", ".", "x" * 65])
 def test_an_id_never_leads_out_of_the_store(mirrors: MirrorStore, repository_id: str) -> None:
-    with pytest.raises(GitError, match="is no repository id"):
+    with pytest.raises(GitError, match="is not a repository id"):
         mirrors.sync(Source("/x", id=repository_id))
 
 

@@ -324,7 +324,7 @@ def test_a_dataset_is_checked_and_can_then_be_read(
     assert uploads.get("multiply") == dataset
     assert uploads.fetch("multiply") == data
     assert uploads.messages(dataset["id"]) == [
-        f"upload begun: {len(data)} bytes of jsonl",
+        f"upload started: {len(data)} bytes (jsonl)",
         "all bytes are here; checking the file",
         "the dataset is ready: 7 rows",
     ]

@@ -40,7 +40,7 @@ def test_lists_are_the_documented_empty_ones(api: TestClient, path: str, key: st
 def test_nothing_is_found_by_any_name(api: TestClient, method: str, path: str) -> None:
     reply = api.request(method, path, json={} if method != "GET" else None)
     assert_flat_error(reply, 404, "NOT_FOUND")
-    assert "a self-hosted platform has none yet" in reply.json()["error"]
+    assert "self-hosted platforms do not support" in reply.json()["error"]
 
 
 @pytest.mark.parametrize(

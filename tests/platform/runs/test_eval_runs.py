@@ -69,7 +69,7 @@ def test_a_submitted_run_can_be_read_by_name_and_id_at_once(
     assert by_name["request"]["advanced_config"] == {"engine": {"max_parallel": 6}}
     assert api.post(RUNS, json=by_name["request"]).status_code == 200
     assert "isolation" not in by_name
-    why = "required, and not possible, so no run is executed: no user namespaces; sysctl -w x=1"
+    why = "required but unavailable, so no run is executed: no user namespaces; sysctl -w x=1"
     monkeypatch.setitem(services.config.__dict__, "executes_nothing", why)
     assert api.get(f"{RUNS}/{run['name']}").json()["isolation"] == why
     assert by_name["entrypoint"] == "main.py"

@@ -193,7 +193,7 @@ def test_a_platform_that_was_never_reached(play: Play, alone: dict[str, Any]) ->
 @pytest.mark.parametrize("status", [302, 404, 405, 501])
 def test_an_address_that_is_no_platform_is_given_up_with_what_mends_it(play: Play, status: int) -> None:
     _, host = play([PlatformError(f"API error: HTTP {status}.", status=status)])
-    with pytest.raises(OsmosisError, match="no workers are taken at this address") as caught:
+    with pytest.raises(OsmosisError, match="no platform accepts workers at this address") as caught:
         host.run()
     assert "give --url the address" in (caught.value.hint or "")
 

@@ -213,7 +213,7 @@ async def test_without_functions_the_agents_own_reward_counts_and_without_either
     assert (graded.status, graded.sample.reward) == (RolloutStatus.SUCCESS, 0.75)
     for reward, words in (
         (None, "gave no reward"),
-        (float("nan"), "no finite number: nan"),
+        (float("nan"), "not a finite number: nan"),
         ("1", "number: '1'"),
     ):
         completion, graded = await host(rewards(reward))

@@ -30,7 +30,7 @@ def environment_credentials(env: Mapping[str, str] | None = None) -> Credentials
     if not bound:
         if url != DEFAULT_PLATFORM_URL:
             raise OsmosisError(
-                f"{TOKEN_PLATFORM_ENV} is not set (required by {TOKEN_ENV} on {platform}).",
+                f"{TOKEN_PLATFORM_ENV} is not set (required by {TOKEN_ENV} for {url}).",
                 code="ENV_TOKEN_PLATFORM_REQUIRED",
                 details={"platform_url": url},
                 hint=f"export {TOKEN_PLATFORM_ENV}={url}",

@@ -231,7 +231,7 @@ class _Transfer:
             if self._waits_for_store and "html" in response.headers.get("content-type", "").lower():
                 raise _passing(
                     TransferError(
-                        f"{shown(self._url)} answered with a page: what answers is no store just now."
+                        f"{shown(self._url)} answered with a page: what answers is not a store just now."
                     )
                 )
             return
@@ -267,7 +267,7 @@ class _Transfer:
             self._partial.restart(None, None)
             raise _passing(
                 TransferError(
-                    f"{shown(self._url)} answered with {size} bytes and no ETag: what answers is no store just now."
+                    f"{shown(self._url)} answered with {size} bytes and no ETag: what answers is not a store just now."
                 )
             )
         if expected is None and self._largest_size is not None and size > self._largest_size:

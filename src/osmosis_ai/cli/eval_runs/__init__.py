@@ -301,11 +301,11 @@ def submit(
 
 
 def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
-    """List the evaluation runs of the platform's workspace and those of this machine, the newest first.
+    """List evaluation runs of the workspace and of this machine.
 
-    Without a login, or an origin that tells the workspace, the runs of this machine alone. For scripts these are
-    under `local_runs`; --plain shows them where no platform was asked. If one was asked and cannot be read, they
-    are also listed, and the command exits with 1.
+    Without a login or an origin, only the runs of this machine are listed. If the platform cannot be read, they are
+    listed and the exit code is 1. --json has them under `local_runs`. --plain prints the platform's runs, then those
+    `(this machine)`, at most --limit lines in all.
 
     Examples:
         osmosis eval list
@@ -315,7 +315,11 @@ def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
     from osmosis_ai.services.eval_runs.local_runs import list_local_runs
 
     local = list_local_runs(limit=limit, everything=everything)
-    return with_local_runs(local, lambda: VIEW.list_runs(limit=limit, everything=everything))
+    return with_local_runs(
+        local,
+        lambda: VIEW.list_runs(limit=limit, everything=everything),
+        limit=None if everything else limit,
+    )
 
 
 def info(
@@ -361,7 +365,7 @@ def show(
     attempt: AttemptOption = None,
     failed: FailedOption = False,
     passed: PassedOption = False,
-    flaky: Annotated[bool, typer.Option("--flaky", help="Of rows that pass now and then.")] = False,
+    flaky: Annotated[bool, typer.Option("--flaky", help="Rows that both pass and fail.")] = False,
     unscored: UnscoredOption = False,
     finish: FinishOption = None,
     search: SearchOption = "",
@@ -370,7 +374,7 @@ def show(
         str | None,
         typer.Option(
             metavar="RUN",
-            help="Beside each the same row in another run.",
+            help="Also show the row in another run.",
             show_default=False,
             autocompletion=complete_run_anywhere,
         ),

@@ -381,7 +381,7 @@ def _ended_as(report: GateReport, unclear: Unclear | None) -> Verdict:
 def _message(report: GateReport, ended: Verdict) -> str:
     said = f"{report.verdict}: {report.run.name} {_MESSAGES[report.verdict]}"
     if ended != report.verdict:
-        return f"{said} It ends as {ended}, as --unclear says."
+        return f"{said} Result: {ended} (--unclear)."
     settles = [each.settles for each in report.judgements if each.verdict == "unclear" and each.settles]
     return (
         f"{said} To settle it: {settles[0]}." if report.verdict == "unclear" and len(settles) == 1 else said
@@ -514,17 +514,15 @@ def plan(
     ] = None,
     detect: Annotated[
         float | None,
-        typer.Option(
-            help="The difference to be seen: three points of a pass rate are 0.03.", rich_help_panel=GOAL
-        ),
+        typer.Option(help="Difference to detect: 0.03 is three points of a pass rate.", rich_help_panel=GOAL),
     ] = None,
-    power: Annotated[float, typer.Option(help="In how many of all cases.", rich_help_panel=GOAL)] = 0.8,
+    power: Annotated[float, typer.Option(help="Statistical power (0 to 1).", rich_help_panel=GOAL)] = 0.8,
     confidence: Annotated[
         float | None,
-        typer.Option(help="Of the interval that has to leave out no difference.", rich_help_panel=GOAL),
+        typer.Option(help="Confidence level of the interval (0 to 1).", rich_help_panel=GOAL),
     ] = None,
     metric: Annotated[
-        Literal["pass_rate", "reward"], typer.Option(help="What is compared.", rich_help_panel=GOAL)
+        Literal["pass_rate", "reward"], typer.Option(help="Metric to compare.", rich_help_panel=GOAL)
     ] = "pass_rate",
     max_cost: Annotated[
         float | None, typer.Option(help="US dollars for one run.", rich_help_panel=LIMITS)

@@ -16,6 +16,7 @@ from osmosis_ai.cli.graceful_stop import GracefulStop
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext, current
 from osmosis_ai.cli.output.formats import shown_path
+from osmosis_ai.cli.output.plain import joined
 from osmosis_ai.cli.output.results import (
     Block,
     Cell,
@@ -150,7 +151,7 @@ def _slice_cells(found: RunSlice) -> Sequence[Cell]:
         rate.n,
         formats.percent(rate.value),
         formats.interval(rate, percent=True),
-        f"{reward.value:.3f}",
+        formats.number(reward.value),
         formats.interval(reward),
     )
 
@@ -503,11 +504,12 @@ def _measured(described: DescribedEvaluation) -> Iterator[Row]:
 
 
 def _number(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, (int, float)) else formats.MISSING
+    return formats.number(value if isinstance(value, (int, float)) else None)
 
 
 ResultT = TypeVar("ResultT")
 _ARCHIVES_NAMED = 3
+_LOCAL = "(this machine)"
 
 _COLUMNS = (
     "Name",
@@ -559,9 +561,13 @@ def _platform_can_be_asked() -> bool:
         return False
 
 
-def with_local_runs(local: LocalRuns, of_platform: Callable[[], ListResult]) -> ListResult:
-    """Return the platform's list with the runs of this machine below it; these alone where nobody can be
-    asked."""
+def with_local_runs(
+    local: LocalRuns, of_platform: Callable[[], ListResult], *, limit: int | None
+) -> ListResult:
+    """Return the platform's list followed by the local runs, or the local runs if no platform can be asked.
+
+    In plain mode both together have at most ``limit`` lines.
+    """
     extra: dict[str, Any] = {
         "local_runs": [local_item(entry) for entry in local.items],
         "local_total_count": local.total,
@@ -575,7 +581,7 @@ def with_local_runs(local: LocalRuns, of_platform: Callable[[], ListResult]) -> 
     try:
         found = of_platform()
     except OsmosisError as error:
-        here = ListResult([], title="", extra=extra, hints=hints, blocks=[_table(local, in_plain=True)])
+        here = ListResult([], title="", extra=extra, hints=hints, blocks=_local_blocks(local, limit))
         if not local.items:
             if nobody_asked(error):
                 first = f"to begin on this machine: {first_run_command()}"
@@ -589,11 +595,11 @@ def with_local_runs(local: LocalRuns, of_platform: Callable[[], ListResult]) -> 
         else:
             current().emit(here)
         raise
-    blocks = [_table(local, in_plain=False)] if local.items else []
+    room = None if limit is None else limit - len(found.items)
     return replace(
         found,
         extra={**found.extra, **extra},
-        blocks=[*found.blocks, *blocks],
+        blocks=[*found.blocks, *_local_blocks(local, room)],
         hints=[*found.hints, *hints],
     )
 
@@ -689,14 +695,15 @@ def _rows(detail: RunDetail) -> Iterator[Row]:
         yield "Run Before", detail.previous.name
 
 
-def _table(local: LocalRuns, *, in_plain: bool) -> Table:
+def _local_blocks(local: LocalRuns, limit: int | None) -> list[Block]:
+    """Return a table of the local runs, or in plain mode at most ``limit`` lines with the platform's columns."""
+    if current().mode == "plain":
+        # The last column of a platform's run says who submitted it.
+        lines = [joined([*_cells(entry), _LOCAL]) for entry in local.items[:limit]]
+        return [Text("\n".join(lines), in_plain=True)] if lines else []
     more = f", {len(local.items)} of {local.total}" if local.total > len(local.items) else ""
-    return Table(
-        _COLUMNS,
-        [_cells(entry) for entry in local.items],
-        title=f"Runs of this machine{more}",
-        in_plain=in_plain,
-    )
+    rows = [_cells(entry) for entry in local.items]
+    return [Table(_COLUMNS, rows, title=f"Runs of this machine{more}")] if rows else []
 
 
 def _cells(entry: RunEntry) -> Sequence[Cell]:
@@ -713,7 +720,7 @@ def _cells(entry: RunEntry) -> Sequence[Cell]:
         Status(entry.status),
         entry.rollout,
         result,
-        f"{entry.reward:.3f}" if entry.reward is not None else None,
+        formats.number(entry.reward),
         Timestamp(entry.started_at.isoformat()) if entry.started_at is not None else None,
     )
 

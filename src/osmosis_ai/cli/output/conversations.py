@@ -101,7 +101,7 @@ def _closing(shown: ShownConversation) -> Styled:
     else:
         words, tone = f"reward {sample.reward:g}", "good" if sample.passed else "bad"
     if truth is not None:
-        words += f", the right answer being {_text(truth)}"
+        words += f", correct answer {_text(truth)}"
     known = [
         *sample.flagged_finishes,
         f"{formats.count(sample.tokens)} tokens" if sample.tokens is not None else "",

@@ -31,7 +31,7 @@ EmailArgument = Annotated[str, typer.Argument(help="The user's address.")]
 TokenNameOption = Annotated[str | None, typer.Option("--name", help="What it is for; shown in the list.")]
 UserOption = Annotated[
     str | None,
-    typer.Option("--user", "-u", metavar="EMAIL", help="Whose; not needed while there is one user."),
+    typer.Option("--user", "-u", metavar="EMAIL", help="Email of the user (default: the only user)."),
 ]
 PasswordFromStdin = Annotated[
     bool,
@@ -182,7 +182,9 @@ def _located_checkout(root: Path) -> _Located:
     origin = read_origin(root)
     if origin is None:
         own = f"git -C {quote(here)} remote add origin {quote(here)}"
-        return _Located(here, here, [committed, f"Commands in it need an origin; it can be its own: {own}"])
+        return _Located(
+            here, here, [committed, f"Its commands need an origin. To use the repository itself: {own}"]
+        )
     absolute = _absolute(origin, root)
     if _identity_of(absolute, required=False) == _identity_of(here, required=True):
         return _Located(here, here, [committed])

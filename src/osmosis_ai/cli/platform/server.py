@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
@@ -289,7 +290,8 @@ def status() -> DetailResult:
     process = running_platform(home)
     if process is None:
         raise NotFoundError(
-            f"no platform runs in {home}.", hint="start it with `osmosis platform start`, or set OSMOSIS_HOME"
+            f"No platform is running in {home}.",
+            hint="start it with `osmosis platform start`, or set OSMOSIS_HOME",
         )
     state, problems = _state(process.local_url)
     # What another release has in its database, that one knows.
@@ -442,7 +444,9 @@ def stop(
     return OperationResult(
         operation="platform.stop",
         status="noop" if process is None else "success",
-        message=f"No platform runs in {home}." if process is None else f"Stopped the platform in {home}.",
+        message=f"No platform is running in {home}."
+        if process is None
+        else f"Stopped the platform in {home}.",
         resource={"home": str(home), "pid": process.pid if process else None},
     )
 
@@ -450,7 +454,7 @@ def stop(
 def backup(
     file: Annotated[
         Path,
-        typer.Argument(help="File to write; compressed if its name ends in .gz.", show_default=False),
+        typer.Argument(help="File to write; compressed if it ends in .gz or .tgz.", show_default=False),
     ],
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     with_bucket: Annotated[
@@ -487,6 +491,7 @@ def backup(
             "path": str(report.path),
             "home": str(config.home),
             **report.facts(),
+            "size_bytes": report.path.stat().st_size,
         },
         next_steps=[f"Restore it: OSMOSIS_HOME=NEW_DIRECTORY osmosis platform restore {report.path}"],
     )
@@ -530,15 +535,20 @@ def restore(
             code="MISSING_FILES",
         )
     settings = f'OSMOSIS_DATABASE_URL="$(cat {database_file})" ' if database_file else ""
+    if os.environ.get("OSMOSIS_HOME"):
+        settings = f"OSMOSIS_HOME={quote(str(config.home))} {settings}"
     return OperationResult(
         operation="platform.restore",
         message=f"Restored {config.home} from the backup of {formats.iso(report.created_at)}: "
-        f"{formats.count(report.files)} files, all as they were written.",
+        f"{formats.count(report.files)} files, all verified.",
         resource={
             "home": str(config.home),
             **report.facts(),
         },
-        next_steps=[f"Start it: {settings}osmosis platform start"],
+        next_steps=[
+            "Stop the old platform first: both would execute the runs in progress.",
+            f"Start it: {settings}osmosis platform start",
+        ],
     )
 
 

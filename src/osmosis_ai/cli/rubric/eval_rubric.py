@@ -238,14 +238,13 @@ def conclude(operation: str, outcome: RubricOutcome, resource: dict[str, Any]) -
     )
     if outcome.result.complete or halted:
         return result
-    if current().mode != "json":
-        current().emit(result)
-    raise OsmosisError(
-        f"{WITH_ERRORS} {tables.what_is_missing(outcome)}",
-        code="PLATFORM_ERROR",
-        details=resource,
-        hint=f"try those again, and only those: {tables.resume_command(outcome)}",
-    )
+    missing = tables.what_is_missing(outcome)
+    if current().mode == "json":
+        hint = f"repeat only these calls: {tables.resume_command(outcome)}"
+        raise OsmosisError(f"{WITH_ERRORS} {missing}", code="PLATFORM_ERROR", details=resource, hint=hint)
+    # The shown result says that there are errors, and how to resume.
+    current().emit(result)
+    raise OsmosisError(missing, code="PLATFORM_ERROR", details=resource)
 
 
 def resource(outcome: RubricOutcome, *, with_records: bool) -> dict[str, Any]:

@@ -226,6 +226,7 @@ def baseline_table(comparison: SessionComparison, *, in_plain: bool) -> Block:
         if delta is not None:
             digits = 6 if key == "variance" else 4
             now = before[key] + delta
+            delta = round(delta, digits) + 0.0  # no negative zero
             lines.append(
                 f"  {key} baseline={before[key]:.{digits}f} current={now:.{digits}f} delta={delta:+.{digits}f}"
             )

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 _MOST = 1_000
 
 RowOption = Annotated[
-    int | None, typer.Option(min=0, help="Of this row alone, counted from 0.", show_default=False)
+    int | None, typer.Option(min=0, help="Only this row, counted from 0.", show_default=False)
 ]
 AttemptOption = Annotated[
-    int | None, typer.Option(min=0, help="This attempt alone, counted from 0.", show_default=False)
+    int | None, typer.Option(min=0, help="Only this attempt, counted from 0.", show_default=False)
 ]
 FailedOption = Annotated[bool, typer.Option("--failed", help="Scored below the threshold.")]
 PassedOption = Annotated[bool, typer.Option("--passed", help="Scored at the threshold or above.")]
-UnscoredOption = Annotated[bool, typer.Option("--unscored", help="Without a score: an error, say.")]
+UnscoredOption = Annotated[bool, typer.Option("--unscored", help="Attempts without a score.")]
 FinishOption = Annotated[
     FlaggedFinish | None,
     typer.Option(

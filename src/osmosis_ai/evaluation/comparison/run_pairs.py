@@ -108,7 +108,7 @@ def _changed_rows(
 
 def _prompts(run: RunSamples, places: Integers) -> dict[int, str] | None:
     """Return by place the digest of each row's prompt; None where the dataset cannot be read."""
-    from osmosis_ai.evaluation.run_dataset import read_prompts
+    from osmosis_ai.evaluation.comparison.dataset_columns import read_prompts
 
     if run.open_dataset is None:
         return None

@@ -131,7 +131,7 @@ class RunSamples:
 
     def slice_values(self, column: str) -> list[str | None]:
         """Return of each distinct row the value of a column of the dataset, None where it has none."""
-        from osmosis_ai.evaluation.run_dataset import read_slice_values
+        from osmosis_ai.evaluation.comparison.dataset_columns import read_slice_values
 
         if self.open_dataset is None:
             raise OsmosisError(

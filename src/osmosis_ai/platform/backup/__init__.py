@@ -30,6 +30,7 @@ __all__ = ["BackupReport", "create_backup", "restore_backup"]
 
 # Files that a platform has lost are missing at every moment.
 _MORE_MOMENTS = 4
+_OTHER_ARCHIVES = (".zip", ".7z", ".bz2", ".xz", ".zst")
 
 
 def create_backup(
@@ -39,6 +40,11 @@ def create_backup(
     require_platform(config)
     if target.is_dir():
         raise OsmosisError(f"{target} is a directory.", hint="name a file, such as osmosis.tar.gz in it")
+    if target.suffix in _OTHER_ARCHIVES:
+        raise OsmosisError(
+            f"{target} cannot be written: a backup is a tar archive.",
+            hint="name a file that ends in .tar.gz or .tar",
+        )
     if target.exists() and not overwrite:
         raise ConflictError(f"{target} already exists.", hint="name another file, or replace it with --force")
     _require_a_place(target.absolute())
@@ -61,12 +67,11 @@ def create_backup(
 def _require_a_place(target: Path) -> None:
     # Tried before the platform is copied, which may take minutes.
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=target.parent).close()
     except OSError as error:
         raise OsmosisError(
             f"{target} cannot be written: {error.strerror or error}.",
-            hint="name a file in a directory that you may write to",
+            hint="name a file in an existing directory that you may write to",
         ) from error
 
 

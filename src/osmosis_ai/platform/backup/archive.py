@@ -85,7 +85,6 @@ class _Digest:
 def write(stage: Path, target: Path, *, missing_blobs: int) -> BackupReport:
     """Write what was collected in ``stage`` to ``target``, in one step."""
     created_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    target.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
     temporary, digest = Path(name), _Digest()
     try:
@@ -175,7 +174,7 @@ def _unpack(archive: tarfile.TarFile, source: Path, stage: Path) -> BackupReport
             elif entry.isreg():
                 _unpack_file(archive, entry, path, digest)
             else:
-                raise damaged(f"it holds something that is no file: {entry.name}")
+                raise damaged(f"it holds something that is not a file: {entry.name}")
     if about is None:
         raise OsmosisError(
             f"{source} is not a backup of a platform.",

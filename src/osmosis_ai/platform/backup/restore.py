@@ -81,7 +81,7 @@ def _interrupted(home: Path) -> dict[str, str]:
         pass
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
         raise ConflictError(
-            f"{home} is there already; a backup is restored into an empty data directory.",
+            f"{home} is not an empty data directory.",
             hint="set OSMOSIS_HOME to a directory that does not exist yet",
         )
     return {}

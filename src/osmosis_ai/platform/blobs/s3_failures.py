@@ -77,7 +77,7 @@ def require_store(address: S3Address, operation: str, http_response: Any, parsed
     is_page = has_body and "html" in http_response.headers.get("content-type", "").lower()
     if lacks or is_page or (operation in _LISTS and not has_body):
         raise BlobStoreBusy(
-            f"what answers for {address.shown} is no store just now; it is asked again later."
+            f"what answers for {address.shown} is not a store just now; it is asked again later."
         )
 
 

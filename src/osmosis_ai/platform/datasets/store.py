@@ -265,7 +265,7 @@ class DatasetStore:
                     row.status = "uploaded"
                 row.upload = pending.to_json()
                 row.error = None
-                message = f"upload begun: {request.size:,} bytes of {request.extension}"
+                message = f"upload started: {request.size:,} bytes ({request.extension})"
                 session.flush()
                 self._logs.add(session, row.id, [LogLine(message, "info", "upload")])
         except IntegrityError:

@@ -229,7 +229,7 @@ def _parse(url: str, named: str) -> URL:
     except (ArgumentError, ValueError):
         # The text may hold a password, so it is not repeated.
         raise OsmosisError(
-            f"{named} is no database URL.",
+            f"{named} is not a database URL.",
             hint=_FORMS,
         ) from None
     backend = parsed.get_backend_name()

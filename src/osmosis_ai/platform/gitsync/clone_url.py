@@ -49,7 +49,7 @@ def parse_clone_url(text: str, *, allow_local: bool) -> CloneUrl:
     if text.encode(errors="replace").decode() != text:
         raise OsmosisError("the clone URL is not valid UTF-8.", hint="rename the directory")
     if not text or text.startswith("-"):
-        raise OsmosisError("the clone URL is no address of a repository.", hint=_HINT)
+        raise OsmosisError("the clone URL is not the address of a repository.", hint=_HINT)
     if re.match(r"[A-Za-z0-9+.-]*::", text):
         raise OsmosisError(
             f"Git remote helpers (`{text.split('::', 1)[0]}::`) can run commands and are not allowed.",
@@ -69,7 +69,7 @@ def _parse_short(text: str) -> CloneUrl:
         return CloneUrl(text, "file")
     match = _SCP_LIKE.fullmatch(text)
     if match is None or _UNSEEN.search(text):
-        raise OsmosisError("the clone URL is no address of a repository.", hint=_HINT)
+        raise OsmosisError("the clone URL is not the address of a repository.", hint=_HINT)
     _refuse_options(match["user"] or "", match["host"], match["path"])
     return CloneUrl(text, "ssh")
 

@@ -201,7 +201,7 @@ class MirrorStore:
     def _commit(self, repository: RepositorySource, commit: str) -> str:
         if not _COMMIT.fullmatch(commit):
             raise RevisionError(
-                f"'{commit[:80]}' is no commit: write 7 to 40 hexadecimal digits.",
+                f"'{commit[:80]}' is not a commit: write 7 to 40 hexadecimal digits.",
                 field="commit_sha",
                 code="VALIDATION",
             )
@@ -251,7 +251,7 @@ class MirrorStore:
 
     def _path(self, repository: RepositorySource) -> Path:
         if not _REPOSITORY_ID.fullmatch(repository.id):
-            raise GitError(f"'{repository.id}' is no repository id.")
+            raise GitError(f"'{repository.id}' is not a repository id.")
         return self.root / f"{repository.id}.git"
 
     def _existing(self, repository: RepositorySource) -> Path:

@@ -63,7 +63,7 @@ def list_tree(git: Git, mirror: Path, sha: str, path: str = "") -> Iterator[Tree
 def checked_sha(sha: str) -> str:
     """Return ``sha`` when it is a full commit id."""
     if not _SHA.fullmatch(sha):
-        raise GitError(f"'{sha}' is no full commit id.")
+        raise GitError(f"'{sha}' is not a full commit id.")
     return sha
 
 

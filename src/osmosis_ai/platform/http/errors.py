@@ -219,7 +219,7 @@ def _invalid_request(error: RequestValidationError) -> ApiError:
         return ApiError(
             400,
             "INVALID_JSON",
-            "the body of the request is no valid JSON (NaN and Infinity are not allowed either).",
+            "the body of the request is not valid JSON (NaN and Infinity are not allowed).",
         )
     # What was sent is not repeated: it may be a secret.
     issues = [{"key": _key(problem["loc"]), "message": str(problem["msg"])} for problem in problems]

@@ -65,7 +65,9 @@ def start_dev_server() -> dict[str, Any]:
 def _unknown(what: str) -> Callable[..., dict[str, Any]]:
     def refuse(name: str) -> dict[str, Any]:
         """Refuse: there is none of any name."""
-        raise ApiError(404, "NOT_FOUND", f"there is no {what} '{name}'; a self-hosted platform has none yet.")
+        raise ApiError(
+            404, "NOT_FOUND", f"there is no {what} '{name}': self-hosted platforms do not support {what}s."
+        )
 
     return refuse
 

@@ -25,7 +25,7 @@ async def unpacked_body(request: Request, *, most_bytes: int, refusal: str) -> b
             body += unpacking.decompress(chunk, left) if unpacking is not None else chunk
         except zlib.error:
             raise ApiError(
-                400, "INVALID_BODY", "the body of the request is no gzip.", headers=_CLOSE
+                400, "INVALID_BODY", "the body of the request is not gzip.", headers=_CLOSE
             ) from None
         if len(body) > most_bytes:
             raise ApiError(413, "BODY_TOO_LARGE", refusal, headers=_CLOSE)

@@ -198,7 +198,7 @@ async def _read(request: Request, model: type[M]) -> M:
     try:
         content = orjson.loads(body)
     except ValueError:
-        raise ApiError(400, "INVALID_JSON", "the body of the request is no valid JSON.") from None
+        raise ApiError(400, "INVALID_JSON", "the body of the request is not valid JSON.") from None
     # Report errors from here on without the lease's token.
     request.scope.setdefault(JSON_BODY, []).append(content)
     try:

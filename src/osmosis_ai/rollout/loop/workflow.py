@@ -224,7 +224,7 @@ def _sample_of(result: Any, request: ExecutionRequest) -> RolloutSample:
             _keep(
                 outcome,
                 AGENT_SCORE,
-                EvalScore(reason=f"the agent's reward is no finite number: {result.reward!r:.60}"),
+                EvalScore(reason=f"the agent's reward is not a finite number: {result.reward!r:.60}"),
             )
     return RolloutSample(
         messages=result.final_messages, label=request.label, extra_fields=outcome.to_fields()

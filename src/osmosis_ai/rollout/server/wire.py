@@ -76,7 +76,7 @@ def _require_messages(messages: Any) -> None:
         TypeError: A grader replaced them with something else.
     """
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise TypeError("the messages are no list of dicts any more")
+        raise TypeError("the messages are no longer a list of dicts")
 
 
 def _encode(payload: dict[str, Any], sample: RolloutSample | None = None) -> bytes:

@@ -448,8 +448,8 @@ def run_nowhere(run: str, missing: NotFoundError, error: OsmosisError) -> Osmosi
         meant = _meant_there(error)
         here = missing.hint
         if meant and missing.details.get("nearest"):
-            here = f"of the runs of this machine, {here}"
-        hints = (meant, "`osmosis eval list` lists the platform's", here)
+            here = f"of the local runs, {here}"
+        hints = (meant, here, "`osmosis eval list` lists all runs")
         return NotFoundError(
             f"there is no run `{run}`, neither on this machine nor on the platform.",
             details=missing.details,
@@ -457,9 +457,7 @@ def run_nowhere(run: str, missing: NotFoundError, error: OsmosisError) -> Osmosi
         )
     if getattr(error, "status", 0) is None and missing.hint:
         # An unreachable platform may have the run, and so may this machine under a similar name.
-        error.hint = (
-            f"{error.hint}; or, of the runs of this machine, {missing.hint}" if error.hint else missing.hint
-        )
+        error.hint = f"{error.hint}; of the local runs, {missing.hint}" if error.hint else missing.hint
     return error
 
 

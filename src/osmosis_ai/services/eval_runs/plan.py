@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -259,7 +259,11 @@ class _Evidence:
             return cls.assumed(request)
         first = find(pilot)
         if against is None or request.pilot is None:
-            return cls.of_one(request, goal, first)
+            found = cls.of_one(request, goal, first)
+            if request.pilot is None:
+                note = f"{first.name} (--against) is the pilot; add --pilot to plan with the variance of the difference."
+                found = replace(found, notes=(note, *found.notes))
+            return found
         return cls.of_two(request, goal, first, find(against))
 
     @classmethod

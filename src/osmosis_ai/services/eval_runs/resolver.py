@@ -371,7 +371,7 @@ def _missing(reference: str, word: str, start: Path | None) -> NotFoundError:
     return NotFoundError(
         message,
         details={"reference": reference, "nearest": near},
-        hint=hint + (f"the latest are: {known}" if known else "start one with `osmosis eval run`"),
+        hint=hint + (f"the latest local runs are: {known}" if known else "start one with `osmosis eval run`"),
     )
 
 

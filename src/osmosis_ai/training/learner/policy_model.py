@@ -49,7 +49,7 @@ def _snapshot(name: str, files: tuple[str, ...], *, allow_download: bool) -> str
         folder: str = snapshot_download(name, local_files_only=not allow_download, allow_patterns=list(files))
     except HFValidationError as error:
         raise OsmosisError(
-            f"the model `{name}` cannot be loaded: it is no built-in model, no folder and no name on the "
+            f"the model `{name}` cannot be loaded: it is not a built-in model, a folder or a name on the "
             "Hugging Face hub.",
         ) from error
     except LocalEntryNotFoundError as error:

@@ -139,8 +139,8 @@ GOOD = {"OSMOSIS_EXECUTOR": "ray", "OSMOSIS_RAY_ADDRESS": "127.0.0.1:8265", "OSM
     [
         ({"OSMOSIS_EXECUTOR": "slurm"}, "OSMOSIS_EXECUTOR must be local or ray, and is 'slurm'"),
         ({"OSMOSIS_RAY_ADDRESS": ""}, "OSMOSIS_RAY_ADDRESS must say where"),
-        ({"OSMOSIS_RAY_ADDRESS": "ray://head:10001"}, "OSMOSIS_RAY_ADDRESS is no address"),
-        ({"OSMOSIS_RAY_ADDRESS": "https://me:hush@head"}, "OSMOSIS_RAY_ADDRESS is no address"),
+        ({"OSMOSIS_RAY_ADDRESS": "ray://head:10001"}, "OSMOSIS_RAY_ADDRESS is not the address"),
+        ({"OSMOSIS_RAY_ADDRESS": "https://me:hush@head"}, "OSMOSIS_RAY_ADDRESS is not the address"),
         ({"OSMOSIS_RAY_ADDRESS": "http://head:8265"}, "OSMOSIS_RAY_ADDRESS is plain http"),
         ({"OSMOSIS_RAY_TOKEN_FILE": ""}, "OSMOSIS_RAY_TOKEN_FILE must name the file"),
         ({"OSMOSIS_RAY_ALLOW_OPEN": "yes"}, "OSMOSIS_RAY_ALLOW_OPEN must be 1 or 0, and is 'yes'"),

@@ -153,12 +153,12 @@ def test_a_claim_brings_the_secrets_of_its_run(link: HttpLink, desk: Desk) -> No
 )
 def test_a_server_that_is_no_platform(link: HttpLink, desk: Desk, answer: Response) -> None:
     desk.replies = [answer]
-    with pytest.raises(NoPlatformError, match="no workers are taken at this address"):
+    with pytest.raises(NoPlatformError, match="no platform accepts workers at this address"):
         link.claim(OFFER)
     desk.replies = [Response(**NO_RUN), answer, answer, answer]  # type: ignore[arg-type]
     assert link.claim(OFFER) is None
     if answer.status_code in (200, 401):
-        with pytest.raises(PlatformUnreachableError, match="is no platform just now"):
+        with pytest.raises(PlatformUnreachableError, match="is not a platform just now"):
             link.claim(OFFER)
 
 

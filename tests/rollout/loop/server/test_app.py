@@ -248,7 +248,7 @@ def _raise(error: Exception) -> Any:
         (lambda ctx: 1 / 0, "division by zero"),
         (lambda ctx: ctx.error("no tools today"), "no tools today"),
         (lambda ctx: "done", "returned str"),
-        (lambda ctx: ctx.complete([], reward=float("nan")), "no finite number"),
+        (lambda ctx: ctx.complete([], reward=float("nan")), "not a finite number"),
         (lambda ctx: ctx.complete([{"role": "user", "content": object()}]), "cannot be reported"),
         (lambda ctx: ctx.complete("all of it"), "cannot be reported"),
         (lambda ctx: exec("raise SystemExit(3)"), "sys.exit(3)"),

@@ -146,7 +146,7 @@ class WorkerNews:
         _take_facts(run, request)
         if request.training is not None:
             if run.kind != "training":
-                raise OsmosisError("this run is no training run.")
+                raise OsmosisError("this run is not a training run.")
             assert isinstance(run, DbRun)
             self._take_training(session, run, request.training, taken)
 

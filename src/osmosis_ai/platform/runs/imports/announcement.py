@@ -120,7 +120,7 @@ def _require_plain_texts(run: ImportedRun) -> None:
         if other is not None and not (len(other) <= 255 and other.isprintable()):
             raise _refused("a branch, commit or digest has characters that none has", "run")
     if "/" in run.name or run.name in (".", ".."):
-        raise _refused("the name of the run is no name of a directory", "run.name")
+        raise _refused("the name of the run is not a valid directory name", "run.name")
 
 
 def _check_files(files: list[ImportFile], limits: ImportLimits) -> None:
@@ -129,7 +129,7 @@ def _check_files(files: list[ImportFile], limits: ImportLimits) -> None:
     for file in files:
         problem = name_problem(file.path)
         if problem is None and not (file.path in (INDEX, PROGRESS) or trial_file(file.path)):
-            problem = "it is no file of a run that is uploaded"
+            problem = "it is not a file of an uploaded run"
         largest = _largest(file.path, limits)
         if problem is None and file.size > largest:
             problem = f"it has {file.size:,} bytes, and {largest:,} are the most"

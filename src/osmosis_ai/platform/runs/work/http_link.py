@@ -149,7 +149,9 @@ class HttpLink:
     def _no_platform(self) -> OsmosisError:
         """Return what to raise for the answer of another server: where the platform was before, it may be back soon."""
         if self._was_here:
-            return PlatformUnreachableError("what answers at the platform's address is no platform just now.")
+            return PlatformUnreachableError(
+                "what answers at the platform's address is not a platform just now."
+            )
         return NoPlatformError()
 
     def sync(self, run_id: str, request: SyncRequest) -> SyncReply:
@@ -219,7 +221,7 @@ class HttpLink:
         def attempt() -> str:
             headers = blobs.put(url, stream, size=size, headers={}, timeout_s=self._silence_of_store_s())
             if not (etag := str(headers.get("etag", "")).strip('"')):
-                raise Transient(StoreAwayError("what takes bytes is no store just now: it names no ETag."))
+                raise Transient(StoreAwayError("what takes bytes is not a store just now: it names no ETag."))
             return etag
 
         # Whatever is sent, the run is not to blame for a place that is not there, and another may be given.

@@ -99,7 +99,7 @@ class JournalTail:
                 items.append(RecordedItem(*item))
             except (ValueError, KeyError, TypeError, AttributeError):
                 self.damage = self._why(start) or JournalCorruptionError(
-                    f"{self._events} holds a line that is no record."
+                    f"{self._events} holds a line that is not a record."
                 )
                 break
         return items

@@ -44,7 +44,7 @@ class NoPlatformError(OsmosisError):
 
     def __init__(self) -> None:
         super().__init__(
-            "no workers are taken at this address: it is no platform.",
+            "no platform accepts workers at this address.",
             hint="give --url the address at which the platform's pages are, without a proxy that asks who you are",
         )
 

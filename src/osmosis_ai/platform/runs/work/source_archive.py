@@ -59,7 +59,7 @@ def _unpack(files: tarfile.TarFile, root: Path) -> None:
             _write(files, entry, path)
         else:
             raise SourceArchiveError(
-                f"the archive of the run's commit holds what is no file: {entry.name!r}."
+                f"the archive of the run's commit holds an entry that is not a file: {entry.name!r}."
             )
     _link(root, links)
 

@@ -113,6 +113,6 @@ class StrandsAgentSampleSource(SampleSource):
         except Exception:
             # Blocks come from any tool and model. A block that cannot be archived must not cost the sample.
             logger.warning(
-                "the agent's messages are no chat messages, so no trajectory is archived", exc_info=True
+                "the agent's messages are not chat messages, so no trajectory is archived", exc_info=True
             )
             return None

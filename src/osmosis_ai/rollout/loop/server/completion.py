@@ -71,7 +71,7 @@ def outcome_of(rollout_id: str, result: RolloutResult) -> Outcome:
 
     status = getattr(result.status, "value", result.status)
     if isinstance(result.reward, float) and not math.isfinite(result.reward):
-        return Outcome.failure(f"the agent's reward is {result.reward}, which is no finite number")
+        return Outcome.failure(f"the agent's reward is {result.reward}, which is not a finite number")
     try:
         told = RolloutResponse.model_validate(
             {

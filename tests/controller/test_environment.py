@@ -1,4 +1,4 @@
-"""The environment of a rollout: which Python runs it, what is built with uv, and what is kept of it."""
+"""The environment of a rollout: which Python runs it, and what uv installs for it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -18,14 +16,11 @@ from packaging.utils import canonicalize_name
 
 from osmosis_ai.controller import environments
 from osmosis_ai.controller.environments import (
-    EnvironmentCache,
     RolloutEnvironment,
     RolloutProject,
     Uv,
     prepare_environment,
-    python_of,
     read_project,
-    read_sdk_content,
     unmet_requirements,
 )
 from osmosis_ai.controller.server_process import RolloutServer, ServerSpec
@@ -102,9 +97,8 @@ class World:
             if path.is_file()
         }
 
-    def built(self) -> list[str]:
-        directory = self.cache_dir / "environments"
-        return [entry.name for entry in directory.iterdir() if entry.name != ".locks"]
+    def built(self) -> list[Path]:
+        return sorted(path for path in self.cache_dir.glob("environments/*") if path.is_dir())
 
 
 @pytest.fixture
@@ -120,7 +114,7 @@ def uv_path() -> str:
 
 def run_in(environment: RolloutEnvironment, code: str) -> str:
     result = subprocess.run(
-        [str(environment.python), "-c", code], capture_output=True, text=True, check=False, cwd="/"
+        [str(environment.python), "-I", "-c", code], capture_output=True, text=True, check=False, cwd="/"
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
@@ -144,7 +138,7 @@ def test_the_running_interpreter_is_used_where_it_has_everything(world: World) -
     assert world.notes == []
     assert not world.cache_dir.exists()
     world.write_file("uv.lock", "")
-    assert world.prepare().note.endswith("asks for (its uv.lock is not used)")
+    assert world.prepare().summary.endswith("asks for (its uv.lock is not used)")
 
 
 @pytest.mark.usefixtures("without_uv")
@@ -158,34 +152,70 @@ def test_a_missing_uv_is_asked_for_and_says_why(world: World) -> None:
 
 
 @pytest.mark.e2e
-def test_an_environment_is_built_once_with_this_very_sdk(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sdk = read_sdk_content()
-    monkeypatch.setattr(environments, "read_sdk_content", lambda: sdk)
-    world.write(["osmosis-ai[server]>=9", "tinydep"])
+def test_an_environment_has_the_running_sdk(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = '[tool.uv.sources]\nosmosis-ai = { path = "imposter" }\n'
+    world.write(["osmosis-ai[server]>=9", "tinydep"], more=source)
     world.write_file("main.py", "print('hello')\n")
     before = world.fingerprint()
-    # Relative paths mean the same to uv, which runs elsewhere.
+    # Relative paths mean the same to uv, which runs in another directory.
     monkeypatch.chdir(world.rollout_dir.parent)
     world.rollout_dir = Path("mine")
     environment = world.prepare()
     assert environment.kind == "uv"
-    assert "`tinydep` is not installed" in environment.note
+    assert "`tinydep` is not installed" in environment.summary
     assert run_in(environment, "import tinydep; print(tinydep.VERSION)") == "2.0"
     version = run_in(environment, "from importlib.metadata import version; print(version('osmosis-ai'))")
-    assert version.startswith(f"{SDK_VERSION}+c")
-    where = run_in(environment, "import osmosis_ai.supervision as it; print(it.__file__)")
-    assert Path(where).is_relative_to(world.cache_dir.resolve())
+    assert version == SDK_VERSION
+    where = Path(run_in(environment, "import osmosis_ai.supervision as it; print(it.__file__)"))
+    assert where.is_relative_to(world.cache_dir.resolve())
+    assert where.resolve() == Path(environments.__file__).parents[1].resolve() / "supervision" / "__init__.py"
+    assert [entry.name for entry in where.parents[2].iterdir()] == ["osmosis_ai"]
     assert world.fingerprint() == before
-    assert len(world.built()) == 1
     assert world.notes == [
         f"`osmosis-ai[server]>=9` is not looked up: the SDK is always the one that runs this, {SDK_VERSION}",
         "building an environment for `mine` with uv",
     ]
 
-    monkeypatch.setattr(Uv, "run", None)
-    assert world.prepare().python == environment.python
+
+def start_run(world: World) -> subprocess.Popen[str]:
+    """Start a process that prepares an environment, prints its Python and uses it until its input ends."""
+    code = (
+        "import sys; from pathlib import Path; from osmosis_ai.controller.environments import prepare_environment\n"
+        "found = prepare_environment(Path(sys.argv[1]), cache_dir=Path(sys.argv[2]), note=lambda _: None)\n"
+        "print(found.python, flush=True); sys.stdin.read()"
+    )
+    arguments = [sys.executable, "-c", code, str(world.rollout_dir), str(world.cache_dir)]
+    return subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.e2e
+def test_an_environment_is_built_once_until_something_changes(world: World) -> None:
+    world.write(["osmosis-ai[server]", "tinydep"])
+    with start_run(world) as one, start_run(world) as other:
+        pythons = {process.communicate()[0].strip() for process in (one, other)}
+    [directory] = world.built()
+    assert pythons == {str(world.prepare().python)} == {str(directory / "environment" / "bin" / "python")}
+    assert world.notes == []
+    os.utime(directory, (0, 0))
+    world.prepare()
+    assert directory.stat().st_mtime > 0
+    for name in ("uv.toml", "pyproject.toml"):
+        with (world.rollout_dir / name).open("a") as file:
+            file.write("# changed\n")
+        world.prepare()
+    assert len(world.built()) == 3
+
+
+@pytest.mark.e2e
+def test_unused_environments_are_removed_after_a_build(world: World) -> None:
+    world.write(["osmosis-ai[server]", "tinydep"])
+    directory = world.prepare().python.parents[2]
+    (directory / "environment" / "bin" / "python").unlink()
+    for name, age_s in (("unused", 31 * 24 * 3600), ("used", 29 * 24 * 3600), ("run-killed", 0)):
+        (directory.parent / name).mkdir()
+        os.utime(directory.parent / name, (time.time() - age_s,) * 2)
+    assert run_in(world.prepare(), "import tinydep; print(tinydep.VERSION)") == "2.0"
+    assert world.built() == [directory, directory.parent / "used"]
 
 
 @pytest.mark.e2e
@@ -235,12 +265,25 @@ def test_locked_versions_are_kept_and_what_only_the_locked_sdk_needed_is_not(wor
     before = world.fingerprint()
     environment = world.prepare()
     digest = hashlib.sha256((world.rollout_dir / "uv.lock").read_bytes()).hexdigest()
-    assert environment.words.endswith(f", uv.lock SHA-256 {digest}")
+    assert environment.description.endswith(f", uv.lock SHA-256 {digest}")
     assert run_in(environment, "import tinydep, latecomer; print(tinydep.VERSION)") == "1.0"
     assert run_in(environment, "from importlib.metadata import version; print(version('litellm'))") != "0.1"
     found = run_in(environment, "from importlib.util import find_spec; print(find_spec('imposters_friend'))")
     assert found == "None"
     assert world.fingerprint() == before
+
+
+@pytest.mark.e2e
+def test_a_wheel_that_does_not_match_the_hash_in_the_lock_is_refused(world: World) -> None:
+    world.write(["osmosis-ai[server]", "tinydep==1.0"])
+    world.lock()
+    world.prepare()
+    lock, wheel = (world.rollout_dir / "uv.lock").read_text(), 'tinydep-1.0-py3-none-any.whl"'
+    world.write_file("uv.lock", lock.replace(wheel, f'{wheel}, hash = "sha256:{"0" * 64}"'))
+    # It is refused although it is in uv's cache.
+    with pytest.raises(environments.UvError, match=r"Hash mismatch for `tinydep==1\.0`"):
+        world.prepare()
+    assert len(world.built()) == 1
 
 
 @pytest.mark.e2e
@@ -281,7 +324,20 @@ def build_wheel(directory, config_settings=None, metadata_directory=None):
     world.write_file("libs/shared/backend.py", backend)
     for answer in ("1", "2"):
         world.write_file("libs/shared/shared.py", f"ANSWER = {answer}\n")
-        assert run_in(world.prepare(), "import shared; print(shared.ANSWER)") == answer
+        environment = world.prepare()
+        assert run_in(environment, "import shared; print(shared.ANSWER)") == answer
+    with start_run(world) as ends, start_run(world) as killed, start_run(world) as runs:
+        pythons = [environment.python]
+        for process in (ends, killed, runs):
+            assert process.stdout is not None
+            pythons.append(Path(process.stdout.readline().strip()))
+            assert pythons[-1].exists()
+        ends.communicate()
+        killed.kill()
+        killed.wait()
+        pythons.append(world.prepare().python)
+        assert [python.exists() for python in pythons] == [True, False, False, True, True]
+        runs.communicate()
 
 
 @pytest.mark.parametrize(
@@ -326,111 +382,15 @@ def test_the_callers_own_python_does_not_steer_uv(tmp_path: Path, monkeypatch: p
     assert "UV_INDEX_URL=https://index.example/simple" in env
 
 
-def build(scratch: Path, target: Path) -> None:
-    python_of(target).parent.mkdir(parents=True)
-    python_of(target).write_text("#!/bin/sh\n")
-    python_of(target).chmod(0o755)
-
-
-def never_build(scratch: Path, target: Path) -> None:
-    raise AssertionError("it is there already")
-
-
-def ignore() -> None:
-    return None
-
-
-def names(directory: Path) -> set[str]:
-    return {entry.name for entry in directory.iterdir()}
-
-
-def test_an_environment_is_built_once(tmp_path: Path) -> None:
-    cache = EnvironmentCache(tmp_path)
-    environment = cache.get("key", build, on_wait=ignore)
-    assert environment == tmp_path / "key"
-    assert cache.get("key", never_build, on_wait=ignore) == environment
-    assert names(tmp_path) == {"key", ".locks"}
-
-
-def test_a_failed_build_leaves_nothing_and_the_next_one_succeeds(tmp_path: Path) -> None:
-    def fail(scratch: Path, target: Path) -> None:
-        build(scratch, target)
-        raise RuntimeError("no")
-
-    cache = EnvironmentCache(tmp_path)
-    with pytest.raises(RuntimeError):
-        cache.get("key", fail, on_wait=ignore)
-    assert names(tmp_path) == {".locks"}
-    assert cache.get("key", build, on_wait=ignore).exists()
-
-
-def test_a_second_builder_waits_and_uses_what_the_first_built(tmp_path: Path) -> None:
-    building, waiting = threading.Event(), threading.Event()
-
-    def slow_build(scratch: Path, target: Path) -> None:
-        building.set()
-        assert waiting.wait(60)
-        build(scratch, target)
-
-    results: list[Path] = []
-
-    def get(how: Callable[[Path, Path], None]) -> None:
-        results.append(EnvironmentCache(tmp_path).get("key", how, on_wait=waiting.set))
-
-    first = threading.Thread(target=get, args=(slow_build,))
-    first.start()
-    assert building.wait(60)
-    second = threading.Thread(target=get, args=(never_build,))
-    second.start()
-    first.join()
-    second.join()
-    assert results == [tmp_path / "key"] * 2
-
-
-def test_an_environment_that_another_process_is_about_to_use_is_not_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(environments, "KEPT", 1)
-    cache = EnvironmentCache(tmp_path)
-    old = cache.get("old", build, on_wait=ignore)
-    long_ago = time.time() - 9 * 86400
-    found, pruned = threading.Event(), threading.Event()
-    touch = os.utime
-
-    def use_late(path: Path, *times: tuple[float, float]) -> None:
-        if path == old and threading.current_thread() is user:
-            found.set()
-            assert pruned.wait(60)
-        touch(path, *times)
-
-    touch(old, (long_ago, long_ago))
-    monkeypatch.setattr(os, "utime", use_late)
-    results: list[Path] = []
-    user = threading.Thread(target=lambda: results.append(cache.get("old", never_build, on_wait=ignore)))
-    user.start()
-    try:
-        assert found.wait(60)
-        EnvironmentCache(tmp_path).get("new", build, on_wait=ignore)
-    finally:
-        pruned.set()
-        user.join()
-    assert results == [old] and python_of(old).exists()
-
-    touch(old, (long_ago, long_ago))
-    cache.get("newer", build, on_wait=ignore)
-    assert not old.exists()
-
-
 class Installed(metadata.Distribution):
     """A distribution that is installed nowhere."""
 
-    def __init__(self, version: str, requires: list[str] | None = None, direct_url: str = "") -> None:
+    def __init__(self, version: str, requires: list[str] | None = None) -> None:
         self._texts = {
             "METADATA": "\n".join(
                 ["Metadata-Version: 2.1", "Name: x", f"Version: {version}"]
                 + [f"Requires-Dist: {line}" for line in requires or []]
             ),
-            "direct_url.json": direct_url,
         }
 
     def read_text(self, filename: str) -> str | None:
@@ -459,10 +419,6 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
             ],
         ),
         "fast": Installed("1.0"),
-        "from-git": Installed(
-            "1.0",
-            direct_url='{"url": "https://host/r.git", "vcs_info": {"vcs": "git", "requested_revision": "v1"}}',
-        ),
     }
 
     def distribution(name: str) -> metadata.Distribution:
@@ -499,9 +455,8 @@ def unmet(tmp_path: Path, *dependencies: str, more: str = "", head: str = "") ->
         ("extras[unheard-of]", None),
         ("osmosis-ai==7", None),
         ("osmosis_ai[openai-agents]", "`agents` is not installed"),
-        ("from-git @ git+https://host/r.git@v1", None),
-        ("from-git @ git+https://host/r.git@v2", "`from-git` comes from git+https://host/r.git@v2"),
-        ("plain @ https://host/plain.whl", "`plain` comes from https://host/plain.whl"),
+        ("plain @ git+https://host/r.git@v1", "`plain` comes from git+https://host/r.git@v1"),
+        ("plain @ https://me:hunter2@host/plain.whl", "`plain` comes from https://[REDACTED]@host/plain.whl"),
     ],
 )
 def test_a_requirement_is_met_by_what_is_installed(
@@ -532,6 +487,27 @@ def test_sources_on_this_machine_are_told_apart(
     assert (project.local_sources, project.can_be_copied) == ({"plain"} if local else set(), can_be_copied)
 
 
+@pytest.mark.e2e
+def test_another_python_is_used_if_the_project_needs_it(world: World) -> None:
+    versions = f">=3.10,!={platform.python_version()}"
+    find = [uv_path(), "python", "find", "--system", "--no-project", versions]
+    if subprocess.run(find, capture_output=True, check=False).returncode != 0:
+        pytest.skip("no other Python is installed")
+    world.write(["osmosis-ai[server]", "tinydep"], python=versions)
+    environment = world.prepare()
+    code = "import platform, tinydep; print(platform.python_version())"
+    assert run_in(environment, code) not in ("", platform.python_version())
+    assert world.prepare() == environment
+
+
+def test_a_missing_python_is_named(world: World) -> None:
+    world.write(["osmosis-ai[server]"], python=">=3.99")
+    with pytest.raises(environments.UvError, match=r"No interpreter found for Python .*>=3\.99") as caught:
+        world.prepare()
+    assert "Pythons are never downloaded" in (caught.value.hint or "")
+    assert world.built() == []
+
+
 @pytest.mark.usefixtures("installed")
 def test_the_python_version_is_part_of_it(tmp_path: Path) -> None:
     (problem,) = unmet(tmp_path, head='requires-python = ">=3.99"')
@@ -551,11 +527,3 @@ def test_uv_that_is_killed_is_told_from_uv_that_fails(tmp_path: Path) -> None:
     with pytest.raises(environments.UvError, match="building failed: nonsense") as caught:
         Uv(killed).run([], cwd=tmp_path, timeout_s=60, doing="building")
     assert not caught.value.is_infrastructure
-
-
-def test_an_environment_whose_interpreter_is_gone_is_built_again(tmp_path: Path) -> None:
-    cache = EnvironmentCache(tmp_path)
-    python = python_of(cache.get("key", build, on_wait=ignore))
-    python.unlink()
-    python.symlink_to("/no/such/python")
-    assert python_of(cache.get("key", build, on_wait=ignore)).read_text() == "#!/bin/sh\n"

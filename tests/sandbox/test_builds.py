@@ -40,29 +40,23 @@ def health():
 if __name__ == "__main__":
     uvicorn.run(app, port=int(os.environ["_OSMOSIS_ROLLOUT_PORT"]))
 """
-# A build back end that looks around, and says what it found by failing.
+# A build back end that fails with the results of some actions.
 BACK_END = """
 import os
 from pathlib import Path
 
-def get_requires_for_build_wheel(config_settings=None):
-    return []
+DIRECTORY = Path(__file__).resolve().parents[3]
 
-def look():
-    found = []
-    for place in CANARIES:
-        try:
-            found.append(Path(place).read_text())
-        except OSError as error:
-            found.append(type(error).__name__)
-    found += ["RUNS_SECRET" if "RUNS_SECRET" in os.environ else "no secret", os.environ["HOME"]]
-    raise SystemExit("looked: " + " ".join(found))
-
-def prepare_metadata_for_build_wheel(*arguments, **named):
-    look()
+def result(action):
+    try:
+        return str(action())
+    except OSError as error:
+        return type(error).__name__
 
 def build_wheel(*arguments, **named):
-    look()
+    raise SystemExit("results: " + ", ".join(map(result, [ACTIONS])))
+
+get_requires_for_build_wheel = prepare_metadata_for_build_wheel = build_wheel
 """
 
 
@@ -88,6 +82,7 @@ async def test_a_server_runs_in_an_environment_that_was_built_in_the_sandbox(
     sandbox = capability.sandbox(world.rollout_dir, hidden=[tmp_path])
     environment = prepare(world, sandbox)
     assert environment.kind == "uv"
+    assert prepare(world, sandbox) == environment
     spec = ServerSpec(
         rollout_dir=world.rollout_dir,
         entrypoint="main.py",
@@ -96,7 +91,7 @@ async def test_a_server_runs_in_an_environment_that_was_built_in_the_sandbox(
         artifact_root=tmp_path / "trials",
         port=None,
         log_path=tmp_path / "server.log",
-        sandbox=capability.sandbox(world.rollout_dir, hidden=[tmp_path], readable=environment.places),
+        sandbox=capability.sandbox(world.rollout_dir, hidden=[tmp_path], readable=environment.readable),
     )
     async with (
         RolloutServer(spec) as server,
@@ -108,6 +103,20 @@ async def test_a_server_runs_in_an_environment_that_was_built_in_the_sandbox(
     assert world.fingerprint() == before
 
 
+def results_of_a_build(world: World, sandbox: Sandbox, *actions: str) -> str:
+    world.write_file(
+        "hostile/pyproject.toml",
+        '[build-system]\nrequires = []\nbuild-backend = "back"\nbackend-path = ["."]\n'
+        '[project]\nname = "hostile"\nversion = "1"\n',
+    )
+    actions = tuple(f"lambda: {action}" for action in actions)
+    world.write_file("hostile/back.py", BACK_END.replace("ACTIONS", ", ".join(actions)))
+    world.write(["osmosis-ai[server]", "hostile"], more='[tool.uv.sources]\nhostile = { path = "hostile" }\n')
+    with pytest.raises(OsmosisError) as caught:
+        prepare(world, sandbox)
+    return caught.value.message.partition("results: ")[2].partition("\n")[0]
+
+
 def test_a_build_back_end_reaches_no_canary_and_no_secret_of_the_run(
     world: World, tmp_path: Path, capability: SandboxCapability, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,33 +124,23 @@ def test_a_build_back_end_reaches_no_canary_and_no_secret_of_the_run(
     canary = tmp_path / "data" / "platform.db"
     canary.parent.mkdir()
     canary.write_text("canary-of-the-data")
-    world.write_file(
-        "hostile/pyproject.toml",
-        '[build-system]\nrequires = []\nbuild-backend = "back"\nbackend-path = ["."]\n'
-        '[project]\nname = "hostile"\nversion = "1"\n',
+    reads = [f"Path({path!r}).read_text()" for path in (str(canary), "/proc/1/root/etc/shadow")]
+    environ = ["os.environ.get('RUNS_SECRET')", "os.environ['HOME']"]
+    sandbox = capability.sandbox(world.rollout_dir, hidden=[canary.parent])
+    results = results_of_a_build(world, sandbox, *reads, *environ)
+    assert results == "FileNotFoundError, FileNotFoundError, None, /home/rollout"
+
+
+def test_a_build_back_end_replaces_no_environment_and_not_the_sdk(
+    world: World, capability: SandboxCapability
+) -> None:
+    (world.cache_dir / "environments" / "other").mkdir(parents=True)
+    results = results_of_a_build(
+        world,
+        capability.sandbox(world.rollout_dir),
+        "(DIRECTORY / 'environment' / 'pyvenv.cfg').exists()",
+        "os.rename(DIRECTORY / 'environment', DIRECTORY / 'scratch' / 'moved')",
+        "(DIRECTORY / 'sdk' / 'other.py').write_text('')",
+        "os.listdir(DIRECTORY.parent) == [DIRECTORY.name]",
     )
-    world.write_file(
-        "hostile/back.py", BACK_END.replace("CANARIES", repr([str(canary), "/proc/1/root/etc/shadow"]))
-    )
-    world.write(
-        ["osmosis-ai[server]", "hostile"],
-        more='[tool.uv.sources]\nhostile = { path = "hostile" }\n',
-    )
-    with pytest.raises(OsmosisError) as caught:
-        prepare(world, capability.sandbox(world.rollout_dir, hidden=[canary.parent]))
-    assert "looked: FileNotFoundError" in caught.value.message
-    assert "no secret /home/rollout" in caught.value.message
-    assert "canary" not in caught.value.message.replace(str(canary), "")
-
-
-def test_a_build_that_leaves_a_link_in_the_place_of_its_environment_is_refused(tmp_path: Path) -> None:
-    from osmosis_ai.controller.environments import EnvironmentCache
-
-    (tmp_path / "secrets" / "bin").mkdir(parents=True)
-
-    def build(_scratch: Path, target: Path) -> None:
-        target.symlink_to(tmp_path / "secrets")
-
-    with pytest.raises(OsmosisError, match="a link in the place"):
-        EnvironmentCache(tmp_path / "cache").get("key", build, on_wait=lambda: None)
-    assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [".locks"]
+    assert results == "True, OSError, FileNotFoundError, True"

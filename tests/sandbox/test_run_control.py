@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.controller.environments import Containment, Uv, UvError
+from osmosis_ai.controller.environments import Uv, UvError
 from osmosis_ai.controller.server_process import RolloutServer, ServerSpec
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.isolation import look_at_isolation
@@ -105,7 +105,7 @@ def test_a_build_that_is_killed_at_its_runs_limit_says_so(
     )
     program.chmod(0o755)
     sandbox = capability.sandbox(source, limits=held.limits, control=held)
-    uv = Uv(program, Containment(sandbox, (held.path,), tmp_path))
+    uv = Uv(program, sandbox, tmp_path, (held.path,))
     with pytest.raises(UvError) as ended:
         uv.run(["sync"], cwd=source, timeout_s=120, doing="building")
     assert ended.value.message == "building failed: uv was killed for memory: the run's limit is 2 GB."
@@ -123,7 +123,7 @@ def test_a_build_that_is_refused_a_process_at_its_runs_limit_says_so(
     program.write_text(f"#!/bin/sh\nprintf 'max 1\\n' > {held.path}/pids.events\nexit 2\n")
     program.chmod(0o755)
     sandbox = capability.sandbox(source, limits=held.limits, control=held)
-    uv = Uv(program, Containment(sandbox, (held.path,), tmp_path))
+    uv = Uv(program, sandbox, tmp_path, (held.path,))
     with pytest.raises(UvError) as ended:
         uv.run(["sync"], cwd=source, timeout_s=120, doing="building")
     assert ended.value.message == "building failed: uv was refused a process: the run's limit is 99."

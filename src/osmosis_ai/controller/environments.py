@@ -1,12 +1,10 @@
-"""The Python environment that a rollout runs in: the running interpreter, or one that uv builds."""
+"""The Python environment of a rollout: the running interpreter, or an environment that uv builds."""
 
 from __future__ import annotations
 
-import base64
+import atexit
 import contextlib
 import hashlib
-import io
-import json
 import os
 import platform
 import re
@@ -26,131 +24,65 @@ from filelock import FileLock, Timeout
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
 from osmosis_ai.errors import OsmosisError, install_command
-from osmosis_ai.files import remove_tree, write_atomic
+from osmosis_ai.files import remove_tree
 from osmosis_ai.installation import DISTRIBUTION
-from osmosis_ai.process_environment import PACKAGE_PREFIXES, build_environment, program_environment
-from osmosis_ai.sandbox import MetLimit, Sandbox, SandboxedProgram, interpreter_places
+from osmosis_ai.process_environment import PACKAGE_PREFIXES, build_environment
+from osmosis_ai.sandbox import Sandbox, SandboxedProgram, interpreter_places
 from osmosis_ai.sandbox.places import reachable_as
 from osmosis_ai.supervision import program_start
-
-PACKAGE = "osmosis_ai"
-# The oldest date a zip archive can hold; real ones would make equal content differ.
-_ZIP_DATE = (1980, 1, 1, 0, 0, 0)
-# Of a PEP 440 local version; the letter keeps an all-digit tag from being read as a number.
-_TAG = re.compile(r"[+.]c[0-9a-f]{12}$")
-_WHEEL = b"Wheel-Version: 1.0\nGenerator: osmosis\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-
-
-@dataclass(frozen=True)
-class SdkContent:
-    """The files of the SDK's wheel by their names in it, and the tagged version."""
-
-    version: str
-    files: dict[str, bytes]
-
-    @property
-    def wheel_name(self) -> str:
-        """File name of the wheel."""
-        return f"{PACKAGE}-{self.version}-py3-none-any.whl"
-
-    def write_wheel(self, target_dir: Path) -> Path:
-        """Write the wheel into a directory, unless it is there; return its path."""
-        path = target_dir / self.wheel_name
-        if not path.exists():
-            archive = io.BytesIO()
-            with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as wheel:
-                for name, data in self.files.items():
-                    entry = zipfile.ZipInfo(name, date_time=_ZIP_DATE)
-                    entry.external_attr = 0o644 << 16
-                    wheel.writestr(entry, data)
-            write_atomic(path, archive.getvalue(), mode=0o644, durable=False)
-        return path
-
-
-def read_sdk_content() -> SdkContent:
-    """Read what the wheel will contain."""
-    try:
-        distribution = metadata.distribution(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        raise OsmosisError(
-            f"`{DISTRIBUTION}` is imported but not installed, so rollouts cannot be given the same SDK.",
-            hint='install it with: pip install -e ".[eval]" (in a checkout of the Osmosis repository)',
-        ) from None
-    # An installation that came from such a wheel gives the same wheel again.
-    untagged = _TAG.sub("", distribution.version)
-    core = _with_version(distribution.read_text("METADATA") or "", untagged)
-    entry_points = distribution.read_text("entry_points.txt") or ""
-    files = dict(_package_files())
-    digest = hashlib.sha256(f"{core}\0{entry_points}".encode())
-    for name, content in files.items():
-        digest.update(f"\0{name}\0{hashlib.sha256(content).hexdigest()}".encode())
-    version = f"{untagged}{'.' if '+' in untagged else '+'}c{digest.hexdigest()[:12]}"
-    info = f"{PACKAGE}-{version}.dist-info"
-    files[f"{info}/METADATA"] = _with_version(core, version).encode()
-    files[f"{info}/WHEEL"] = _WHEEL
-    files[f"{info}/entry_points.txt"] = entry_points.encode()
-    files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD")
-    return SdkContent(version, files)
-
-
-def _package_files() -> Iterator[tuple[str, bytes]]:
-    """Yield the package's files by their names in the wheel, in the order of the names."""
-    root = Path(__file__).resolve().parent.parent
-    for path in sorted(root.rglob("*")):
-        parts = path.relative_to(root).parts
-        if any(part == "__pycache__" or part.startswith(".") for part in parts) or not path.is_file():
-            continue
-        yield "/".join((PACKAGE, *parts)), path.read_bytes()
-
-
-def _with_version(core_metadata: str, version: str) -> str:
-    return re.sub(r"^Version: .*$", f"Version: {version}", core_metadata, count=1, flags=re.MULTILINE)
-
-
-def _record(files: dict[str, bytes], own_name: str) -> bytes:
-    lines = []
-    for name, content in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-        lines.append(f"{name},sha256={digest},{len(content)}\n")
-    return ("".join(lines) + f"{own_name},,\n").encode()
-
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-SERVER_EXTRA = "server"
+QUERY_TIMEOUT_S = 120.0
+INSTALL_TIMEOUT_S = 1800.0
+UNUSED_AFTER_S = 30 * 24 * 3600
+
+_PACKAGE_DIR = Path(__file__).resolve().parents[1]
+_SANDBOX_PART = "build"
+_TEMPORARY = "run-"
+_WHEEL = "Wheel-Version: 1.0\nGenerator: osmosis\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+# These would override the arguments of the commands below.
+_IGNORED_VARIABLES = (
+    *("UV_CONSTRAINT", "UV_FROZEN", "UV_LOCKED", "UV_OVERRIDE", "UV_PROJECT", "UV_PROJECT_ENVIRONMENT"),
+    *("UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_WORKING_DIR", "UV_WORKING_DIRECTORY"),
+)
 
 
 @dataclass(frozen=True)
 class RolloutProject:
-    """The parts of a rollout's ``pyproject.toml`` that decide about its environment."""
+    """The parts of a rollout's ``pyproject.toml`` that determine its environment."""
 
     requires_python: SpecifierSet
     dependencies: tuple[Requirement, ...]
-    is_dynamic: bool = False
-    sources: frozenset[str] = frozenset()
-    local_sources: frozenset[str] = frozenset()
-    can_be_copied: bool = True
+    is_dynamic: bool
+    sources: frozenset[str]
+    local_sources: frozenset[str]
+    can_be_copied: bool
 
     @property
     def sdk_requirements(self) -> list[Requirement]:
-        """What it says about the SDK."""
+        """Its requirements on the SDK."""
         return [requirement for requirement in self.dependencies if _is_sdk(requirement)]
 
     @property
     def sdk_extras(self) -> list[str]:
-        """The SDK's extras it needs; serving is always one of them."""
+        """The SDK's extras it needs; `server` is always one of them."""
         named = {canonicalize_name(extra) for need in self.sdk_requirements for extra in need.extras}
-        return sorted(named | {SERVER_EXTRA})
+        return sorted(named | {"server"})
+
+    @property
+    def has_local_code(self) -> bool:
+        """Whether files that are not in the key of an environment determine its content."""
+        return self.is_dynamic or bool(self.local_sources)
 
 
 def read_project(rollout_dir: Path) -> RolloutProject | None:
-    """Read a rollout's ``pyproject.toml``; None when there is none."""
+    """Read a rollout's ``pyproject.toml``; None if there is none."""
     path = rollout_dir / "pyproject.toml"
     try:
         document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -163,55 +95,66 @@ def read_project(rollout_dir: Path) -> RolloutProject | None:
         requires_python = SpecifierSet(str(project.get("requires-python", "")))
     except InvalidSpecifier as error:
         raise OsmosisError(f"`requires-python` in `{path}` is not a version specifier: {error}") from error
-    dependencies = tuple(_requirements(project.get("dependencies", []), path))
-    sources = _sources(document)
-    local = {name for name, entries in sources.items() if any(map(_is_local, entries))}
-    local |= {need.name for need in dependencies if (need.url or "").startswith("file:")}
+    listed = project.get("dependencies", [])
+    if not isinstance(listed, list):
+        raise OsmosisError(f"`project.dependencies` in `{path}` must be a list of requirements.")
+    dependencies = []
+    for requirement in listed:
+        try:
+            dependencies.append(Requirement(str(requirement)))
+        except InvalidRequirement as error:
+            raise OsmosisError(f"`{requirement}` in `{path}` is not a requirement: {error}") from error
+    # The SDK never comes from a source that the project names.
+    sources = {
+        canonicalize_name(name): source if isinstance(source, list) else [source]
+        for name, source in _table(_table(_table(document, "tool"), "uv"), "sources").items()
+        if canonicalize_name(name) != DISTRIBUTION
+    }
+    entries = [
+        (name, entry) for name, of_name in sources.items() for entry in of_name if isinstance(entry, dict)
+    ]
+    local = {name for name, entry in entries if "path" in entry or entry.get("workspace")}
+    local |= {canonicalize_name(need.name) for need in dependencies if (need.url or "").startswith("file:")}
     return RolloutProject(
         requires_python=requires_python,
-        dependencies=dependencies,
+        dependencies=tuple(dependencies),
         is_dynamic="dependencies" in project.get("dynamic", ())
         or ("project" not in document and "build-system" in document),
         sources=frozenset(sources),
-        local_sources=frozenset(canonicalize_name(name) for name in local) - {DISTRIBUTION},
-        can_be_copied=not any(_is_tied_to_place(entry) for entries in sources.values() for entry in entries),
+        local_sources=frozenset(local) - {DISTRIBUTION},
+        can_be_copied=not any(_depends_on_location(entry) for _, entry in entries),
     )
 
 
+def _table(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = parent.get(name, {})
+    return value if isinstance(value, Mapping) else {}
+
+
+def _depends_on_location(source: Mapping[str, Any]) -> bool:
+    """Return whether a source is different, or missing, when its project is in another directory."""
+    path = Path(str(source.get("path", "")))
+    is_outside = not path.is_absolute() and os.path.normpath(path).startswith("..")
+    return bool(source.get("workspace") or source.get("editable")) or is_outside
+
+
+def _is_sdk(requirement: Requirement) -> bool:
+    return canonicalize_name(requirement.name) == DISTRIBUTION
+
+
 def unmet_requirements(project: RolloutProject) -> list[str]:
-    """Return why the running interpreter does not satisfy a project; empty when it does."""
+    """Return why the running interpreter does not satisfy a project; empty if it does."""
     if project.is_dynamic:
         return ["its dependencies are dynamic"]
     unmet = []
     version = platform.python_version()
     if not project.requires_python.contains(version, prereleases=True):
         unmet.append(f"it needs Python {project.requires_python} and this is {version}")
-    needs = [
-        Requirement(f"{DISTRIBUTION}[{','.join(project.sdk_extras)}]"),
-        *(need for need in project.dependencies if not _is_sdk(need)),
-    ]
-    unmet += [
-        f"`{name}` comes from `[tool.uv.sources]`"
-        for name in sorted({canonicalize_name(need.name) for need in needs} & project.sources)
-    ]
-    return unmet + list(_unmet(needs, extra="", seen=set()))
-
-
-def sdk_notices(project: RolloutProject) -> list[str]:
-    """Return what a project says about the SDK that the SDK that runs does not fulfil."""
-    distribution = metadata.distribution(DISTRIBUTION)
-    notices = [
-        f"`{need}` is not looked up: the SDK is always the one that runs this, {distribution.version}"
-        for need in project.sdk_requirements
-        if need.url or not need.specifier.contains(distribution.version, prereleases=True)
-    ]
-    provided = {canonicalize_name(extra) for extra in distribution.metadata.get_all("Provides-Extra") or ()}
-    notices += [
-        f"`{DISTRIBUTION}[{extra}]` adds nothing: the SDK has no extra of this name"
-        for extra in project.sdk_extras
-        if extra not in provided
-    ]
-    return notices
+    needs = [need for need in project.dependencies if not _is_sdk(need)]
+    with_source = {canonicalize_name(need.name) for need in needs} & project.sources
+    unmet += [f"`{name}` comes from `[tool.uv.sources]`" for name in sorted(with_source)]
+    sdk = Requirement(f"{DISTRIBUTION}[{','.join(project.sdk_extras)}]")
+    return unmet + list(_unmet([sdk, *needs], extra="", seen=set()))
 
 
 def _unmet(needs: Iterable[Requirement], *, extra: str, seen: set[tuple[str, str]]) -> Iterator[str]:
@@ -223,195 +166,36 @@ def _unmet(needs: Iterable[Requirement], *, extra: str, seen: set[tuple[str, str
         except metadata.PackageNotFoundError:
             yield f"`{need.name}` is not installed"
             continue
-        if problem := _mismatch(need, distribution):
-            yield problem
+        if need.url:
+            yield f"`{need.name}` comes from {_without_credentials(need.url)}"
+            continue
+        if not _is_sdk(need) and not need.specifier.contains(distribution.version, prereleases=True):
+            yield f"`{need.name}` is {distribution.version}, not {need.specifier}"
             continue
         for wanted in need.extras:
             key = (canonicalize_name(need.name), canonicalize_name(wanted))
             if key not in seen:
                 seen.add(key)
-                brought = [Requirement(line) for line in distribution.requires or ()]
-                conditional = [item for item in brought if item.marker and "extra" in str(item.marker)]
-                yield from _unmet(conditional, extra=key[1], seen=seen)
+                requirements = [Requirement(line) for line in distribution.requires or ()]
+                of_extras = [item for item in requirements if item.marker and "extra" in str(item.marker)]
+                yield from _unmet(of_extras, extra=key[1], seen=seen)
 
 
-def _mismatch(need: Requirement, distribution: metadata.Distribution) -> str | None:
-    if _is_sdk(need):
-        return None
-    if need.url and _recorded_url(distribution) != need.url:
-        return f"`{need.name}` comes from {need.url}"
-    if not need.specifier.contains(distribution.version, prereleases=True):
-        return f"`{need.name}` is {distribution.version}, not {need.specifier}"
-    return None
-
-
-def _recorded_url(distribution: metadata.Distribution) -> str | None:
-    """Return where a package was installed from, if not from an index (PEP 610)."""
-    recorded = json.loads(distribution.read_text("direct_url.json") or "{}")
-    url = recorded.get("url") if isinstance(recorded, dict) else None
-    vcs = recorded.get("vcs_info") if url else None
-    return f"{vcs['vcs']}+{url}@{vcs.get('requested_revision', '')}".rstrip("@") if vcs else url
-
-
-def _requirements(entries: Any, path: Path) -> Iterator[Requirement]:
-    if not isinstance(entries, list):
-        raise OsmosisError(f"`project.dependencies` in `{path}` must be a list of requirements.")
-    for entry in entries:
-        try:
-            yield Requirement(str(entry))
-        except InvalidRequirement as error:
-            raise OsmosisError(f"`{entry}` in `{path}` is not a requirement: {error}") from error
-
-
-def _is_sdk(requirement: Requirement) -> bool:
-    return canonicalize_name(requirement.name) == DISTRIBUTION
-
-
-def _sources(document: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return where ``[tool.uv.sources]`` takes packages from, without the SDK."""
-    table = _table(_table(_table(document, "tool"), "uv"), "sources")
-    listed = {name: entry if isinstance(entry, list) else [entry] for name, entry in table.items()}
-    return {
-        canonicalize_name(name): [item for item in entries if isinstance(item, Mapping)]
-        for name, entries in listed.items()
-        if canonicalize_name(name) != DISTRIBUTION
-    }
-
-
-def _is_local(source: Mapping[str, Any]) -> bool:
-    return "path" in source or bool(source.get("workspace"))
-
-
-def _is_tied_to_place(source: Mapping[str, Any]) -> bool:
-    """Tell whether a source means something else, or nothing, seen from another directory."""
-    path = Path(str(source.get("path", "")))
-    leaves = not path.is_absolute() and os.path.normpath(path).startswith("..")
-    return bool(source.get("workspace") or source.get("editable")) or leaves
-
-
-def _table(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = parent.get(name, {})
-    return value if isinstance(value, Mapping) else {}
-
-
-KEPT = 10
-SURELY_UNUSED_AFTER_S = 24 * 3600.0
-_UNFINISHED = ".building-"
-
-
-class EnvironmentCache:
-    """A directory of virtual environments."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def get(self, key: str, build: Callable[[Path, Path], None], *, on_wait: Callable[[], None]) -> Path:
-        """Return the environment of a key, built first if need be."""
-        lock = self._lock_of(key)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            on_wait()
-            lock.acquire()
-        try:
-            environment = self._directory / key
-            if not os.access(python_of(environment), os.X_OK):
-                self._build(environment, build)
-                self._prune(spare=environment)
-            os.utime(environment)
-            return environment
-        finally:
-            lock.release()
-
-    def _build(self, environment: Path, build: Callable[[Path, Path], None]) -> None:
-        scratch = self._unfinished()
-        scratch.mkdir()
-        try:
-            build(scratch, scratch / "environment")
-            if (scratch / "environment").is_symlink():
-                # What a build leaves is let into sandboxes, so it leads nowhere else.
-                raise OsmosisError("the build put a link in the place of its environment.")
-            if environment.exists():
-                # Its interpreter is gone from the machine.
-                environment.rename(scratch / "broken")
-            (scratch / "environment").rename(environment)
-        finally:
-            remove_tree(scratch)
-
-    def _prune(self, *, spare: Path) -> None:
-        # Others build and remove beside us: what is gone meanwhile is gone.
-        entries = [(used_at, entry) for entry in self._directory.iterdir() if (used_at := _last_use(entry))]
-        finished = sorted((item for item in entries if not item[1].name.startswith(".")), reverse=True)
-        abandoned = [entry for _, entry in entries if entry.name.startswith(_UNFINISHED)]
-        for _, entry in finished[KEPT:]:
-            if entry != spare:
-                self._remove_unused_environment(entry)
-        for entry in abandoned:
-            self._remove_unused(entry)
-
-    def _remove_unused_environment(self, environment: Path) -> None:
-        lock = self._lock_of(environment.name)
-        try:
-            # Whoever has it is about to use the environment.
-            lock.acquire(timeout=0)
-        except Timeout:
-            return
-        try:
-            self._remove_unused(environment)
-        finally:
-            lock.release()
-
-    def _remove_unused(self, entry: Path) -> None:
-        used_at = _last_use(entry)
-        if used_at is None or used_at >= time.time() - SURELY_UNUSED_AFTER_S:
-            return
-        doomed = self._unfinished()
-        with contextlib.suppress(FileNotFoundError):
-            entry.rename(doomed)
-        remove_tree(doomed)
-
-    def _lock_of(self, key: str) -> FileLock:
-        locks = self._directory / ".locks"
-        locks.mkdir(parents=True, exist_ok=True)
-        return FileLock(locks / f"{key}.lock")
-
-    def _unfinished(self) -> Path:
-        return self._directory / f"{_UNFINISHED}{secrets.token_hex(4)}"
-
-
-def _last_use(entry: Path) -> float | None:
-    """Return when an entry was used last; None where it is gone."""
-    try:
-        return entry.stat().st_mtime
-    except FileNotFoundError:
-        return None
-
-
-def python_of(environment: Path) -> Path:
-    """Return the path of a virtual environment's interpreter."""
-    return environment / "bin" / "python"
-
-
-QUERY_TIMEOUT_S = 120.0
-INSTALL_TIMEOUT_S = 1800.0
-
-_PART = "build"
-_OURS_TO_DECIDE = frozenset(
-    {
-        "UV_CONSTRAINT",
-        "UV_FROZEN",
-        "UV_LOCKED",
-        "UV_OVERRIDE",
-        "UV_PROJECT",
-        "UV_PROJECT_ENVIRONMENT",
-        "UV_PYTHON",
-        "UV_SYSTEM_PYTHON",
-        "UV_WORKING_DIR",
-        "UV_WORKING_DIRECTORY",
-    }
-)
-_CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-_CHATTER = ("Using Python ", "Using CPython ", "Creating virtual environment ")
+def _sdk_notices(project: RolloutProject) -> list[str]:
+    """Return the project's requirements on the SDK that the running SDK does not meet."""
+    sdk = metadata.distribution(DISTRIBUTION)
+    notices = [
+        f"`{_without_credentials(str(need))}` is not looked up: "
+        f"the SDK is always the one that runs this, {sdk.version}"
+        for need in project.sdk_requirements
+        if need.url or not need.specifier.contains(sdk.version, prereleases=True)
+    ]
+    provided = {canonicalize_name(extra) for extra in sdk.metadata.get_all("Provides-Extra") or ()}
+    return notices + [
+        f"`{DISTRIBUTION}[{extra}]` adds nothing: the SDK has no extra of this name"
+        for extra in project.sdk_extras
+        if extra not in provided
+    ]
 
 
 class UvError(OsmosisError):
@@ -419,56 +203,49 @@ class UvError(OsmosisError):
 
 
 class UvInterruptedError(UvError):
-    """uv was ended before it was done, by a signal or by our own deadline."""
+    """uv was ended by a signal or by our timeout before it was done."""
 
     is_infrastructure = True
 
 
 @dataclass(frozen=True)
-class Containment:
-    """What holds uv, and the build back ends that it starts, back."""
-
-    sandbox: Sandbox
-    writable: tuple[Path, ...]
-    cache: Path
-
-
 class Uv:
-    """A uv executable."""
+    """A uv executable. In a sandbox, it writes to ``cache`` and ``writable`` only."""
 
-    def __init__(self, path: Path, containment: Containment | None = None) -> None:
-        self.path = path
-        self._containment = containment
-
-    def places(self) -> tuple[Path, ...]:
-        """Return what uv reads of this machine by the operator's will: itself, its settings, directories of packages."""
-        named = [
-            Path(word.removeprefix("file://"))
-            for name, value in build_environment(os.environ).items()
-            if name.startswith(PACKAGE_PREFIXES)
-            for word in value.split()
-            if word.startswith(("/", "file:///"))
-        ]
-        return reachable_as([self.path, Path("/etc/uv"), *named])
+    path: Path
+    sandbox: Sandbox | None = None
+    cache: Path = Path()
+    writable: tuple[Path, ...] = ()
 
     @classmethod
     def find(cls) -> Uv | None:
-        """Find uv beside the running interpreter, else on the ``PATH``."""
-        beside = Path(sys.executable).parent / "uv"
-        if os.access(beside, os.X_OK):
-            return cls(beside)
-        found = shutil.which("uv")
+        """Find uv next to the running interpreter, else on the ``PATH``."""
+        sibling = Path(sys.executable).parent / "uv"
+        found = str(sibling) if os.access(sibling, os.X_OK) else shutil.which("uv")
         return cls(Path(found)) if found else None
 
-    def run(self, arguments: Sequence[str], *, cwd: Path, timeout_s: float, doing: str) -> str:
-        """Run uv and return what it printed."""
+    def run(
+        self, arguments: Sequence[str], *, cwd: Path, doing: str, timeout_s: float = QUERY_TIMEOUT_S
+    ) -> str:
+        """Run uv and return its standard output."""
+        env = build_environment(os.environ)
+        for name in _IGNORED_VARIABLES:
+            env.pop(name, None)
+        env |= {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
+        words = [str(self.path), *arguments]
+        command: Sequence[str] | SandboxedProgram = words
+        if self.sandbox is not None:
+            # Hard links cannot cross from one mount to another.
+            env |= {"UV_CACHE_DIR": str(self.cache), "UV_LINK_MODE": "copy"}
+            writable = (self.cache, *self.writable)
+            command = self.sandbox.command(words, cwd=cwd.resolve(), writable=writable, part=_SANDBOX_PART)
         try:
-            with program_start(self._command(arguments, cwd), self._environment()) as begun:
+            with program_start(command, env) as start:
                 result = subprocess.run(
-                    begun.command,
+                    start.command,
                     cwd=cwd,
-                    env=begun.env,
-                    pass_fds=begun.fds,
+                    env=start.env,
+                    pass_fds=start.fds,
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
                     timeout=timeout_s,
@@ -478,90 +255,24 @@ class Uv:
             raise UvInterruptedError(f"{doing} failed: uv did not finish within {timeout_s:g} s.") from None
         except OSError as error:
             raise UvError(f"{doing} failed: `{self.path}` cannot be run: {error.strerror}.") from error
-        if result.returncode != 0 and (met := self._limit_met()) is not None:
-            raise UvError(f"{doing} failed: uv was {met.words}.", details={"exit_status": result.returncode})
-        if result.returncode < 0:
+        status = result.returncode
+        if status == 0:
+            return result.stdout.decode("utf-8", "replace")
+        details = {"exit_status": status}
+        limit = self.sandbox.control.end_of(_SANDBOX_PART) if self.sandbox is not None else None
+        if limit is not None:
+            raise UvError(f"{doing} failed: uv was {limit.words}.", details=details)
+        if status < 0:
             raise UvInterruptedError(
-                f"{doing} was interrupted: uv was ended by signal {-result.returncode}.",
-                details={"exit_status": result.returncode},
+                f"{doing} was interrupted: uv was ended by signal {-status}.", details=details
             )
-        if result.returncode != 0:
-            reason = _reason(result.stderr.decode("utf-8", "replace"))
-            raise UvError(f"{doing} failed: {reason}", details={"exit_status": result.returncode})
-        return result.stdout.decode("utf-8", "replace")
-
-    def _command(self, arguments: Sequence[str], cwd: Path) -> list[str] | SandboxedProgram:
-        command, held = [str(self.path), *arguments], self._containment
-        if held is None:
-            return command
-        return held.sandbox.command(command, cwd=cwd.resolve(), writable=held.writable, part=_PART)
-
-    def _limit_met(self) -> MetLimit | None:
-        held = self._containment
-        return None if held is None else held.sandbox.control.end_of(_PART)
-
-    def _environment(self) -> dict[str, str]:
-        env = _environment()
-        if self._containment is not None:
-            # Hard links do not lead from one mount into another.
-            env |= {"UV_CACHE_DIR": str(self._containment.cache), "UV_LINK_MODE": "copy"}
-        return env
-
-    def find_python(self, versions: SpecifierSet, *, cwd: Path) -> Path:
-        """Find an installed interpreter of one of these versions."""
-        try:
-            found = self.run(
-                ["python", "find", "--system", "--no-project", str(versions)],
-                cwd=cwd,
-                timeout_s=QUERY_TIMEOUT_S,
-                doing="looking for a Python",
-            )
-        except UvError as error:
-            installed = self._installed_pythons(cwd)
-            raise OsmosisError(
-                f"the rollout in `{cwd}` needs Python {versions}, and this machine has "
-                f"{', '.join(installed) or 'none that uv finds'}.",
-                details={"needed": str(versions), "found": installed},
-                hint="install a Python of that version and put it on the PATH, or widen "
-                "`requires-python` in the rollout's pyproject.toml; Pythons are never downloaded.",
-            ) from error
-        return Path(found.strip())
-
-    def _installed_pythons(self, cwd: Path) -> list[str]:
-        try:
-            listed = json.loads(
-                self.run(
-                    ["python", "list", "--only-installed", "--output-format", "json"],
-                    cwd=cwd,
-                    timeout_s=QUERY_TIMEOUT_S,
-                    doing="listing Pythons",
-                )
-            )
-            versions = {Version(entry["version"]) for entry in listed}
-        except (UvError, ValueError, KeyError, TypeError, InvalidVersion):
-            versions = {Version(sys.version.split()[0].rstrip("+"))}
-        return [str(version) for version in sorted(versions)]
+        output = result.stderr.decode("utf-8", "replace")
+        reason = _without_credentials(output.strip().removeprefix("error: "))
+        raise UvError(f"{doing} failed: {reason or 'uv gave no reason.'}", details=details)
 
 
-def _environment() -> dict[str, str]:
-    given = build_environment(os.environ)
-    env = {name: value for name, value in given.items() if name not in _OURS_TO_DECIDE}
-    return {**env, "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
-
-
-def _reason(stderr: str) -> str:
-    """Return what uv said went wrong, without its chatter and without passwords."""
-    lines = [line for line in stderr.splitlines() if line.strip() and not line.startswith(_CHATTER)]
-    text = "\n".join(lines).removeprefix("error: ").strip()
-    return _CREDENTIALS_IN_URL.sub("[REDACTED]", text) or "uv gave no reason."
-
-
-Note = Callable[[str], None]
-
-# Everything in a rollout's directory that uv reads when it resolves.
-_DECIDING_FILES = ("pyproject.toml", "uv.lock", "uv.toml")
-# Raised when environments are built differently from the same files.
-_LAYOUT = "1"
+def _without_credentials(text: str) -> str:
+    return re.sub(r"(?<=://)[^/@\s]+(?=@)", "[REDACTED]", text)
 
 
 @dataclass(frozen=True)
@@ -570,197 +281,220 @@ class RolloutEnvironment:
 
     python: Path
     kind: Literal["running-interpreter", "uv"]
-    note: str
-    places: tuple[Path, ...] = ()
+    summary: str
+    readable: tuple[Path, ...]
     lock_sha256: str | None = None
 
     @property
-    def words(self) -> str:
-        """What a run's record says of it."""
-        return self.note if self.lock_sha256 is None else f"{self.note}, uv.lock SHA-256 {self.lock_sha256}"
+    def description(self) -> str:
+        """The summary and the digest of the ``uv.lock``, for the run's record."""
+        lock = "" if self.lock_sha256 is None else f", uv.lock SHA-256 {self.lock_sha256}"
+        return f"{self.summary}{lock}"
 
 
-def running_environment(why: str) -> RolloutEnvironment:
-    """Return the environment of this very process."""
-    return _running(f"the running Python {platform.python_version()}, {why}")
-
-
-def _running(summary: str) -> RolloutEnvironment:
+def running_environment(reason: str) -> RolloutEnvironment:
+    """Return the environment of this process."""
     python = Path(sys.executable)
+    summary = f"the running Python {platform.python_version()}{reason}"
     return RolloutEnvironment(python, "running-interpreter", summary, interpreter_places(python))
 
 
 def prepare_environment(
-    rollout_dir: Path, *, cache_dir: Path, note: Note, sandbox: Sandbox | None = None
+    rollout_dir: Path, *, cache_dir: Path, note: Callable[[str], None], sandbox: Sandbox | None = None
 ) -> RolloutEnvironment:
-    """Find or build the environment of a rollout; blocking, for minutes where packages are fetched."""
+    """Return an environment that satisfies a rollout's ``pyproject.toml``; building one can take minutes.
+
+    Later calls use the environment again. If it has local code, it is removed when this process ends.
+    """
     rollout_dir, cache_dir = rollout_dir.resolve(), cache_dir.resolve()
-    running = f"the running Python {platform.python_version()}"
     project = read_project(rollout_dir)
     if project is None:
-        return _running(f"{running} (the rollout has no pyproject.toml)")
-    for notice in sdk_notices(project):
+        return running_environment(" (the rollout has no pyproject.toml)")
+    for notice in _sdk_notices(project):
         note(notice)
     unmet = unmet_requirements(project)
+    lock_file = rollout_dir / "uv.lock"
     if not unmet:
-        summary = f"{running}, which has everything `{rollout_dir.name}/pyproject.toml` asks for"
-        if (rollout_dir / "uv.lock").is_file():
-            summary += " (its uv.lock is not used)"
-        return _running(summary)
+        unused_lock = " (its uv.lock is not used)" if lock_file.is_file() else ""
+        return running_environment(
+            f", which has everything `{rollout_dir.name}/pyproject.toml` asks for{unused_lock}"
+        )
     reasons = "; ".join(unmet)
     uv = Uv.find()
     if uv is None:
         raise OsmosisError(
-            f"{running} does not have what `{rollout_dir / 'pyproject.toml'}` asks for ({reasons}), "
+            f"the running Python {platform.python_version()} does not have what "
+            f"`{rollout_dir / 'pyproject.toml'}` asks for ({reasons}), "
             "and uv, which would build an environment for it, was not found.",
             details={"unmet": unmet},
             hint=f"install it with: {install_command('eval')}",
         )
-    builder = _UvEnvironment(rollout_dir, project, uv, note, sandbox)
-    environment = builder.get(cache_dir)
+    environments = cache_dir / "environments"
+    environments.mkdir(parents=True, exist_ok=True)
+    # The interpreter's directories become readable in the sandbox, so it is chosen before a build runs.
+    python, version = _find_python(uv, project, environments)
+    sandboxed_uv = uv if sandbox is None else _sandboxed(uv, sandbox, python, cache_dir / "uv")
+    directory = environments / _environment_key(project, rollout_dir, python, version, sandboxed_uv)
+    with contextlib.ExitStack() as stack:
+        if not project.has_local_code:
+            lock = _lock_of(directory)
+            try:
+                stack.enter_context(lock.acquire(timeout=1))
+            except Timeout:
+                note("waiting for another process that builds the same environment")
+                stack.enter_context(lock.acquire())
+        if os.access(directory / "environment" / "bin" / "python", os.X_OK):
+            os.utime(directory)
+        else:
+            note(f"building an environment for `{rollout_dir.name}` with uv")
+            new = stack.enter_context(_temporary_directory(environments))
+            _build(sandboxed_uv, project, rollout_dir, python, new)
+            if project.has_local_code:
+                directory = new
+                atexit.register(stack.pop_all().close)
+            else:
+                # If it exists, its base interpreter does not.
+                remove_tree(directory)
+                new.rename(directory)
+            _remove_unused(environments)
     return RolloutEnvironment(
-        python_of(environment),
+        directory / "environment" / "bin" / "python",
         "uv",
         f"an environment of its own, built by uv ({reasons})",
-        (environment, *interpreter_places(builder.base)),
-        lock_sha256=_lock_digest(rollout_dir),
+        (directory / "environment", directory / "sdk", *interpreter_places(python)),
+        lock_sha256=hashlib.sha256(lock_file.read_bytes()).hexdigest() if lock_file.is_file() else None,
     )
 
 
-def _lock_digest(rollout_dir: Path) -> str | None:
+def _find_python(uv: Uv, project: RolloutProject, cwd: Path) -> tuple[Path, str]:
+    """Return the running interpreter if the project supports it, else another one, and its version."""
+    versions = project.requires_python & SpecifierSet(metadata.metadata(DISTRIBUTION)["Requires-Python"])
+    if versions.contains(platform.python_version(), prereleases=True):
+        return Path(sys.executable), sys.version
+    find, doing = ["python", "find", "--system", "--no-project"], f"finding Python {versions}"
     try:
-        return hashlib.sha256((rollout_dir / "uv.lock").read_bytes()).hexdigest()
-    except OSError:
-        return None
-
-
-class _UvEnvironment:
-    """Builds one rollout's environment with uv."""
-
-    def __init__(
-        self, rollout_dir: Path, project: RolloutProject, uv: Uv, note: Note, sandbox: Sandbox | None
-    ) -> None:
-        self._rollout_dir = rollout_dir
-        self._project = project
-        self._uv = uv
-        self._note = note
-        self._sandbox = sandbox
-        self._sdk = read_sdk_content()
-        # Of the machine, chosen before anything is built: what a build writes names no interpreter.
-        self.base = self._choose_python()
-
-    def get(self, cache_dir: Path) -> Path:
-        python = self.base
-        key = self._key(python)
-        if self._is_built_from_sources:
-            # Files beyond the key decide what is in it, so it is built every time.
-            key = f"{key}-{secrets.token_hex(4)}"
-        return EnvironmentCache(cache_dir / "environments").get(
-            key,
-            lambda scratch, target: self._build(python, scratch, target, cache_dir),
-            on_wait=lambda: self._note("waiting for another process that builds the same environment"),
+        python = uv.run([*find, str(versions)], cwd=cwd, doing=doing).strip()
+        return Path(python), uv.run([*find, "--show-version", python], cwd=cwd, doing=doing)
+    except UvError as error:
+        error.hint = (
+            f"install Python {versions} and put it on the PATH, or widen `requires-python` in the rollout's "
+            "pyproject.toml. Pythons are never downloaded."
         )
+        raise
 
-    @property
-    def _is_built_from_sources(self) -> bool:
-        return self._project.is_dynamic or bool(self._project.local_sources)
 
-    def _choose_python(self) -> Path:
-        own = SpecifierSet(metadata.metadata(DISTRIBUTION)["Requires-Python"] or "")
-        versions = self._project.requires_python & own
-        if versions.contains(platform.python_version(), prereleases=True):
-            return Path(sys.executable)
-        return self._uv.find_python(versions, cwd=self._rollout_dir)
+def _environment_key(project: RolloutProject, rollout_dir: Path, python: Path, version: str, uv: Uv) -> str:
+    """Return a digest of what determines the content of an environment without local code."""
+    sdk = metadata.distribution(DISTRIBUTION)
+    files = [rollout_dir / name for name in ("pyproject.toml", "uv.lock", "uv.toml")]
+    parts: list[object] = [path.read_bytes() if path.is_file() else None for path in files]
+    parts += [sdk.read_text("METADATA"), sdk.read_text("entry_points.txt"), _PACKAGE_DIR]
+    # In a sandbox, uv has other settings and another cache.
+    parts += [python.resolve(), version, project.sdk_extras, uv.sandbox is not None]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
-    def _key(self, python: Path) -> str:
-        digest = hashlib.sha256()
-        for part in (_LAYOUT, self._sdk.wheel_name, *_identity(python)):
-            digest.update(os.fsencode(f"{part}\0"))
-        for name in _DECIDING_FILES:
-            path = self._rollout_dir / name
-            content = path.read_bytes() if path.is_file() else b""
-            digest.update(f"{name}\0{len(content)}\0".encode() + content)
-        return digest.hexdigest()[:24]
 
-    def _build(self, python: Path, scratch: Path, target: Path, cache_dir: Path) -> None:
-        self._note(f"building an environment for `{self._rollout_dir.name}` with uv")
-        uv = self._contained(python, scratch, cache_dir / "uv")
-        project_dir = self._rollout_dir
-        if self._is_built_from_sources and self._project.can_be_copied:
-            # Build backends write beside the sources they read.
-            project_dir = scratch / "project"
-            shutil.copytree(
-                self._rollout_dir,
-                project_dir,
-                symlinks=True,
-                ignore=shutil.ignore_patterns(".venv", ".git", "__pycache__"),
-            )
-        wheel = self._sdk.write_wheel(scratch)
-        sdk = f"{DISTRIBUTION}[{','.join(self._project.sdk_extras)}] @ {wheel.resolve().as_uri()}"
-        overrides = scratch / "overrides.txt"
-        overrides.write_text(f"{sdk}\n", encoding="utf-8")
-        arguments = ["--override", str(overrides), "-r", str(project_dir / "pyproject.toml"), sdk]
-        locked = self._rollout_dir / "uv.lock"
-        if locked.is_file():
-            arguments += ["--constraint", str(self._export_lock(uv, python, scratch))]
-        for name in sorted(self._project.local_sources):
-            # uv takes a directory's earlier build from its cache as long as its metadata is the same.
-            arguments += ["--reinstall-package", name]
-        uv.run(
-            ["venv", "--relocatable", "--no-project", "--python", str(python), str(target)],
-            cwd=project_dir,
-            timeout_s=QUERY_TIMEOUT_S,
-            doing="creating a virtual environment",
-        )
+def _lock_of(directory: Path) -> FileLock:
+    # The thread that releases a lock when the process ends is not the one that acquired it.
+    return FileLock(directory.with_name(f"{directory.name}.lock"), thread_local=False)
+
+
+@contextlib.contextmanager
+def _temporary_directory(parent: Path) -> Iterator[Path]:
+    """Create a locked directory that is removed afterwards or, if this process is killed, by a later build."""
+    directory = parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
+    with _lock_of(directory) as lock:
+        directory.mkdir()
         try:
-            uv.run(
-                ["pip", "install", "--python", str(python_of(target)), *arguments],
-                cwd=project_dir,
-                timeout_s=INSTALL_TIMEOUT_S,
-                doing=f"installing the dependencies of `{self._rollout_dir / 'pyproject.toml'}`",
-            )
-        except UvError as error:
-            if locked.is_file():
-                error.hint = f"if a version in `{locked}` is the reason, run `uv lock --upgrade` there."
-            raise
+            yield directory
+        finally:
+            remove_tree(directory)
+            Path(lock.lock_file).unlink(missing_ok=True)
 
-    def _contained(self, python: Path, scratch: Path, cache: Path) -> Uv:
-        if self._sandbox is None:
-            return self._uv
-        cache.mkdir(parents=True, exist_ok=True)
-        readable = (*self._sandbox.readable, *interpreter_places(python), *self._uv.places())
-        # Packages come from somewhere; of the run's secrets a build has none.
-        sandbox = replace(self._sandbox, readable=readable, network="host")
-        return Uv(self._uv.path, Containment(sandbox, writable=(scratch, cache), cache=cache))
 
-    def _export_lock(self, uv: Uv, python: Path, scratch: Path) -> Path:
-        """Write the locked versions as constraints, without the SDK and what only it brought along."""
-        exported = scratch / "locked.txt"
-        omitted = [f"--no-emit-package={name}" for name in sorted(self._project.sources)]
+def _remove_unused(environments: Path) -> None:
+    for entry in [entry for entry in environments.iterdir() if entry.is_dir()]:
+        # It fails if another process uses or removes the directory.
+        with contextlib.suppress(OSError), _lock_of(entry).acquire(timeout=0):
+            if entry.name.startswith(_TEMPORARY) or entry.stat().st_mtime < time.time() - UNUSED_AFTER_S:
+                # Half of an environment never has the name of a whole one.
+                remove_tree(entry.rename(environments / f"{_TEMPORARY}{secrets.token_hex(8)}"))
+
+
+def _sandboxed(uv: Uv, sandbox: Sandbox, python: Path, cache: Path) -> Uv:
+    """Return uv in the run's sandbox, with a network to fetch packages."""
+    cache.mkdir(parents=True, exist_ok=True)
+    local_indexes = [
+        Path(word.removeprefix("file://"))
+        for name, value in build_environment(os.environ).items()
+        if name.startswith(PACKAGE_PREFIXES)
+        for word in value.split()
+        if word.startswith(("/", "file:///"))
+    ]
+    packages = reachable_as([uv.path, Path("/etc/uv"), *local_indexes])
+    readable = (*sandbox.readable, *interpreter_places(python), *packages)
+    return Uv(uv.path, replace(sandbox, readable=readable, network="host"), cache)
+
+
+def _build(uv: Uv, project: RolloutProject, rollout_dir: Path, python: Path, directory: Path) -> None:
+    """Build an environment with the project's dependencies and the SDK; it can be moved with its directory."""
+    environment, sdk_dir, scratch = directory / "environment", directory / "sdk", directory / "scratch"
+    venv = ["venv", "--quiet", "--no-project", "--no-cache", "--relocatable", "--python", str(python)]
+    Uv(uv.path).run([*venv, str(environment)], cwd=directory, doing="creating a virtual environment")
+    sdk_dir.mkdir()
+    (sdk_dir / _PACKAGE_DIR.name).symlink_to(_PACKAGE_DIR, target_is_directory=True)
+    scratch.mkdir()
+    # A build can change what is in the environment, but neither replace it by a link nor change the SDK.
+    uv = replace(uv, writable=(environment, scratch))
+    environment_python = str(environment / "bin" / "python")
+    project_dir, lock_file = rollout_dir, rollout_dir / "uv.lock"
+    if project.has_local_code and project.can_be_copied:
+        # Build back ends write next to the sources they read.
+        project_dir = scratch / "project"
+        ignore = shutil.ignore_patterns(".venv", ".git", "__pycache__")
+        shutil.copytree(rollout_dir, project_dir, symlinks=True, ignore=ignore)
+    wheel = _write_sdk_wheel(scratch)
+    sdk = f"{DISTRIBUTION}[{','.join(project.sdk_extras)}] @ {wheel.as_uri()}"
+    overrides = scratch / "overrides.txt"
+    overrides.write_text(f"{sdk}\n", encoding="utf-8")
+    arguments = ["--override", str(overrides), "-r", str(project_dir / "pyproject.toml"), sdk]
+    # By default, uv reuses the last build of a directory until its metadata changes.
+    arguments += [f"--reinstall-package={name}" for name in sorted(project.local_sources)]
+    if lock_file.is_file():
+        constraints = scratch / "locked.txt"
+        arguments += ["--constraint", str(constraints)]
+        # Packages that only the locked SDK requires are left out: the running SDK has its own requirements.
+        export = [
+            *("export", "--quiet", "--frozen", "--no-dev", "--no-header", "--no-annotate"),
+            *("--no-emit-workspace", "--prune", DISTRIBUTION),
+            *(f"--no-emit-package={name}" for name in sorted(project.sources)),
+            *("--python", environment_python, "--output-file", str(constraints)),
+        ]
+        uv.run(export, cwd=rollout_dir, doing=f"reading `{lock_file}`")
+    try:
         uv.run(
-            [
-                *("export", "--frozen", "--quiet", "--no-dev", "--no-header", "--no-annotate"),
-                *("--no-emit-workspace", *omitted, "--prune", DISTRIBUTION),
-                *("--python", str(python), "--output-file", str(exported)),
-            ],
-            cwd=self._rollout_dir,
-            timeout_s=QUERY_TIMEOUT_S,
-            doing=f"reading `{self._rollout_dir / 'uv.lock'}`",
+            ["pip", "install", "--quiet", "--python", environment_python, *arguments],
+            cwd=project_dir,
+            timeout_s=INSTALL_TIMEOUT_S,
+            doing=f"installing the dependencies of `{rollout_dir / 'pyproject.toml'}`",
         )
-        return exported
+    except UvError as error:
+        if lock_file.is_file():
+            error.hint = f"if a version in `{lock_file}` is the reason, run `uv lock --upgrade` there."
+        raise
+    remove_tree(scratch)
 
 
-def _identity(python: Path) -> tuple[str, str]:
-    """Return where an interpreter really is and which version it has."""
-    if python == Path(sys.executable):
-        return str(python.resolve()), sys.version
-    found = subprocess.run(
-        [str(python), "-I", "-c", "import sys; print(sys.version)"],
-        env=program_environment(os.environ),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=QUERY_TIMEOUT_S,
-        check=True,
-    )
-    return str(python.resolve()), found.stdout.strip()
+def _write_sdk_wheel(directory: Path) -> Path:
+    """Write a wheel with the metadata of the running SDK and, instead of its code, a path file."""
+    sdk = metadata.distribution(DISTRIBUTION)
+    info = f"{_PACKAGE_DIR.name}-{sdk.version}.dist-info"
+    path = directory / f"{_PACKAGE_DIR.name}-{sdk.version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        # The directory next to the environment, as seen from its `lib/python3.*/site-packages`.
+        wheel.writestr(f"{_PACKAGE_DIR.name}.pth", "../../../../sdk\n")
+        wheel.writestr(f"{info}/METADATA", sdk.read_text("METADATA") or "")
+        wheel.writestr(f"{info}/entry_points.txt", sdk.read_text("entry_points.txt") or "")
+        wheel.writestr(f"{info}/WHEEL", _WHEEL)
+        wheel.writestr(f"{info}/RECORD", "")
+    return path

@@ -398,12 +398,12 @@ async def prepare_server(
 ) -> tuple[RolloutEnvironment, RolloutServer]:
     """Build a rollout's environment; return it and the rollout's server in it, not yet started."""
     if names_an_attribute(entrypoint):
-        environment = running_environment("which is the agent's too")
+        environment = running_environment(", which is the agent's too")
     else:
         environment = await asyncio.to_thread(
             prepare_environment, rollout_dir, cache_dir=cache_dir, note=note, sandbox=sandbox
         )
-        note(f"environment: {environment.note}")
+        note(f"environment: {environment.summary}")
     spec = ServerSpec(
         rollout_dir=rollout_dir,
         entrypoint=entrypoint,
@@ -413,7 +413,7 @@ async def prepare_server(
         port=port,
         log_path=log_path,
         secret_values=frozenset(secret_values.values()),
-        sandbox=sandbox and replace(sandbox, readable=(*sandbox.readable, *environment.places)),
+        sandbox=sandbox and replace(sandbox, readable=(*sandbox.readable, *environment.readable)),
     )
     return environment, RolloutServer(spec, health_timeout_s=health_timeout(environ), note=note)
 

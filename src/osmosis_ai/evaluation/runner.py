@@ -323,10 +323,10 @@ class _Session(AttemptResults):
             )
             if environment is not None:
                 self._log.write(
-                    "deps", environment.note, kind=environment.kind, python=str(environment.python)
+                    "deps", environment.summary, kind=environment.kind, python=str(environment.python)
                 )
-                self._directory.write_environment(run.redact.text(environment.words))
-                self._hooks.environment(environment.words)
+                self._directory.write_environment(run.redact.text(environment.description))
+                self._hooks.environment(environment.description)
                 servers = "server" if run.servers == 1 else f"{run.servers} servers"
                 self._hooks.stage(f"starting the rollout's {servers}")
             else:

@@ -229,8 +229,8 @@ class Trainer:
             note=hooks.note,
             sandbox=self._sandbox,
         )
-        directory.write_environment(self._redact.text(environment.words))
-        hooks.environment(environment.words)
+        directory.write_environment(self._redact.text(environment.description))
+        hooks.environment(environment.description)
         return server
 
     async def _probe(

@@ -178,7 +178,7 @@ def test_runs_that_say_little_are_not_told_apart(
     record(maze, "other", b)
     for mode in ("", "--plain", "--json"):
         outcome = maze.osmosis("eval", "compare", "odd", "other", *filter(None, [mode]))
-        assert outcome.status == 0 and "can not be told apart" in " ".join(outcome.out.split()), outcome
+        assert outcome.status == 0 and "cannot be told apart" in " ".join(outcome.out.split()), outcome
 
 
 def test_runs_that_were_graded_differently_are_labelled_wherever_a_number_stands(maze: Maze) -> None:
@@ -290,7 +290,7 @@ def test_a_hosted_run_of_which_only_counts_are_known_is_compared_by_them(maze: M
     assert (rate["metric"], rate["difference"]["method"]) == ("pass_rate", "newcombe")
     assert rate["baseline"]["method"] == "wilson" and rate["baseline"]["rows"] == 30
     refused = compare(maze, "fern", "platform:amber-otter-42", "--metric", "reward")
-    assert refused.status == 0 and "can not be told apart" in refused.out
+    assert refused.status == 0 and "cannot be told apart" in refused.out
 
 
 def cells_of(page: str) -> dict[str, list[str]]:

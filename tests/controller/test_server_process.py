@@ -704,7 +704,7 @@ async def test_it_reaches_the_model_and_leaves_its_result_and_no_address_but_tha
     # A datagram to its own, empty loopback leaves a program and arrives nowhere.
     assert set(found.pop("reached")) <= {"a UDP port on loopback"}
     assert found == {"model": "42", "sockets": 1}, (
-        "the server's own socket, and no channel out of the sandbox"
+        "the server's own socket, and no channel from the sandbox"
     )
     notes = outcome.sample.extra_fields["grader_notes"]["notes"]
     assert 'network = "none"' in notes and "openai/judge" in notes
@@ -745,7 +745,7 @@ def test_whatever_else_comes_out_of_a_sandbox_is_refused(sent: str) -> None:
         if sent != "nothing":
             socket.send_fds(out, [b"."], [pipe[0] if sent == "a pipe" else elsewhere.fileno()])
         out.close()
-        with pytest.raises(OSError, match="out of the sandbox"):
+        with pytest.raises(OSError, match="from the sandbox"):
             inner.take()
     inner.close()
     for end in pipe:

@@ -312,7 +312,7 @@ def test_numbers_are_told_by_a_column_of_the_dataset_or_why_not(tmp_path: Path) 
     assert "has no column" not in page_text(pages.get("/evals/calm-fern-1?slice="))
     away = replace(run, open_dataset=None)
     pages = visitor(FakeSource([a_run("calm-fern-1")], samples_of={"calm-fern-1": away}))
-    assert "can not be cut into slices" in page_text(pages.get("/evals/calm-fern-1?slice=level"))
+    assert "cannot be cut into slices" in page_text(pages.get("/evals/calm-fern-1?slice=level"))
 
 
 def test_the_page_says_what_the_command_says_first_and_its_numbers_to_the_digit() -> None:

@@ -135,7 +135,7 @@ class AttemptFiles:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                missing = f"the conversation can not be read: `{path}` ({reason_of(error)})"
+                missing = f"the conversation cannot be read: `{path}` ({reason_of(error)})"
                 continue
             if size > max_bytes or len(content) > max_bytes:
                 opened = partial(_opened, directory.path, path)

@@ -67,7 +67,7 @@ class InnerListener:
         self._here.setblocking(False)
         _, descriptors, *_ = socket.recv_fds(self._here, 1, 1)
         if not descriptors:
-            raise OSError("no socket came out of the sandbox")
+            raise OSError("no socket came from the sandbox")
         # Whatever ran inside, this process answers only where it meant to.
         try:
             listening = socket.socket(fileno=descriptors[0])

@@ -48,7 +48,7 @@ def test_runs_that_cannot_be_told_apart_say_what_they_would_have_shown() -> None
     moved = [max(0, min(4, count + (1 if row % 2 else -1))) for row, count in enumerate(HARD)]
     verdict = compared(passes(HARD), passes(moved)).candidates[0].verdict
     assert verdict.direction == "unclear" and verdict.detectable is not None
-    assert verdict.sentence.startswith("moss and fern can not be told apart: ")
+    assert verdict.sentence.startswith("moss and fern cannot be told apart: ")
     assert (
         f"100 rows x 4 would have shown {100 * verdict.detectable:.1f} points or more in 8 of 10 cases."
         in verdict.sentence

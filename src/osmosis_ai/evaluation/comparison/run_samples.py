@@ -135,7 +135,7 @@ class RunSamples:
 
         if self.open_dataset is None:
             raise OsmosisError(
-                f"which dataset the run {self.name} used is not known here, so it can not be cut into slices."
+                f"which dataset the run {self.name} used is not known here, so it cannot be cut into slices."
             )
         return read_slice_values(self.open_dataset(), column, self.source_rows)
 
@@ -329,7 +329,7 @@ def run_slices(run: RunSamples, columns: Sequence[str]) -> tuple[RunSlice, ...]:
     """Return the slices of every column, columns as they were asked, values by name."""
     if columns and run.summary is not None:
         raise OsmosisError(
-            f"the platform does not tell the attempts of {run.name}, so it can not be cut into slices.",
+            f"the platform does not tell the attempts of {run.name}, so it cannot be cut into slices.",
             hint="leave out --slice",
         )
     return tuple(found for column in dict.fromkeys(columns) for found in _slices(run, column))

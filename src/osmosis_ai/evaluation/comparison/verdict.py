@@ -1,4 +1,4 @@
-"""Is B better than A? One sentence, which says "can not be told" when that is the truth.
+"""Is B better than A? One sentence, which says "cannot be told" when that is the truth.
 
 B is better or worse if the interval of the difference excludes zero, after Holm's adjustment for several candidates, and
 if the interval still excludes it with every unscored attempt placed against the result. The rest of the sentence helps a
@@ -206,7 +206,7 @@ def _interval(found: MetricChange, low: float | None, high: float | None) -> str
 
 
 def _untold(known: Circumstances) -> str:
-    return f"{known.b} and {known.a} can not be told apart"
+    return f"{known.b} and {known.a} cannot be told apart"
 
 
 def _shown(found: MetricChange, change: Difference, least: float | None, known: Circumstances) -> str | None:

@@ -339,11 +339,11 @@ async def test_a_running_loop_that_computes_is_busy() -> None:
     assert monitor.state() == LoopState()
 
 
-def limits(limiter: ConcurrencyLimiter, *seconds: tuple[float, int], duration_s: float = 0.1) -> list[int]:
+def limits(limiter: ConcurrencyLimiter, *seconds: tuple[float, int], wait_s: float = 0.1) -> list[int]:
     """Return the limit after each second of (busy, attempts that finished)."""
     found = []
     for busy, finished in seconds:
-        limiter.observe(busy=busy, durations_s=[duration_s] * finished)
+        limiter.observe(busy=busy, model_waits_s=[wait_s] * finished)
         found.append(limiter.limit)
     return found
 
@@ -360,10 +360,10 @@ def test_the_first_fill_and_a_second_without_a_result_are_never_cut() -> None:
     assert limits(limiter, (1.0, 0), (0.9, 1), (0.89, 50), (1.0, 0)) == [100, 75, 75, 75]
 
 
-def test_a_loop_must_be_saturated_for_as_long_as_an_attempt_takes() -> None:
+def test_a_loop_must_be_saturated_for_as_long_as_an_attempt_waits_for_its_model() -> None:
     waves = [(1.0, 100), (1.0, 100), *[(0.1, 0)] * 8] * 5
-    assert set(limits(ConcurrencyLimiter(200), *waves, duration_s=9.5)) == {200}
-    steady = limits(ConcurrencyLimiter(200), (1.0, 200), *[(1.0, 20)] * 20, duration_s=9.5)
+    assert set(limits(ConcurrencyLimiter(200), *waves, wait_s=9.5)) == {200}
+    steady = limits(ConcurrencyLimiter(200), (1.0, 200), *[(1.0, 20)] * 20, wait_s=9.5)
     assert (steady[8], steady[9], steady[18], steady[19]) == (200, 150, 150, 112)
 
 

@@ -703,9 +703,7 @@ async def test_it_reaches_the_model_and_leaves_its_result_and_no_address_but_tha
     found = json.loads(outcome.sample.messages[-1]["content"])
     # A datagram to its own, empty loopback leaves a program and arrives nowhere.
     assert set(found.pop("reached")) <= {"a UDP port on loopback"}
-    assert found == {"model": "42", "sockets": 1}, (
-        "the server's own socket, and no channel from the sandbox"
-    )
+    assert found == {"model": "42", "sockets": 1}, "the server's own socket, and no channel from the sandbox"
     notes = outcome.sample.extra_fields["grader_notes"]["notes"]
     assert 'network = "none"' in notes and "openai/judge" in notes
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -100,7 +99,6 @@ class Dispatcher(Generic[Item]):
         self._returned: deque[Item] = deque()
         self._workers: set[asyncio.Task[None]] = set()
         self._stop: Stop | None = None
-        self.durations_s: list[float] = []
 
     @property
     def in_flight(self) -> int:
@@ -146,14 +144,11 @@ class Dispatcher(Generic[Item]):
                 if item is None:
                     return
                 self._places[id(item)] = item
-                started = time.monotonic()
                 try:
                     finished = await self._attempt(item)
                 finally:
                     self._places.pop(id(item), None)
-                if finished:
-                    self.durations_s.append(time.monotonic() - started)
-                else:
+                if not finished:
                     self._returned.append(item)
             except Exception as error:  # not a result of the item
                 self.halt(Stop("fault", str(error) or type(error).__name__, error))
@@ -214,9 +209,9 @@ class ConcurrencyLimiter:
 
     It starts at the maximum. When an event loop between the agents and the model is saturated, more attempts in flight
     make every one of them slower, so the limit is cut by a quarter; below 70% it grows by a tenth. Attempts that start
-    together also finish together and saturate the loops for a moment, so what counts is the time in which an attempt
-    of the first fill finished at the quickest (10th percentile): a loop must be saturated for that long. The first fill
-    itself is never cut, because the loops are busy with starting attempts.
+    together also finish together and saturate the loops for a moment, so a loop must be saturated for as long as an
+    attempt waits for its model at the quickest (2nd percentile of the first fill). The first fill itself is never cut,
+    because the loops are busy with starting attempts.
     """
 
     SATURATED, ROOM = 0.9, 0.7
@@ -230,20 +225,20 @@ class ConcurrencyLimiter:
         self._window_s = 0
         self._busy: deque[float] = deque(maxlen=self.LONGEST_WINDOW_S)
 
-    def observe(self, *, busy: float, durations_s: Sequence[float]) -> bool:
+    def observe(self, *, busy: float, model_waits_s: Sequence[float]) -> bool:
         """Take one second into account; return whether :attr:`limit` changed.
 
         Args:
             busy: the largest share of the second in which one of the loops had work.
-            durations_s: how long the attempts took that finished in it.
+            model_waits_s: for each attempt that finished in it, how long it waited for its model.
         """
         before = self.limit
         self._busy.append(busy)
         if len(self._first_fill) < self.maximum:
-            self._first_fill += durations_s
-            quickest_s = sorted(self._first_fill)[len(self._first_fill) // 10] if self._first_fill else 0.0
+            self._first_fill += model_waits_s
+            quickest_s = sorted(self._first_fill)[len(self._first_fill) // 50] if self._first_fill else 0.0
             self._window_s = min(self.LONGEST_WINDOW_S, max(1, math.ceil(quickest_s)))
-        elif durations_s and self._is_saturated():
+        elif model_waits_s and self._is_saturated():
             self.limit = max(min(self.LEAST, self.maximum), math.floor(self.limit * self.CUT))
             self._busy.clear()
         if busy < self.ROOM:
@@ -314,6 +309,7 @@ class RolloutRunner:
         self._running: dict[str, RunningAttempt] = {}
         self._cancelled: list[str] = []
         self._has_warned = False
+        self._model_waits_s: list[float] = []
         self._stack = AsyncExitStack()
         self.dispatched = 0
 
@@ -409,7 +405,10 @@ class RolloutRunner:
         self._running[running.rollout_id] = running
         self.dispatched += 1
         try:
-            return await running.run()
+            finished = await running.run()
+            if finished:
+                self._model_waits_s.append(sum(running.used_so_far().model_latency_s))
+            return finished
         except asyncio.CancelledError:
             self._cancelled.append(running.rollout_id)
             raise
@@ -456,8 +455,8 @@ class RolloutRunner:
         while True:
             await asyncio.sleep(OBSERVE_EVERY_S)
             busy = max(await self._servers.busy(), self._monitor.state().busy)
-            durations_s, dispatcher.durations_s = dispatcher.durations_s, []
-            if limiter.observe(busy=busy, durations_s=durations_s):
+            waits_s, self._model_waits_s = self._model_waits_s, []
+            if limiter.observe(busy=busy, model_waits_s=waits_s):
                 dispatcher.narrow(self._servers.share(limiter.limit))
                 self._log("schedule", "the event loops limit concurrency", limit=limiter.limit, busy=busy)
                 if not self._has_warned:

@@ -1,6 +1,6 @@
 """Adaptive limit of concurrent calls, shared by all clients of one provider account.
 
-The limit starts low and doubles with every round of answers, or with every second in which calls wait, until the provider first returns a rate-limit error or the
+The limit starts low and doubles with every round of answers, or every half second in which calls wait, until the provider first returns a rate-limit error or the
 user's ceiling is reached. From then on an error cuts it by a fifth and a full round of answers adds a twentieth
 (additive increase, multiplicative decrease; Jacobson 1988). Errors of calls that were sent before a cut do not cut
 again. If a provider says how long to wait, no call of any client starts until then.
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 START = 20
 CUT = 0.8
 GROWTH = 0.05
-PROBE_S = 1.0
+PROBE_S = 0.5
 """How often the limit doubles while answers are slow: a provider refuses at once, and answers when it is done."""
 
 

@@ -25,7 +25,7 @@ UNIDIOMATIC = re.compile(
 )
 # These numbers only go down.
 MOST_IN_MESSAGES = 0
-MOST_IN_PAGES = 5
+MOST_IN_PAGES = 0
 LONGEST_SUMMARY = 60
 
 

@@ -284,7 +284,7 @@ def test_view_writes_a_training_directory_and_a_judging_result_and_names_what_it
     for reference, why in (
         (".", "one run"),
         ("odd.json", "odd.json is JSON, but not a rubric result"),
-        ("torn.json", "no result"),
+        ("torn.json", "torn.json` is not a readable result of a judging session"),
     ):
         with pytest.raises(OsmosisError, match=why):
             report_run(reference, ReportFile(tmp_path / "out" / "no.html"), RunReportOptions())

@@ -117,7 +117,7 @@ def copy_artifacts(
                 refused.add(entry)
             elif is_file:
                 copied = _copy_regular_file(entry, descriptor, temporary / path, path, left_out) or copied
-        # Nothing below them may travel, and how deep they go is not for whoever made them to say.
+        # Nothing below a refused directory is copied, so the rollout cannot choose how deep the walk goes.
         folders[:] = [entry for entry in folders if entry not in refused]
     if copied:
         remove(root / name)

@@ -372,7 +372,7 @@ def holds(content: bytes, wanted: str) -> bool:
     """Tell whether ``wanted``, which is case-folded, is in what was said, or in what grader and judges noted
     of it."""
     raw = content.decode("utf-8", "replace").casefold()
-    # Where nothing is escaped, what is not there can not be in a text.
+    # Without escapes, a text that is not in the raw content is in no message.
     if wanted not in raw and "\\" not in raw:
         return False
     conversation = read_conversation(content) if len(content) <= _LARGEST_SEARCHED_BYTES else Conversation()

@@ -75,7 +75,7 @@ class DescribedTrainingRun(TrainingRun):
 
 
 class ResumeReply(WireModel):
-    """A run that goes on, behind ``step``."""
+    """A run that resumes after ``step``."""
 
     id: str
     name: str | None = None

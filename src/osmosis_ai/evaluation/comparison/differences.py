@@ -17,7 +17,7 @@ interval always agree.
 The bootstrap-t: Student's t takes the tails for alike and covered 23 to 41 % where one row in twenty pays. The bootstrap
 learns each tail from the rows; it cannot know what no row has shown yet.
 
-Unpaired: a t interval needs rows that vary. On a scale where hardly any row of a run is away from an end, and where only counts
+Unpaired: a t interval needs rows that vary. On a scale where hardly any row of a run differs from an end, and where only counts
 are known, the interval is put together from those of the two rates.
 
 Sources:

@@ -13,9 +13,6 @@ from typing import Any, TypeVar
 
 ResultT = TypeVar("ResultT")
 
-LATE_S = 0.25
-"""Lag in seconds from which on clients give up on answers that have arrived but were not read."""
-
 _BEAT_S = 0.1
 _WINDOW_S = 1.0
 

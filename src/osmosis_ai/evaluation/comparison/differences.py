@@ -617,7 +617,6 @@ def _rising_root(rising: Callable[[float], float]) -> float:
     )
 
 
-NOTHING_POSITIVE = "no row has more than nothing of it in both runs"
 SAME_RATIO = "every row has the same ratio, so the variance cannot be estimated"
 TOO_FEW_RATIOS = "too few and too different rows to rule out any ratio"
 LARGEST_LOG = 700.0

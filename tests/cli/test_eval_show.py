@@ -79,7 +79,7 @@ def test_the_same_row_in_another_run_stands_beside_it_though_it_has_another_plac
 def test_a_broken_conversation_is_shown_as_far_as_it_can_be_read(maze: Maze) -> None:
     said(maze, "fern", 1, 1, trajectory("kept")[:-60])
     outcome = maze.osmosis("eval", "show", "fern", "--row", "1", "--plain")
-    assert "note: The conversation was not kept" in outcome.out.replace(
+    assert "note: No conversation of this attempt was stored" in outcome.out.replace(
         "the conversation", "The conversation"
     )
     assert "only the beginning of `steps`" in outcome.out and "tool: kept" in outcome.out

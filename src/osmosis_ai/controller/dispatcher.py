@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from osmosis_ai.controller.attempt import (
@@ -273,6 +274,7 @@ class RolloutRunner:
         note: Callable[[str], None],
         log: Callable[..., None] = lambda *_, **__: None,
         rate_limited: Callable[[], bool] = lambda: False,
+        trajectory_root: Path | None = None,
     ) -> None:
         self._bridge_token, self._callback_token = bridge_token, secrets.token_urlsafe(32)
         redact.add([self._bridge_token, self._callback_token])
@@ -282,9 +284,7 @@ class RolloutRunner:
             on_terminal_commit=self._commit, acknowledge_completion=self._acknowledge_completion
         )
         self._agent = server if isinstance(server, RemoteAgent) else None
-        self._agent_callbacks = AgentCallbacks(
-            self._registry, bridge, artifact_root=self._agent.artifact_root if self._agent else None
-        )
+        self._agent_callbacks = AgentCallbacks(self._registry, bridge)
         self._callbacks = CallbackListener(
             self._registry,
             auth_token=self._callback_token,
@@ -304,8 +304,7 @@ class RolloutRunner:
         self._monitor = LoopMonitor()
         self._rate_limited = rate_limited
         self._bridge = bridge
-        root = server.artifact_root if isinstance(server, RemoteAgent) else server.rollout.artifact_root
-        self._services = AttemptServices(bridge, self._servers, timeouts, root)
+        self._services = AttemptServices(bridge, self._servers, timeouts, trajectory_root)
         self._running: dict[str, RunningAttempt] = {}
         self._cancelled: list[str] = []
         self._has_warned = False
@@ -425,8 +424,8 @@ class RolloutRunner:
         return await running.commit(terminal)
 
     def _acknowledge_completion(self, rollout_id: str) -> Mapping[str, Any]:
-        # The server writes the conversation, with the usage of its calls, before it reports the result.
-        return acknowledgement(self._bridge.usage(rollout_id))
+        # A server that writes the conversation does so before it reports the result, with the usage of its calls.
+        return acknowledgement(self._bridge.usage(rollout_id), stored=self._services.trajectory_root is None)
 
     def _connect(self, base_url: str) -> CallbackRolloutDriver:
         if self._agent is not None:

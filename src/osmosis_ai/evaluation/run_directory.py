@@ -7,7 +7,6 @@ be made again. A snapshot is streamed: its cost in memory does not depend on the
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ class RunDirectory:
         self.manifest = path / "manifest.json"
         self.config = path / "config.toml"
         self.events = path / "events.jsonl"
+        self.conversations = path / "conversations.jsonl"
         self.log = path / "logs.txt"
         self.server_log = path / "rollout-server.log"
         self.index = path / "index.jsonl"
@@ -60,11 +60,6 @@ class RunDirectory:
         for unfinished in self.path.glob(".*.tmp"):
             unfinished.unlink(missing_ok=True)
         sync_directory(self.path.parent)
-
-    def remove_copies(self) -> None:
-        """Remove the copies of trajectories and artifacts; the run's next session makes them again."""
-        for directory in (self.trajectories, self.artifacts):
-            shutil.rmtree(directory, ignore_errors=True)
 
     def put_aside(self) -> Path | None:
         """Rename the run to ``<name>.archive-<stamp>``; None when there is no run here."""

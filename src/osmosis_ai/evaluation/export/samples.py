@@ -16,7 +16,7 @@ import msgspec
 import orjson
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.evaluation.attempt_copies import item_name, read_regular_file
+from osmosis_ai.evaluation.attempt_files import item_name, read_regular_file
 from osmosis_ai.evaluation.conversation import Message, answer_of, as_messages, read_conversation
 from osmosis_ai.evaluation.journal import JournalCorruptionError, JournalReader, replay
 from osmosis_ai.evaluation.local_results import LocalResults, read_local_results

@@ -13,11 +13,11 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.errors import ConflictError, NotFoundError
-from osmosis_ai.evaluation.attempt_copies import item_name
 from osmosis_ai.evaluation.attempt_files import (
     MOST_OF_DIAGNOSTICS,
     StoredArtifact,
     StoredConversation,
+    item_name,
     no_sample,
     traceback_in,
 )

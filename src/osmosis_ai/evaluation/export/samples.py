@@ -230,12 +230,12 @@ def _with_conversation(directory: Path, sample: ExportedSample) -> ExportedSampl
     except (OSError, ValueError):
         content = None
     conversation = read_conversation(content or b"")
-    asked = _object(conversation.told.get("request_extra_fields"))
+    asked = _object(conversation.facts.get("request_extra_fields"))
     result = {**sample.result}
     if result.get("source_row_index") is None and isinstance(asked.get("source_row_index"), int):
         result["source_row_index"] = asked["source_row_index"]
     if result.get("notes") is None and result.get("parts") is None:  # a platform lists neither
-        graded = read_grader_notes(_object(conversation.told.get("sample_extra_fields")))
+        graded = read_grader_notes(_object(conversation.facts.get("sample_extra_fields")))
         result |= {"notes": graded.notes, "parts": dict(graded.parts) or None}
     return replace(
         sample,

@@ -94,10 +94,10 @@ class DerivedFiles:
             for sample in rows:
                 trajectory = f"trajectories/{item_name(sample.row_index, sample.run_index)}.json"
                 entry = IndexEntry(
-                    sample.row_index,
-                    sample.run_index,
-                    sample.rollout_id,
-                    cast(Status, sample.status),
+                    row_index=sample.row_index,
+                    run_index=sample.run_index,
+                    rollout_id=sample.rollout_id,
+                    status=cast(Status, sample.status),
                     duration_ms=round(sample.duration_ms) or None,  # zero if it was not stated
                     trajectory_filename=TRAJECTORY_FILE if trajectory in with_trajectory else None,
                     reward=sample.reward,

@@ -21,7 +21,6 @@ from osmosis_ai.evaluation.agent_loop.inputs import (
     MAX_TOKENS_TOTAL,
     DatasetReader,
     build_completion_params,
-    require_tools,
 )
 from osmosis_ai.evaluation.spec import EvalRunOptions
 from osmosis_ai.workspace.layout import WorkspaceDirectory
@@ -136,7 +135,7 @@ class PreparedClassicEval:
     @property
     def workspace(self) -> WorkspaceDirectory:
         """The current directory: a classic evaluation keeps its run there, whether or not it is a workspace."""
-        return WorkspaceDirectory(self.source.directory)
+        return WorkspaceDirectory(self.source.path)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -171,6 +170,7 @@ def prepare_classic_eval(request: ClassicEvalRequest) -> PreparedClassicEval:
     from osmosis_ai.evaluation.agent_loop.eval_run import (
         ImportedAgent,
         imported_files,
+        require_tools,
         require_writable_results,
     )
     from osmosis_ai.evaluation.agent_loop.llm_client import choose_model
@@ -234,11 +234,10 @@ def prepare_classic_eval(request: ClassicEvalRequest) -> PreparedClassicEval:
         agent=agent,
         eval_fns=eval_fns,
         source=ImportedAgent(
-            reference=request.module,
-            directory=directory,
-            settings=hosting,
-            base_url=request.base_url,
-            files=imported_files(directory.resolve(), request.module, *request.eval_fns),
+            directory,
+            hosting,
+            request.base_url,
+            imported_files(directory.resolve(), request.module, *request.eval_fns),
         ),
         spec=EvalRunSpec(experiment, evaluation),
         dataset=dataset,

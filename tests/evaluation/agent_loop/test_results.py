@@ -16,7 +16,6 @@ from osmosis_ai.evaluation.agent_loop.eval_run import (
     summarize_runs,
     write_results,
 )
-from osmosis_ai.evaluation.agent_loop.eval_runner import pass_at_k, summarize_scores
 from osmosis_ai.evaluation.agent_loop.inputs import (
     REQUIRED_COLUMNS,
     DatasetReader,
@@ -24,6 +23,7 @@ from osmosis_ai.evaluation.agent_loop.inputs import (
     dataset_row_to_request,
     loop_row,
 )
+from osmosis_ai.evaluation.agent_loop.runner import pass_at_k, summarize_scores
 from osmosis_ai.evaluation.journal import load_results
 from osmosis_ai.evaluation.metrics import compute_metrics
 from osmosis_ai.evaluation.record import TerminalRecord

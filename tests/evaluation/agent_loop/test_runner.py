@@ -21,7 +21,6 @@ from osmosis_ai.evaluation.agent_loop.runner import (
     LocalRolloutRunner,
     LocalRunResult,
     LocalTestRunner,
-    run_all,
     validate_tools,
 )
 from osmosis_ai.rollout.eval.evaluation import (
@@ -481,28 +480,3 @@ async def test_tools_that_no_model_can_be_offered_fail_the_row_and_say_why(tools
     result = await run(Agent(tools=tools))
     assert (result.error or "").startswith("Tool validation error:")
     assert said in (result.error or "")
-
-
-async def test_items_run_beside_each_other_up_to_the_limit_and_an_error_of_ours_comes_out() -> None:
-    gate, running, most = asyncio.Event(), 0, 0
-
-    async def one(item: int) -> int:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        if running == 3:
-            gate.set()
-        await gate.wait()
-        running -= 1
-        return item * 10
-
-    ended: dict[int, int] = {}
-    await run_all(range(7), one, limit=3, done=lambda place, _, value: ended.__setitem__(place, value))
-    assert ended == {place: place * 10 for place in range(7)}
-    assert most == 3
-
-    def refuse(*_: Any) -> None:
-        raise OSError("the disk is full")
-
-    with pytest.raises(OSError, match="the disk is full"):
-        await run_all([1], one, limit=1, done=refuse)

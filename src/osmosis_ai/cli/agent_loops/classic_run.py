@@ -18,7 +18,7 @@ from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.agent_loop.eval_run import ClassicResults
-    from osmosis_ai.evaluation.agent_loop.eval_runner import EvalEvalSummary
+    from osmosis_ai.evaluation.agent_loop.runner import EvalEvalSummary
     from osmosis_ai.evaluation.hooks import RunPlan
     from osmosis_ai.evaluation.record import TerminalRecord
     from osmosis_ai.evaluation.statistics import Estimate

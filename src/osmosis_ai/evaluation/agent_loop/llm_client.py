@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.agent_loop.inputs import DEFAULT_MODEL, ProviderError
 
 if TYPE_CHECKING:
@@ -25,12 +26,12 @@ _KINDS: Mapping[Category, str] = {
     "timeout": "Request timed out",
     "context_length": "Context window exceeded",
 }
-# The model is chosen by the command, and replies are never streamed.
+# The command chooses the model, and replies are never streamed.
 _IGNORED_ARGUMENTS = frozenset({"model", "stream", "stream_options"})
 
 
 class ExternalLLMClient:
-    """Calls a model for one rollout at a time: holds its tools and counts its tokens. An async context manager."""
+    """Calls a model for one rollout at a time, with its tools and token counts. An async context manager."""
 
     def __init__(
         self, model: str = DEFAULT_MODEL, api_key: str | None = None, api_base: str | None = None
@@ -39,10 +40,10 @@ class ExternalLLMClient:
         self._name, self._api_key, self._api_base = model, api_key, api_base
         self._shared: ModelClient | None = None
         self._client: ModelClient | None = None
-        self._stack: AsyncExitStack | None = None
+        self._stack = AsyncExitStack()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
-        self._tools: list[dict[str, Any]] | None = None
+        self._tools: list[dict[str, Any]] = []
         self.reset_metrics()
 
     @classmethod
@@ -62,10 +63,10 @@ class ExternalLLMClient:
         """Offer these tools, schemas or dicts, with every further call."""
         from osmosis_ai.rollout.loop.tool_schemas import tool_payload
 
-        self._tools = [tool_payload(tool) for tool in tools] or None
+        self._tools = [tool_payload(tool) for tool in tools]
 
     def clear_tools(self) -> None:
-        self._tools = None
+        self._tools = []
 
     def reset_metrics(self) -> None:
         self._calls = self._prompt_tokens = self._completion_tokens = 0
@@ -121,10 +122,8 @@ class ExternalLLMClient:
             self.finish_reasons[finish.value] = self.finish_reasons.get(finish.value, 0) + 1
         return CompletionsResult(
             message={name: value for name, value in choice["message"].items() if value is not None},
-            token_ids=[],
-            logprobs=[],
             usage={
-                name: getattr(usage, name) if usage is not None else 0
+                name: getattr(usage, name, 0)
                 for name in ("prompt_tokens", "completion_tokens", "total_tokens")
             },
             finish_reason=choice.get("finish_reason") or "stop",
@@ -132,30 +131,25 @@ class ExternalLLMClient:
 
     async def close(self) -> None:
         """Close the connections; may be called again."""
-        stack, self._stack = self._stack, None
-        if stack is not None:
-            self._client = None
-            await stack.aclose()
+        self._client = None
+        await self._stack.aclose()
 
     async def _open(self) -> ModelClient:
         """Return the model's client, opened by the first call in this event loop."""
-        from osmosis_ai.errors import OsmosisError
-
         if self._shared is not None:
             return self._shared
         loop = asyncio.get_running_loop()
         if self._loop is not loop:  # connections belong to one event loop
             self._loop, self._opening, self._client = loop, asyncio.Lock(), None
+            self._stack = AsyncExitStack()
         async with self._opening:
             if self._client is None:
-                stack = AsyncExitStack()
                 opened = open_model(self._name, api_key=self._api_key, api_base=self._api_base)
                 try:
-                    self._client = await stack.enter_async_context(opened)
+                    self._client = await self._stack.enter_async_context(opened)
                 except OsmosisError as error:
                     kind = _KINDS["auth"] if "missing_variable" in error.details else "Unexpected error"
                     raise ProviderError(f"{kind}: {error.message}", hint=error.hint) from None
-                self._stack = stack
             return self._client
 
 
@@ -168,7 +162,7 @@ def create_llm_client(
 
 @dataclass(frozen=True)
 class ChosenModel:
-    """A model whose name, address and key are valid; ``endpoint`` is None for a built-in one, started on demand."""
+    """A valid model; ``endpoint`` is None for a built-in one, whose server starts on demand."""
 
     name: str
     endpoint: ModelEndpoint | None
@@ -195,7 +189,7 @@ def choose_model(
     """Return the model of `--model`, `--base-url` and `--api-key`.
 
     Raises:
-        OsmosisError: there is no such model, or its address or key is invalid or missing.
+        OsmosisError: the model does not exist, or its address or key is invalid or missing.
     """
     from osmosis_ai.inference.catalog import BUILT_IN_PREFIX, built_in_model
     from osmosis_ai.llm.chosen_endpoint import choose_endpoint

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.agent_loop.eval_runner import (
+    from osmosis_ai.evaluation.agent_loop.runner import (
         EvalEvalSummary,
         EvalResult,
         EvalRowResult,
@@ -37,17 +37,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "EvalEvalSummary": "osmosis_ai.evaluation.agent_loop.eval_runner",
+    "EvalEvalSummary": "osmosis_ai.evaluation.agent_loop.runner",
     "EvalFnError": "osmosis_ai.rollout.loop.eval_functions",
     "EvalFnWrapper": "osmosis_ai.rollout.loop.eval_functions",
-    "EvalResult": "osmosis_ai.evaluation.agent_loop.eval_runner",
-    "EvalRowResult": "osmosis_ai.evaluation.agent_loop.eval_runner",
-    "EvalRunResult": "osmosis_ai.evaluation.agent_loop.eval_runner",
-    "EvalRunner": "osmosis_ai.evaluation.agent_loop.eval_runner",
-    "format_eval_report": "osmosis_ai.evaluation.agent_loop.eval_runner",
+    "EvalResult": "osmosis_ai.evaluation.agent_loop.runner",
+    "EvalRowResult": "osmosis_ai.evaluation.agent_loop.runner",
+    "EvalRunResult": "osmosis_ai.evaluation.agent_loop.runner",
+    "EvalRunner": "osmosis_ai.evaluation.agent_loop.runner",
+    "format_eval_report": "osmosis_ai.evaluation.agent_loop.runner",
     "load_eval_fn": "osmosis_ai.rollout.loop.eval_functions",
     "load_eval_fns": "osmosis_ai.rollout.loop.eval_functions",
-    "pass_at_k": "osmosis_ai.evaluation.agent_loop.eval_runner",
+    "pass_at_k": "osmosis_ai.evaluation.agent_loop.runner",
 }
 
 

@@ -313,10 +313,6 @@ async def run_agent_test(prepared: PreparedAgentTest, hooks: AgentTestHooks) -> 
     from osmosis_ai.controller.dispatcher import Dispatcher, Stop
     from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient
 
-    # Imported here so that the first row's time limit does not include it.
-    from osmosis_ai.rollout.backend.local import deadline  # noqa: F401
-    from osmosis_ai.rollout.loop import context, eval_functions, schemas, tool_schemas  # noqa: F401
-
     request = prepared.request
     outcome = AgentTestOutcome(planned=prepared.total)
     early: dict[int, LocalRunResult] = {}

@@ -53,6 +53,7 @@ def results_of(run: Path, table: AttemptTable) -> ClassicResults:
         run_dir=run,
         total_work_items=len(table),
         succeeded=table.count("success"),
+        failed=table.count("failed"),
         duration_ms=5,
         metrics=compute_metrics(table),
     )

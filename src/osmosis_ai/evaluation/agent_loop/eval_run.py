@@ -173,10 +173,6 @@ class ClassicResults:
         return self.summary.total_work_items - self.pending
 
     @property
-    def failed(self) -> int:
-        return self.runs - self.summary.succeeded
-
-    @property
     def pending(self) -> int:
         """Number of runs without a result; a failed run that will be retried has one."""
         return self.summary.metrics.estimates.counts.pending
@@ -192,7 +188,7 @@ class ClassicResults:
             "total_tokens": estimates.tokens.total,
             "total_duration_ms": float(self.summary.duration_ms),
             "succeeded_runs": self.summary.succeeded,
-            "failed_runs": self.failed,
+            "failed_runs": self.summary.failed,
             "pending_runs": self.pending,
             "cost_usd": estimates.cost_usd.total,
             **({"reward": self.reward.to_json()} if self.reward is not None else {}),

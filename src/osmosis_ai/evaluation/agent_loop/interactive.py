@@ -27,7 +27,6 @@ from osmosis_ai.evaluation.agent_loop.runner import (
 
 if TYPE_CHECKING:
     from osmosis_ai.rollout.loop.agent import CompletionsResult, RolloutAgentLoop
-    from osmosis_ai.rollout.loop.schemas import RolloutMetrics
 
 ABORTED = "Aborted by user"
 STEP_PROMPT = "[Enter] next, [c]ontinue, [m]essages, [t]ools, [r]ow N, [q]uit, [?] help > "
@@ -37,20 +36,12 @@ HELP = """\
   c, continue        continue to the end of this run
   m, messages        show the conversation so far
   t, tools           show the tools offered to the model
-  r, r N, row N      run the last row again, or row N
+  r, r N, row N, N   run the last row again, or row N
   q, quit, exit      leave this run; between runs, leave the session
   ?, help            show this
   Ctrl-D, Ctrl-C     leave the session"""
-_COMMANDS = {
-    "": "next",
-    "n": "next",
-    "c": "continue",
-    "m": "messages",
-    "t": "tools",
-    "r": "row",
-    "q": "quit",
-    "exit": "quit",
-}
+_COMMANDS = {"": "next", "n": "next", "c": "continue", "m": "messages", "t": "tools", "r": "row"}
+_COMMANDS |= {"q": "quit", "exit": "quit"}
 
 
 class SessionTerminal:
@@ -104,20 +95,13 @@ class InteractiveLLMClient:
         self.steps: list[InteractiveStep] = []
         self.messages: list[dict[str, Any]] = []
         self.tools: list[Any] = []
+        self.clear_tools = llm_client.clear_tools  # `tools` keeps the last ones for display
+        self.reset_metrics = llm_client.reset_metrics
+        self.get_metrics = llm_client.get_metrics
 
     def set_tools(self, tools: Sequence[Any]) -> None:
         self.tools = list(tools)
         self._client.set_tools(tools)
-
-    def clear_tools(self) -> None:
-        """Offer no tools; :attr:`tools` keeps the last ones for display."""
-        self._client.clear_tools()
-
-    def reset_metrics(self) -> None:
-        self._client.reset_metrics()
-
-    def get_metrics(self) -> RolloutMetrics:
-        return self._client.get_metrics()
 
     async def close(self) -> None:
         if hasattr(self._client, "close"):
@@ -175,11 +159,13 @@ class InteractiveRunner:
     ) -> list[LocalRunResult]:
         """Let the user choose rows until they leave."""
         self._next_row = initial_row
+        prompt = f"Select a row to test [{rows[0]}-{rows[-1]}] or 'q' to quit: "
         try:
             while True:
-                index = self._next_row if self._next_row is not None else await self._choose_row(rows)
-                self._next_row = None
-                if index not in rows:
+                if self._next_row is None and await self._ask(prompt, "quit") == "quit":
+                    break
+                index, self._next_row = self._next_row, None
+                if index is None or index not in rows:
                     self.terminal.say(f"Row {index} is out of range [{rows[0]}-{rows[-1]}].")
                     continue
                 result = await self.run_row(row_at(index), index, max_turns, completion_params)
@@ -217,49 +203,35 @@ class InteractiveRunner:
         result.duration_ms = max(0.0, result.duration_ms - client.waited_ms)
         self.results.append(result)
         self._show_result(result)
-        if await self._decide(RESULT_PROMPT, "next", "quit") == "quit":
+        if await self._ask(RESULT_PROMPT, "next", "quit") == "quit":
             raise SessionLeft
         return result
-
-    async def _choose_row(self, rows: range) -> int:
-        while True:
-            command, row = await self._ask(f"Select a row to test [{rows[0]}-{rows[-1]}] or 'q' to quit: ")
-            if command == "quit":
-                raise SessionLeft
-            if command.isdecimal():
-                return int(command)
-            if command == "row" and row is not None:
-                return row
-            self.terminal.say(HELP)
 
     async def _pause(self, step: InteractiveStep) -> None:
         """Show a reply and ask how to continue."""
         self.terminal.say(f"[assistant, turn {step.turn}, finish reason {step.finish_reason}]")
         self._show_message(step.message)
-        command = await self._decide(STEP_PROMPT, "next", "continue", "quit")
+        command = await self._ask(STEP_PROMPT, "next", "continue", "quit")
         if command in ("quit", "row"):
             raise RunAborted
         self._client.paused = command == "next"
 
-    async def _decide(self, prompt: str, *decisions: str) -> str:
-        """Show details until the user enters one of the ``decisions`` or chooses a row."""
+    async def _ask(self, prompt: str, *decisions: str) -> str:
+        """Show details until the user enters one of the ``decisions`` or chooses the next row."""
         while True:
-            command, row = await self._ask(prompt)
-            if command == "row":
-                self._next_row = row
-            if command in ("row", *decisions):
+            line = await self.terminal.ask(prompt)
+            if line is None:
+                raise SessionLeft
+            word, _, row = line.strip().lower().partition(" ")
+            if word.isdecimal():
+                word, row = "row", word
+            command = _COMMANDS.get(word, word)
+            if command == "row" and (row.strip().isdecimal() or (not row and self._last_row is not None)):
+                self._next_row = int(row) if row else self._last_row
+                return command
+            if command in decisions:
                 return command
             self._show_details(command)
-
-    async def _ask(self, prompt: str) -> tuple[str, int | None]:
-        """Return the user's command and row, by default the last row; an invalid row makes the command '?'."""
-        line = await self.terminal.ask(prompt)
-        if line is None:
-            raise SessionLeft
-        word, _, row = line.strip().lower().partition(" ")
-        if not row:
-            return _COMMANDS.get(word, word), self._last_row
-        return (_COMMANDS.get(word, word), int(row)) if row.strip().isdecimal() else ("?", None)
 
     def _show_details(self, command: str) -> None:
         from osmosis_ai.rollout.loop.tool_schemas import tool_payload

@@ -6,19 +6,22 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.agent_loop.inputs import DEFAULT_MODEL, ProviderError
-
-if TYPE_CHECKING:
-    from osmosis_ai.llm.client import ModelClient
-    from osmosis_ai.llm.errors import Category
-    from osmosis_ai.llm.providers import ModelEndpoint
-    from osmosis_ai.rollout.loop.agent import CompletionsResult
-    from osmosis_ai.rollout.loop.schemas import RolloutMetrics
+from osmosis_ai.evaluation.sources import open_policy
+from osmosis_ai.inference.catalog import BUILT_IN_PREFIX, built_in_model
+from osmosis_ai.llm.chosen_endpoint import choose_endpoint, probe
+from osmosis_ai.llm.client import ModelClient
+from osmosis_ai.llm.errors import Category, ModelCallError
+from osmosis_ai.llm.finish_reasons import FinishReason
+from osmosis_ai.llm.providers import ModelEndpoint
+from osmosis_ai.rollout.loop.agent import CompletionsResult
+from osmosis_ai.rollout.loop.schemas import RolloutMetrics
+from osmosis_ai.rollout.loop.tool_schemas import tool_payload
 
 _KINDS: Mapping[Category, str] = {
     "rate_limit": "Rate limit exceeded",
@@ -38,19 +41,16 @@ class ExternalLLMClient:
     ) -> None:
         self.model = model if "/" in model else f"openai/{model}"
         self._name, self._api_key, self._api_base = model, api_key, api_base
-        self._shared: ModelClient | None = None
         self._client: ModelClient | None = None
-        self._stack = AsyncExitStack()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._opening = asyncio.Lock()
         self._tools: list[dict[str, Any]] = []
         self.reset_metrics()
 
     @classmethod
     def sharing(cls, client: ModelClient) -> ExternalLLMClient:
-        """Return a client that calls through ``client`` and leaves it open."""
+        """Return a client for this event loop that calls through ``client``."""
         found = cls(client.model_path)
-        found._shared = client
+        found._client, found._loop = client, asyncio.get_running_loop()
         return found
 
     async def __aenter__(self) -> ExternalLLMClient:
@@ -61,28 +61,18 @@ class ExternalLLMClient:
 
     def set_tools(self, tools: Sequence[Any]) -> None:
         """Offer these tools, schemas or dicts, with every further call."""
-        from osmosis_ai.rollout.loop.tool_schemas import tool_payload
-
         self._tools = [tool_payload(tool) for tool in tools]
 
     def clear_tools(self) -> None:
         self._tools = []
 
     def reset_metrics(self) -> None:
-        self._calls = self._prompt_tokens = self._completion_tokens = 0
-        self._latency_ms = 0.0
+        self._metrics = RolloutMetrics()
         self.finish_reasons: dict[str, int] = {}
 
     def get_metrics(self) -> RolloutMetrics:
         """Return the calls, tokens and latency since the last reset."""
-        from osmosis_ai.rollout.loop.schemas import RolloutMetrics
-
-        return RolloutMetrics(
-            llm_latency_ms=self._latency_ms,
-            num_llm_calls=self._calls,
-            prompt_tokens=self._prompt_tokens,
-            response_tokens=self._completion_tokens,
-        )
+        return self._metrics.model_copy()
 
     async def chat_completions(self, messages: list[dict[str, Any]], **kwargs: Any) -> CompletionsResult:
         """Return the model's reply; further arguments are those of OpenAI's protocol.
@@ -90,17 +80,13 @@ class ExternalLLMClient:
         Raises:
             ProviderError: the call failed.
         """
-        from osmosis_ai.llm.errors import ModelCallError
-        from osmosis_ai.llm.finish_reasons import FinishReason
-        from osmosis_ai.rollout.loop.agent import CompletionsResult
-
         body: dict[str, Any] = {"messages": messages}
         if self._tools:
             body["tools"] = self._tools
         for name, value in kwargs.items():
             if value is not None and name not in _IGNORED_ARGUMENTS:
                 body[name] = value
-        client = await self._open()
+        client = self._open()
         started = time.perf_counter()
         try:
             completion = await client.complete(body)
@@ -111,46 +97,41 @@ class ExternalLLMClient:
                 f"{kind}: {error.message}", code=error.code, details=error.details, hint=error.hint
             ) from error
         finally:
-            self._latency_ms += (time.perf_counter() - started) * 1000.0
-            self._calls += 1
+            self._metrics.llm_latency_ms += (time.perf_counter() - started) * 1000.0
+            self._metrics.num_llm_calls += 1
         usage, choice, finish = completion.usage, completion.response["choices"][0], FinishReason()
         if usage is not None:
-            self._prompt_tokens += usage.prompt_tokens
-            self._completion_tokens += usage.completion_tokens
+            self._metrics.prompt_tokens += usage.prompt_tokens
+            self._metrics.response_tokens += usage.completion_tokens
         finish.read(completion.response)
         if finish.value is not None:
             self.finish_reasons[finish.value] = self.finish_reasons.get(finish.value, 0) + 1
+        counts = ("prompt_tokens", "completion_tokens", "total_tokens")
         return CompletionsResult(
             message={name: value for name, value in choice["message"].items() if value is not None},
-            usage={
-                name: getattr(usage, name, 0)
-                for name in ("prompt_tokens", "completion_tokens", "total_tokens")
-            },
+            usage={name: getattr(usage, name, 0) for name in counts},
             finish_reason=choice.get("finish_reason") or "stop",
         )
 
     async def close(self) -> None:
         """Close the connections; may be called again."""
-        self._client = None
-        await self._stack.aclose()
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
 
-    async def _open(self) -> ModelClient:
-        """Return the model's client, opened by the first call in this event loop."""
-        if self._shared is not None:
-            return self._shared
+    def _open(self) -> ModelClient:
+        """Return the model's client, created by the first call in this event loop, to which its connections belong."""
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:  # connections belong to one event loop
-            self._loop, self._opening, self._client = loop, asyncio.Lock(), None
-            self._stack = AsyncExitStack()
-        async with self._opening:
-            if self._client is None:
-                opened = open_model(self._name, api_key=self._api_key, api_base=self._api_base)
-                try:
-                    self._client = await self._stack.enter_async_context(opened)
-                except OsmosisError as error:
-                    kind = _KINDS["auth"] if "missing_variable" in error.details else "Unexpected error"
-                    raise ProviderError(f"{kind}: {error.message}", hint=error.hint) from None
-            return self._client
+        if self._client is None or self._loop is not loop:
+            try:
+                endpoint = choose_endpoint(
+                    self._name, os.environ, base_url=self._api_base, api_key=self._api_key
+                )
+            except OsmosisError as error:
+                kind = _KINDS["auth"] if "missing_variable" in error.details else "Unexpected error"
+                raise ProviderError(f"{kind}: {error.message}", hint=error.hint) from None
+            self._client, self._loop = ModelClient(endpoint), loop
+        return self._client
 
 
 def create_llm_client(
@@ -173,9 +154,6 @@ class ChosenModel:
         self, env: Mapping[str, str], lost: Callable[[Exception], None]
     ) -> AsyncIterator[ModelEndpoint]:
         """Start or probe the model; ``lost`` is called if a started one dies."""
-        from osmosis_ai.evaluation.sources import open_policy
-        from osmosis_ai.llm.chosen_endpoint import probe
-
         if self.endpoint is None:
             async with open_policy(self.name, env, lost) as endpoint:
                 yield endpoint
@@ -191,9 +169,6 @@ def choose_model(
     Raises:
         OsmosisError: the model does not exist, or its address or key is invalid or missing.
     """
-    from osmosis_ai.inference.catalog import BUILT_IN_PREFIX, built_in_model
-    from osmosis_ai.llm.chosen_endpoint import choose_endpoint
-
     name = name.strip()
     if base_url is None and name.startswith(BUILT_IN_PREFIX):
         built_in_model(name)
@@ -211,8 +186,6 @@ async def open_model(
     calls_at_once: int = 64,
 ) -> AsyncIterator[ModelClient]:
     """Open the client of a model; raises as :func:`choose_model`."""
-    from osmosis_ai.llm.client import ModelClient
-
     chosen = choose_model(name, base_url=api_base, api_key=api_key, probing=probing)
     async with (
         chosen.open(os.environ, lambda _: None) as endpoint,

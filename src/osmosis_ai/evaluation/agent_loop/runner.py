@@ -8,14 +8,15 @@ score never passes. The documented statistics count it as 0.0, and the estimates
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+
+from pydantic import BaseModel
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation import pass_at_k as unbiased
@@ -28,11 +29,13 @@ from osmosis_ai.evaluation.agent_loop.inputs import (
 )
 from osmosis_ai.evaluation.statistics import Estimate
 from osmosis_ai.llm.finish_reasons import FLAGGED_NAMES
-
-if TYPE_CHECKING:
-    from osmosis_ai.rollout.loop.agent import CompletionsResult, RolloutAgentLoop, RolloutResult
-    from osmosis_ai.rollout.loop.eval_functions import EvalFnWrapper
-    from osmosis_ai.rollout.loop.schemas import RolloutMetrics, RolloutRequest
+from osmosis_ai.rollout.backend.local.deadline import DeadlineExceededError, run_within
+from osmosis_ai.rollout.loop.agent import LLMClientProtocol, RolloutAgentLoop, RolloutResult
+from osmosis_ai.rollout.loop.context import AgentLoopContext
+from osmosis_ai.rollout.loop.eval_functions import EvalFnError, EvalFnWrapper, finite_score, wrap_eval_fns
+from osmosis_ai.rollout.loop.loading import describe_failure
+from osmosis_ai.rollout.loop.schemas import RolloutMetrics, RolloutRequest
+from osmosis_ai.rollout.loop.tool_schemas import tool_problems
 
 logger = logging.getLogger(__name__)
 
@@ -41,18 +44,12 @@ _ESTIMATE_FIELDS = ("value", "stderr", "low", "high", "n", "clusters")
 
 
 @runtime_checkable
-class LocalLLMClientProtocol(Protocol):
+class LocalLLMClientProtocol(LLMClientProtocol, Protocol):
     """Model of an agent loop in this process."""
 
-    async def chat_completions(self, messages: list[dict[str, Any]], **kwargs: Any) -> CompletionsResult: ...
-
     def set_tools(self, tools: Sequence[Any]) -> None: ...
-
     def clear_tools(self) -> None: ...
-
     def reset_metrics(self) -> None: ...
-
-    def get_metrics(self) -> RolloutMetrics: ...
 
 
 @dataclass
@@ -79,8 +76,6 @@ class LocalRunResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the row's entry in the results file of `osmosis test`."""
-        from osmosis_ai.rollout.loop.eval_functions import EvalFnError, finite_score
-
         try:
             reward = finite_score(getattr(self.result, "reward", None))
         except EvalFnError:
@@ -144,8 +139,6 @@ class LocalRolloutRunner:
         request_metadata: Mapping[str, Any] | None = None,
     ) -> LocalRunResult:
         """Run the agent on one row."""
-        from osmosis_ai.rollout.loop.loading import describe_failure
-
         self._call_client("reset_metrics")
         before = token_usage(self.llm_client.get_metrics())
         started = time.perf_counter()
@@ -204,9 +197,6 @@ class LocalRolloutRunner:
             call(*arguments)
 
     async def _run_agent(self, request: RolloutRequest) -> Any:
-        from osmosis_ai.rollout.backend.local.deadline import DeadlineExceededError, run_within
-        from osmosis_ai.rollout.loop.context import AgentLoopContext
-
         tools = self.agent_loop.get_tools(request)
         validate_tools(tools)
         self._call_client("set_tools", tools)
@@ -250,8 +240,6 @@ def validate_tools(tools: Any) -> None:
     Raises:
         ToolValidationError: the message names the first invalid tool and its problems.
     """
-    from osmosis_ai.rollout.loop.tool_schemas import tool_problems
-
     if not isinstance(tools, list):
         given = "None" if tools is None else type(tools).__name__
         raise ToolValidationError(f"get_tools returned {given}; it must return a list.")
@@ -269,8 +257,6 @@ def validate_tools(tools: Any) -> None:
 
 def _as_tool(tool: Any) -> Any:
     """Return a tool; an object that is neither a schema nor a dict becomes a dict of its attributes."""
-    from pydantic import BaseModel
-
     if isinstance(tool, BaseModel | Mapping):
         return tool
     function = getattr(tool, "function", None)
@@ -404,7 +390,6 @@ class InProcessRunResult:
     tokens: int = 0
     error: str | None = None
     unscored: dict[str, str] = field(default_factory=dict)
-    reward: float | None = None
 
 
 @dataclass
@@ -417,7 +402,7 @@ class EvalRowResult:
 
 @dataclass
 class EvalResult:
-    """All rows, with summaries of each eval function and of the agent's own reward."""
+    """All rows, with a summary of each eval function."""
 
     rows: list[EvalRowResult]
     eval_summaries: dict[str, EvalEvalSummary]
@@ -427,7 +412,6 @@ class EvalResult:
     total_duration_ms: float
     n_runs: int
     pass_threshold: float
-    reward_summary: EvalEvalSummary | None = None
 
 
 class InProcessEvalRunner:
@@ -442,8 +426,6 @@ class InProcessEvalRunner:
         debug_dir: str | Path | None = None,
         llm_client_factory: Callable[[], LocalLLMClientProtocol] | None = None,
     ) -> None:
-        from osmosis_ai.rollout.loop.eval_functions import wrap_eval_fns
-
         self.agent_loop = agent_loop
         self.llm_client = llm_client
         self.eval_fns = wrap_eval_fns(eval_fns)
@@ -461,8 +443,6 @@ class InProcessEvalRunner:
         runner: LocalRolloutRunner | None = None,
     ) -> InProcessRunResult:
         """Run the agent on a row once and score the result."""
-        from osmosis_ai.rollout.loop.eval_functions import EvalFnError, finite_score
-
         ran = await (runner or self._runner(self.llm_client)).run_single(
             row,
             row_index,
@@ -474,8 +454,6 @@ class InProcessEvalRunner:
         run = InProcessRunResult(run_index, ran.success, {}, ran.duration_ms, ran.total_tokens, ran.error)
         if not ran.success or ran.result is None:
             return run
-        with contextlib.suppress(EvalFnError):
-            run.reward = finite_score(ran.result.reward)
         for eval_fn in self.eval_fns:
             score = await eval_fn.score(ran.result.final_messages, row.get("ground_truth"), dict(row))
             if score.value is not None:
@@ -496,68 +474,49 @@ class InProcessEvalRunner:
         batch_size: int = 1,
     ) -> EvalResult:
         """Run every row ``n_runs`` times, at most ``batch_size`` runs at once."""
-        from osmosis_ai.controller.dispatcher import Dispatcher
-
         if n_runs < 1 or batch_size < 1:
             raise ValueError("n_runs and batch_size must be >= 1.")
         total = len(rows) * n_runs
-        factory, limit = self.llm_client_factory, max(1, min(batch_size, total))
+        factory, limit = self.llm_client_factory, min(batch_size, total)
         if limit > 1 and factory is None:
             logger.warning("running one at a time: %d concurrent runs need an llm_client_factory", limit)
-            limit = 1
         started = time.perf_counter()
         clients = [factory() for _ in range(limit)] if limit > 1 and factory is not None else []
-        idle: asyncio.Queue[LocalRolloutRunner] = asyncio.Queue()
-        for client in clients or [self.llm_client]:
-            idle.put_nowait(self._runner(client))
+        pending = product(range(len(rows)), range(n_runs))
         runs: dict[tuple[int, int], InProcessRunResult] = {}
 
-        async def attempt(item: tuple[int, int]) -> bool:
-            (position, run_index), runner = item, idle.get_nowait()
-            try:
+        async def work(client: LocalLLMClientProtocol) -> None:
+            runner = self._runner(client)
+            for position, run_index in pending:
                 run = await self.run_single(
                     rows[position], start_index + position, run_index, max_turns, completion_params, runner
                 )
-            finally:
-                idle.put_nowait(runner)
-            runs[item] = run
-            if on_progress is not None:
-                on_progress(len(runs), total, run)
-            return True
+                runs[position, run_index] = run
+                if on_progress is not None:
+                    on_progress(len(runs), total, run)
 
+        workers = [asyncio.create_task(work(client)) for client in clients or [self.llm_client]]
         try:
-            stop = await Dispatcher(product(range(len(rows)), range(n_runs)), attempt, limit=limit).run()
+            await asyncio.gather(*workers)
         finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
             for client in clients:
                 if hasattr(client, "close"):
                     await client.close()
-        if stop is not None and stop.error is not None:
-            raise stop.error
         duration_ms = (time.perf_counter() - started) * 1000.0
         results = [
             EvalRowResult(start_index + position, [runs[position, run] for run in range(n_runs)])
             for position in range(len(rows))
         ]
 
-        def summarize(scores: list[list[float | None]]) -> EvalEvalSummary:
-            return summarize_scores(scores, n_runs=n_runs, pass_threshold=pass_threshold)
-
-        summaries = {
-            name: summarize([[run.scores.get(name) for run in row.runs] for row in results])
-            for name in (eval_fn.name for eval_fn in self.eval_fns)
-        }
-        reward = summarize([[run.reward for run in row.runs] for row in results])
-        return EvalResult(
-            rows=results,
-            eval_summaries=summaries,
-            reward_summary=reward if reward.scored else None,
-            total_rows=len(rows),
-            total_runs=total,
-            total_tokens=sum(run.tokens for run in runs.values()),
-            total_duration_ms=duration_ms,
-            n_runs=n_runs,
-            pass_threshold=pass_threshold,
-        )
+        summaries = {}
+        for eval_fn in self.eval_fns:
+            scores = [[run.scores.get(eval_fn.name) for run in row.runs] for row in results]
+            summaries[eval_fn.name] = summarize_scores(scores, n_runs=n_runs, pass_threshold=pass_threshold)
+        tokens = sum(run.tokens for run in runs.values())
+        return EvalResult(results, summaries, len(rows), total, tokens, duration_ms, n_runs, pass_threshold)
 
     def _runner(self, client: LocalLLMClientProtocol) -> LocalRolloutRunner:
         return LocalRolloutRunner(
@@ -572,12 +531,9 @@ EvalRunner = InProcessEvalRunner
 
 def format_eval_report(result: EvalResult, console: Any = None) -> str:
     """Return the report of an evaluation as plain text; also print it if a console is given."""
-    summaries = dict(result.eval_summaries)
-    if result.reward_summary is not None:
-        summaries["Agent reward"] = result.reward_summary
-    ks = sorted({k for summary in summaries.values() for k in summary.pass_at_k})
+    ks = sorted({k for summary in result.eval_summaries.values() for k in summary.pass_at_k})
     table = [["Eval Function", "Mean", "Min", "Max", "Std", *(f"pass@{k}" for k in ks), "Scored", "95 % CI"]]
-    for name, summary in summaries.items():
+    for name, summary in result.eval_summaries.items():
         estimate, interval = summary.estimate, "-"
         if estimate is not None and estimate.low is not None and estimate.high is not None:
             interval = f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"

@@ -202,7 +202,7 @@ class PreparedAgentTest:
         return open_model(
             request.model,
             api_key=request.api_key,
-            api_base=request.base_url,
+            base_url=request.base_url,
             probing=request.probe,
             calls_at_once=max(_CALLS_AT_ONCE, request.batch_size),
         )

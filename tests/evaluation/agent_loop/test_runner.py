@@ -142,7 +142,7 @@ async def test_an_agent_that_hangs_is_cut_off_and_one_in_time_is_not() -> None:
         await asyncio.Event().wait()
 
     result = await run(Agent(hang), timeout_s=0.01)
-    assert result.error == "the agent did not end within 0.01 s."
+    assert result.error == "the agent did not finish within 0.01 s."
     assert (await run(Agent(), timeout_s=60)).success
 
 

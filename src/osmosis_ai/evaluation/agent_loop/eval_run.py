@@ -65,7 +65,7 @@ def require_tools(
         except DatasetValidationError:
             continue  # this row's attempts fail, with this message
         except InvalidToolError as error:
-            hint = "run `osmosis validate -m MODULE:AGENT` to list all problems"
+            hint = "run 'osmosis validate -m MODULE:AGENT' to list all problems"
             problem = ToolValidationError(error.message, hint=hint)
         except (Exception, SystemExit) as error:  # raised by the user's code
             problem = ToolValidationError(f"get_tools of '{agent.name}' failed: {describe_failure(error)}")
@@ -278,8 +278,8 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OsmosisError(
-            f"the results cannot be written to `{path}`: {error.strerror or error}.",
-            hint="name a file in a directory that you may write to: -o FILE",
+            f"Results file cannot be written: '{path}' ({error.strerror or error}).",
+            hint="pass a writable path with '-o FILE'",
         ) from None
 
 

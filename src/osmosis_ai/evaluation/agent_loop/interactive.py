@@ -168,9 +168,7 @@ class InteractiveRunner:
                 if index is None or index not in rows:
                     self.terminal.say(f"Row {index} is out of range [{rows[0]}-{rows[-1]}].")
                     continue
-                result = await self.run_row(row_at(index), index, max_turns, completion_params)
-                if result.error == ABORTED:
-                    self.terminal.say(f"{ABORTED}.")
+                await self._run_row(row_at(index), index, max_turns, completion_params)
         except SessionLeft:
             pass
         except asyncio.CancelledError:
@@ -178,13 +176,9 @@ class InteractiveRunner:
                 raise
         return self.results
 
-    async def run_row(
-        self,
-        row: Mapping[str, Any],
-        row_index: int,
-        max_turns: int = DEFAULT_MAX_TURNS,
-        completion_params: dict[str, Any] | None = None,
-    ) -> LocalRunResult:
+    async def _run_row(
+        self, row: Mapping[str, Any], row_index: int, max_turns: int, params: dict[str, Any] | None
+    ) -> None:
         """Step through one row."""
         self._last_row = row_index
         self._client = client = InteractiveLLMClient(self.llm_client, self._pause)
@@ -192,20 +186,19 @@ class InteractiveRunner:
         self.terminal.say(f"\nRow {row_index}")
         self._show_messages(row_messages(row))
         try:
-            result = await runner.run_single(row, row_index, max_turns, completion_params)
+            result = await runner.run_single(row, row_index, max_turns, params)
         except (RunAborted, asyncio.CancelledError) as error:
             usage = token_usage(client.get_metrics())
-            result = LocalRunResult(row_index, success=False, error=ABORTED, token_usage=usage)
-            self.results.append(result)
+            self.results.append(LocalRunResult(row_index, False, error=ABORTED, token_usage=usage))
             if type(error) is not RunAborted:
                 raise
-            return result
+            self.terminal.say(f"{ABORTED}.")
+            return
         result.duration_ms = max(0.0, result.duration_ms - client.waited_ms)
         self.results.append(result)
         self._show_result(result)
         if await self._ask(RESULT_PROMPT, "next", "quit") == "quit":
             raise SessionLeft
-        return result
 
     async def _pause(self, step: InteractiveStep) -> None:
         """Show a reply and ask how to continue."""

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from osmosis_ai.errors import OsmosisError
@@ -141,54 +140,40 @@ def create_llm_client(
     return ExternalLLMClient(model, api_key=api_key, api_base=base_url)
 
 
-@dataclass(frozen=True)
-class ChosenModel:
-    """A valid model; ``endpoint`` is None for a built-in one, whose server starts on demand."""
-
-    name: str
-    endpoint: ModelEndpoint | None
-    probing: bool
-
-    @asynccontextmanager
-    async def open(
-        self, env: Mapping[str, str], lost: Callable[[Exception], None]
-    ) -> AsyncIterator[ModelEndpoint]:
-        """Start or probe the model; ``lost`` is called if a started one dies."""
-        if self.endpoint is None:
-            async with open_policy(self.name, env, lost) as endpoint:
-                yield endpoint
-        else:
-            yield await probe(self.endpoint) if self.probing else self.endpoint
-
-
 def choose_model(
-    name: str, *, base_url: str | None = None, api_key: str | None = None, probing: bool = False
-) -> ChosenModel:
-    """Return the model of `--model`, `--base-url` and `--api-key`.
-
-    Raises:
-        OsmosisError: the model does not exist, or its address or key is invalid or missing.
-    """
-    name = name.strip()
-    if base_url is None and name.startswith(BUILT_IN_PREFIX):
-        built_in_model(name)
-        return ChosenModel(name, None, probing)
-    return ChosenModel(name, choose_endpoint(name, os.environ, base_url=base_url, api_key=api_key), probing)
+    name: str, *, base_url: str | None = None, api_key: str | None = None
+) -> ModelEndpoint | None:
+    """Return the endpoint of `--model`, `--base-url` and `--api-key`; None for a built-in model, which has a server."""
+    if base_url is None and name.strip().startswith(BUILT_IN_PREFIX):
+        built_in_model(name.strip())
+        return None
+    return choose_endpoint(name, os.environ, base_url=base_url, api_key=api_key)
 
 
 @asynccontextmanager
-async def open_model(
+async def open_endpoint(
     name: str,
+    env: Mapping[str, str],
+    lost: Callable[[Exception], None],
     *,
+    base_url: str | None = None,
     api_key: str | None = None,
-    api_base: str | None = None,
     probing: bool = False,
-    calls_at_once: int = 64,
-) -> AsyncIterator[ModelClient]:
-    """Open the client of a model; raises as :func:`choose_model`."""
-    chosen = choose_model(name, base_url=api_base, api_key=api_key, probing=probing)
+) -> AsyncIterator[ModelEndpoint]:
+    """Open the endpoint of a chosen model; a built-in one is started, and ``lost`` is called if it dies."""
+    endpoint = choose_model(name, base_url=base_url, api_key=api_key)
+    if endpoint is not None:
+        yield await probe(endpoint) if probing else endpoint
+    else:
+        async with open_policy(name.strip(), env, lost) as started:
+            yield started
+
+
+@asynccontextmanager
+async def open_model(name: str, *, calls_at_once: int = 64, **options: Any) -> AsyncIterator[ModelClient]:
+    """Open the client of a chosen model; ``options`` are those of :func:`open_endpoint`."""
     async with (
-        chosen.open(os.environ, lambda _: None) as endpoint,
+        open_endpoint(name, os.environ, lambda _: None, **options) as endpoint,
         ModelClient(endpoint, max_connections=calls_at_once) as client,
     ):
         yield client

@@ -209,7 +209,7 @@ class LocalRolloutRunner:
         try:
             return await run_within(running, self.timeout_s)
         except DeadlineExceededError:
-            raise LocalExecutionError(f"the agent did not end within {self.timeout_s:g} s.") from None
+            raise LocalExecutionError(f"the agent did not finish within {self.timeout_s:g} s.") from None
 
 
 class LocalTestRunner(LocalRolloutRunner):
@@ -272,7 +272,7 @@ def _error_of(result: Any) -> str | None:
     """Return why a rollout failed; None if it succeeded."""
     status = getattr(result, "status", None)
     if status is None:
-        return f"run returned {type(result).__name__}; it must return what ctx.complete(...) or ctx.error(...) gives"
+        return f"run returned {type(result).__name__}; it must return ctx.complete(...) or ctx.error(...)"
     status = getattr(status, "value", status)
     if status == "COMPLETED":
         return None

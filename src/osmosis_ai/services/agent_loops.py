@@ -305,7 +305,7 @@ def prepare_agent_test(request: AgentTestRequest) -> PreparedAgentTest:
 
 
 async def run_agent_test(prepared: PreparedAgentTest, hooks: AgentTestHooks) -> AgentTestOutcome:
-    """Run every row; an interrupted test keeps the rows that ended.
+    """Run every row; an interrupted test keeps the finished rows.
 
     Raises:
         OsmosisError: the model cannot be called, a row is bad, or the results cannot be written.
@@ -315,25 +315,26 @@ async def run_agent_test(prepared: PreparedAgentTest, hooks: AgentTestHooks) -> 
 
     request = prepared.request
     outcome = AgentTestOutcome(planned=prepared.total)
-    early: dict[int, LocalRunResult] = {}
+    finished: dict[int, LocalRunResult] = {}
 
     async with prepared.open_model() as model:
 
-        async def run_row(item: tuple[int, tuple[int, LoopRow]]) -> bool:
-            position, (index, row) = item
+        async def run_row(item: tuple[int, LoopRow]) -> bool:
+            index, row = item
             runner = LocalTestRunner(
                 prepared.agent, ExternalLLMClient.sharing(model), request.debug, timeout_s=request.timeout_s
             )
-            early[position] = await runner.run_single(
+            finished[index] = await runner.run_single(
                 row, index, request.max_turns, request.completion_params
             )
-            while (following := early.pop(len(outcome.rows), None)) is not None:
-                outcome.add(following)
-                hooks.row_ended(len(outcome.rows), prepared.total, following)
+            # Rows are reported in order.
+            while (result := finished.pop(request.offset + len(outcome.rows), None)) is not None:
+                outcome.add(result)
+                hooks.row_ended(len(outcome.rows), prepared.total, result)
             return True
 
         started = time.perf_counter()
-        dispatcher = Dispatcher(enumerate(prepared.rows()), run_row, limit=request.batch_size)
+        dispatcher = Dispatcher(prepared.rows(), run_row, limit=request.batch_size)
         try:
             hooks.started(lambda: dispatcher.halt(Stop("interrupted", "interrupted")))
             stop = await dispatcher.run()
@@ -341,8 +342,8 @@ async def run_agent_test(prepared: PreparedAgentTest, hooks: AgentTestHooks) -> 
                 raise stop.error
         finally:
             hooks.ended()
-            for place in sorted(early):
-                outcome.add(early[place])
+            for index in sorted(finished):
+                outcome.add(finished[index])
             outcome.duration_ms = (time.perf_counter() - started) * 1000.0
             write_outcome(outcome, request.output)
     return outcome
@@ -359,7 +360,7 @@ async def run_session(prepared: PreparedAgentTest, terminal: SessionTerminal) ->
 
     request = prepared.request
     outcome = AgentTestOutcome()
-    began = time.perf_counter()
+    started = time.perf_counter()
     async with prepared.open_model() as model:
         session = InteractiveRunner(
             prepared.agent, ExternalLLMClient.sharing(model), request.debug, terminal=terminal
@@ -377,7 +378,7 @@ async def run_session(prepared: PreparedAgentTest, terminal: SessionTerminal) ->
             for index in sorted(last):
                 outcome.add(last[index])
             outcome.planned = len(outcome.rows)
-            outcome.duration_ms = (time.perf_counter() - began) * 1000.0
+            outcome.duration_ms = (time.perf_counter() - started) * 1000.0
             write_outcome(outcome, request.output)
     return outcome
 

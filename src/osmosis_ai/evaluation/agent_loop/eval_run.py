@@ -52,12 +52,8 @@ _MAX_ROWS_TRIED = 100
 def require_tools(
     agent: RolloutAgentLoop, rows: Iterable[Mapping[str, Any]], *, first_index: int = 0, **request: Any
 ) -> None:
-    """Check that an agent has valid tools for one of the first rows, since its tools may depend on the row.
-
-    Raises:
-        ToolValidationError: it does not; the message is that of the first row.
-    """
-    first: ToolValidationError | None = None
+    """Check that an agent has valid tools for one of the first rows, since its tools may depend on the row."""
+    first_problem = None
     for index, row in enumerate(islice(rows, _MAX_ROWS_TRIED), first_index):
         try:
             check_tools(agent.get_tools(dataset_row_to_request(row, index, **request)), agent.name)
@@ -65,13 +61,13 @@ def require_tools(
         except DatasetValidationError:
             continue  # this row's attempts fail, with this message
         except InvalidToolError as error:
-            hint = "run 'osmosis validate -m MODULE:AGENT' to list all problems"
-            problem = ToolValidationError(error.message, hint=hint)
+            problem = error.message
         except (Exception, SystemExit) as error:  # raised by the user's code
-            problem = ToolValidationError(f"get_tools of '{agent.name}' failed: {describe_failure(error)}")
-        first = first or problem
-    if first is not None:
-        raise first
+            problem = f"get_tools of '{agent.name}' failed: {describe_failure(error)}"
+        first_problem = first_problem or problem
+    if first_problem is not None:
+        hint = "run 'osmosis validate -m MODULE:AGENT' to list all problems"
+        raise ToolValidationError(first_problem, hint=hint)
 
 
 def imported_files(directory: Path, *references: str) -> tuple[Path, ...]:

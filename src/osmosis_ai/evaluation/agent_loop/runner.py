@@ -359,7 +359,10 @@ def summarize_scores(
     described = statistics.describe(every or [0.0])
     assert described is not None
     return EvalEvalSummary(
-        *(described.mean, described.std, described.min, described.max),
+        mean=described.mean,
+        std=described.std,
+        min=described.min,
+        max=described.max,
         pass_at_k=documented,
         scored=len(scored),
         unscored=len(every) - len(scored),
@@ -510,7 +513,6 @@ class InProcessEvalRunner:
             EvalRowResult(start_index + position, [runs[position, run] for run in range(n_runs)])
             for position in range(len(rows))
         ]
-
         summaries = {}
         for eval_fn in self.eval_fns:
             scores = [[run.scores.get(eval_fn.name) for run in row.runs] for row in results]
@@ -519,9 +521,7 @@ class InProcessEvalRunner:
         return EvalResult(results, summaries, len(rows), total, tokens, duration_ms, n_runs, pass_threshold)
 
     def _runner(self, client: LocalLLMClientProtocol) -> LocalRolloutRunner:
-        return LocalRolloutRunner(
-            self.agent_loop, client, self.debug, self.debug_dir, rollout_id_prefix="eval"
-        )
+        return LocalRolloutRunner(self.agent_loop, client, self.debug, self.debug_dir)
 
 
 # Names of the public SDK.

@@ -23,6 +23,8 @@ from osmosis_ai.evaluation.agent_loop.runner import (
     LocalTestRunner,
     validate_tools,
 )
+from osmosis_ai.llm.client import ModelClient
+from osmosis_ai.llm.providers import ModelEndpoint
 from osmosis_ai.rollout.eval.evaluation import (
     EvalFnWrapper,
     EvalRunner,
@@ -394,6 +396,16 @@ async def test_a_call_sends_tools_and_arguments_and_counts_tokens() -> None:
     assert first["tools"][0] == ADD
     assert "stop" not in first
     assert "tools" not in second
+
+
+async def test_a_shared_client_calls_the_same_endpoint_from_another_event_loop() -> None:
+    async with StandInModel() as model:
+        endpoint = ModelEndpoint("m", "openai", "m", "openai", model.base_url, "no-key")
+        async with ModelClient(endpoint) as shared:
+            client = ExternalLLMClient.sharing(shared)
+            await client.chat_completions(HELLO)
+            await asyncio.to_thread(asyncio.run, client.chat_completions(HELLO))
+        assert model.calls == 2
 
 
 async def test_a_missing_key_is_reported_at_the_first_call() -> None:

@@ -40,6 +40,7 @@ class ExternalLLMClient:
     ) -> None:
         self.model = model if "/" in model else f"openai/{model}"
         self._name, self._api_key, self._api_base = model, api_key, api_base
+        self._endpoint: ModelEndpoint | None = None
         self._client: ModelClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tools: list[dict[str, Any]] = []
@@ -47,9 +48,9 @@ class ExternalLLMClient:
 
     @classmethod
     def sharing(cls, client: ModelClient) -> ExternalLLMClient:
-        """Return a client for this event loop that calls through ``client``."""
+        """Return a client that calls through ``client`` in this event loop."""
         found = cls(client.model_path)
-        found._client, found._loop = client, asyncio.get_running_loop()
+        found._endpoint, found._client, found._loop = client.endpoint, client, asyncio.get_running_loop()
         return found
 
     async def __aenter__(self) -> ExternalLLMClient:
@@ -119,17 +120,18 @@ class ExternalLLMClient:
             await client.aclose()
 
     def _open(self) -> ModelClient:
-        """Return the model's client, created by the first call in this event loop, to which its connections belong."""
-        loop = asyncio.get_running_loop()
-        if self._client is None or self._loop is not loop:
+        """Return the model's client; each event loop needs its own, since connections belong to one."""
+        if self._endpoint is None:
             try:
-                endpoint = choose_endpoint(
+                self._endpoint = choose_endpoint(
                     self._name, os.environ, base_url=self._api_base, api_key=self._api_key
                 )
             except OsmosisError as error:
                 kind = _KINDS["auth"] if "missing_variable" in error.details else "Unexpected error"
                 raise ProviderError(f"{kind}: {error.message}", hint=error.hint) from None
-            self._client, self._loop = ModelClient(endpoint), loop
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._loop is not loop:
+            self._client, self._loop = ModelClient(self._endpoint), loop
         return self._client
 
 

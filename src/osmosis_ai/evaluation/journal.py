@@ -18,7 +18,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -33,7 +32,6 @@ _BLOCK_BYTES = 1 << 16
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _RUN_AGAIN = "free some space, then start the run again: finished results are kept"
 _SHOWN_LINES = 10
-_BATCH = 10_000
 
 
 class JournalCorruptionError(OsmosisError):
@@ -322,14 +320,13 @@ def load_results(
     end = start
     if not path.exists():
         return end
-    entries = replay(path, start, without_crc=without_crc)
-    while batch := list(islice(entries, _BATCH)):
-        for entry in batch:
-            if not table.holds(entry.record.row_index, entry.record.run_index):
-                raise not_part_of_run(entry.record.row_index, entry.record.run_index, path)
-            each(entry.record)
-        table.set_results([entry.record for entry in batch], [entry.offset for entry in batch])
-        end = batch[-1].end
+    for entry in replay(path, start, without_crc=without_crc):
+        try:
+            table.set_result(entry.record, entry.offset)
+        except ValueError:
+            raise not_part_of_run(entry.record.row_index, entry.record.run_index, path) from None
+        each(entry.record)
+        end = entry.end
     return end
 
 

@@ -1,12 +1,12 @@
-"""The score of a run and its numbers as text, with one spelling for terminal, pages, reports and JSON.
+"""The score of a run and its numbers as text, formatted alike in terminal, pages, reports and JSON.
 
-No number is shown without what it leaves out: its interval, the rule of a pass rate, and how many attempts it covers.
+Every number comes with its interval, the rule of its pass rate, and how many attempts it covers.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +14,18 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from osmosis_ai.controller.outcomes import category_of
 from osmosis_ai.datasets.selection import RowsDrawn
+from osmosis_ai.evaluation.metrics import LEAST_SCORED, Estimates, describe_few_scored
 from osmosis_ai.ui import numbers
 from osmosis_ai.ui.numbers import percent, percent_range
 
 if TYPE_CHECKING:
     from osmosis_ai.controller.outcomes import LimitName
-    from osmosis_ai.evaluation.metrics_models import Counts, Estimates, FinishTotals, VarianceShares
-    from osmosis_ai.evaluation.statistics import Estimate, Percentiles
+    from osmosis_ai.evaluation.statistics import Percentiles
+    from osmosis_ai.evaluation.variance import VarianceShares
 
-FEWEST_ROWS = 10
-"""Fewer rows do not show how rows differ."""
-LEAST_SCORED = 0.9
-"""With a smaller share of finished attempts scored, statements about the others are guesses."""
-# If a larger share of attempts is truncated, filtered or refused, the results may not reflect the model.
-_MAX_AFFECTED = 0.05
-# The wire's error type of any exception, also of one in the grader's code. It would contradict the boundary next to it.
+# Fewer rows do not show how rows differ.
+_MIN_VARIANCE_ROWS = 10
+# The wire's error type of any exception, also of one in the grader's code.
 _EXCEPTION = "agent_error"
 _BOTTLENECKS: dict[LimitName, str] = {
     "provider": "model",
@@ -61,10 +58,10 @@ class RunScore(BaseModel):
         """Return the score of a run with these estimates."""
         rate, reward, counts = estimates.pass_rate, estimates.reward, estimates.counts
         return cls(
-            pass_rate=rate.value if rate is not None else None,
-            low=rate.low if rate is not None else None,
-            high=rate.high if rate is not None else None,
-            reward=reward.value if reward is not None else None,
+            pass_rate=rate.value if rate else None,
+            low=rate.low if rate else None,
+            high=rate.high if rate else None,
+            reward=reward.value if reward else None,
             pass_threshold=estimates.pass_threshold,
             scored=counts.scored,
             planned=counts.planned,
@@ -87,13 +84,13 @@ class RunScore(BaseModel):
                 return known.model_copy(update={"rows": rows or known.rows})
         except ValidationError:
             pass
-        scored, done = results.get("graded"), results.get("total_runs")
+        scored, done, passed = (results.get(name) for name in ("graded", "total_runs", "passed"))
         if scored is None:
             return None
         failed, skipped = (results.get(name) or 0 for name in ("failed", "skipped"))
-        passed = results.get("passed")
         threshold = results.get("pass_threshold")
         finished = scored + failed if done is None else done - skipped
+        warning = describe_few_scored(scored, finished)
         return cls(
             pass_rate=passed / scored if scored and passed is not None else None,
             pass_threshold=1.0 if threshold is None else threshold,
@@ -103,7 +100,7 @@ class RunScore(BaseModel):
             skipped=skipped,
             failed=failed,
             rows=rows,
-            warnings=[*filter(None, [describe_few_scored(scored, finished)])],
+            warnings=[warning] if warning else [],
         )
 
     @property
@@ -184,8 +181,12 @@ class RunScore(BaseModel):
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values, with the texts."""
-        texts = {"rule": self.rule, "words": self.describe(), "brief": self.describe_briefly()}
-        return {**self.model_dump(mode="json"), **texts}
+        return {
+            **self.model_dump(mode="json"),
+            "rule": self.rule,
+            "words": self.describe(),
+            "brief": self.describe_briefly(),
+        }
 
     def _format_interval(self) -> str:
         return "" if self.low is None or self.high is None else f" ({percent_range(self.low, self.high)})"
@@ -208,7 +209,7 @@ def amount(count: int, noun: str) -> str:
 
 def describe_variance(shares: VarianceShares) -> str | None:
     """Return the share of the variance between rows and whether more rows or attempts help; None for few rows."""
-    if shares.rows < FEWEST_ROWS:
+    if shares.rows < _MIN_VARIANCE_ROWS:
         return None
     if not shares.between_rows:
         return "Between-row variance: 0%. More attempts help as much as more rows."
@@ -219,43 +220,6 @@ def describe_variance(shares: VarianceShares) -> str | None:
         else "More attempts help nearly as much as more rows."
     )
     return f"Between-row variance: {shares.between_rows:.0%}. {advice}"
-
-
-def describe_few_scored(scored: int, finished: int) -> str | None:
-    """Return a warning if too few of the finished attempts have a score."""
-    if finished <= 0 or scored >= LEAST_SCORED * finished:
-        return None
-    share = percent(scored / finished)
-    return f"only {scored:,} of {finished:,} finished attempts have a score ({share}); the numbers leave out the rest"
-
-
-def describe_copied_rows(copies: int, rows: int) -> str | None:
-    """Return a warning if rows are duplicates of others."""
-    if not copies:
-        return None
-    found = "row is a copy" if copies == 1 else "rows are copies"
-    return f"{copies:,} of {rows:,} {found} of another: copies count as one row in every interval"
-
-
-def warnings_of(
-    counts: Counts, rows: int, estimates: Iterable[Estimate | None], finish: FinishTotals | None = None
-) -> list[str]:
-    """Return the warnings about a run's numbers."""
-    affected = None
-    if finish is not None and finish.affected > _MAX_AFFECTED * finish.known_samples:
-        found = {"truncated": finish.truncated, "filtered": finish.filtered, "refused": finish.refused}
-        share = percent(finish.affected / finish.known_samples)
-        affected = (
-            f"{finish.affected:,} of {finish.known_samples:,} attempts ({share}) have a model reply that was "
-            + ", ".join(f"{name} ({count:,})" for name, count in found.items() if count)
-        )
-    warnings = [
-        describe_few_scored(counts.scored, counts.planned - counts.pending - counts.skipped),
-        affected,
-        describe_copied_rows(counts.copies, rows),
-        *(estimate.warning for estimate in estimates if estimate is not None),
-    ]
-    return list(dict.fromkeys(filter(None, warnings)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from osmosis_ai.evaluation.metrics_models import FlakyRow, FlakyRows, VarianceShares
-
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -164,6 +162,36 @@ class _Rows:
 
 
 _LISTED_FLAKY_ROWS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class VarianceShares:
+    """Shares of the rewards' variance between rows and between attempts on one row."""
+
+    between_rows: float
+    between_attempts: float
+    rows: int
+    attempts_per_row: float
+    below_zero: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FlakyRow:
+    """A row that passed some of its scored attempts; ``source_row_index`` is its position in the dataset."""
+
+    row_index: int
+    source_row_index: int | None
+    passed: int
+    scored: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlakyRows:
+    """Number of rows that passed some attempts, ``of`` those with a scored attempt, and the ``worst`` of them."""
+
+    count: int
+    of: int
+    worst: list[FlakyRow] = field(default_factory=list)
 
 
 def variance_shares(rewards: Floats, rows: Integers) -> VarianceShares | None:

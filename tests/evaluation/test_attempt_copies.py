@@ -49,7 +49,7 @@ class World:
         result = record(0, run, rollout_id=rollout_id)
 
         async def append() -> int:
-            journal = Journal.open(self.directory.events)
+            journal = Journal(self.directory.events)
             try:
                 return await journal.append(result)
             finally:

@@ -42,7 +42,7 @@ def test_a_journal_cut_at_any_byte_keeps_exactly_its_whole_lines(
     path = tmp_path_factory.mktemp("journal") / "events.jsonl"
     path.write_bytes(CONTENT[:cut])
 
-    journal = Journal.open(path)
+    journal = Journal(path)
     kept = [entry.record for entry in replay(path)]
     asyncio.run(journal.close())
 
@@ -53,7 +53,7 @@ def test_a_journal_cut_at_any_byte_keeps_exactly_its_whole_lines(
 async def test_a_record_that_was_appended_after_a_cut_is_not_glued_to_the_remains(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(LINES[0] + LINES[1][:-1])  # the last line parses, but nobody was told that it counts
-    journal = Journal.open(path)
+    journal = Journal(path)
 
     assert await journal.append(RECORDS[2]) == len(LINES[0])
     await journal.close()
@@ -69,7 +69,7 @@ async def test_append_returns_only_when_the_line_has_been_flushed_to_the_disk(
     monkeypatch.setattr(
         journal_module, "_flush_to_disk", lambda descriptor: flushed.append(os.fstat(descriptor).st_size)
     )
-    journal = Journal.open(path)
+    journal = Journal(path)
 
     offset = await journal.append(RECORDS[0])
 
@@ -87,7 +87,7 @@ async def test_appends_that_arrive_together_share_few_flushes(
         flushes += 1
 
     monkeypatch.setattr(journal_module, "_flush_to_disk", count)
-    journal = Journal.open(tmp_path / "events.jsonl")
+    journal = Journal(tmp_path / "events.jsonl")
 
     offsets = await asyncio.gather(*(journal.append(record(row)) for row in range(500)))
     await journal.close()
@@ -97,7 +97,7 @@ async def test_appends_that_arrive_together_share_few_flushes(
 
 
 async def test_each_append_learns_the_offset_of_its_own_line(tmp_path: Path) -> None:
-    journal = Journal.open(tmp_path / "events.jsonl")
+    journal = Journal(tmp_path / "events.jsonl")
     offsets = await asyncio.gather(*(journal.append(record(row)) for row in range(20)))
     await journal.close()
 
@@ -107,7 +107,7 @@ async def test_each_append_learns_the_offset_of_its_own_line(tmp_path: Path) -> 
 
 
 async def test_a_cancelled_append_is_still_written(tmp_path: Path) -> None:
-    journal = Journal.open(tmp_path / "events.jsonl")
+    journal = Journal(tmp_path / "events.jsonl")
     append = asyncio.ensure_future(journal.append(RECORDS[0]))
     await asyncio.sleep(0)
     append.cancel()
@@ -178,7 +178,7 @@ from osmosis_ai.evaluation.journal import Journal, JournalWriteError
 from tests.evaluation.builders import record
 
 async def main() -> None:
-    journal = Journal.open(Path(sys.argv[1]))
+    journal = Journal(Path(sys.argv[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     rows = range(int(sys.argv[2]), int(sys.argv[2]) + 200)
     for first in range(rows.start, rows.stop, 7):
@@ -218,7 +218,7 @@ def test_a_full_disk_fails_the_append_and_loses_nothing_acknowledged(tmp_path: P
 async def test_after_a_failed_write_nothing_more_is_acknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = Journal.open(tmp_path / "events.jsonl")
+    journal = Journal(tmp_path / "events.jsonl")
 
     def refuse(_: int) -> None:
         raise OSError(5, "Input/output error")
@@ -240,7 +240,7 @@ def write(path: Path, records: list[TerminalRecord]) -> None:
     """Append records as two sessions do."""
 
     async def append(some: list[TerminalRecord]) -> None:
-        journal = Journal.open(path)
+        journal = Journal(path)
         await asyncio.gather(*(journal.append(each) for each in some))
         await journal.close()
 

@@ -251,7 +251,7 @@ class _Session(AttemptResults):
     async def run(self) -> RunSummary:
         """Execute what is pending, then write the results."""
         self._spending.start_clock()
-        self._journal = Journal.open(self._directory.events)
+        self._journal = Journal(self._directory.events)
         try:
             self._resumed_before = self._journal.size
             pending = self._table.open_count

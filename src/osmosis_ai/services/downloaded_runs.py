@@ -357,7 +357,7 @@ def _write_journal(run: ExportedRun, target: Path) -> _ListedSamples:
         unread += 1
 
     with target.open("wb") as lines:
-        for known in run.listed(left_out=count):
+        for known in run.listed(skipped=count):
             record = TerminalRecord(**{"duration_ms": 0, **known})
             lines.write(record.to_line())
             rows, attempts = max(rows, record.row_index + 1), max(attempts, record.run_index + 1)

@@ -46,42 +46,26 @@ INSPECT_LOG_VERSION = 2
 _STOP_REASONS = {"length": "max_tokens", "content_filter": "content_filter", "refusal": "content_filter"}
 _INSPECT_STATUSES = {"finished": "success", "running": "started", "incomplete": "cancelled"}
 _PARQUET_ROW_GROUP = 1000
-# Fields of a record that are columns of their own, with their types in Parquet.
+# Columns and their types in Parquet. These are fields of a record.
 _RESULT_COLUMNS = {
-    "tokens": "int64",
-    "prompt_tokens": "int64",
-    "completion_tokens": "int64",
-    "model_calls": "int64",
+    **dict.fromkeys(("tokens", "prompt_tokens", "completion_tokens", "model_calls"), "int64"),
     "cost_usd": "float64",
     "duration_ms": "int64",
     "model_latency_ms": "float64",
-    "error_type": "string",
-    "category": "string",
-    "boundary": "string",
-    "error": "string",
-    "finish_reason": "string",
-    "row_digest": "string",
-    "notes": "string",
-    "lost_attempts": "int64",
-    "judge_calls": "int64",
-    "judge_tokens": "int64",
+    **dict.fromkeys(("error_type", "category", "boundary", "error", "finish_reason"), "string"),
+    **dict.fromkeys(("row_digest", "notes"), "string"),
+    **dict.fromkeys(("lost_attempts", "judge_calls", "judge_tokens"), "int64"),
     "judge_cost_usd": "float64",
     "judge_outside_scale": "int64",
 }
 _COLUMNS = {
-    "run": "string",
-    "model": "string",
-    "dataset": "string",
-    "row_index": "int64",
-    "source_row_index": "int64",
-    "attempt": "int64",
-    "rollout_id": "string",
-    "status": "string",
+    **dict.fromkeys(("run", "model", "dataset"), "string"),
+    **dict.fromkeys(("row_index", "source_row_index", "attempt"), "int64"),
+    **dict.fromkeys(("rollout_id", "status"), "string"),
     "reward": "float64",
     "passed": "bool",
     **_RESULT_COLUMNS,
-    "label": "string",
-    "answer": "string",
+    **dict.fromkeys(("label", "answer"), "string"),
     "from_model_calls": "bool",
 }
 # Objects in JSON Lines and JSON text in Parquet: their shape may differ from sample to sample.

@@ -222,10 +222,6 @@ class RunMetrics(_Model):
         """The product's summary as JSON values, without absent fields."""
         return self.wire.model_dump(mode="json", exclude_none=True)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the product's summary with ``estimates`` as a further field."""
-        return {**self.summary, "estimates": self.estimates.model_dump(mode="json")}
-
 
 class MeasuredRun(_Model):
     """The numbers of a run as a platform stores them; ``duration_ms`` is the engine's working time."""
@@ -308,8 +304,9 @@ class _Numbers:
         reward_range, misfit = fitting_range(self.rewards, reward_range)
         reward = estimate_reward(self.rewards, rows, clusters, reward_range=reward_range)
         passed = estimate_rate(self.passed[self.scored].astype(np.float64), rows, clusters)
+        tried = np.flatnonzero(self.recorded & (self.status != SKIPPED))
         attempts, passes = self._by_row(self.scored), self._by_row(self.passed)
-        counts, finish = self._counts(), self._finish_totals()
+        counts, finish, costs = self._counts(), self._finish_totals(), self._known("cost_usd")
         return Estimates(
             pass_threshold=self.pass_threshold,
             reward=reward,
@@ -318,10 +315,15 @@ class _Numbers:
             pass_hat_k=self._of_k_attempts(estimate_pass_hat_k, attempts, passes),
             variance=variance_shares(self.rewards, clusters) if several else None,
             flaky=flaky_rows(attempts, passes, self.clusters, self.table.source_rows) if several else None,
-            unscored=self._unscored(),
+            # The share of finished attempts, except skipped ones, that have no score.
+            unscored=estimate_rate(
+                (~self.scored[tried]).astype(np.float64), tried // self.n, self.clusters[tried // self.n]
+            ),
             counts=counts,
             tokens=self._token_totals(),
-            cost_usd=self._cost_total(),
+            cost_usd=CostTotal(
+                total=total_of(costs), known_samples=costs.size, recorded_samples=int(self.recorded.sum())
+            ),
             latency=self._latency(),
             warnings=[*misfit, *_warnings(counts, self.table.rows, (reward, passed), finish)],
             judges=self._judge_totals(),
@@ -334,14 +336,6 @@ class _Numbers:
         powers = _powers_of_two(self.n) if self.n >= 2 else []
         found = {k: estimate(attempts, passes, k, self.clusters) for k in powers}
         return {k: each for k, each in found.items() if each is not None}
-
-    def _unscored(self) -> Estimate | None:
-        """Return the share of finished attempts, except skipped ones, that have no score."""
-        import numpy as np
-
-        tried = np.flatnonzero(self.recorded & (self.status != SKIPPED))
-        rows = tried // self.n
-        return estimate_rate((~self.scored[tried]).astype(np.float64), rows, self.clusters[rows])
 
     def _counts(self) -> Counts:
         import numpy as np
@@ -379,12 +373,6 @@ class _Numbers:
             per_sample=total / known if known else None,
             known_samples=known,
             unreported_samples=int(unreported.sum()),
-        )
-
-    def _cost_total(self) -> CostTotal:
-        costs = self._known("cost_usd")
-        return CostTotal(
-            total=total_of(costs), known_samples=costs.size, recorded_samples=int(self.recorded.sum())
         )
 
     def _finish_totals(self) -> FinishTotals | None:

@@ -20,7 +20,7 @@ from osmosis_ai.ui.numbers import percent, percent_range
 
 if TYPE_CHECKING:
     from osmosis_ai.controller.outcomes import LimitName
-    from osmosis_ai.evaluation.statistics import Percentiles
+    from osmosis_ai.evaluation.statistics import Estimate
     from osmosis_ai.evaluation.variance import VarianceShares
 
 # Fewer rows do not show how rows differ.
@@ -104,11 +104,6 @@ class RunScore(BaseModel):
         )
 
     @property
-    def is_over(self) -> bool:
-        """Whether every planned attempt has a result."""
-        return 0 < self.planned <= self.scored + self.skipped + self.failed
-
-    @property
     def rule(self) -> str:
         """The rule of the pass rate, such as ``reward >= 1.0, scored samples only``."""
         return _pass_rule(self.pass_threshold)
@@ -133,27 +128,26 @@ class RunScore(BaseModel):
             f"pass rate {self.format_rate()} ({self.rule})",
             f"scored {self.format_scored()}",
             f"failed {self.format_failed() or 0}",
-            *([f"{self.skipped:,} skipped"] if self.skipped else []),
-            *([f"{self.pending:,} pending"] if self.pending else []),
-            *([self.rows.words] if self.rows is not None else []),
+            f"{self.skipped:,} skipped" if self.skipped else None,
+            f"{self.pending:,} pending" if self.pending else None,
+            self.rows.words if self.rows is not None else None,
         ]
-        return "; ".join(parts)
+        return "; ".join(filter(None, parts))
 
     def describe_briefly(self) -> str:
         """Return the score for a list, whose heading says that only scored samples count."""
-        parts = [
-            f"{percent(self.pass_rate)} pass (reward >= {float(self.pass_threshold)})"
-            if self.pass_rate is not None
-            else ("pass rate unknown" if self.scored else "nothing scored"),
-            f"{self.format_scored()} scored",
-            f"failed {self.format_failed()}" if self.failed else "",
-        ]
-        return ", ".join(filter(None, parts))
+        if self.pass_rate is not None:
+            rate = f"{percent(self.pass_rate)} pass (reward >= {float(self.pass_threshold)})"
+        else:
+            rate = "pass rate unknown" if self.scored else "nothing scored"
+        failed = f", failed {self.format_failed()}" if self.failed else ""
+        return f"{rate}, {self.format_scored()} scored{failed}"
 
     def describe_passing(self, *, may_continue: bool) -> str:
         """Return a sentence how many of the scored samples pass, and how many are scored."""
         if self.pass_rate is None:
-            yet = " yet" if may_continue and not self.is_over else ""
+            is_over = 0 < self.planned <= self.scored + self.skipped + self.failed
+            yet = " yet" if may_continue and not is_over else ""
             return f"No sample has a score{yet}: {self.format_scored()} scored."
         verb = "passes" if self.scored == 1 else "pass"
         passing = f"{percent(self.pass_rate)} of {amount(self.scored, 'scored sample')}"
@@ -238,29 +232,27 @@ def number_lines(estimates: Estimates) -> Iterator[NumberLine]:
     """Yield every number of an evaluation."""
     reward, rate = estimates.reward, estimates.pass_rate
     if reward is not None:
-        over = f"{amount(reward.n, 'scored sample')} of {amount(reward.clusters, 'row')}"
-        interval = numbers.interval(reward)
         yield NumberLine(
-            "Reward", numbers.number(reward.value), interval, over, reward.method or "", is_result=True
+            "Reward",
+            numbers.number(reward.value),
+            numbers.interval(reward),
+            f"{amount(reward.n, 'scored sample')} of {amount(reward.clusters, 'row')}",
+            reward.method or "",
+            is_result=True,
         )
+    rates: list[tuple[str, Estimate, str]] = []
     if rate is not None:
         over = f"{amount(rate.n, 'sample')} of {amount(rate.clusters, 'row')}"
-        label = f"Pass rate ({_pass_rule(estimates.pass_threshold)})"
-        interval = numbers.interval(rate, percent=True)
-        yield NumberLine(label, percent(rate.value), interval, over, rate.method or "", is_result=True)
-    powers = [
-        (f"pass@{k}", f" with {k} or more scored attempts", each) for k, each in estimates.pass_at_k.items()
-    ]
-    # pass^1 is pass@1
-    powers += [
-        (f"pass^{k}", f": all of {k} attempts pass", each)
-        for k, each in estimates.pass_hat_k.items()
-        if k > 1
-    ]
-    for label, rule, each in powers:
+        rates.append((f"Pass rate ({_pass_rule(estimates.pass_threshold)})", rate, over))
+    for k, each in estimates.pass_at_k.items():
+        rates.append((f"pass@{k}", each, f"{amount(each.clusters, 'row')} with {k} or more scored attempts"))
+    for k, each in estimates.pass_hat_k.items():
+        if k > 1:  # pass^1 is pass@1
+            rates.append((f"pass^{k}", each, f"{amount(each.clusters, 'row')}: all of {k} attempts pass"))
+    for label, each, over in rates:
         interval = numbers.interval(each, percent=True)
-        over = f"{amount(each.clusters, 'row')}{rule}"
-        yield NumberLine(label, percent(each.value), interval, over, each.method or "")
+        is_result = each is rate
+        yield NumberLine(label, percent(each.value), interval, over, each.method or "", is_result)
     yield from _cost_lines(estimates)
     latency = estimates.latency
     for label, percentiles, which in (
@@ -269,7 +261,11 @@ def number_lines(estimates: Estimates) -> Iterator[NumberLine]:
         ("  elsewhere (agent, tools, grader, queue)", latency.elsewhere_ms, "that called the model"),
     ):
         if percentiles is not None:
-            yield _latency_line(label, percentiles, which)
+            p50, p90, p95, p99 = (
+                numbers.duration(getattr(percentiles, name) / 1000) for name in ("p50", "p90", "p95", "p99")
+            )
+            over = f"p90 {p90} · p95 {p95} · p99 {p99} · over {amount(percentiles.n, 'attempt')} {which}"
+            yield NumberLine(label, f"p50 {p50}", "", over)
 
 
 def _cost_lines(estimates: Estimates) -> Iterator[NumberLine]:
@@ -297,14 +293,6 @@ def _cost_lines(estimates: Estimates) -> Iterator[NumberLine]:
         yield NumberLine("Judges", spent, "", ", ".join(details))
 
 
-def _latency_line(label: str, latency: Percentiles, which: str) -> NumberLine:
-    p50, p90, p95, p99 = (
-        numbers.duration(value / 1000) for value in (latency.p50, latency.p90, latency.p95, latency.p99)
-    )
-    attempts = "attempts" if latency.n is None else amount(latency.n, "attempt")
-    return NumberLine(label, f"p50 {p50}", "", f"p90 {p90} · p95 {p95} · p99 {p99} · over {attempts} {which}")
-
-
 def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[tuple[str, str]]:
     """Yield the number of attempts with each outcome, and how the rows were selected."""
     counts = estimates.counts
@@ -324,12 +312,12 @@ def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[tupl
     if counts.lost_attempts:
         yield "Lost and repeated", f"{counts.lost_attempts:,}"
     if (finish := estimates.finish) is not None:
-        replies = {
-            "Truncated (token limit)": finish.truncated,
-            "Filtered": finish.filtered,
-            "Refused": finish.refused,
-        }
-        for label, count in replies.items():
+        replies = (
+            ("Truncated (token limit)", finish.truncated),
+            ("Filtered", finish.filtered),
+            ("Refused", finish.refused),
+        )
+        for label, count in replies:
             if count:
                 yield label, f"{count:,} of {amount(finish.known_samples, 'attempt')}"
     limited = estimates.limited_by

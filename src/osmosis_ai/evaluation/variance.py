@@ -154,11 +154,11 @@ class _Rows:
         which = which.reshape(-1)
         # Relative to the row's first value, so that the mean of equal values is exact.
         away = data - data[first][which]
-        middles = np.bincount(which, weights=away) / counts
-        residuals: NDArray[np.float64] = away - middles[which]
-        spare = data.size - labels.size
-        within = float(residuals @ residuals) / spare if spare else None
-        return cls(labels, data[first] + middles, counts, within)
+        offsets = np.bincount(which, weights=away) / counts
+        residuals: NDArray[np.float64] = away - offsets[which]
+        degrees = data.size - labels.size
+        within = float(residuals @ residuals) / degrees if degrees else None
+        return cls(labels, data[first] + offsets, counts, within)
 
 
 _LISTED_FLAKY_ROWS = 10

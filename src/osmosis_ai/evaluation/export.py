@@ -127,11 +127,8 @@ class ExportedRun:
     def listed(self, *, skipped: Callable[[], None] | None = None) -> Iterator[dict[str, Any]]:
         """Yield the results in a downloaded run's list of samples, by the names of ``TerminalRecord``.
 
-        Args:
-            skipped: called for every line that is not a sample; invalid values of other lines are then dropped.
-
-        Raises:
-            OsmosisError: a line is not a sample, and ``skipped`` was not given; or the journal is damaged.
+        Invalid lines and values are an OsmosisError. With ``skipped``, which is called for each such line, they are
+        left out.
         """
         files = RunDirectory(self.directory)
         offsets = _newest_offsets(files.events)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.results import AttemptTable
-from osmosis_ai.files import open_regular, regular_descriptor, replacing, sync_directory
+from osmosis_ai.files import open_regular, replacing, sync_directory
 
 # Appending changes the file's size, which fdatasync flushes too; it does not write the inode's times.
 _flush_to_disk = getattr(os, "fdatasync", os.fsync)
@@ -159,11 +159,7 @@ class Entry(NamedTuple):
 
 
 def replay(path: Path, start: int = 0, *, without_crc: bool = False) -> Iterator[Entry]:
-    """Yield the record of every complete line from byte ``start`` on; ``without_crc`` as ``TerminalRecord.from_line``.
-
-    Raises:
-        JournalCorruptionError: a line is damaged.
-    """
+    """Yield the record of every complete line from byte ``start`` on; a damaged line is a JournalCorruptionError."""
     for number, (offset, line) in enumerate(committed_lines(path, start), start=1):
         try:
             record = TerminalRecord.from_line(line, without_crc=without_crc)
@@ -199,10 +195,7 @@ def load_results(
 ) -> int:
     """Read a journal, if it exists, from byte ``start`` on into ``table``; return where its last complete line ends.
 
-    ``each`` is called with every record.
-
-    Raises:
-        JournalCorruptionError: a line is damaged, or of an attempt that the run does not have.
+    ``each`` is called with every record. A record of an attempt that the run does not have is a JournalCorruptionError.
     """
     end = start
     if not path.exists():
@@ -238,16 +231,15 @@ class JournalReader:
     """Reads single lines of a journal by their offsets, in any order; a context manager."""
 
     def __init__(self, path: Path, *, without_crc: bool = False) -> None:
-        self._descriptor = regular_descriptor(path)
+        self._file = open_regular(path)
         self._without_crc = without_crc
-        self._size = os.fstat(self._descriptor).st_size
-        self._start, self._block = 0, b""
+        self._size = os.fstat(self._file.fileno()).st_size
 
     def __enter__(self) -> JournalReader:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        os.close(self._descriptor)
+        self._file.close()
 
     def record(self, offset: int) -> TerminalRecord | None:
         """Return the record at ``offset``, or None if it was committed after this reader was made."""
@@ -258,11 +250,8 @@ class JournalReader:
         """Return the line at ``offset``, or None if it was committed after this reader was made."""
         if offset >= self._size:
             return None
-        length = _BLOCK_BYTES
-        while (end := self._block.find(b"\n", max(0, offset - self._start))) < 0 or offset < self._start:
-            self._start, self._block = offset, os.pread(self._descriptor, length, offset)
-            length *= 2
-        return self._block[offset - self._start : end + 1]
+        self._file.seek(offset)
+        return self._file.readline()
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,14 +245,14 @@ def compute_metrics(
     Args:
         table: the run's results.
         pass_threshold: an attempt passes with a reward of at least this.
-        reward_range: lowest and highest possible reward, where known; narrows the interval of the mean reward.
+        reward_range: lowest and highest possible reward, if known; narrows the interval of the mean reward.
     """
     numbers = _Numbers(table, pass_threshold)
     return RunMetrics(wire=numbers.wire_summary(), estimates=numbers.estimates(reward_range))
 
 
 class _Numbers:
-    """The results, and what several of the metrics need of them."""
+    """The results of a run, with the masks and counts that several metrics share."""
 
     def __init__(self, table: AttemptTable, pass_threshold: float) -> None:
         self.table, self.n, self.columns = table, table.n, table.columns

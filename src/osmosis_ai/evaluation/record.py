@@ -1,7 +1,7 @@
-"""The record of a finished attempt, as the journal stores it: complete by itself, and without secrets.
+"""The record of a finished attempt, as the journal stores it: complete and without secrets.
 
-All that tables and metrics contain about an attempt is in its record, so that they are the same after a crash. The keys
-up to ``error_type`` are the product's. The keys after it are ours and appear in no other file.
+Tables and metrics are computed from records alone, so they are the same after a crash. The keys up to ``error_type`` are
+the product's. The keys after it are ours and appear in no other file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from osmosis_ai.redaction import Redactor
 
 LARGEST_COUNT = 2**53 - 1
-"""Largest integer that all JSON readers agree on (RFC 8259, section 6)."""
+"""Largest integer that all JSON readers represent exactly (RFC 8259, section 6)."""
 Count = Annotated[int, Meta(ge=0, le=LARGEST_COUNT)]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{16,64}$")]
 PathSegment = Annotated[str, Meta(pattern=r"^(?!\.{1,2}$)[^/\\\x00]+$")]
@@ -34,7 +34,7 @@ _MAX_REASON_CHARS = 200
 _MAX_JUDGEMENTS = 4
 _MAX_TABLE_BYTES = 64 << 10
 _READ_CHARS = 4608
-# A secret that is cut in half is not recognized. It may begin this far before the cut.
+# A secret that is cut in half is not recognized. It may start this far before the cut.
 _UNSURE_CHARS = 4096
 _Value = TypeVar("_Value")
 
@@ -80,6 +80,13 @@ class TerminalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         """Whether a model was called, perhaps without an answer, and the tokens were not reported."""
         return self.tokens is None and (bool(self.model_calls) or self.boundary == "provider")
 
+    @property
+    def total_tokens(self) -> int | None:
+        """Tokens of the model calls; None if unknown."""
+        if self.tokens is None and self.prompt_tokens is not None and self.completion_tokens is not None:
+            return self.prompt_tokens + self.completion_tokens
+        return self.tokens
+
     def to_line(self) -> bytes:
         """Return the record as a line of JSON, newline included: without absent values, the CRC-32 of the rest last."""
         body = _ENCODER.encode(self)[:-1]
@@ -87,10 +94,9 @@ class TerminalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def from_line(cls, line: bytes, *, without_crc: bool = False) -> TerminalRecord:
-        """Parse a line written by :meth:`to_line`; ``without_crc`` also takes lines of the public SDK.
+        """Parse a line written by :meth:`to_line`; ValueError if it is not a record, or was changed.
 
-        Raises:
-            ValueError: the line is no record, or was changed.
+        ``without_crc`` also accepts lines without a checksum, which the public SDK writes.
         """
         check_crc(line, without_crc=without_crc)
         try:
@@ -105,11 +111,7 @@ FIELD_TYPES = {field.name: field.type for field in msgspec.structs.fields(Termin
 
 
 def check_crc(line: bytes, *, without_crc: bool = False) -> None:
-    """Check the checksum of a record's line.
-
-    Raises:
-        ValueError: it does not match, or is missing.
-    """
+    """Raise ValueError if the checksum of a record's line is wrong or missing."""
     end = line.rfind(_CRC)
     if end < 0 and not without_crc:
         raise ValueError("it has no checksum")

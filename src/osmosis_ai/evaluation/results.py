@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterable, Iterator
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from osmosis_ai.controller.outcomes import BOUNDARIES, STATUSES, Status
@@ -17,36 +18,39 @@ if TYPE_CHECKING:
 AttemptId = tuple[int, int]
 """An attempt as (row_index, run_index)."""
 
-# Unknown values are NaN. Floats represent every count that JSON can hold.
+# Fields of TerminalRecord that are columns; unknown values are NaN. Floats represent every count that JSON can hold.
+_NUMBERS = {
+    "reward": "f8",
+    "cost_usd": "f8",
+    "duration_ms": "f8",
+    "model_latency_ms": "f8",
+    "prompt_tokens": "f8",
+    "completion_tokens": "f8",
+    "model_calls": "f4",
+    "lost_attempts": "f4",
+    "judge_calls": "f4",
+    "judge_outside_scale": "f4",
+    "judge_tokens": "f8",
+    "judge_cost_usd": "f8",
+}
 COLUMNS = [
+    ("offset", "i8"),  # of the journal line; -1 without one
     ("status", "u1"),
     ("boundary", "u1"),  # position in BOUNDARIES, from 1; 0 is unknown
     ("reason", "u2"),  # position in `AttemptTable.reasons`
     ("finish", "u1"),  # bits of FLAGGED, in its order, and STATED
-    ("lost_attempts", "f4"),
-    ("model_calls", "f4"),
-    ("reward", "f8"),
-    ("cost_usd", "f8"),
-    ("duration_ms", "f8"),
-    ("model_latency_ms", "f8"),
     ("tokens", "f8"),
-    ("prompt_tokens", "f8"),
-    ("completion_tokens", "f8"),
-    ("judge_calls", "f4"),
-    ("judge_outside_scale", "f4"),
-    ("judge_tokens", "f8"),
-    ("judge_cost_usd", "f8"),
-    ("offset", "i8"),  # of the journal line; -1 without one
+    *_NUMBERS.items(),
 ]
-_JUDGE_COLUMNS = ("judge_calls", "judge_outside_scale", "judge_tokens", "judge_cost_usd")
 STATED = 1 << len(FLAGGED)
 PENDING, SUCCESS, FAILED, SKIPPED, LEFT_OUT = range(5)
 UNKNOWN = "unknown"
+_numbers_of = attrgetter(*_NUMBERS)
 _STATUS_CODES = {name: code for code, name in enumerate(STATUSES, start=1)}
 _BOUNDARY_CODES = {name: code for code, name in enumerate((None, *BOUNDARIES))}
 # A rollout that invents error types does not fill the memory.
 _MAX_REASONS = 1000
-# Two different rows of 100,000 share so much of their digests by chance once in three billion datasets.
+# By chance, two different rows of 100,000 have the same key in one of three billion datasets.
 _KEY_DIGITS = 16
 
 
@@ -81,38 +85,20 @@ class AttemptTable:
         return bool(self.columns["status"][row_index * self.n + run_index] != LEFT_OUT)
 
     def set_result(self, record: TerminalRecord, offset: int = -1) -> None:
-        """Set an attempt's latest result, and the offset of its line in the journal.
-
-        Raises:
-            ValueError: the attempt is not part of the run.
-        """
+        """Set an attempt's latest result and the offset of its journal line; ValueError if the run does not have it."""
         row, run = record.row_index, record.run_index
         if not self.holds(row, run):
             raise ValueError(f"row {row}, attempt {run + 1} is not part of the run")
-        tokens, prompt, completion = record.tokens, record.prompt_tokens, record.completion_tokens
-        if tokens is None and prompt is not None and completion is not None:
-            tokens = prompt + completion
         item = row * self.n + run
-        # In the order of COLUMNS. NumPy stores None as NaN.
+        # NumPy stores None as NaN.
         self.columns[item] = (
+            offset,
             _STATUS_CODES[record.status],
             _BOUNDARY_CODES[record.boundary],
             self._reason_code(record.error_type),
             _finish_bits(record),
-            record.lost_attempts,
-            record.model_calls,
-            record.reward,
-            record.cost_usd,
-            record.duration_ms,
-            record.model_latency_ms,
-            tokens,
-            prompt,
-            completion,
-            record.judge_calls,
-            record.judge_outside_scale,
-            record.judge_tokens,
-            record.judge_cost_usd,
-            offset,
+            record.total_tokens,
+            *_numbers_of(record),
         )
         self._open[item] = False
         if record.source_row_index is not None:
@@ -120,7 +106,7 @@ class AttemptTable:
 
     def set_judge_calls(self, record: TerminalRecord) -> None:
         """Set only the judge calls of an attempt's grader."""
-        for name in _JUDGE_COLUMNS:
+        for name in ("judge_calls", "judge_outside_scale", "judge_tokens", "judge_cost_usd"):
             self.columns[name][record.row_index * self.n + record.run_index] = getattr(record, name)
 
     def set_row_digest(self, row_index: int, digest: str) -> None:

@@ -156,10 +156,8 @@ class RunScore(BaseModel):
     def describe_bounds(self, passed: int | None = None) -> str | None:
         """Return bounds of the pass rate if too few of the finished samples have a score; None otherwise.
 
-        The bounds are the rates if all samples without a score failed, and if all passed (Manski 1990).
-
-        Args:
-            passed: number of samples that passed; by default computed from the rate.
+        The bounds are the rates if all samples without a score failed, and if all passed (Manski 1990). The number of
+        samples that ``passed`` is computed from the rate if it is unknown.
         """
         finished = self.planned - self.pending - self.skipped
         if finished <= 0 or self.scored >= LEAST_SCORED * finished:
@@ -174,7 +172,7 @@ class RunScore(BaseModel):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values, with the texts."""
+        """Return the score as JSON values, with its texts."""
         return {
             **self.model_dump(mode="json"),
             "rule": self.rule,

@@ -31,9 +31,9 @@ KORN_GRAUBARD: Method = "korn-graubard"
 # With fewer clusters above 0, or below 1, the correlation within clusters cannot be estimated.
 LEAST_VARIED = 10
 
-ONE_CLUSTER = "one row says nothing about others"
+ONE_CLUSTER = "the variance cannot be estimated from one row"
 NO_SPREAD = "all rows have the same mean, so the variance cannot be estimated"
-TOO_LARGE = "the numbers are too large to have one"
+TOO_LARGE = "the numbers are too large"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 AttemptId = tuple[int, int]
 """An attempt as (row_index, run_index)."""
 
-# Fields of TerminalRecord that are columns; unknown values are NaN. Floats represent every count that JSON can hold.
+# Fields of TerminalRecord that are columns; unknown values are NaN. Counts are exact up to 2**24 as f4, 2**53 as f8.
 _NUMBERS = {
     "reward": "f8",
     "cost_usd": "f8",

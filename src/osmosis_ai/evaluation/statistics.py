@@ -193,11 +193,11 @@ def fitting_range(
     """Return the range if all rewards are inside, otherwise None and a warning."""
     if reward_range is None or not rewards.size:
         return reward_range, []
-    (least, most), found = reward_range, (float(rewards.min()), float(rewards.max()))
-    if least <= found[0] and found[1] <= most:
+    (low, high), found = reward_range, (float(rewards.min()), float(rewards.max()))
+    if low <= found[0] and found[1] <= high:
         return reward_range, []
     return None, [
-        f"reward_range {least:g} to {most:g} is ignored: rewards range from {found[0]:g} to {found[1]:g}"
+        f"reward_range {low:g} to {high:g} is ignored: rewards range from {found[0]:g} to {found[1]:g}"
     ]
 
 
@@ -290,8 +290,8 @@ def _estimate(value: float, stderr: float | None, means: _RowMeans, interval: In
     )
 
 
-def _rate(means: _RowMeans, most: float, confidence: float) -> Estimate:
-    """Return the estimate of a rate whose effective sample size is at most ``most``."""
+def _rate(means: _RowMeans, max_samples: float, confidence: float) -> Estimate:
+    """Return the estimate of a rate whose effective sample size is at most ``max_samples``."""
     import numpy as np
 
     value, stderr = _clustered_mean(means.means, means.clusters)
@@ -300,7 +300,7 @@ def _rate(means: _RowMeans, most: float, confidence: float) -> Estimate:
     rate = ClusteredRate(
         value=value,
         stderr=stderr,
-        samples=most,
+        samples=max_samples,
         clusters=means.cluster_count,
         independent=means.means.size**2 / float(np.square(sizes).sum()),
         varied=min(int((by_cluster > 0).sum()), int((by_cluster < sizes).sum())),

@@ -56,9 +56,9 @@ class VarianceComponents:
         if found is None or found.means.size < 2:
             return None
         count, total = found.means.size, int(found.counts.sum())
-        away = found.means - found.means[0]  # so that equal rows have exactly no variance
-        grand = float(found.counts @ away) / total
-        among = float(found.counts @ np.square(away - grand)) / (count - 1)
+        offsets = found.means - found.means[0]  # so that equal rows have exactly no variance
+        mean = float(found.counts @ offsets) / total
+        among = float(found.counts @ np.square(offsets - mean)) / (count - 1)
         if found.within is None:
             return cls(among, None, count, 1.0, degrees=_degrees(found.means))
         attempts = (total - float(np.square(found.counts).sum()) / total) / (count - 1)
@@ -122,13 +122,13 @@ def _degrees(by_row: Floats) -> float:
     """
     import numpy as np
 
-    most = by_row.size - 1
-    away = by_row - by_row.mean()
-    spread = float(np.square(away).mean())
-    if spread == 0:
-        return most
-    kurtosis = float(np.square(np.square(away / spread**0.5)).mean()) - 3
-    return float(max(min(3, most), 2 / (2 / most + max(kurtosis, 0) / by_row.size)))
+    largest = by_row.size - 1
+    deviations = by_row - by_row.mean()
+    variance = float(np.square(deviations).mean())
+    if variance == 0:
+        return largest
+    kurtosis = float(np.square(np.square(deviations / variance**0.5)).mean()) - 3
+    return float(max(min(3, largest), 2 / (2 / largest + max(kurtosis, 0) / by_row.size)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +153,9 @@ class _Rows:
         )
         which = which.reshape(-1)
         # Relative to the row's first value, so that the mean of equal values is exact.
-        away = data - data[first][which]
-        offsets = np.bincount(which, weights=away) / counts
-        residuals: NDArray[np.float64] = away - offsets[which]
+        deviations = data - data[first][which]
+        offsets = np.bincount(which, weights=deviations) / counts
+        residuals: NDArray[np.float64] = deviations - offsets[which]
         degrees = data.size - labels.size
         within = float(residuals @ residuals) / degrees if degrees else None
         return cls(labels, data[first] + offsets, counts, within)

@@ -55,7 +55,7 @@ class World:
         result = record(0, run, rollout_id=f"r{run}")
 
         async def append() -> int:
-            journal = Journal.open(self.directory.events)
+            journal = Journal(self.directory.events)
             try:
                 return await journal.append(result)
             finally:

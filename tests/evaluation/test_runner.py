@@ -21,7 +21,7 @@ from osmosis_ai.datasets import count_records, file_digest, select_rows
 from osmosis_ai.errors import OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation.hooks import RunSummary
 from osmosis_ai.evaluation.local_results import read_local_results
-from osmosis_ai.evaluation.metrics_models import Estimates
+from osmosis_ai.evaluation.metrics import Estimates
 from osmosis_ai.evaluation.runner import EvalRunner
 from osmosis_ai.evaluation.sources import ProjectSource
 from osmosis_ai.evaluation.spec import Budget, DatasetInput, EvalRunOptions

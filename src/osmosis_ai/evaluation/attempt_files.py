@@ -53,6 +53,8 @@ LARGEST_TRAJECTORY_BYTES = 256 << 20
 MOST_OF_DIAGNOSTICS = 64 << 10
 SERVER_FILE_WAIT_S = 1.0
 """After this time a server has written its own version, unless it is slow."""
+# Conversations at the end of the file may not have been written to `trajectories/` yet.
+_UNWRITTEN_BYTES = 16 << 20
 _MOST_LOGGED_ATTEMPTS = 20
 _MOST_LOGGED_NAMES = 5
 _LONGEST_NAME = 80
@@ -104,7 +106,7 @@ class AttemptFilesWriter:
         self._table = table
         self._log = log
         self._redactor = redactor
-        self._conversations = Journal.open(directory.conversations)
+        self._conversations = Journal(directory.conversations)
         self._recorded: deque[_Recorded] = deque()
         # Attempts whose server may still write its own version; looked at once more during the run, then at its end.
         self._awaited: deque[_Recorded] = deque()
@@ -283,11 +285,14 @@ def stored_rollout_ids(path: Path, start: int = 0) -> Iterator[tuple[str, int]]:
             yield (match[1].decode() if match else ""), offset + len(line)
 
 
-def _stored_conversations(path: Path, rollout_ids: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+def _stored_conversations(
+    path: Path, rollout_ids: Iterable[str], *, last_bytes: int | None = None
+) -> Iterator[tuple[str, bytes]]:
     """Yield the conversations of these rollouts in ``conversations.jsonl``, as JSON; the last of several counts."""
     wanted = {rollout_id.encode() for rollout_id in rollout_ids}
     with contextlib.suppress(FileNotFoundError):
-        for _, line in committed_lines(path):
+        start = 0 if last_bytes is None else max(0, path.stat().st_size - last_bytes)
+        for _, line in committed_lines(path, start):
             match = _LINE_START.match(line)
             if match is not None and match[1] in wanted:
                 yield match[1].decode(), line[match.end() : -2]
@@ -483,7 +488,11 @@ class AttemptFiles:
         # The files of the server come last: it does not know which values are secret.
         for path in (written, None, f"{trial}/{TRAJECTORY_FILE}", f"{trial}/{PENDING_TRAJECTORY_FILE}"):
             if path is None:
-                stored = dict(_stored_conversations(directory.conversations, [self.rollout_id]))
+                stored = dict(
+                    _stored_conversations(
+                        directory.conversations, [self.rollout_id], last_bytes=_UNWRITTEN_BYTES
+                    )
+                )
                 content = stored.get(self.rollout_id)
                 if content is not None and len(content) <= max_bytes:
                     return StoredConversation(content, len(content))

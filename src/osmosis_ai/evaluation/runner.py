@@ -38,13 +38,11 @@ from osmosis_ai.evaluation.hooks import (
 from osmosis_ai.evaluation.intervals import load_distributions
 from osmosis_ai.evaluation.journal import Journal, load_results, salvage
 from osmosis_ai.evaluation.manifest import Manifest, run_inputs
-from osmosis_ai.evaluation.metrics import compute_metrics
-from osmosis_ai.evaluation.metrics_models import RunMetrics
+from osmosis_ai.evaluation.metrics import RunMetrics, compute_metrics, describe_copied_rows
 from osmosis_ai.evaluation.opened_run import OpenedRun, open_run
 from osmosis_ai.evaluation.record import record_of
 from osmosis_ai.evaluation.results import AttemptId, AttemptTable
 from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
-from osmosis_ai.evaluation.run_score import describe_copied_rows
 from osmosis_ai.evaluation.sources import RolloutSource, ServerSetting
 from osmosis_ai.evaluation.spec import NOTHING, DatasetInput, EvalRunOptions, EvalRunSpec, Spending, Spent
 from osmosis_ai.files import cache_dir as default_cache_dir
@@ -252,7 +250,7 @@ class _Session(AttemptResults):
     async def run(self) -> RunSummary:
         """Execute what is pending, then write the results."""
         self._spending.start_clock()
-        self._journal = Journal.open(self._directory.events)
+        self._journal = Journal(self._directory.events)
         try:
             self._resumed_before = self._journal.size
             pending = self._table.open_count

@@ -22,7 +22,7 @@ from osmosis_ai.evaluation.attempt_files import (
     traceback_in,
 )
 from osmosis_ai.evaluation.local_runs import RunKind
-from osmosis_ai.evaluation.metrics_models import Estimates
+from osmosis_ai.evaluation.metrics import Estimates
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStoreError
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.log_lines import storable

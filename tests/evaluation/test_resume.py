@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,17 @@ from osmosis_ai.controller.attempt import attempt_seeds, call_seed
 from osmosis_ai.controller.dispatcher import choose_limit
 from osmosis_ai.datasets import select_rows
 from osmosis_ai.errors import OsmosisError, ResumeRefusedError
-from osmosis_ai.evaluation import opened_run, spec
-from osmosis_ai.evaluation.manifest import Manifest, inputs_digest
-from osmosis_ai.evaluation.opened_run import OpenedRun, RunLock, RunLockedError, is_running, open_run
+from osmosis_ai.evaluation import manifest as manifests
+from osmosis_ai.evaluation import spec
+from osmosis_ai.evaluation.manifest import (
+    Manifest,
+    RunLockedError,
+    RunPlan,
+    inputs_digest,
+    is_running,
+    open_run,
+    run_lock,
+)
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.source_digest import grader_digest, source_digest
 from osmosis_ai.evaluation.sources import open_policy
@@ -37,7 +45,7 @@ def leave_run(root: Path, name: str, status: str | None, created_at: str, **chan
         (root / name / "metrics.json").write_text(json.dumps({"eval_run": {"status": status}}))
 
 
-def opened(root: Path, **options: object) -> OpenedRun:
+def opened(root: Path, **options: object) -> RunPlan:
     with ExitStack() as held:
         return open_run(held, root, EvalRunOptions(**options), inputs(), "multiply")  # type: ignore[arg-type]
 
@@ -56,7 +64,7 @@ def test_without_a_name_the_newest_unfinished_run_with_equal_inputs_is_continued
     leave_run(tmp_path, "done", "finished", "2026-01-03T00:00:00.000Z")
     leave_run(tmp_path, "other", "incomplete", "2026-01-04T00:00:00.000Z", seed=1)
     run = opened(tmp_path)
-    assert (run.name, run.found) == ("killed", True)
+    assert (run.name, run.was_found) == ("killed", True)
 
 
 def test_a_run_killed_before_its_first_snapshot_is_continued(tmp_path: Path) -> None:
@@ -77,7 +85,7 @@ def test_fresh_without_a_name_starts_a_new_run(tmp_path: Path) -> None:
 
 def test_a_run_that_another_process_works_on_is_not_picked_up(tmp_path: Path) -> None:
     leave_run(tmp_path, "busy", "running", "2026-01-02T00:00:00.000Z")
-    with RunLock(tmp_path, "busy"):
+    with run_lock(tmp_path, "busy"):
         assert opened(tmp_path).name != "busy"
     assert opened(tmp_path).name == "busy"
 
@@ -97,15 +105,15 @@ def test_a_new_run_is_not_begun_in_the_directory_of_one_that_ended_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spec, "stamp", lambda: "20260102T000000Z")
-    lock, ended = RunLock.__enter__, list[str]()
+    ended: list[str] = []
 
-    def be_second(wanted: RunLock) -> RunLock:
+    def be_second(root: Path, name: str) -> AbstractContextManager[None]:
         if not ended:
-            ended.append(wanted._name)
-            leave_run(tmp_path, wanted._name, "finished", "2026-01-02T00:00:00.000Z")
-        return lock(wanted)
+            ended.append(name)
+            leave_run(root, name, "finished", "2026-01-02T00:00:00.000Z")
+        return run_lock(root, name)
 
-    monkeypatch.setattr(RunLock, "__enter__", be_second)
+    monkeypatch.setattr(manifests, "run_lock", be_second)
     with ExitStack() as held:
         run = open_run(held, tmp_path, EvalRunOptions(), inputs(), "multiply")
         assert run.name == f"{ended[0]}-2" and not run.directory.path.exists()
@@ -158,8 +166,8 @@ def test_a_name_is_one_safe_path_segment(name: str) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from osmosis_ai.evaluation.opened_run import RunLock
-with RunLock(Path(sys.argv[1]), "mine"):
+from osmosis_ai.evaluation.manifest import run_lock
+with run_lock(Path(sys.argv[1]), "mine"):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -174,13 +182,13 @@ def test_a_second_process_is_refused_until_the_first_is_gone_even_by_a_kill(tmp_
     assert holder.stdout.readline() == b"held\n"
     try:
         assert is_running(tmp_path, "mine")
-        with pytest.raises(RunLockedError, match="already holds"), RunLock(tmp_path, "mine"):
+        with pytest.raises(RunLockedError, match="already holds"), run_lock(tmp_path, "mine"):
             pass
     finally:
         holder.kill()
         holder.communicate()
     assert not is_running(tmp_path, "mine")
-    with RunLock(tmp_path, "mine"):
+    with run_lock(tmp_path, "mine"):
         assert is_running(tmp_path, "mine")
     assert os.stat(tmp_path / ".locks" / "mine.lock").st_mode & 0o077 == 0
 
@@ -188,7 +196,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone_even_by_a_kill(tmp_
 def test_who_looks_whether_a_run_is_held_is_no_run_to_another_who_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with RunLock(tmp_path, "mine"):
+    with run_lock(tmp_path, "mine"):
         pass
     lock, seen = fcntl.flock, list[bool]()
 
@@ -206,20 +214,20 @@ def test_who_looks_whether_a_run_is_held_is_no_run_to_another_who_looks(
 def test_a_run_begins_however_long_somebody_takes_to_look_at_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with RunLock(tmp_path, "mine"):
+    with run_lock(tmp_path, "mine"):
         pass
-    monkeypatch.setattr(opened_run, "_LOCK_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(manifests, "_LOCK_TIMEOUT_S", 0.01)
     with (tmp_path / ".locks" / "mine.lock").open("rb") as slow, ExitStack() as run:
         fcntl.flock(slow, fcntl.LOCK_SH)
-        look = opened_run.is_locked
+        look = manifests.is_locked
 
         def see_it_end(path: Path) -> bool:
             held = look(path)
             slow.close()
             return held
 
-        monkeypatch.setattr(opened_run, "is_locked", see_it_end)
-        run.enter_context(RunLock(tmp_path, "mine"))
+        monkeypatch.setattr(manifests, "is_locked", see_it_end)
+        run.enter_context(run_lock(tmp_path, "mine"))
         assert slow.closed and look(tmp_path / ".locks" / "mine.lock")
 
 

@@ -23,9 +23,8 @@ from osmosis_ai.evaluation.comparison.run_samples import (
 )
 from osmosis_ai.evaluation.journal import JournalCorruptionError, load_results, salvage_hint
 from osmosis_ai.evaluation.lenient_json import as_number, as_table, as_text
-from osmosis_ai.evaluation.manifest import Manifest, inputs_digest
+from osmosis_ai.evaluation.manifest import Manifest, inputs_digest, is_running
 from osmosis_ai.evaluation.metrics import Estimates, RunMetrics, compute_metrics
-from osmosis_ai.evaluation.opened_run import is_running
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_directory import RunDirectory

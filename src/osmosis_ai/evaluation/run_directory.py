@@ -66,8 +66,8 @@ class RunDirectory:
         for directory in (self.trajectories, self.artifacts):
             shutil.rmtree(directory, ignore_errors=True)
 
-    def put_aside(self) -> Path | None:
-        """Rename the run to ``<name>.archive-<stamp>``; None when there is no run here."""
+    def archive(self) -> Path | None:
+        """Rename the run to ``<name>.archive-<stamp>``; None if the directory has no run."""
         if not self.manifest.exists():
             return None
         base = archive_name(self.path.name)

@@ -30,23 +30,21 @@ from osmosis_ai.evaluation.attempt_copies import AttemptCopies
 from osmosis_ai.evaluation.hooks import (
     ProgressSnapshot,
     RunHooks,
-    RunPlan,
     RunSummary,
     describe_run,
     first_failures,
 )
 from osmosis_ai.evaluation.intervals import load_distributions
 from osmosis_ai.evaluation.journal import Journal, load_results, salvage
-from osmosis_ai.evaluation.manifest import Manifest, run_inputs
+from osmosis_ai.evaluation.manifest import Manifest, RunPlan, open_run, run_inputs
 from osmosis_ai.evaluation.metrics import compute_metrics
 from osmosis_ai.evaluation.metrics_models import RunMetrics
-from osmosis_ai.evaluation.opened_run import OpenedRun, open_run
 from osmosis_ai.evaluation.record import record_of
 from osmosis_ai.evaluation.results import AttemptId, AttemptTable
 from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
 from osmosis_ai.evaluation.run_score import describe_copied_rows
 from osmosis_ai.evaluation.sources import RolloutSource, ServerSetting
-from osmosis_ai.evaluation.spec import NOTHING, DatasetInput, EvalRunOptions, EvalRunSpec, Spending, Spent
+from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, EvalRunSpec, Spending, Spent
 from osmosis_ai.files import cache_dir as default_cache_dir
 from osmosis_ai.redaction import Redactor, exposure_warnings
 
@@ -134,10 +132,12 @@ class EvalRunner:
             if self.options.retry_failed:
                 self.table.reopen_failed()
             self.servers = self._useful_servers()
-            self.hooks.plan(self._plan(opened))
+            opened.total, opened.pending = len(self.table), self.table.open_count
+            opened.servers = self.servers
+            self.hooks.plan(opened)
             if warning := describe_copied_rows(self.table.copied_rows, len(self.selection)):
                 self.hooks.note(warning)
-            pending = self.table.open_count
+            pending = opened.pending
             if pending and not await self.hooks.confirm_dispatch(
                 pending=pending, model_path=self.spec.experiment.model_path
             ):
@@ -166,7 +166,7 @@ class EvalRunner:
             inputs["work_items"] = sorted(map(list, self.only))
         return {**inputs, **self.rollout.inputs()}
 
-    def _salvage(self, opened: OpenedRun) -> None:
+    def _salvage(self, opened: RunPlan) -> None:
         directory = opened.directory
         if opened.manifest is None or not directory.events.exists():
             self.hooks.note(f"'{opened.name}' has no journal yet: there is nothing to salvage.")
@@ -192,25 +192,7 @@ class EvalRunner:
         at_once = self.options.max_in_flight or self.spec.evaluation.batch_size
         return useful_servers(self.options.servers, rollouts=self.table.open_count, at_once=at_once)
 
-    def _plan(self, opened: OpenedRun) -> RunPlan:
-        total, pending = len(self.table), self.table.open_count
-        return RunPlan(
-            run_name=opened.name,
-            run_dir=opened.directory.path,
-            model_path=self.spec.experiment.model_path,
-            rows=len(self.selection),
-            rows_in_file=self.selection.total_rows,
-            n=self.spec.evaluation.n,
-            total=total,
-            pending=pending,
-            resumed=total - pending,
-            continued=opened.manifest is not None or pending < total,
-            found=opened.found,
-            archived=opened.archived,
-            servers=self.servers,
-        )
-
-    def _write_manifest(self, opened: OpenedRun, inputs: Mapping[str, Any]) -> Manifest:
+    def _write_manifest(self, opened: RunPlan, inputs: Mapping[str, Any]) -> Manifest:
         """Return the run's manifest; for a new run, write it before anything else."""
         manifest = opened.manifest
         if manifest is None:
@@ -244,7 +226,7 @@ class _Session(AttemptResults):
         self._is_interrupted = False
         self._resumed = len(run.table) - run.table.open_count
         self._finished = self._dispatched = 0
-        self._spent, self._spent_at = NOTHING, -math.inf
+        self._spent, self._spent_at = Spent(), -math.inf
         self._indexed: tuple[int, int] | None = None
         # Attempts that were lost with their server, by source row and run, and how often. Those run again first, so
         # there are never many.
@@ -549,15 +531,10 @@ class _Session(AttemptResults):
 
     def _progress(self, elapsed_s: float) -> ProgressSnapshot:
         table, spending = self._table, self._spending
-        rewards = table.rewards
-        return ProgressSnapshot(
+        return ProgressSnapshot.of(
+            table,
+            self._run.spec.evaluation.pass_threshold,
             completed=len(table) - table.open_count,
-            total=len(table),
-            passed=int((rewards >= self._run.spec.evaluation.pass_threshold).sum()),
-            failed=table.count("failed"),
-            skipped=table.count("skipped"),
-            scored=rewards.size,
-            reward_mean=float(rewards.mean()) if rewards.size else None,
             tokens=spending.tokens,
             cost_usd=spending.cost_usd if spending.cost_known else None,
             in_flight=self._dispatcher.in_flight if self._dispatcher is not None else 0,
@@ -627,7 +604,6 @@ class _Session(AttemptResults):
         return RunSummary(
             run_dir=directory.path,
             local_run_id=self._run.manifest.local_run_id,
-            run_name=directory.path.name,
             total_work_items=len(table),
             dispatched=self._dispatched,
             succeeded=table.count("success"),

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.evaluation.opened_run import RunLock
+from osmosis_ai.evaluation.manifest import Manifest, run_lock
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.sources import open_policy
 from osmosis_ai.evaluation.spec import Budget
@@ -231,7 +230,7 @@ def test_a_half_written_line_is_read_when_it_is_whole(run_dir: Path) -> None:
 
 def test_watching_follows_the_journal_until_the_lock_is_free(run_dir: Path) -> None:
     seen = []
-    lock = RunLock(run_dir.parent, "mine")
+    lock = run_lock(run_dir.parent, "mine")
     lock.__enter__()
     moments = iter(
         [

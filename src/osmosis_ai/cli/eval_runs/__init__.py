@@ -253,7 +253,7 @@ def _operation(result: EvalRunResult) -> OperationResult:
 def _resource(result: EvalRunResult) -> dict[str, Any]:
     summary, prepared, metrics = result.summary, result.prepared, result.summary.metrics
     resource: dict[str, Any] = {
-        "run_name": summary.run_name,
+        "run_name": summary.run_dir.name,
         "local_run_id": summary.local_run_id,
         "output_path": str(summary.run_dir),
         "dataset_source": prepared.dataset.source,
@@ -264,7 +264,7 @@ def _resource(result: EvalRunResult) -> dict[str, Any]:
         "skipped": summary.skipped,
         "pending": summary.pending,
         "resumed": summary.resumed,
-        "cancelled": summary.cancelled,
+        "cancelled": summary.stop is not None,
         "duration_ms": summary.duration_ms,
         "headline": summary.headline.to_json(),
         "metrics": {**metrics.summary, "estimates": metrics.estimates.model_dump(mode="json")},

@@ -493,7 +493,7 @@ class RunWatcher:
 
     def look(self) -> WatchedRun:
         """Return a snapshot."""
-        from osmosis_ai.evaluation.opened_run import is_running
+        from osmosis_ai.evaluation.manifest import is_running
 
         # Check the lock first: all results are written before it is released.
         running = is_running(self._directory.path.parent, self._directory.path.name)

@@ -54,13 +54,11 @@ class ProgressSnapshot:
     finished: int
 
     @classmethod
-    def of(
-        cls, table: AttemptTable, pass_threshold: float, *, completed: int, **measured: Any
-    ) -> ProgressSnapshot:
-        """Return the progress of a run with these results."""
+    def of(cls, table: AttemptTable, pass_threshold: float, **measured: Any) -> ProgressSnapshot:
+        """Return the progress of a run with these results; ``measured`` are the fields that the table does not know."""
         rewards = table.rewards
         return cls(
-            completed=completed,
+            completed=len(table) - table.open_count,
             total=len(table),
             passed=int((rewards >= pass_threshold).sum()),
             failed=table.count("failed"),

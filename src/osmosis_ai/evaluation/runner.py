@@ -530,11 +530,10 @@ class _Session(AttemptResults):
                 await asyncio.wait_for(over.wait(), _PROGRESS_S)
 
     def _progress(self, elapsed_s: float) -> ProgressSnapshot:
-        table, spending = self._table, self._spending
+        spending = self._spending
         return ProgressSnapshot.of(
-            table,
+            self._table,
             self._run.spec.evaluation.pass_threshold,
-            completed=len(table) - table.open_count,
             tokens=spending.tokens,
             cost_usd=spending.cost_usd if spending.cost_known else None,
             in_flight=self._dispatcher.in_flight if self._dispatcher is not None else 0,

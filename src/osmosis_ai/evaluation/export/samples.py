@@ -179,7 +179,7 @@ def _local_run(found: RunDirectory) -> ExportedRun:
         directory=found.path,
         name=found.path.name,
         run_id=manifest.local_run_id,
-        progress="running" if local.running else "incomplete" if local.pending else "finished",
+        progress=local.status,
         facts={**known, **facts},
         inputs=manifest.inputs,
         provenance=manifest.provenance,

@@ -1,6 +1,6 @@
 """Runs below a directory, and their names.
 
-Invariant: a name is one segment of an address and always stands for the same directory of its kind. It is the
+Invariant: a name is one segment of an address and always refers to the same directory of its kind. It is the
 directory's name, with a few letters of its path's digest after it if another run has the name, or if it is not valid
 text. Symbolic links are not followed.
 """
@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from osmosis_ai.evaluation.spec import is_archive, name_before_archiving
 
@@ -44,6 +44,14 @@ class RunPlace:
     archived: bool = False
 
 
+class _Listing(NamedTuple):
+    """The runs in a directory, and its directories that are not runs, at a modification time."""
+
+    changed: int = -1
+    runs: tuple[_Run, ...] = ()
+    others: tuple[Path, ...] = ()
+
+
 class RunPlaces:
     """The runs below a directory; repeated searches are cheap."""
 
@@ -51,7 +59,7 @@ class RunPlaces:
         self._root = root
         self._results = results
         self._lock = Lock()
-        self._folders: dict[Path, _Folder] = {}
+        self._listings: dict[Path, _Listing] = {}  # of the directories that contain runs
         self._single: list[_Run] = []
         self._next_walk = float("-inf")
         self._found: list[_Run] = []
@@ -64,8 +72,9 @@ class RunPlaces:
             if time.monotonic() >= self._next_walk:
                 self._walk()
             found = list(self._single)
-            for path in sorted(self._folders):
-                found += self._folders[path].runs()
+            for folder in sorted(self._listings):
+                self._listings[folder] = _list_again(folder, self._listings[folder])
+                found += self._listings[folder].runs
             if found != self._found:
                 self._found, self._places = found, _with_names(found, self._root)
                 self._by_name = {(place.kind, place.name): place for place in self._places}
@@ -77,72 +86,65 @@ class RunPlaces:
         return self._by_name.get((kind, name))
 
     def _walk(self) -> None:
+        """Find the directories that contain runs, and the results of judging sessions."""
         started = time.monotonic()
-        known, self._folders, self._single = self._folders, {}, []
-        kind = kind_of(self._root)
-        if kind is not None:
+        known, self._listings, self._single = self._listings, {}, []
+        if (kind := kind_of(self._root)) is not None:
             self._single.append((kind, self._root))
         elif is_result(self._root):
             self._single.append(("rubric", self._root))
         else:
-            for root in (self._root, self._results):
-                if root is not None:
-                    self._walk_below(root, known)
+            for root in filter(None, (self._root, self._results)):
+                self._walk_below(root, known)
         ended = time.monotonic()
         self._next_walk = ended + max(_WALK_INTERVAL_S, _WALK_SHARE * (ended - started))
 
-    def _walk_below(self, root: Path, known: dict[Path, _Folder]) -> None:
-        left = _MAX_RESULTS
-        for number, (directory, has_runs, documents) in enumerate(_directories(root)):
-            if has_runs:
-                self._folders[directory] = known.get(directory) or _Folder(directory)
-            self._single += [("rubric", path) for path in documents[:left] if is_result(path)]
-            left -= len(documents[:left])
-            if number >= _MAX_DIRECTORIES:
-                break
+    def _walk_below(self, root: Path, known: dict[Path, _Listing]) -> None:
+        pending, walked, documents = [(root, 0)], 0, 0
+        while pending and walked <= _MAX_DIRECTORIES:
+            folder, depth = pending.pop()
+            walked += 1
+            for entry in _entries(folder):
+                path = Path(entry.path)
+                if entry.name.endswith(".json") and entry.is_file(follow_symlinks=False):
+                    documents += 1
+                    if documents <= _MAX_RESULTS and is_result(path):
+                        self._single.append(("rubric", path))
+                elif not entry.is_dir(follow_symlinks=False) or entry.name in _SKIPPED:
+                    continue
+                elif kind_of(path) is not None:
+                    self._listings[folder] = known.get(folder, _Listing())
+                elif depth < _MAX_DEPTH and (entry.name[0] != "." or entry.name == _STATE_DIRECTORY):
+                    pending.append((path, depth + 1))
 
 
-class _Folder:
-    """A directory of runs. It is listed again only after its modification time changed."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._changed = -1
-        self._runs: tuple[_Run, ...] = ()
-        self._others: list[Path] = []
-
-    def runs(self) -> tuple[_Run, ...]:
-        """Return the runs, by name."""
-        try:
-            changed = self._path.stat().st_mtime_ns
-        except OSError:
-            return ()
-        if changed != self._changed:
-            self._changed, self._runs = changed, ()
-            self._others = [
-                Path(entry.path)
-                for entry in _entries(self._path)
-                if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
-            ]
-        # A directory may become a run at any time, without a change of its parent's modification time.
-        kinds = [(kind_of(path), path) for path in self._others]
-        new = [(kind, path) for kind, path in kinds if kind is not None]
-        if new:
-            self._runs = tuple(sorted([*self._runs, *new], key=lambda run: run[1].name))
-            self._others = [path for kind, path in kinds if kind is None]
-        return self._runs
+def _list_again(folder: Path, known: _Listing) -> _Listing:
+    """Return the runs in a directory. It is read again only after its modification time changed."""
+    try:
+        changed = folder.stat().st_mtime_ns
+    except OSError:
+        return _Listing()
+    if changed != known.changed:
+        entries = [entry for entry in _entries(folder) if not entry.name.startswith(".")]
+        others = tuple(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+        known = _Listing(changed, (), others)
+    # A directory may become a run at any time, without a change of its parent's modification time.
+    kinds = [(kind_of(path), path) for path in known.others]
+    new = [(kind, path) for kind, path in kinds if kind is not None]
+    if not new:
+        return known
+    runs = tuple(sorted([*known.runs, *new], key=lambda run: run[1].name))
+    return _Listing(changed, runs, tuple(path for kind, path in kinds if kind is None))
 
 
 def kind_of(directory: Path) -> RunKind | None:
     """Return the kind of a run's directory; None for other directories."""
     if not os.path.isfile(f"{directory}/manifest.json"):  # noqa: PTH113 - there may be ten thousand
         return None
-    entries = {entry.name: entry for entry in _entries(directory)}
-    if _first_irregular(entries) is not None:
+    if irregular_file(directory) is not None:
         return None
-    if (metrics := entries.get("metrics.jsonl")) is not None and metrics.is_file():
-        return "training"
-    return "training" if (saved := entries.get("checkpoints")) is not None and saved.is_dir() else "eval"
+    is_training = os.path.isfile(f"{directory}/metrics.jsonl") or os.path.isdir(f"{directory}/checkpoints")  # noqa: PTH112, PTH113
+    return "training" if is_training else "eval"
 
 
 def is_result(path: Path) -> bool:
@@ -157,12 +159,8 @@ def is_result(path: Path) -> bool:
 
 def irregular_file(directory: Path) -> str | None:
     """Return which of a run's files is not a regular file but a link, folder, pipe or device; None if all are."""
-    return _first_irregular({entry.name: entry for entry in _entries(directory)})
-
-
-def _first_irregular(entries: Mapping[str, os.DirEntry[str]]) -> str | None:
-    files = [entries[name] for name in _RUN_FILES if name in entries]
-    return next((file.name for file in files if not file.is_file(follow_symlinks=False)), None)
+    entries = (entry for entry in _entries(directory) if entry.name in _RUN_FILES)
+    return next((entry.name for entry in entries if not entry.is_file(follow_symlinks=False)), None)
 
 
 def namesakes(place: RunPlace, places: Sequence[RunPlace]) -> list[str]:
@@ -177,26 +175,6 @@ def namesakes(place: RunPlace, places: Sequence[RunPlace]) -> list[str]:
     ]
     found.sort(key=lambda each: (not is_archive(each.path.name), each.path.name), reverse=True)
     return [each.name for each in found]
-
-
-def _directories(root: Path) -> Iterator[tuple[Path, bool, list[Path]]]:
-    """Yield the directories below ``root``, whether they contain runs, and their JSON files."""
-    pending = [(root, 0)]
-    while pending:
-        directory, depth = pending.pop()
-        has_runs, below, documents = False, [], []
-        for entry in _entries(directory):
-            if entry.name.endswith(".json") and entry.is_file(follow_symlinks=False):
-                documents.append(Path(entry.path))
-            elif not entry.is_dir(follow_symlinks=False) or entry.name in _SKIPPED:
-                continue
-            elif kind_of(Path(entry.path)) is not None:
-                has_runs = True
-            elif not entry.name.startswith(".") or entry.name == _STATE_DIRECTORY:
-                below.append((Path(entry.path), depth + 1))
-        yield directory, has_runs, documents
-        if depth < _MAX_DEPTH:
-            pending += below[:_MAX_DIRECTORIES]
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -1,6 +1,6 @@
 """Sources of a run's agent and model.
 
-The engine knows only this of an agent: a digest and inputs, which lock a resume, and how to start its server.
+The engine knows an agent only by its digest and inputs, which must not change on resume, and by its server.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from osmosis_ai.controller.environments import RolloutEnvironment
     from osmosis_ai.controller.remote_agents import AgentLocation, RemoteAgent
     from osmosis_ai.controller.server_process import RolloutServer
-    from osmosis_ai.inference import InferenceServer
     from osmosis_ai.llm.providers import ModelEndpoint
     from osmosis_ai.sandbox import Sandbox
 
@@ -41,6 +40,26 @@ class ServerSetting:
     cache_dir: Path
     port: int | None
     note: Callable[[str], None]
+
+    async def prepare_server(
+        self, directory: Path, environ: Mapping[str, str], sandbox: Sandbox | None = None
+    ) -> tuple[RolloutEnvironment, RolloutServer]:
+        """Prepare the server of the agent in ``directory``."""
+        from osmosis_ai.controller.server_process import prepare_server
+
+        return await prepare_server(
+            directory,
+            self.spec.experiment.entrypoint,
+            environ=environ,
+            variables=self.spec.env,
+            secret_values=self.secret_values,
+            artifact_root=self.directory.trials,
+            log_path=self.directory.server_log,
+            cache_dir=self.cache_dir,
+            note=self.note,
+            port=self.port,
+            sandbox=sandbox,
+        )
 
 
 class RolloutSource(ABC):
@@ -76,38 +95,19 @@ class ProjectSource(RolloutSource):
         self.sandbox = sandbox
 
     def source_digest(self, output_root: Path) -> str:
-        """Return the digest of the directory's files."""
         if output_root.resolve() == self.path.resolve():
             raise OsmosisError(f"Results cannot be written into the rollout's own directory: '{self.path}'.")
         return source_digest(self.path, output_root=output_root)
 
     def grader_digest(self, spec: EvalRunSpec, output_root: Path) -> str | None:
-        """Return the digest of the grader."""
-        return grader_digest(
-            self.path,
-            grader_timeout_s=spec.evaluation.grader_timeout_s,
-            env=spec.env,
-            output_root=output_root,
-        )
+        timeout_s = spec.evaluation.grader_timeout_s
+        return grader_digest(self.path, grader_timeout_s=timeout_s, env=spec.env, output_root=output_root)
 
     async def server(self, setting: ServerSetting) -> tuple[RolloutEnvironment, RolloutServer]:
         """Build the environment unless the running interpreter suffices."""
-        from osmosis_ai.controller.server_process import prepare_server
-
-        return await prepare_server(
-            self.path,
-            setting.spec.experiment.entrypoint,
-            # In a sandbox only the variables that programs need are passed on from the user's shell.
-            environ=program_environment(setting.environ) if self.sandbox else setting.environ,
-            variables=setting.spec.env,
-            secret_values=setting.secret_values,
-            artifact_root=setting.directory.trials,
-            log_path=setting.directory.server_log,
-            cache_dir=setting.cache_dir,
-            note=setting.note,
-            port=setting.port,
-            sandbox=self.sandbox,
-        )
+        # In a sandbox only the variables that programs need are passed on from the user's shell.
+        environ = program_environment(setting.environ) if self.sandbox else setting.environ
+        return await setting.prepare_server(self.path, environ, self.sandbox)
 
 
 class RemoteSource(RolloutSource):
@@ -121,11 +121,9 @@ class RemoteSource(RolloutSource):
         self._locate = locate
 
     def source_digest(self, output_root: Path) -> str:
-        """Return the digest of the agent's name."""
         return hashlib.sha256(f"server://{self.name}".encode()).hexdigest()
 
     async def server(self, setting: ServerSetting) -> tuple[None, RemoteAgent]:
-        """Return the agent, not yet looked up."""
         setting.note(f"remote agent: '{self.name}'")
         return None, self.agent(setting.directory.trials)
 
@@ -176,8 +174,12 @@ async def open_policy(
         adapter=adapter.directory if adapter is not None else None,
         served_as=model_path,
     )
+
+    async def report_death() -> None:
+        lost(await server.death())
+
     async with server:
-        watch = asyncio.create_task(_watch(server, lost))
+        watch = asyncio.create_task(report_death())
         try:
             yield resolve_model(model_path, env, served={model_path: (server.base_url, server.api_key)})
         finally:
@@ -197,7 +199,3 @@ def _exported(env: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
-
-
-async def _watch(server: InferenceServer, lost: Callable[[Exception], None]) -> None:
-    lost(await server.death())

@@ -234,7 +234,6 @@ def prepare_classic_eval(request: ClassicEvalRequest) -> PreparedClassicEval:
         agent=agent,
         eval_fns=eval_fns,
         source=ImportedAgent(
-            reference=request.module,
             directory=directory,
             settings=hosting,
             base_url=request.base_url,

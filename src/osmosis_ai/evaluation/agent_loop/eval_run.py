@@ -46,11 +46,9 @@ class ImportedAgent(RolloutSource):
     """An agent that this process has imported and its server imports again, in the same interpreter and directory.
 
     Attributes:
-        reference: ``module:attribute``.
         files: the user's own files among the modules that the agent and its eval functions import.
     """
 
-    reference: str
     directory: Path
     settings: HostedLoopSettings
     base_url: str | None
@@ -75,21 +73,10 @@ class ImportedAgent(RolloutSource):
 
     async def server(self, setting: ServerSetting) -> tuple[RolloutEnvironment, RolloutServer]:
         """Return the agent's server; its settings are in one variable, which no list of processes shows."""
-        from osmosis_ai.controller.server_process import prepare_server
         from osmosis_ai.rollout.loop.workflow import SETTINGS_ENV
 
-        return await prepare_server(
-            self.directory,
-            self.reference,
-            environ={**setting.environ, SETTINGS_ENV: self.settings.model_dump_json()},
-            variables=setting.spec.env,
-            secret_values=setting.secret_values,
-            artifact_root=setting.directory.trials,
-            log_path=setting.directory.server_log,
-            cache_dir=setting.cache_dir,
-            note=setting.note,
-            port=setting.port,
-        )
+        environ = {**setting.environ, SETTINGS_ENV: self.settings.model_dump_json()}
+        return await setting.prepare_server(self.directory, environ)
 
 
 def imported_files(directory: Path, *references: str) -> tuple[Path, ...]:

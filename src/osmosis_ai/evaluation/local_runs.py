@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from osmosis_ai.evaluation.spec import is_archive, name_before_archiving
 
@@ -44,14 +44,6 @@ class RunPlace:
     archived: bool = False
 
 
-class _Listing(NamedTuple):
-    """The runs in a directory, and its directories that are not runs, at a modification time."""
-
-    changed: int = -1
-    runs: tuple[_Run, ...] = ()
-    others: tuple[Path, ...] = ()
-
-
 class RunPlaces:
     """The runs below a directory; repeated searches are cheap."""
 
@@ -59,8 +51,9 @@ class RunPlaces:
         self._root = root
         self._results = results
         self._lock = Lock()
-        self._listings: dict[Path, _Listing] = {}  # of the directories that contain runs
-        self._single: list[_Run] = []
+        self._folders: dict[
+            Path, int
+        ] = {}  # the directories that contain runs, with their modification times
         self._next_walk = float("-inf")
         self._found: list[_Run] = []
         self._places: list[RunPlace] = []
@@ -69,15 +62,9 @@ class RunPlaces:
     def all(self) -> list[RunPlace]:
         """Return the runs, by path; the same list until they change."""
         with self._lock:
-            if time.monotonic() >= self._next_walk:
+            is_due = time.monotonic() >= self._next_walk
+            if is_due or any(_changed(folder) != changed for folder, changed in self._folders.items()):
                 self._walk()
-            found = list(self._single)
-            for folder in sorted(self._listings):
-                self._listings[folder] = _list_again(folder, self._listings[folder])
-                found += self._listings[folder].runs
-            if found != self._found:
-                self._found, self._places = found, _with_names(found, self._root)
-                self._by_name = {(place.kind, place.name): place for place in self._places}
             return self._places
 
     def named(self, kind: RunKind, name: str) -> RunPlace | None:
@@ -86,55 +73,44 @@ class RunPlaces:
         return self._by_name.get((kind, name))
 
     def _walk(self) -> None:
-        """Find the directories that contain runs, and the results of judging sessions."""
         started = time.monotonic()
-        known, self._listings, self._single = self._listings, {}, []
+        self._folders = {}
         if (kind := kind_of(self._root)) is not None:
-            self._single.append((kind, self._root))
+            found: list[_Run] = [(kind, self._root)]
         elif is_result(self._root):
-            self._single.append(("rubric", self._root))
+            found = [("rubric", self._root)]
         else:
-            for root in filter(None, (self._root, self._results)):
-                self._walk_below(root, known)
+            roots = [root for root in (self._root, self._results) if root is not None]
+            found = [run for root in roots for run in self._below(root)]
+            found.sort(key=lambda run: (run[0] != "rubric", run[1].parent, run[1].name))
+        if found != self._found:
+            self._found, self._places = found, _with_names(found, self._root)
+            self._by_name = {(place.kind, place.name): place for place in self._places}
         ended = time.monotonic()
         self._next_walk = ended + max(_WALK_INTERVAL_S, _WALK_SHARE * (ended - started))
 
-    def _walk_below(self, root: Path, known: dict[Path, _Listing]) -> None:
+    def _below(self, root: Path) -> Iterator[_Run]:
         pending, walked, documents = [(root, 0)], 0, 0
         while pending and walked <= _MAX_DIRECTORIES:
             folder, depth = pending.pop()
             walked += 1
+            changed = _changed(folder)
             for entry in _entries(folder):
-                path = Path(entry.path)
                 if entry.name.endswith(".json") and entry.is_file(follow_symlinks=False):
                     documents += 1
-                    if documents <= _MAX_RESULTS and is_result(path):
-                        self._single.append(("rubric", path))
-                elif not entry.is_dir(follow_symlinks=False) or entry.name in _SKIPPED:
+                    if documents <= _MAX_RESULTS and is_result(Path(entry.path)):
+                        yield "rubric", Path(entry.path)
                     continue
-                elif kind_of(path) is not None:
-                    self._listings[folder] = known.get(folder, _Listing())
-                elif depth < _MAX_DEPTH and (entry.name[0] != "." or entry.name == _STATE_DIRECTORY):
+                if not entry.is_dir(follow_symlinks=False) or entry.name in _SKIPPED:
+                    continue
+                path, is_hidden = Path(entry.path), entry.name.startswith(".")
+                kind = kind_of(path)
+                if kind is not None:
+                    self._folders[folder] = changed
+                    if not is_hidden:
+                        yield kind, path
+                elif depth < _MAX_DEPTH and (not is_hidden or entry.name == _STATE_DIRECTORY):
                     pending.append((path, depth + 1))
-
-
-def _list_again(folder: Path, known: _Listing) -> _Listing:
-    """Return the runs in a directory. It is read again only after its modification time changed."""
-    try:
-        changed = folder.stat().st_mtime_ns
-    except OSError:
-        return _Listing()
-    if changed != known.changed:
-        entries = [entry for entry in _entries(folder) if not entry.name.startswith(".")]
-        others = tuple(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
-        known = _Listing(changed, (), others)
-    # A directory may become a run at any time, without a change of its parent's modification time.
-    kinds = [(kind_of(path), path) for path in known.others]
-    new = [(kind, path) for kind, path in kinds if kind is not None]
-    if not new:
-        return known
-    runs = tuple(sorted([*known.runs, *new], key=lambda run: run[1].name))
-    return _Listing(changed, runs, tuple(path for kind, path in kinds if kind is None))
 
 
 def kind_of(directory: Path) -> RunKind | None:
@@ -175,6 +151,14 @@ def namesakes(place: RunPlace, places: Sequence[RunPlace]) -> list[str]:
     ]
     found.sort(key=lambda each: (not is_archive(each.path.name), each.path.name), reverse=True)
     return [each.name for each in found]
+
+
+def _changed(folder: Path) -> int:
+    """Return the modification time of a directory in nanoseconds; -1 if it does not exist."""
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return -1
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

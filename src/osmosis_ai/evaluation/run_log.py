@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -28,8 +28,8 @@ from osmosis_ai.redaction import Redactor
 LogDirection = Literal["older", "newer"]
 _BLOCK_BYTES = 1 << 18
 _MAX_MESSAGE_BYTES = 64 * 1024
-# One page searches at most this many bytes for the beginnings of its lines.
-_MAX_SCANNED_BYTES = 1 << 30
+# No line is longer, and no page.
+_MAX_READ_BYTES = 1 << 26
 # The details may begin at any of the first braces of a line; each try reads to the end of the line.
 _MAX_BRACES = 20
 _CURSOR = re.compile(r"byte-([0-9]{1,18})")
@@ -141,53 +141,35 @@ def _position(cursor: str) -> int:
 
 def _older(file: BinaryIO, end: int, limit: int, *, newer: bool) -> LogPage:
     """Return the last lines before ``end``, and a cursor to the lines before them, or after them if ``newer``."""
-    starts: list[int] = []  # the end of the last whole line, then where lines begin, from the last one on
-    position = end
-    while position > 0 and len(starts) <= limit and end - position < _MAX_SCANNED_BYTES:
-        step = min(_BLOCK_BYTES, position)
-        position -= step
-        file.seek(position)
-        block = file.read(step)
-        found = len(block)
-        while len(starts) <= limit and (found := block.rfind(b"\n", 0, found)) >= 0:
-            starts.append(position + found + 1)
-    if len(starts) <= limit and (position == 0 or starts):
-        starts.append(position)
-    last, first = (starts[0], starts[-1]) if starts else (end, end)
-    following = cursor_at(last) if newer else cursor_at(first) if 0 < first < last else None
-    lines = [_line_between(file, start, stop) for stop, start in pairwise(starts)]
-    return LogPage(logs=lines[::-1], next_cursor=following)
+    start, block = end, b""
+    while start > 0 and block.count(b"\n") <= limit and len(block) < _MAX_READ_BYTES:
+        start = max(0, end - max(_BLOCK_BYTES, 4 * len(block)))
+        file.seek(start)
+        block = file.read(end - start)
+    # The block may begin and end within a line.
+    first, last = block.find(b"\n") + 1 if start > 0 else 0, block.rfind(b"\n") + 1
+    lines = [line + b"\n" for line in block[first:last].split(b"\n")[:-1]][-limit:]
+    begin, end = start + last - sum(map(len, lines)), start + last
+    following = cursor_at(end) if newer else cursor_at(begin) if 0 < begin < end else None
+    return LogPage(logs=[parse_line(line) for line in lines], next_cursor=following)
 
 
 def _newer(file: BinaryIO, position: int, limit: int) -> LogPage:
-    entries: list[LogEntry] = []
-    while len(entries) < limit:
-        file.seek(position)
-        # A line may be longer than memory, so it is read in blocks until its end.
-        while (block := file.readline(_BLOCK_BYTES)) and not block.endswith(b"\n"):
-            pass
-        if not block:
-            break
-        end = file.tell()
-        entries.append(_line_between(file, position, end))
-        position = end
-    return LogPage(logs=entries, next_cursor=cursor_at(position))
-
-
-def _line_between(file: BinaryIO, start: int, stop: int) -> LogEntry:
-    """Return the line between two bytes; a long one is truncated."""
-    file.seek(start)
-    line = file.read(min(stop - start, _MAX_MESSAGE_BYTES))
-    entry = parse_line(line)
-    left = stop - start - len(line)
-    if left > 0:
-        entry.message = f"{entry.message}… ({left:,} more bytes in the file)"
-    return entry
+    file.seek(position)
+    lines: list[bytes] = []
+    while len(lines) < limit and (line := file.readline(_MAX_READ_BYTES)).endswith(b"\n"):
+        lines.append(line)
+    return LogPage(
+        logs=[parse_line(line) for line in lines], next_cursor=cursor_at(position + sum(map(len, lines)))
+    )
 
 
 def parse_line(line: bytes) -> LogEntry:
-    """Parse a line of a log; a line of another format becomes the message."""
-    text = line.decode("utf-8", "replace").rstrip("\r\n")[:_MAX_MESSAGE_BYTES]
+    """Parse a line of a log; a line of another format becomes the message. A long line is truncated."""
+    text = line[:_MAX_MESSAGE_BYTES].decode("utf-8", "replace").rstrip("\r\n")
+    left = len(line) - _MAX_MESSAGE_BYTES
+    if left > 0:
+        text = f"{text}… ({left:,} more bytes in the file)"
     found = _LINE.fullmatch(text)
     if found is None:
         return LogEntry(message=text)

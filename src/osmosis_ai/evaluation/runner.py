@@ -43,7 +43,7 @@ from osmosis_ai.evaluation.record import record_of
 from osmosis_ai.evaluation.results import AttemptId, AttemptTable
 from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
 from osmosis_ai.evaluation.run_score import describe_copied_rows
-from osmosis_ai.evaluation.sources import RolloutSource, ServerSetting
+from osmosis_ai.evaluation.sources import RemoteSource, RolloutSource
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, EvalRunSpec, Spending, Spent
 from osmosis_ai.files import cache_dir as default_cache_dir
 from osmosis_ai.redaction import Redactor, exposure_warnings
@@ -51,7 +51,8 @@ from osmosis_ai.redaction import Redactor, exposure_warnings
 if TYPE_CHECKING:
     from osmosis_ai.controller.dispatcher import RolloutRunner
     from osmosis_ai.controller.model_proxy import RolloutUsage
-    from osmosis_ai.controller.server_process import AttemptLostError
+    from osmosis_ai.controller.remote_agents import RemoteAgent
+    from osmosis_ai.controller.server_process import AttemptLostError, RolloutServer
     from osmosis_ai.datasets import Selection
     from osmosis_ai.llm.client import ModelClient
     from osmosis_ai.llm.providers import ModelEndpoint
@@ -187,7 +188,7 @@ class EvalRunner:
         return max(float(earlier) / 1000, self.options.worked_before_s)
 
     def _useful_servers(self) -> int:
-        if self.rollout.is_remote:
+        if isinstance(self.rollout, RemoteSource):
             return 1
         at_once = self.options.max_in_flight or self.spec.evaluation.batch_size
         return useful_servers(self.options.servers, rollouts=self.table.open_count, at_once=at_once)
@@ -292,27 +293,7 @@ class _Session(AttemptResults):
         async with AsyncExitStack() as stack:
             client = await self._open_model(stack)
             self._hooks.stage("preparing the rollout's environment")
-            environment, server = await run.rollout.server(
-                ServerSetting(
-                    spec=run.spec,
-                    directory=run.directory,
-                    environ=run.environ,
-                    secret_values=run.secret_values,
-                    cache_dir=run.cache_dir or default_cache_dir(),
-                    port=run.options.rollout_port,
-                    note=self._hooks.note,
-                )
-            )
-            if environment is not None:
-                self._log.write(
-                    "deps", environment.summary, kind=environment.kind, python=str(environment.python)
-                )
-                self._directory.write_environment(run.redact.text(environment.description))
-                self._hooks.environment(environment.description)
-                servers = "server" if run.servers == 1 else f"{run.servers} servers"
-                self._hooks.stage(f"starting the rollout's {servers}")
-            else:
-                self._hooks.stage("looking for the served agent")
+            server = await self._prepare_server(run)
             model_key = secrets.token_urlsafe(32)
             runner = RolloutRunner(
                 ProviderProxy(client),
@@ -335,6 +316,35 @@ class _Session(AttemptResults):
                     "The model's endpoint does not accept a seed: running this again gives other samples."
                 )
             return stop
+
+    async def _prepare_server(self, run: EvalRunner) -> RolloutServer | RemoteAgent:
+        """Return the server of the agent, not yet started."""
+        from osmosis_ai.controller.server_process import prepare_server
+
+        rollout, directory = run.rollout, self._directory
+        if isinstance(rollout, RemoteSource):
+            self._hooks.note(f"remote agent: '{rollout.name}'")
+            self._hooks.stage("looking for the served agent")
+            return rollout.agent(directory.trials)
+        environment, server = await prepare_server(
+            rollout.path,
+            run.spec.experiment.entrypoint,
+            environ=rollout.server_environment(run.environ),
+            variables=run.spec.env,
+            secret_values=run.secret_values,
+            artifact_root=directory.trials,
+            log_path=directory.server_log,
+            cache_dir=run.cache_dir or default_cache_dir(),
+            note=self._hooks.note,
+            port=run.options.rollout_port,
+            sandbox=rollout.sandbox,
+        )
+        self._log.write("deps", environment.summary, kind=environment.kind, python=str(environment.python))
+        directory.write_environment(run.redact.text(environment.description))
+        self._hooks.environment(environment.description)
+        servers = "server" if run.servers == 1 else f"{run.servers} servers"
+        self._hooks.stage(f"starting the rollout's {servers}")
+        return server
 
     async def _open_model(self, stack: AsyncExitStack) -> ModelClient:
         """Open the model and, unless the options say otherwise, check that it answers."""

@@ -11,61 +11,25 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.source_digest import grader_digest, source_digest
 from osmosis_ai.evaluation.spec import EvalRunSpec
 from osmosis_ai.process_environment import program_environment, why_reserved
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.environments import RolloutEnvironment
     from osmosis_ai.controller.remote_agents import AgentLocation, RemoteAgent
-    from osmosis_ai.controller.server_process import RolloutServer
     from osmosis_ai.llm.providers import ModelEndpoint
     from osmosis_ai.sandbox import Sandbox
 
 
-@dataclass(frozen=True)
-class ServerSetting:
-    """Settings that a rollout's server is started with."""
-
-    spec: EvalRunSpec
-    directory: RunDirectory
-    environ: Mapping[str, str] = field(repr=False)
-    secret_values: Mapping[str, str] = field(repr=False)
-    cache_dir: Path
-    port: int | None
-    note: Callable[[str], None]
-
-    async def prepare_server(
-        self, directory: Path, environ: Mapping[str, str], sandbox: Sandbox | None = None
-    ) -> tuple[RolloutEnvironment, RolloutServer]:
-        """Prepare the server of the agent in ``directory``."""
-        from osmosis_ai.controller.server_process import prepare_server
-
-        return await prepare_server(
-            directory,
-            self.spec.experiment.entrypoint,
-            environ=environ,
-            variables=self.spec.env,
-            secret_values=self.secret_values,
-            artifact_root=self.directory.trials,
-            log_path=self.directory.server_log,
-            cache_dir=self.cache_dir,
-            note=self.note,
-            port=self.port,
-            sandbox=sandbox,
-        )
-
-
 class RolloutSource(ABC):
-    """An agent that a server can run."""
+    """An agent: the code of a server that runs it, or the address of a remote one (:class:`RemoteSource`)."""
 
-    is_remote: ClassVar[bool] = False
+    path: Path
     sandbox: Sandbox | None = None
 
     @abstractmethod
@@ -80,11 +44,9 @@ class RolloutSource(ABC):
         """Return the digest of the grader; None if the grader is not distinguished from the agent."""
         return None
 
-    @abstractmethod
-    async def server(
-        self, setting: ServerSetting
-    ) -> tuple[RolloutEnvironment | None, RolloutServer | RemoteAgent]:
-        """Return the environment and the server, not yet started; a remote agent has no environment."""
+    def server_environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the environment of the agent's server, given that of this process."""
+        return environ
 
 
 class ProjectSource(RolloutSource):
@@ -103,17 +65,13 @@ class ProjectSource(RolloutSource):
         timeout_s = spec.evaluation.grader_timeout_s
         return grader_digest(self.path, grader_timeout_s=timeout_s, env=spec.env, output_root=output_root)
 
-    async def server(self, setting: ServerSetting) -> tuple[RolloutEnvironment, RolloutServer]:
-        """Build the environment unless the running interpreter suffices."""
+    def server_environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         # In a sandbox only the variables that programs need are passed on from the user's shell.
-        environ = program_environment(setting.environ) if self.sandbox else setting.environ
-        return await setting.prepare_server(self.path, environ, self.sandbox)
+        return program_environment(environ) if self.sandbox else environ
 
 
 class RemoteSource(RolloutSource):
     """An agent that its owner serves; a result depends on its name, not on any file here."""
-
-    is_remote: ClassVar[bool] = True
 
     def __init__(self, name: str, locate: Callable[[], AgentLocation], *, hint: str) -> None:
         self.name = name
@@ -122,10 +80,6 @@ class RemoteSource(RolloutSource):
 
     def source_digest(self, output_root: Path) -> str:
         return hashlib.sha256(f"server://{self.name}".encode()).hexdigest()
-
-    async def server(self, setting: ServerSetting) -> tuple[None, RemoteAgent]:
-        setting.note(f"remote agent: '{self.name}'")
-        return None, self.agent(setting.directory.trials)
 
     def agent(self, artifact_root: Path) -> RemoteAgent:
         """Return the agent; it calls back at the address that this machine's operator configured."""

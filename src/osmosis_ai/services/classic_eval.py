@@ -136,7 +136,7 @@ class PreparedClassicEval:
     @property
     def workspace(self) -> WorkspaceDirectory:
         """The current directory: a classic evaluation keeps its run there, whether or not it is a workspace."""
-        return WorkspaceDirectory(self.source.directory)
+        return WorkspaceDirectory(self.source.path)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def prepare_classic_eval(request: ClassicEvalRequest) -> PreparedClassicEval:
         agent=agent,
         eval_fns=eval_fns,
         source=ImportedAgent(
-            directory=directory,
+            path=directory,
             settings=hosting,
             base_url=request.base_url,
             files=imported_files(directory.resolve(), request.module, *request.eval_fns),

@@ -26,14 +26,12 @@ from osmosis_ai.evaluation.hooks import RunSummary
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.evaluation.sources import RolloutSource, ServerSetting
+from osmosis_ai.evaluation.sources import RolloutSource
 from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.files import replacing_or_streaming, require_writable
 from osmosis_ai.rollout.loop.eval_functions import AGENT_SCORE
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.environments import RolloutEnvironment
-    from osmosis_ai.controller.server_process import RolloutServer
     from osmosis_ai.datasets import DatasetRow, Selection
     from osmosis_ai.evaluation.results import AttemptTable
     from osmosis_ai.rollout.loop.workflow import HostedLoopSettings
@@ -49,7 +47,7 @@ class ImportedAgent(RolloutSource):
         files: the user's own files among the modules that the agent and its eval functions import.
     """
 
-    directory: Path
+    path: Path
     settings: HostedLoopSettings
     base_url: str | None
     files: tuple[Path, ...]
@@ -62,7 +60,7 @@ class ImportedAgent(RolloutSource):
                 content = path.read_bytes()
             except OSError as error:
                 raise OsmosisError(f"A file of the agent cannot be read: '{path}' ({error}).") from None
-            digest.update(os.fsencode(os.path.relpath(path, self.directory)) + b"\0")
+            digest.update(os.fsencode(os.path.relpath(path, self.path)) + b"\0")
             digest.update(hashlib.sha256(content).digest())
         return digest.hexdigest()
 
@@ -71,12 +69,11 @@ class ImportedAgent(RolloutSource):
         hosted = self.settings.model_dump(mode="json", exclude={"debug_dir"})
         return {"agent_loop": {**hosted, "base_url": self.base_url}}
 
-    async def server(self, setting: ServerSetting) -> tuple[RolloutEnvironment, RolloutServer]:
-        """Return the agent's server; its settings are in one variable, which no list of processes shows."""
+    def server_environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """Add the agent's settings in one variable, which no list of processes shows."""
         from osmosis_ai.rollout.loop.workflow import SETTINGS_ENV
 
-        environ = {**setting.environ, SETTINGS_ENV: self.settings.model_dump_json()}
-        return await setting.prepare_server(self.directory, environ)
+        return {**environ, SETTINGS_ENV: self.settings.model_dump_json()}
 
 
 def imported_files(directory: Path, *references: str) -> tuple[Path, ...]:

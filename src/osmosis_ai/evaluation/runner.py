@@ -191,7 +191,7 @@ class EvalRunner:
         if isinstance(self.rollout, RemoteSource):
             return 1
         at_once = self.options.max_in_flight or self.spec.evaluation.batch_size
-        return useful_servers(self.options.servers, rollouts=self.table.open_count, at_once=at_once)
+        return useful_servers(self.options.servers or 1, rollouts=self.table.open_count, at_once=at_once)
 
     def _write_manifest(self, opened: RunPlan, inputs: Mapping[str, Any]) -> Manifest:
         """Return the run's manifest; for a new run, write it before anything else."""

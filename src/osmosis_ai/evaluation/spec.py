@@ -78,7 +78,7 @@ class EvalRunOptions:
     salvage: bool = False
     max_in_flight: int | None = None
     rollout_port: int | None = None
-    servers: int = 1
+    servers: int | None = None
     preflight: bool = True
     verbose: bool = False
     seed: int = 0
@@ -90,7 +90,7 @@ class EvalRunOptions:
     def __post_init__(self) -> None:
         if self.name is not None:
             check_run_name(self.name)
-        if self.rollout_port is not None and self.servers > 1:
+        if self.rollout_port is not None and (self.servers or 1) > 1:
             raise OsmosisError("'--rollout-port' requires '--servers 1'.")
         if self.fresh and (self.salvage or self.retry_failed):
             raise OsmosisError(

@@ -81,7 +81,7 @@ def plan_table(plan: RunPlan, prepared: PreparedEvalRun) -> Table:
         ("Runs Per Row", spec.evaluation.n),
         ("Work Items", _work_items(plan)),
         ("Servers", plan.servers),
-        ("Seed", request.seed),
+        ("Seed", request.run.seed),
         ("Output", shown_path(plan.directory.path)),
     ]
     if spec.experiment.branch or spec.experiment.commit_sha:
@@ -758,7 +758,7 @@ class LiveRun(GracefulStop, RunHooks):
 
     def stage(self, message: str) -> None:
         """Tell what the run is busy with, unless the log shows it anyway."""
-        if not self._prepared.request.verbose:
+        if not self._prepared.request.run.verbose:
             self._output.note(f"{message} …")
 
     def log_event(self, event: LogEvent) -> None:

@@ -135,18 +135,6 @@ def find_secret_values(
 
 
 @dataclass(frozen=True)
-class FailedRow:
-    """A failed attempt and the directory of its files."""
-
-    record: TerminalRecord
-    rollout_dir: Path
-
-    def to_json(self) -> dict[str, Any]:
-        record = {name: getattr(self.record, name) for name in _FAILURE_KEYS}
-        return {**record, "rollout_dir": str(self.rollout_dir)}
-
-
-@dataclass(frozen=True)
 class RunSummary:
     """Outcome of a session of a run."""
 
@@ -162,7 +150,7 @@ class RunSummary:
     stop: Stop | None
     duration_ms: int
     metrics: RunMetrics
-    failures: tuple[FailedRow, ...]
+    failures: tuple[TerminalRecord, ...]
     rows: RowsDrawn
 
     @property
@@ -171,18 +159,28 @@ class RunSummary:
         return RunScore.of(self.metrics.estimates, self.rows)
 
     @property
+    def failed_rows(self) -> list[dict[str, Any]]:
+        """The failures as JSON values, each with the directory of its files."""
+        directory = RunDirectory(self.run_dir)
+        return [
+            {name: getattr(record, name) for name in _FAILURE_KEYS}
+            | {"rollout_dir": str(directory.trial(record.rollout_id))}
+            for record in self.failures
+        ]
+
+    @property
     def complete(self) -> bool:
         """Whether every attempt has a result."""
         return self.stop is None and self.pending == 0
 
 
-def first_failures(directory: RunDirectory, table: AttemptTable) -> tuple[FailedRow, ...]:
+def first_failures(directory: RunDirectory, table: AttemptTable) -> tuple[TerminalRecord, ...]:
     """Return the first thousand failed attempts, by row and attempt."""
     if not table.count("failed"):
         return ()
     with JournalReader(directory.events) as journal:
         records = [journal.record(offset) for _, _, offset in islice(table.recorded("failed"), _MAX_FAILURES)]
-    return tuple(FailedRow(each, directory.trial(each.rollout_id)) for each in records if each is not None)
+    return tuple(record for record in records if record is not None)
 
 
 def describe_run(

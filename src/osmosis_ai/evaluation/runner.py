@@ -286,6 +286,7 @@ class _Session(AttemptResults):
             raise
 
     async def _make_attempts(self) -> Stop | None:
+        from osmosis_ai.controller.callbacks import AttemptTimeouts
         from osmosis_ai.controller.dispatcher import RolloutRunner
         from osmosis_ai.controller.model_proxy import ProviderProxy
 
@@ -300,7 +301,9 @@ class _Session(AttemptResults):
                 bridge_token=model_key,
                 server=server,
                 servers=run.servers,
-                timeouts=run.spec.timeouts,
+                timeouts=AttemptTimeouts(
+                    run.spec.evaluation.agent_workflow_timeout_s, run.spec.evaluation.grader_timeout_s
+                ),
                 redact=run.redact,
                 note=self._note,
                 log=self._log.write,

@@ -19,7 +19,6 @@ from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
     from osmosis_ai.config.sections import EvaluationSettings, Experiment
-    from osmosis_ai.controller.callbacks import AttemptTimeouts
     from osmosis_ai.datasets import DatasetRow, Selection
     from osmosis_ai.evaluation.record import TerminalRecord
 
@@ -39,14 +38,6 @@ class EvalRunSpec:
     evaluation: EvaluationSettings
     env: Mapping[str, str] = field(default_factory=dict)
     secret_names: tuple[str, ...] = ()
-
-    @property
-    def timeouts(self) -> AttemptTimeouts:
-        """Time limits of an attempt."""
-        from osmosis_ai.controller.callbacks import AttemptTimeouts
-
-        settings = self.evaluation
-        return AttemptTimeouts(settings.agent_workflow_timeout_s, settings.grader_timeout_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,7 +221,7 @@ def _operation(prepared: PreparedClassicEval, result: ClassicResults) -> Operati
             "run_path": str(summary.run_dir),
             "output_path": str(output) if output else None,
             "summary": result.to_json(),
-            "failed_rows": [failure.to_json() for failure in summary.failures],
+            "failed_rows": summary.failed_rows,
             **(
                 {"stopped": {"kind": summary.stop.kind, "reason": summary.stop.reason}}
                 if summary.stop

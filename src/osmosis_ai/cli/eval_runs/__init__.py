@@ -271,7 +271,7 @@ def _resource(result: EvalRunResult) -> dict[str, Any]:
         "duration_ms": summary.duration_ms,
         "headline": summary.headline.to_json(),
         "metrics": {**metrics.summary, "estimates": metrics.estimates.model_dump(mode="json")},
-        "failed_rows": [failure.to_json() for failure in summary.failures],
+        "failed_rows": summary.failed_rows,
         "git": {"identity": None, "remote_url": prepared.origin},
         "workspace_directory": str(prepared.workspace.root),
     }

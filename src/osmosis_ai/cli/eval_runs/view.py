@@ -53,8 +53,9 @@ if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.datasets.selection import RowsDrawn
     from osmosis_ai.evaluation.comparison.run_samples import RunSlice
-    from osmosis_ai.evaluation.hooks import FailedRow, RunSummary
+    from osmosis_ai.evaluation.hooks import RunSummary
     from osmosis_ai.evaluation.metrics_models import Estimates
+    from osmosis_ai.evaluation.record import TerminalRecord
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.eval_runs.info import WatchedRun
     from osmosis_ai.services.eval_runs.run import EvalRunResult, PreparedEvalRun
@@ -212,15 +213,14 @@ def _failed_rows(summary: RunSummary) -> Table:
     further = f"; {formats.count(more)} more failed rows are in its events.jsonl" if more > 0 else ""
     return Table(
         columns=("Row", "Source", "Run", "Boundary", "Error type", "Error", Column("Files", keep=True)),
-        rows=[_failed_row(failure) for failure in shown],
+        rows=[_failed_row(record) for record in shown],
         title="Failed rows",
-        note=f"files are in {shown_path(shown[0].rollout_dir.parent)}" + further,
+        note=f"files are in {shown_path(summary.run_dir / 'rollout_trials')}" + further,
         in_plain=True,
     )
 
 
-def _failed_row(failure: FailedRow) -> Sequence[Cell]:
-    record = failure.record
+def _failed_row(record: TerminalRecord) -> Sequence[Cell]:
     error = formats.one_line(record.error or "")
     return (
         record.row_index,
@@ -229,7 +229,7 @@ def _failed_row(failure: FailedRow) -> Sequence[Cell]:
         record.boundary,
         Styled(record.error_type or "", "bad"),
         error if len(error) <= _MAX_ERROR else error[: _MAX_ERROR - 1] + "…",
-        f"{failure.rollout_dir.name[:_ID_PREFIX]}*",
+        f"{record.rollout_id[:_ID_PREFIX]}*",
     )
 
 

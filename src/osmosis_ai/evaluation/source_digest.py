@@ -143,8 +143,8 @@ def _grading_sources(sources: Mapping[str, bytes]) -> Mapping[str, bytes]:
 def _grading_statements(tree: ast.Module) -> list[ast.stmt]:
     """Return the statements of a file that grading may depend on; none for a file that does not grade.
 
-    Of a file with a grader and an agent these are the graders, statements that do more than bind a name (a call, an
-    ``if``), and everything that these name, directly or not. A workflow counts only if a grader names it.
+    These are the graders, the statements that do more than bind a name (a call, an ``if``), and everything that these
+    name, directly or not. A workflow counts only if a grader names it.
     """
     if entrypoints.binds_eval_fns(tree) or entrypoints.is_agent_loop_module(tree):
         return tree.body
@@ -160,7 +160,10 @@ def _grading_statements(tree: ast.Module) -> list[ast.stmt]:
         is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
         if names is None and not is_text:
             acting.append(statement)
-    reached = _reached(graders, bound, into_workflows=True) | _reached(acting, bound, into_workflows=False)
+    except_workflows = {
+        name: [each for each in statements if not _is_workflow(each)] for name, statements in bound.items()
+    }
+    reached = _reached(graders, bound) | _reached(acting, except_workflows)
     return [statement for statement in tree.body if id(statement) in reached]
 
 
@@ -172,9 +175,7 @@ def _is_grader(node: ast.AST) -> bool:
     return False
 
 
-def _reached(
-    start: Iterable[ast.stmt], bound: Mapping[str, Sequence[ast.stmt]], *, into_workflows: bool
-) -> set[int]:
+def _reached(start: Iterable[ast.stmt], bound: Mapping[str, Sequence[ast.stmt]]) -> set[int]:
     """Return the ids of the statements and of everything that they name, directly or not."""
     found: set[int] = set()
     pending = list(start)
@@ -185,9 +186,7 @@ def _reached(
         found.add(id(statement))
         for node in ast.walk(statement):
             if isinstance(node, ast.Name):
-                pending += [
-                    each for each in bound.get(node.id, ()) if into_workflows or not _is_workflow(each)
-                ]
+                pending += bound.get(node.id, ())
     return found
 
 

@@ -195,7 +195,7 @@ class ClassicRun(GracefulStop, RunHooks):
             return
         self._output.show(plan_table(plan, self._prepared))
         if plan.archived is not None:
-            self.note(f"the earlier run is kept as {plan.archived.name}")
+            self.note(f"Archived the earlier run as {plan.archived.name}.")
         if plan.resumed:
             self.note(
                 f"continuing {plan.name}: {formats.count(plan.resumed)} of {formats.count(plan.total)} runs "

@@ -745,7 +745,7 @@ class LiveRun(GracefulStop, RunHooks):
         for note in self._prepared.notes:
             self._output.warn(note)
         if plan.archived is not None:
-            self.note(f"the earlier run is kept as {plan.archived.name}")
+            self.note(f"Archived the earlier run as {plan.archived.name}.")
         if plan.was_found and plan.pending:
             self.note(
                 f"continuing {plan.name}: {formats.count(plan.resumed)} of {formats.count(plan.total)} "

@@ -103,7 +103,9 @@ def eval_config(maze: Maze) -> None:
 
 def finished_evaluation(maze: Maze) -> None:
     """Replace the evaluation by its recorded result: two rows, two attempts each."""
-    from osmosis_ai.evaluation.hooks import RunHooks, RunPlan, RunSummary
+    from osmosis_ai.evaluation.hooks import RunHooks, RunSummary
+    from osmosis_ai.evaluation.manifest import RunPlan
+    from osmosis_ai.evaluation.run_directory import RunDirectory
     from osmosis_ai.services.eval_runs.run import EvalRunResult, PreparedEvalRun
     from tests.evaluation.builders import MeasuredResults
     from tests.evaluation.recorded_runs import record
@@ -115,7 +117,7 @@ def finished_evaluation(maze: Maze) -> None:
     outcomes = [[1.0, 0.0], [1.0, "agent"]]
 
     async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult:
-        plan = RunPlan("calm-fern-1", directory, "openai/gpt-5-mini", 2, 3, 2, 4, 4, 0, False, False, None)
+        plan = RunPlan(directory=RunDirectory(directory), total=4, pending=4)
         hooks.plan(plan)
         hooks.stage("starting the rollout's server")
         metrics = MeasuredResults(rows=2, n=2)
@@ -127,7 +129,6 @@ def finished_evaluation(maze: Maze) -> None:
             RunSummary(
                 run_dir=directory,
                 local_run_id="0" * 32,
-                run_name="calm-fern-1",
                 total_work_items=4,
                 dispatched=4,
                 succeeded=3,

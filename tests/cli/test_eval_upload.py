@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from osmosis_ai.evaluation.opened_run import RunLock
+from osmosis_ai.evaluation.manifest import run_lock
 from tests.api.blob_server import BlobServer, serve
 from tests.cli.maze import Maze, sent
 from tests.evaluation.rollouts import write_rollout, write_rows
@@ -170,7 +170,7 @@ def test_a_platform_of_ours_that_takes_no_runs_is_not_asked(importer: Importer, 
 
 
 def test_a_run_that_somebody_works_on_is_left_alone(importer: Importer) -> None:
-    with RunLock(importer.directory.parent, importer.directory.name):
+    with run_lock(importer.directory.parent, importer.directory.name):
         outcome = importer.osmosis()
     assert outcome.status == 1 and outcome.error["code"] == "CONFLICT"
     assert "another process already holds the run" in outcome.error["message"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks, RunPlan
+from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks
+from osmosis_ai.evaluation.manifest import RunPlan
 
 
 class RecordingHooks(RunHooks):

@@ -224,7 +224,7 @@ def test_a_line_has_time_level_step_message_and_details(tmp_path: Path) -> None:
 def test_secrets_are_hidden_the_longest_first_wherever_they_are(tmp_path: Path) -> None:
     seen: list[str] = []
     redact = Redactor(["tokens", "tokens-and-more"])
-    log = RunLog(tmp_path / "logs.txt", redact, echo=lambda event, hide: seen.append(event.to_line(hide)))
+    log = RunLog(tmp_path / "logs.txt", redact, echo=lambda event: seen.append(event.to_line()))
     log.write("run", "tokens-and-more and tokens", key="x-tokens-and-more")
     redact.add(["learned later"])
     log.write("run", "learned later")

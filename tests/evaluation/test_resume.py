@@ -1,4 +1,4 @@
-"""Which run is continued, what locks its inputs, and what is left to do."""
+"""Resume: which run is continued, which inputs must be equal, and which attempts are pending."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,17 @@ from osmosis_ai.controller.attempt import attempt_seeds, call_seed
 from osmosis_ai.controller.dispatcher import choose_limit
 from osmosis_ai.datasets import select_rows
 from osmosis_ai.errors import OsmosisError, ResumeRefusedError
-from osmosis_ai.evaluation import opened_run, spec
-from osmosis_ai.evaluation.manifest import Manifest, inputs_digest
-from osmosis_ai.evaluation.opened_run import OpenedRun, RunLock, RunLockedError, is_running, open_run
+from osmosis_ai.evaluation import manifest as manifests
+from osmosis_ai.evaluation import spec
+from osmosis_ai.evaluation.manifest import (
+    Manifest,
+    RunLockedError,
+    RunPlan,
+    inputs_digest,
+    is_running,
+    open_run,
+    run_lock,
+)
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.source_digest import grader_digest, source_digest
 from osmosis_ai.evaluation.sources import open_policy
@@ -30,14 +38,14 @@ from tests.evaluation.builders import inputs, record
 
 
 def leave_run(root: Path, name: str, status: str | None, created_at: str, **changed: object) -> None:
-    """Leave behind what an earlier session wrote."""
+    """Write the files of an earlier session."""
     manifest = Manifest("a" * 32, name, created_at, inputs(**changed), {})  # type: ignore[arg-type]
     manifest.write(root / name / "manifest.json")
     if status is not None:
         (root / name / "metrics.json").write_text(json.dumps({"eval_run": {"status": status}}))
 
 
-def opened(root: Path, **options: object) -> OpenedRun:
+def opened(root: Path, **options: object) -> RunPlan:
     with ExitStack() as held:
         return open_run(held, root, EvalRunOptions(**options), inputs(), "multiply")  # type: ignore[arg-type]
 
@@ -56,7 +64,7 @@ def test_without_a_name_the_newest_unfinished_run_with_equal_inputs_is_continued
     leave_run(tmp_path, "done", "finished", "2026-01-03T00:00:00.000Z")
     leave_run(tmp_path, "other", "incomplete", "2026-01-04T00:00:00.000Z", seed=1)
     run = opened(tmp_path)
-    assert (run.name, run.found) == ("killed", True)
+    assert (run.name, run.was_found) == ("killed", True)
 
 
 def test_a_run_killed_before_its_first_snapshot_is_continued(tmp_path: Path) -> None:
@@ -64,7 +72,7 @@ def test_a_run_killed_before_its_first_snapshot_is_continued(tmp_path: Path) -> 
     assert opened(tmp_path).name == "killed"
 
 
-def test_a_finished_run_is_not_continued_unless_its_failures_are_to_be_redone(tmp_path: Path) -> None:
+def test_a_finished_run_is_only_continued_to_retry_failures(tmp_path: Path) -> None:
     leave_run(tmp_path, "done", "finished", "2026-01-03T00:00:00.000Z")
     assert opened(tmp_path).manifest is None
     assert opened(tmp_path, retry_failed=True).name == "done"
@@ -77,12 +85,12 @@ def test_fresh_without_a_name_starts_a_new_run(tmp_path: Path) -> None:
 
 def test_a_run_that_another_process_works_on_is_not_picked_up(tmp_path: Path) -> None:
     leave_run(tmp_path, "busy", "running", "2026-01-02T00:00:00.000Z")
-    with RunLock(tmp_path, "busy"):
+    with run_lock(tmp_path, "busy"):
         assert opened(tmp_path).name != "busy"
     assert opened(tmp_path).name == "busy"
 
 
-def test_two_that_begin_in_the_same_second_are_two_runs(
+def test_two_runs_that_start_in_the_same_second_have_different_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spec, "stamp", lambda: "20260102T000000Z")
@@ -93,19 +101,19 @@ def test_two_that_begin_in_the_same_second_are_two_runs(
         assert is_running(tmp_path, first.name) and is_running(tmp_path, second.name)
 
 
-def test_a_new_run_is_not_begun_in_the_directory_of_one_that_ended_meanwhile(
+def test_a_new_run_never_uses_the_directory_of_a_finished_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spec, "stamp", lambda: "20260102T000000Z")
-    lock, ended = RunLock.__enter__, list[str]()
+    ended: list[str] = []
 
-    def be_second(wanted: RunLock) -> RunLock:
+    def take_second(root: Path, name: str) -> AbstractContextManager[None]:
         if not ended:
-            ended.append(wanted._name)
-            leave_run(tmp_path, wanted._name, "finished", "2026-01-02T00:00:00.000Z")
-        return lock(wanted)
+            ended.append(name)
+            leave_run(root, name, "finished", "2026-01-02T00:00:00.000Z")
+        return run_lock(root, name)
 
-    monkeypatch.setattr(RunLock, "__enter__", be_second)
+    monkeypatch.setattr(manifests, "run_lock", take_second)
     with ExitStack() as held:
         run = open_run(held, tmp_path, EvalRunOptions(), inputs(), "multiply")
         assert run.name == f"{ended[0]}-2" and not run.directory.path.exists()
@@ -126,24 +134,24 @@ def test_a_named_run_is_continued_only_with_equal_inputs(tmp_path: Path) -> None
     assert opened(tmp_path, name="again").manifest is not None
 
 
-def test_fresh_puts_the_named_run_aside_and_deletes_nothing(tmp_path: Path) -> None:
+def test_fresh_archives_the_named_run_and_deletes_nothing(tmp_path: Path) -> None:
     leave_run(tmp_path, "mine", "finished", "2026-01-02T00:00:00.000Z")
     runs = [opened(tmp_path, name="mine", fresh=True)]
     leave_run(tmp_path, "mine", "finished", "2026-01-02T00:00:00.000Z")
     runs.append(opened(tmp_path, name="mine", fresh=True))
-    asides = [run.archived for run in runs]
-    assert all(aside is not None and (aside / "manifest.json").exists() for aside in asides)
-    assert len(set(asides)) == 2
+    archives = [run.archived for run in runs]
+    assert all(archive is not None and (archive / "manifest.json").exists() for archive in archives)
+    assert len(set(archives)) == 2
 
 
-def test_a_directory_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").touch()
     with pytest.raises(OsmosisError, match="is not a run"):
         opened(tmp_path, name="photos")
 
 
-def test_what_a_kill_during_the_first_write_leaves_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_run_killed_during_its_first_write_can_be_started_again(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / ".manifest.json.abc.tmp").touch()
     assert opened(tmp_path, name="mine").manifest is None
@@ -158,15 +166,15 @@ def test_a_name_is_one_safe_path_segment(name: str) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from osmosis_ai.evaluation.opened_run import RunLock
-with RunLock(Path(sys.argv[1]), "mine"):
+from osmosis_ai.evaluation.manifest import run_lock
+with run_lock(Path(sys.argv[1]), "mine"):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
 @pytest.mark.integration
-def test_a_second_process_is_refused_until_the_first_is_gone_even_by_a_kill(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_until_the_first_one_ends_or_is_killed(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -174,52 +182,48 @@ def test_a_second_process_is_refused_until_the_first_is_gone_even_by_a_kill(tmp_
     assert holder.stdout.readline() == b"held\n"
     try:
         assert is_running(tmp_path, "mine")
-        with pytest.raises(RunLockedError, match="already holds"), RunLock(tmp_path, "mine"):
+        with pytest.raises(RunLockedError, match="already holds"), run_lock(tmp_path, "mine"):
             pass
     finally:
         holder.kill()
         holder.communicate()
     assert not is_running(tmp_path, "mine")
-    with RunLock(tmp_path, "mine"):
+    with run_lock(tmp_path, "mine"):
         assert is_running(tmp_path, "mine")
     assert os.stat(tmp_path / ".locks" / "mine.lock").st_mode & 0o077 == 0
 
 
-def test_who_looks_whether_a_run_is_held_is_no_run_to_another_who_looks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with RunLock(tmp_path, "mine"):
+def test_two_checks_of_a_lock_do_not_see_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with run_lock(tmp_path, "mine"):
         pass
     lock, seen = fcntl.flock, list[bool]()
 
-    def look_in_between(file: int, operation: int) -> None:
+    def check_in_between(file: int, operation: int) -> None:
         lock(file, operation)
         if not seen:
             seen.append(True)
             seen[0] = is_running(tmp_path, "mine")
 
-    monkeypatch.setattr(fcntl, "flock", look_in_between)
+    monkeypatch.setattr(fcntl, "flock", check_in_between)
     assert not is_running(tmp_path, "mine")
     assert seen == [False]
 
 
-def test_a_run_begins_however_long_somebody_takes_to_look_at_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with RunLock(tmp_path, "mine"):
+def test_a_run_waits_for_a_slow_check_of_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with run_lock(tmp_path, "mine"):
         pass
-    monkeypatch.setattr(opened_run, "_LOCK_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(manifests, "_LOCK_TIMEOUT_S", 0.01)
     with (tmp_path / ".locks" / "mine.lock").open("rb") as slow, ExitStack() as run:
         fcntl.flock(slow, fcntl.LOCK_SH)
-        look = opened_run.is_locked
+        look = manifests.is_locked
 
-        def see_it_end(path: Path) -> bool:
+        def wait_for_check(path: Path) -> bool:
             held = look(path)
             slow.close()
             return held
 
-        monkeypatch.setattr(opened_run, "is_locked", see_it_end)
-        run.enter_context(RunLock(tmp_path, "mine"))
+        monkeypatch.setattr(manifests, "is_locked", wait_for_check)
+        run.enter_context(run_lock(tmp_path, "mine"))
         assert slow.closed and look(tmp_path / ".locks" / "mine.lock")
 
 
@@ -265,7 +269,7 @@ def test_resume_refuses_when_an_input_changed_and_names_it(changed: dict[str, ob
     assert "--fresh" in (refused.value.hint or "")
 
 
-def test_resume_tells_what_an_input_was_and_what_it_is_now_but_no_variables_value() -> None:
+def test_resume_shows_old_and_new_inputs_but_no_values_of_variables() -> None:
     before = inputs(env={"A": "1", "B": "key-one"}, agent_workflow_timeout_s=5.0, secret_names=("KEY",))
     now = inputs(
         rows="0-2",
@@ -290,22 +294,22 @@ def test_resume_tells_what_an_input_was_and_what_it_is_now_but_no_variables_valu
     ]
 
 
-def test_pace_and_threshold_are_no_inputs() -> None:
+def test_batch_size_and_threshold_are_not_inputs() -> None:
     Manifest.new("first", inputs(), {}).require_equal_inputs(
         inputs(batch_size=99, pass_threshold=0.0, branch="main")
     )
 
 
 @pytest.mark.parametrize("name", ["a\n::error::pwned", "::error::pwned", "../up", "", 5])
-def test_a_manifest_of_a_run_that_nobody_could_have_named_so_is_refused(name: Any, tmp_path: Path) -> None:
-    """The name is shown wherever the run is: no line of a CI system's log may begin with what it wants."""
+def test_a_manifest_with_an_invalid_run_name_is_refused(name: Any, tmp_path: Path) -> None:
+    """Names are printed, and CI systems read commands from lines of output."""
     Manifest.new(name, inputs(), {}).write(tmp_path / "manifest.json")
     with pytest.raises(OsmosisError, match="is not a run's manifest"):
         Manifest.load(tmp_path / "manifest.json")
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"schema_version": 1}', "not json", '{"a":' * 100_000])
-def test_a_file_that_is_no_manifest_is_refused(content: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_manifest_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(OsmosisError, match="is not a run's manifest"):
         Manifest.load(tmp_path / "manifest.json")
@@ -336,7 +340,7 @@ class TestSourceDigest:
         digests.add(source_digest(rollout))
         assert len(digests) == 4
 
-    def test_does_not_see_what_tools_leave_behind(self, rollout: Path) -> None:
+    def test_ignores_by_products_of_tools(self, rollout: Path) -> None:
         before = source_digest(rollout)
         for name in ("__pycache__", ".venv", "package/__pycache__", "multiply.egg-info", "runs"):
             (rollout / name).mkdir()
@@ -352,7 +356,7 @@ class TestSourceDigest:
         assert source_digest(rollout) != before
 
     @pytest.mark.parametrize(("target", "kind"), [("..", "a directory"), ("nowhere", "nothing")])
-    def test_refuses_links_whose_content_it_cannot_vouch_for(
+    def test_refuses_links_to_directories_and_missing_files(
         self, rollout: Path, target: str, kind: str
     ) -> None:
         (rollout / "link").symlink_to(target)
@@ -398,7 +402,7 @@ def digest(rollout: Path, *, timeout_s: float | None = 30.0, env: dict[str, str]
 
 
 @pytest.mark.parametrize("name", ["main.py", "prompts.py"])
-def test_an_agent_in_a_file_of_its_own_changes_and_the_grader_stays(rollout: Path, name: str) -> None:
+def test_a_change_of_an_agents_own_file_keeps_the_grader_digest(rollout: Path, name: str) -> None:
     before = digest(rollout)
     (rollout / name).write_text(FILES[name] + "# another agent\n")
     (rollout / "uv.lock").write_text("left by a tool")
@@ -406,21 +410,21 @@ def test_an_agent_in_a_file_of_its_own_changes_and_the_grader_stays(rollout: Pat
 
 
 @pytest.mark.parametrize("name", ["grading.py", "checks/numbers.py", "checks/text.py", "rubric.md"])
-def test_what_a_grader_is_made_of_changes_its_digest(rollout: Path, name: str) -> None:
+def test_a_change_of_a_file_that_a_grader_uses_changes_its_digest(rollout: Path, name: str) -> None:
     before = digest(rollout)
     (rollout / name).write_text(FILES[name].replace("same = equal", "same = None or equal") + "# other\n")
     assert digest(rollout) != before
 
 
 @pytest.mark.parametrize("content", [b"[project]\nname = '\xff'\n", b"a = " + b"[" * 5000, b"a = nan\n"])
-def test_a_project_that_can_not_be_read_counts_as_it_is(rollout: Path, content: bytes) -> None:
+def test_an_invalid_project_file_counts_unchanged(rollout: Path, content: bytes) -> None:
     (rollout / "pyproject.toml").write_bytes(content)
     before = digest(rollout)
     (rollout / "pyproject.toml").write_bytes(content.replace(b"a", b"e"))
     assert digest(rollout) != before
 
 
-def test_its_time_limit_and_the_configs_variables_count(rollout: Path) -> None:
+def test_time_limit_and_variables_change_the_grader_digest(rollout: Path) -> None:
     assert len({digest(rollout), digest(rollout, timeout_s=5.0), digest(rollout, env={"JUDGE": "x"})}) == 3
 
 
@@ -439,9 +443,7 @@ def break_syntax(rollout: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [drop_grader, import_by_name, break_syntax])
-def test_where_it_cannot_be_told_what_grades_everything_counts(
-    rollout: Path, change: Callable[[Path], None]
-) -> None:
+def test_without_a_known_grader_every_file_counts(rollout: Path, change: Callable[[Path], None]) -> None:
     change(rollout)
     before = digest(rollout)
     (rollout / "prompts.py").write_text("SYSTEM = 'be long'\n")
@@ -515,7 +517,7 @@ def one_file(rollout: Path) -> Path:
         ("class Mine", "# the agent\n\n\nclass Mine"),
     ],
 )
-def test_an_agent_beside_its_grader_changes_and_the_grader_stays(
+def test_a_change_of_an_agent_in_the_graders_file_keeps_the_grader_digest(
     one_file: Path, said: str, instead: str
 ) -> None:
     before = digest(one_file)
@@ -539,7 +541,9 @@ def test_an_agent_beside_its_grader_changes_and_the_grader_stays(
         ("score(ANSWER, ctx)", "score(ANSWER, globals())"),
     ],
 )
-def test_what_grades_beside_an_agent_changes_the_digest(one_file: Path, said: str, instead: str) -> None:
+def test_a_change_of_a_grader_in_the_agents_file_changes_its_digest(
+    one_file: Path, said: str, instead: str
+) -> None:
     before = digest(one_file)
     assert said in ONE_FILE
     (one_file / "main.py").write_text(ONE_FILE.replace(said, instead))
@@ -588,14 +592,14 @@ def rows(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_bad_row_behind_the_last_selected_one_does_no_harm(rows: Path) -> None:
+def test_rows_after_the_last_selected_one_are_not_checked(rows: Path) -> None:
     with rows.open("a") as out:
         out.write("not json\n")
     found = list(DatasetInput(rows, "rows", "d", "path").rows(select_rows(11, limit=4, rows=None)))
     assert [index for index, _ in found] == [0, 1, 2, 3]
 
 
-def test_a_file_that_became_shorter_is_noticed(rows: Path) -> None:
+def test_a_shortened_dataset_is_refused(rows: Path) -> None:
     with pytest.raises(OsmosisError, match="no longer has row 10"):
         list(DatasetInput(rows, "rows", "d", "path").rows(select_rows(12, limit=None, rows=None)))
 
@@ -632,7 +636,7 @@ def test_a_spent_budget_names_the_option_to_raise(budget: Budget, option: str) -
     assert option in (spending.exhausted() or "")
 
 
-def test_what_attempts_under_way_have_used_counts() -> None:
+def test_attempts_in_progress_count_towards_the_budget() -> None:
     spending = Spending(Budget(max_tokens=100))
     spending.add(calls=1, tokens=60, cost_usd=None)
     assert spending.exhausted(lambda: Spent(39, 0.0)) is None
@@ -655,7 +659,7 @@ def test_the_time_of_earlier_sessions_counts() -> None:
         (Budget(max_tokens=10), 0, None, "does not report token counts"),
     ],
 )
-def test_what_cannot_be_measured_ends_the_budget_instead_of_being_free(
+def test_unknown_costs_and_tokens_end_the_budget(
     budget: Budget, tokens: int, cost: float | None, reason: str
 ) -> None:
     spending = Spending(budget)
@@ -710,7 +714,7 @@ def test_the_option_wins_over_the_config_and_the_server_bounds_both(
     assert choose_limit(max_in_flight=option, batch_size=config, capacity=capacity) == limit
 
 
-def test_reopening_asks_again_for_failed_and_skipped_items_whose_records_stand_meanwhile() -> None:
+def test_reopened_attempts_keep_their_records_until_they_have_new_ones() -> None:
     table = AttemptTable(4, 1)
     for row, status in enumerate(("success", "failed", "skipped")):
         table.set_result(record(row, status=status), row)
@@ -719,7 +723,7 @@ def test_reopening_asks_again_for_failed_and_skipped_items_whose_records_stand_m
     assert (table.open_count, table.count("failed")) == (3, 1)
 
 
-def test_a_run_of_some_items_only_knows_no_others() -> None:
+def test_a_run_of_selected_attempts_has_no_others() -> None:
     table = AttemptTable(3, 2, only=[(1, 0), (2, 1)])
     assert (len(table), table.open_count) == (2, 2)
     assert table.holds(2, 1) and not table.holds(2, 0) and not table.row_is_open(0)

@@ -182,7 +182,7 @@ async def test_what_goes_wrong_in_one_row_is_told_apart_and_stops_nothing(world:
     }
     assert "the agent broke" in by_prompt["raise"]["error"]
     assert summary.complete
-    assert [failure.record.row_index for failure in summary.failures] == [0, 1, 2, 3]
+    assert [record.row_index for record in summary.failures] == [0, 1, 2, 3]
     assert world.metrics()["estimates"]["counts"]["scored"] == 1
 
 
@@ -303,8 +303,8 @@ async def test_secrets_reach_the_agent_and_no_file(world: World) -> None:
     world.hooks = RecordingHooks(secret_values={"AGENT_KEY": "hunter2-hunter2"})
     write_rows(world.rows, ["raise", "two"])
     summary = await world.run(secret_names=("AGENT_KEY",))
-    assert summary.failures[0].record.error is not None
-    assert "key=[REDACTED]" in summary.failures[0].record.error
+    assert summary.failures[0].error is not None
+    assert "key=[REDACTED]" in summary.failures[0].error
     for path in world.directory.rglob("*"):
         if path.is_file():
             assert b"hunter2" not in path.read_bytes(), path

@@ -19,8 +19,7 @@ from osmosis_ai.datasets import file_digest, iter_rows, row_digest
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.journal import load_results
 from osmosis_ai.evaluation.local_results import read_local_results
-from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.evaluation.opened_run import RunLock
+from osmosis_ai.evaluation.manifest import Manifest, run_lock
 from osmosis_ai.evaluation.run_directory import MOST_OF_A_CONFIG, RunDirectory
 from osmosis_ai.services.eval_runs.info import RunWatcher
 from osmosis_ai.services.report_files import ReportFile
@@ -113,7 +112,7 @@ def test_a_line_of_the_list_follows_its_run(local: LocalPlace) -> None:
     assert shown() == [("a", "incomplete", 0)]
     local.add("a", [sample_record(0, 0, 1.0)])
     assert shown() == [("a", "incomplete", 1)]
-    with RunLock(local.evals, "a"):
+    with run_lock(local.evals, "a"):
         assert shown() == [("a", "running", 1)]
         (running,) = local.source.runs(RunQuery(), limit=9).items
         assert running.duration_s is not None and running.duration_s > 0

@@ -203,7 +203,7 @@ def _read_local_run(found: RunDirectory) -> ExportedRun:
         directory=found.path,
         name=found.path.name,
         run_id=manifest.local_run_id,
-        progress="running" if local.running else "incomplete" if local.pending else "finished",
+        progress=local.status,
         facts={**known, **_object((found.read_metrics() or {}).get("eval_run"))},
         inputs=manifest.inputs,
         provenance=manifest.provenance,

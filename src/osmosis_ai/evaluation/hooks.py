@@ -9,18 +9,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from osmosis_ai.errors import InteractiveRequiredError
 from osmosis_ai.evaluation.journal import JournalReader
-from osmosis_ai.evaluation.manifest import Manifest, utc_now
+from osmosis_ai.evaluation.manifest import Manifest, RunPlan, utc_now
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import LogEvent
 from osmosis_ai.evaluation.run_score import RunScore
 from osmosis_ai.evaluation.spec import EvalRunSpec
-from osmosis_ai.redaction import Redactor
 
 if TYPE_CHECKING:
     from osmosis_ai.controller.dispatcher import Stop
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 # The journal has all of them.
 _MAX_FAILURES = 1000
+_FAILURE_KEYS = (
+    *("row_index", "source_row_index", "run_index", "rollout_id"),
+    *("error_type", "boundary", "error"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,29 +53,25 @@ class ProgressSnapshot:
     elapsed_s: float
     finished: int
 
+    @classmethod
+    def of(cls, table: AttemptTable, pass_threshold: float, **measured: Any) -> ProgressSnapshot:
+        """Return the progress of a run with these results; ``measured`` are the fields that the table does not know."""
+        rewards = table.rewards
+        return cls(
+            completed=len(table) - table.open_count,
+            total=len(table),
+            passed=int((rewards >= pass_threshold).sum()),
+            failed=table.count("failed"),
+            skipped=table.count("skipped"),
+            scored=rewards.size,
+            reward_mean=float(rewards.mean()) if rewards.size else None,
+            **measured,
+        )
+
     @property
     def rate_per_s(self) -> float | None:
         """Attempts finished per second in this session."""
         return self.finished / self.elapsed_s if self.elapsed_s > 0 and self.finished else None
-
-
-@dataclass(frozen=True)
-class RunPlan:
-    """The work of a session that is about to start."""
-
-    run_name: str
-    run_dir: Path
-    model_path: str
-    rows: int
-    rows_in_file: int
-    n: int
-    total: int
-    pending: int
-    resumed: int
-    continued: bool
-    found: bool
-    archived: Path | None
-    servers: int = 1
 
 
 class RunHooks:
@@ -89,10 +89,10 @@ class RunHooks:
     def stage(self, message: str) -> None:
         """Show the current stage (``starting the rollout's server``)."""
 
-    def environment(self, words: str) -> None:
+    def environment(self, description: str) -> None:
         """Receive the description of the agent's environment; not called for a remote agent."""
 
-    def log_event(self, event: LogEvent, redact: Redactor) -> None:
+    def log_event(self, event: LogEvent) -> None:
         """Receive an event of the run's log; only with ``verbose``."""
 
     def recorded(self, record: TerminalRecord) -> None:
@@ -138,33 +138,11 @@ def find_secret_values(
 
 
 @dataclass(frozen=True)
-class FailedRow:
-    """A failed attempt and the directory of its files."""
-
-    record: TerminalRecord
-    rollout_dir: Path
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        names = [
-            "row_index",
-            "source_row_index",
-            "run_index",
-            "rollout_id",
-            "error_type",
-            "boundary",
-            "error",
-        ]
-        return {**{name: getattr(self.record, name) for name in names}, "rollout_dir": str(self.rollout_dir)}
-
-
-@dataclass(frozen=True)
 class RunSummary:
     """Outcome of a session of a run."""
 
     run_dir: Path
     local_run_id: str
-    run_name: str
     total_work_items: int
     dispatched: int
     succeeded: int
@@ -175,7 +153,7 @@ class RunSummary:
     stop: Stop | None
     duration_ms: int
     metrics: RunMetrics
-    failures: tuple[FailedRow, ...]
+    failures: tuple[TerminalRecord, ...]
     rows: RowsDrawn
 
     @property
@@ -184,9 +162,14 @@ class RunSummary:
         return RunScore.of(self.metrics.estimates, self.rows)
 
     @property
-    def cancelled(self) -> bool:
-        """Whether the session ended before its work did."""
-        return self.stop is not None
+    def failed_rows(self) -> list[dict[str, Any]]:
+        """The failures as JSON values, each with the directory of its files."""
+        directory = RunDirectory(self.run_dir)
+        return [
+            {name: getattr(record, name) for name in _FAILURE_KEYS}
+            | {"rollout_dir": str(directory.trial(record.rollout_id))}
+            for record in self.failures
+        ]
 
     @property
     def complete(self) -> bool:
@@ -194,26 +177,20 @@ class RunSummary:
         return self.stop is None and self.pending == 0
 
 
-def first_failures(directory: RunDirectory, table: AttemptTable) -> tuple[FailedRow, ...]:
+def first_failures(directory: RunDirectory, table: AttemptTable) -> tuple[TerminalRecord, ...]:
     """Return the first thousand failed attempts, by row and attempt."""
     if not table.count("failed"):
         return ()
-    found: list[FailedRow] = []
     with JournalReader(directory.events) as journal:
-        for _, _, offset in table.recorded("failed"):
-            record = journal.record(offset)
-            if record is not None:
-                found.append(FailedRow(record, directory.trial(record.rollout_id)))
-            if len(found) == _MAX_FAILURES:
-                break
-    return tuple(found)
+        records = [journal.record(offset) for _, _, offset in islice(table.recorded("failed"), _MAX_FAILURES)]
+    return tuple(record for record in records if record is not None)
 
 
 def describe_run(
     spec: EvalRunSpec, manifest: Manifest, rows: RowsDrawn, *, status: str, duration_ms: int
 ) -> dict[str, Any]:
     """Return the ``eval_run`` object of ``metrics.json``."""
-    described: dict[str, Any] = {
+    return {
         "id": manifest.local_run_id,
         "status": status,
         "name": manifest.run_name,
@@ -223,7 +200,5 @@ def describe_run(
         "duration_ms": duration_ms,
         "started_at": manifest.created_at,
         "rows": asdict(rows),
+        **({"completed_at": utc_now()} if status == "finished" else {}),
     }
-    if status == "finished":
-        described["completed_at"] = utc_now()
-    return described

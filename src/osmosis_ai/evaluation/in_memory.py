@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -61,7 +62,7 @@ async def evaluate_in_memory(
         for run_index in range(n)
     ]
     positions = {row.source_row_index: position for position, row in enumerate(rows)}
-    rewards: list[list[float | None]] = [[None] * n for _ in rows]
+    rewards: list[list[float]] = [[] for _ in rows]
     table = AttemptTable(len(rows), n)
     table.set_row_digests(map(row_digest, rows))
     records: list[TerminalRecord] = []
@@ -70,7 +71,8 @@ async def evaluate_in_memory(
     class Recorder(AttemptResults):
         async def record(self, result: AttemptResult) -> None:
             position = positions[result.attempt.row.source_row_index]
-            rewards[position][result.attempt.run_index] = result.reward
+            if result.reward is not None:
+                rewards[position].append(result.reward)
             record = msgspec.structs.replace(record_of(result, redactor, previews=True), row_index=position)
             table.set_result(record)
             records.append(record)
@@ -82,9 +84,4 @@ async def evaluate_in_memory(
 
     await runner.run_all(attempts, Recorder())
     metrics = compute_metrics(table, pass_threshold=pass_threshold)
-    return MeasuredRows(metrics, [_mean(row_rewards) for row_rewards in rewards], records)
-
-
-def _mean(rewards: Sequence[float | None]) -> float | None:
-    scored = [reward for reward in rewards if reward is not None]
-    return sum(scored) / len(scored) if scored else None
+    return MeasuredRows(metrics, [fmean(known) if known else None for known in rewards], records)

@@ -1,6 +1,6 @@
 """Runs below a directory, and their names.
 
-Invariant: a name is one segment of an address and always stands for the same directory of its kind. It is the
+Invariant: a name is one segment of an address and always refers to the same directory of its kind. It is the
 directory's name, with a few letters of its path's digest after it if another run has the name, or if it is not valid
 text. Symbolic links are not followed.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -51,8 +51,9 @@ class RunPlaces:
         self._root = root
         self._results = results
         self._lock = Lock()
-        self._folders: dict[Path, _Folder] = {}
-        self._single: list[_Run] = []
+        self._folders: dict[
+            Path, int
+        ] = {}  # the directories that contain runs, with their modification times
         self._next_walk = float("-inf")
         self._found: list[_Run] = []
         self._places: list[RunPlace] = []
@@ -61,14 +62,9 @@ class RunPlaces:
     def all(self) -> list[RunPlace]:
         """Return the runs, by path; the same list until they change."""
         with self._lock:
-            if time.monotonic() >= self._next_walk:
+            is_due = time.monotonic() >= self._next_walk
+            if is_due or any(_changed(folder) != changed for folder, changed in self._folders.items()):
                 self._walk()
-            found = list(self._single)
-            for path in sorted(self._folders):
-                found += self._folders[path].runs()
-            if found != self._found:
-                self._found, self._places = found, _with_names(found, self._root)
-                self._by_name = {(place.kind, place.name): place for place in self._places}
             return self._places
 
     def named(self, kind: RunKind, name: str) -> RunPlace | None:
@@ -78,71 +74,53 @@ class RunPlaces:
 
     def _walk(self) -> None:
         started = time.monotonic()
-        known, self._folders, self._single = self._folders, {}, []
-        kind = kind_of(self._root)
-        if kind is not None:
-            self._single.append((kind, self._root))
+        self._folders = {}
+        if (kind := kind_of(self._root)) is not None:
+            found: list[_Run] = [(kind, self._root)]
         elif is_result(self._root):
-            self._single.append(("rubric", self._root))
+            found = [("rubric", self._root)]
         else:
-            for root in (self._root, self._results):
-                if root is not None:
-                    self._walk_below(root, known)
+            roots = [root for root in (self._root, self._results) if root is not None]
+            found = [run for root in roots for run in self._below(root)]
+            found.sort(key=lambda run: (run[0] != "rubric", run[1].parent, run[1].name))
+        if found != self._found:
+            self._found, self._places = found, _with_names(found, self._root)
+            self._by_name = {(place.kind, place.name): place for place in self._places}
         ended = time.monotonic()
         self._next_walk = ended + max(_WALK_INTERVAL_S, _WALK_SHARE * (ended - started))
 
-    def _walk_below(self, root: Path, known: dict[Path, _Folder]) -> None:
-        left = _MAX_RESULTS
-        for number, (directory, has_runs, documents) in enumerate(_directories(root)):
-            if has_runs:
-                self._folders[directory] = known.get(directory) or _Folder(directory)
-            self._single += [("rubric", path) for path in documents[:left] if is_result(path)]
-            left -= len(documents[:left])
-            if number >= _MAX_DIRECTORIES:
-                break
-
-
-class _Folder:
-    """A directory of runs. It is listed again only after its modification time changed."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._changed = -1
-        self._runs: tuple[_Run, ...] = ()
-        self._others: list[Path] = []
-
-    def runs(self) -> tuple[_Run, ...]:
-        """Return the runs, by name."""
-        try:
-            changed = self._path.stat().st_mtime_ns
-        except OSError:
-            return ()
-        if changed != self._changed:
-            self._changed, self._runs = changed, ()
-            self._others = [
-                Path(entry.path)
-                for entry in _entries(self._path)
-                if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
-            ]
-        # A directory may become a run at any time, without a change of its parent's modification time.
-        kinds = [(kind_of(path), path) for path in self._others]
-        new = [(kind, path) for kind, path in kinds if kind is not None]
-        if new:
-            self._runs = tuple(sorted([*self._runs, *new], key=lambda run: run[1].name))
-            self._others = [path for kind, path in kinds if kind is None]
-        return self._runs
+    def _below(self, root: Path) -> Iterator[_Run]:
+        pending, walked, documents = [(root, 0)], 0, 0
+        while pending and walked <= _MAX_DIRECTORIES:
+            folder, depth = pending.pop()
+            walked += 1
+            changed = _changed(folder)
+            for entry in _entries(folder):
+                if entry.name.endswith(".json") and entry.is_file(follow_symlinks=False):
+                    documents += 1
+                    if documents <= _MAX_RESULTS and is_result(Path(entry.path)):
+                        yield "rubric", Path(entry.path)
+                    continue
+                if not entry.is_dir(follow_symlinks=False) or entry.name in _SKIPPED:
+                    continue
+                path, is_hidden = Path(entry.path), entry.name.startswith(".")
+                kind = kind_of(path)
+                if kind is not None:
+                    self._folders[folder] = changed
+                    if not is_hidden:
+                        yield kind, path
+                elif depth < _MAX_DEPTH and (not is_hidden or entry.name == _STATE_DIRECTORY):
+                    pending.append((path, depth + 1))
 
 
 def kind_of(directory: Path) -> RunKind | None:
     """Return the kind of a run's directory; None for other directories."""
     if not os.path.isfile(f"{directory}/manifest.json"):  # noqa: PTH113 - there may be ten thousand
         return None
-    entries = {entry.name: entry for entry in _entries(directory)}
-    if _first_irregular(entries) is not None:
+    if irregular_file(directory) is not None:
         return None
-    if (metrics := entries.get("metrics.jsonl")) is not None and metrics.is_file():
-        return "training"
-    return "training" if (saved := entries.get("checkpoints")) is not None and saved.is_dir() else "eval"
+    is_training = os.path.isfile(f"{directory}/metrics.jsonl") or os.path.isdir(f"{directory}/checkpoints")  # noqa: PTH112, PTH113
+    return "training" if is_training else "eval"
 
 
 def is_result(path: Path) -> bool:
@@ -157,12 +135,8 @@ def is_result(path: Path) -> bool:
 
 def irregular_file(directory: Path) -> str | None:
     """Return which of a run's files is not a regular file but a link, folder, pipe or device; None if all are."""
-    return _first_irregular({entry.name: entry for entry in _entries(directory)})
-
-
-def _first_irregular(entries: Mapping[str, os.DirEntry[str]]) -> str | None:
-    files = [entries[name] for name in _RUN_FILES if name in entries]
-    return next((file.name for file in files if not file.is_file(follow_symlinks=False)), None)
+    entries = (entry for entry in _entries(directory) if entry.name in _RUN_FILES)
+    return next((entry.name for entry in entries if not entry.is_file(follow_symlinks=False)), None)
 
 
 def namesakes(place: RunPlace, places: Sequence[RunPlace]) -> list[str]:
@@ -179,24 +153,12 @@ def namesakes(place: RunPlace, places: Sequence[RunPlace]) -> list[str]:
     return [each.name for each in found]
 
 
-def _directories(root: Path) -> Iterator[tuple[Path, bool, list[Path]]]:
-    """Yield the directories below ``root``, whether they contain runs, and their JSON files."""
-    pending = [(root, 0)]
-    while pending:
-        directory, depth = pending.pop()
-        has_runs, below, documents = False, [], []
-        for entry in _entries(directory):
-            if entry.name.endswith(".json") and entry.is_file(follow_symlinks=False):
-                documents.append(Path(entry.path))
-            elif not entry.is_dir(follow_symlinks=False) or entry.name in _SKIPPED:
-                continue
-            elif kind_of(Path(entry.path)) is not None:
-                has_runs = True
-            elif not entry.name.startswith(".") or entry.name == _STATE_DIRECTORY:
-                below.append((Path(entry.path), depth + 1))
-        yield directory, has_runs, documents
-        if depth < _MAX_DEPTH:
-            pending += below[:_MAX_DIRECTORIES]
+def _changed(folder: Path) -> int:
+    """Return the modification time of a directory in nanoseconds; -1 if it does not exist."""
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return -1
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

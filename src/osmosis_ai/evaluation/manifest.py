@@ -1,38 +1,49 @@
-"""The manifest of a run: its inputs, and the check that a resume has equal ones.
+"""The manifest of a run, its lock, and which run a session starts or continues.
 
-Invariant: two sessions write into the same run directory only if their ``inputs`` are equal, key by key. Inputs are
-everything that can change a result: model, rows, source, variables, time limits, seed. Names, paths and concurrency
-are not among them.
+Two sessions write into the same directory only if they hold its lock in turn and their ``inputs`` are equal, key by
+key. Inputs are everything that can change a result: model, rows, source, variables, time limits, seed. Names, paths
+and concurrency are not inputs.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
+import os
 import re
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.errors import OsmosisError, ResumeRefusedError, reason_of
+from filelock import FileLock, Timeout
+
+from osmosis_ai.errors import ConflictError, OsmosisError, ResumeRefusedError, reason_of
 from osmosis_ai.evaluation.lenient_json import as_number
-from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec, check_run_name
+from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.evaluation.spec import (
+    DatasetInput,
+    EvalRunOptions,
+    EvalRunSpec,
+    check_run_name,
+    is_archive,
+    new_run_names,
+)
 from osmosis_ai.files import open_regular, write_json
 
 SCHEMA_VERSION = 1
 VERSIONS = {"rollout_protocol": "0.3", "dataset_normalization": 1, "state_schema": 1}
-# Readers allocate memory for each of them.
+# Readers allocate memory for each attempt.
 _MAX_ATTEMPTS = 10**7
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
-_ABSENT = object()
-# Digests say nothing to a reader, and variables may be secret: their values are not shown.
-_CHANGES_WITHOUT_VALUES = {
-    "dataset.sha256": "dataset: the file was changed",
-    "rollout.source_digest": "rollout: its files were edited",
-}
+_LOCKS_DIRECTORY = ".locks"
+# How long to wait before checking who holds the lock.
+_LOCK_TIMEOUT_S = 0.5
 _LABELS = {
     "dataset.selected_source_rows": "dataset: the selected rows",
     "rollout.name": "rollout",
@@ -73,36 +84,29 @@ class Manifest:
             with open_regular(path) as file:
                 raw = json.loads(file.read())
             version = raw["schema_version"]
-            if type(version) is not int or version < SCHEMA_VERSION:
-                raise ValueError(f"schema version {str(version)[:40]}")
-            if version == SCHEMA_VERSION:
-                return cls._decode(raw)
+            if version != SCHEMA_VERSION:
+                raise ValueError(
+                    f"it has schema version {str(version)[:40]}; this release knows {SCHEMA_VERSION}"
+                )
+            manifest = cls(
+                raw["local_run_id"],
+                raw["run_name"],
+                raw["created_at"],
+                raw["inputs"],
+                raw["provenance"],
+                raw.get("grader_digest"),
+            )
+            has_types = isinstance(manifest.inputs, dict) and isinstance(manifest.provenance, dict)
+            has_types = has_types and isinstance(manifest.grader_digest, (str, type(None)))
+            if not has_types or not _RUN_ID.fullmatch(manifest.local_run_id):
+                raise ValueError("its fields have the wrong types")
+            # The name appears in lines that a CI system reads commands from.
+            check_run_name(manifest.run_name)
         except (OSError, ValueError, RecursionError, KeyError, TypeError, OsmosisError) as error:
             raise OsmosisError(
                 f"'{path}' is not a run's manifest ({reason_of(error)}).",
                 hint="start a new run with another '--name', or with '--fresh', which archives that directory",
             ) from None
-        raise OsmosisError(
-            f"'{path}' has schema version {version!r}; this release knows {SCHEMA_VERSION}.",
-            hint="upgrade Osmosis: the run was created by a later release",
-        )
-
-    @classmethod
-    def _decode(cls, raw: Mapping[str, Any]) -> Manifest:
-        manifest = cls(
-            raw["local_run_id"],
-            raw["run_name"],
-            raw["created_at"],
-            raw["inputs"],
-            raw["provenance"],
-            raw.get("grader_digest"),
-        )
-        has_types = isinstance(manifest.inputs, dict) and isinstance(manifest.provenance, dict)
-        has_types = has_types and isinstance(manifest.grader_digest, (str, type(None)))
-        if not has_types or not _RUN_ID.fullmatch(manifest.local_run_id):
-            raise ValueError("its fields have the wrong types")
-        # The name appears in lines that a CI system reads commands from.
-        check_run_name(manifest.run_name)
         return manifest
 
     @property
@@ -142,24 +146,23 @@ class Manifest:
 
     def require_equal_inputs(self, inputs: Mapping[str, Any], *, name: str | None = None) -> None:
         """Refuse a session whose inputs differ from this run's."""
-        changed = sorted(
-            key
-            for key in {*self.inputs, *inputs}
-            if self.inputs.get(key, _ABSENT) != inputs.get(key, _ABSENT)
+        absent = object()
+        keys = {*self.inputs, *inputs}
+        changed = sorted(key for key in keys if self.inputs.get(key, absent) != inputs.get(key, absent))
+        if not changed:
+            return
+        name = name or self.run_name
+        lines = [
+            f"\n  - {line}"
+            for key in changed
+            for line in _differences(key, self.inputs.get(key), inputs.get(key))
+        ]
+        raise ResumeRefusedError(
+            f"the run '{name}' cannot be continued: its inputs have changed since it was started. "
+            f"Changed: {', '.join(changed)}.{''.join(lines)}",
+            details={"run_name": name, "changed": changed},
+            hint="undo the change, or start a new run with another '--name' or with '--fresh', which archives the old run",
         )
-        if changed:
-            name = name or self.run_name
-            differences = [
-                f"\n  - {line}"
-                for key in changed
-                for line in _differences(key, self.inputs.get(key), inputs.get(key))
-            ]
-            raise ResumeRefusedError(
-                f"the run '{name}' cannot be continued: its inputs have changed since it was started. "
-                f"Changed: {', '.join(changed)}.{''.join(differences)}",
-                details={"run_name": name, "changed": changed},
-                hint="undo the change, or start a new run with another '--name' or with '--fresh', which archives the old run",
-            )
 
 
 def run_inputs(
@@ -201,7 +204,7 @@ def _differences(key: str, before: Any, now: Any) -> Iterator[str]:
     """Yield a line for every difference between two values of an input."""
     if before == now:
         return
-    if key == "env":
+    if key == "env":  # the values of variables may be secret
         before, now = before or {}, now or {}
         for name in sorted({*before, *now}):
             if name not in now:
@@ -213,11 +216,13 @@ def _differences(key: str, before: Any, now: Any) -> Iterator[str]:
     elif isinstance(before, dict) and isinstance(now, dict):
         for name in sorted({*before, *now}):
             yield from _differences(f"{key}.{name}", before.get(name), now.get(name))
+    elif key == "dataset.sha256":
+        yield "dataset: the file was changed"
+    elif key == "rollout.source_digest":
+        yield "rollout: its files were edited"
     else:
         label = _LABELS.get(key, key.replace(".", ": "))
-        yield _CHANGES_WITHOUT_VALUES.get(
-            key, f"{label}: was {_format_value(before)}, now {_format_value(now)}"
-        )
+        yield f"{label}: was {_format_value(before)}, now {_format_value(now)}"
 
 
 def _format_value(value: Any) -> str:
@@ -226,3 +231,158 @@ def _format_value(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(kw_only=True)
+class RunPlan:
+    """The run of a session, and its work; the lock is held."""
+
+    directory: RunDirectory
+    manifest: Manifest | None = None  # of a run that is continued
+    archived: Path | None = None
+    was_found: bool = False  # without a name, by its inputs
+    total: int = 0
+    pending: int = 0
+    servers: int = 1
+
+    @property
+    def name(self) -> str:
+        return self.directory.path.name
+
+    @property
+    def resumed(self) -> int:
+        """Attempts that earlier sessions finished."""
+        return self.total - self.pending
+
+
+class RunLockedError(ConflictError):
+    """Another process is running that run."""
+
+
+@contextmanager
+def run_lock(output_root: Path, name: str) -> Iterator[None]:
+    """Hold the exclusive right to write ``<output_root>/<name>/``.
+
+    The file is next to the runs, so that a locked run can be archived. The kernel releases it when the process ends.
+    """
+    path = _lock_path(output_root, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Another thread than the one that acquired it may release it.
+    lock = FileLock(path, mode=0o600, thread_local=False, preserve_lock_file=True, fallback_to_soft=False)
+    if not acquire(lock):
+        raise RunLockedError(
+            f"another process already holds the run '{name}'.",
+            details={"run_name": name},
+            hint=f"wait until it ends ('osmosis eval watch {name}' shows it in a workspace directory), "
+            "or choose another '--name'",
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def is_running(output_root: Path, name: str) -> bool:
+    """Return whether a process holds the run's lock."""
+    return is_locked(_lock_path(output_root, name))
+
+
+def acquire(lock: FileLock) -> bool:
+    """Acquire a lock and return whether that succeeded; concurrent checks by :func:`is_locked` are waited for."""
+    while True:
+        try:
+            lock.acquire(timeout=_LOCK_TIMEOUT_S)
+        except Timeout:
+            if is_locked(Path(lock.lock_file)):
+                return False
+        else:
+            return True
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a file; False if the file does not exist."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        # The name of a directory may leave no room for `.lock`.
+        if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
+            raise
+        return False
+    try:
+        # Shared, so that two checks do not see each other.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def open_run(
+    stack: ExitStack,
+    output_root: Path,
+    options: EvalRunOptions,
+    inputs: Mapping[str, Any],
+    config_stem: str,
+) -> RunPlan:
+    """Find or name the run; its lock is held until ``stack`` is closed.
+
+    Without a name, this continues the newest unfinished run with equal inputs, or starts a new one.
+    """
+    if options.name is not None:
+        return _open_named(stack, output_root, options.name, inputs, options)
+    if not options.fresh:
+        for directory, manifest in _continuable(output_root, inputs, retry_failed=options.retry_failed):
+            with suppress(RunLockedError):
+                stack.enter_context(run_lock(output_root, directory.path.name))
+                return RunPlan(directory=directory, manifest=manifest, was_found=True)
+    for name in new_run_names(config_stem, inputs_digest(inputs)):
+        directory = RunDirectory(output_root / name)
+        # Another process may have taken the name in the same second.
+        with suppress(RunLockedError), ExitStack() as lock:
+            lock.enter_context(run_lock(output_root, name))
+            if not directory.path.exists():
+                stack.enter_context(lock.pop_all())
+                return RunPlan(directory=directory)
+    raise AssertionError("names are endless")
+
+
+def _lock_path(output_root: Path, name: str) -> Path:
+    return output_root / _LOCKS_DIRECTORY / f"{name}.lock"
+
+
+def _open_named(
+    stack: ExitStack, output_root: Path, name: str, inputs: Mapping[str, Any], options: EvalRunOptions
+) -> RunPlan:
+    stack.enter_context(run_lock(output_root, name))
+    directory = RunDirectory(output_root / name)
+    archived = directory.archive() if options.fresh else None
+    if directory.manifest.exists():
+        manifest = Manifest.load(directory.manifest)
+        manifest.require_equal_inputs(inputs, name=name)
+        return RunPlan(directory=directory, manifest=manifest)
+    if directory.is_foreign() and not options.adopts_journal:
+        raise OsmosisError(
+            f"'{directory.path}' already exists and is not a run.", hint="choose another '--name'"
+        )
+    return RunPlan(directory=directory, archived=archived)
+
+
+def _continuable(
+    output_root: Path, inputs: Mapping[str, Any], *, retry_failed: bool
+) -> Iterator[tuple[RunDirectory, Manifest]]:
+    """Yield the runs with equal inputs that have work left, newest first."""
+    found = []
+    for path in output_root.iterdir() if output_root.is_dir() else ():
+        directory = RunDirectory(path)
+        if path.name == _LOCKS_DIRECTORY or is_archive(path.name) or not directory.manifest.is_file():
+            continue
+        with suppress(OsmosisError):
+            manifest = Manifest.load(directory.manifest)
+            if manifest.inputs == inputs and manifest.run_name == path.name:
+                found.append((directory, manifest))
+    for directory, manifest in sorted(found, key=lambda run: run[1].created_at, reverse=True):
+        eval_run = (directory.read_metrics() or {}).get("eval_run")
+        is_finished = isinstance(eval_run, dict) and eval_run.get("status") == "finished"
+        if retry_failed or not is_finished:
+            yield directory, manifest

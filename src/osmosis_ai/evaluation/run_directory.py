@@ -61,8 +61,8 @@ class RunDirectory:
             unfinished.unlink(missing_ok=True)
         sync_directory(self.path.parent)
 
-    def put_aside(self) -> Path | None:
-        """Rename the run to ``<name>.archive-<stamp>``; None when there is no run here."""
+    def archive(self) -> Path | None:
+        """Rename the run to ``<name>.archive-<stamp>``; None if the directory has no run."""
         if not self.manifest.exists():
             return None
         base = archive_name(self.path.name)

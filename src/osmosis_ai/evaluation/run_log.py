@@ -12,9 +12,9 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
-from itertools import pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -28,9 +28,9 @@ from osmosis_ai.redaction import Redactor
 LogDirection = Literal["older", "newer"]
 _BLOCK_BYTES = 1 << 18
 _MAX_MESSAGE_BYTES = 64 * 1024
-# One page searches at most this many bytes for the beginnings of its lines.
-_MAX_SCANNED_BYTES = 1 << 30
-# The details may begin at any of this many braces of a line. Each try reads to the end of the line.
+# No line is longer, and no page.
+_MAX_READ_BYTES = 1 << 26
+# The details may begin at any of the first braces of a line; each try reads to the end of the line.
 _MAX_BRACES = 20
 _CURSOR = re.compile(r"byte-([0-9]{1,18})")
 _LINE = re.compile(r"(\S{10,40}) (DEBUG|INFO|WARNING|ERROR) \[([^\]\n]{0,80})\] (.*)", re.DOTALL)
@@ -40,7 +40,7 @@ Level = Literal["INFO", "WARNING", "ERROR"]
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """An event of a run."""
+    """An event of a run, without secrets."""
 
     time: datetime
     level: Level
@@ -48,26 +48,19 @@ class LogEvent:
     message: str
     details: Mapping[str, Any]
 
-    def redacted(self, redact: Redactor) -> LogEvent:
-        """Return the event without secrets, its message in one line."""
-        message = " ".join(redact.text(self.message).split())
-        return replace(self, message=message, details=redact.tree(self.details))
-
-    def to_line(self, redact: Redactor) -> str:
+    def to_line(self) -> str:
         """Return the event as a line of ``logs.txt``, without its newline."""
-        shown = self.redacted(redact)
-        moment = shown.time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        facts = orjson.dumps(shown.details, default=str, option=orjson.OPT_SORT_KEYS).decode()
-        return f"{moment} {shown.level} [{shown.step}] {shown.message} {facts}"
-
-
-EventSink = Callable[[LogEvent, Redactor], None]
+        moment = self.time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        facts = orjson.dumps(self.details, default=str, option=orjson.OPT_SORT_KEYS).decode()
+        return f"{moment} {self.level} [{self.step}] {self.message} {facts}"
 
 
 class RunLog:
     """Appends to a run's log. Lines are flushed to the system, not to the disk."""
 
-    def __init__(self, path: Path, redact: Redactor, *, echo: EventSink | None = None) -> None:
+    def __init__(
+        self, path: Path, redact: Redactor, *, echo: Callable[[LogEvent], None] | None = None
+    ) -> None:
         self._redact = redact
         self._echo = echo
         # A closed descriptor may be reused for another file, so writing and closing exclude each other.
@@ -77,10 +70,11 @@ class RunLog:
     def write(self, step: str, message: str, *, level: Level = "INFO", **details: Any) -> None:
         """Append one line; it is dropped if the disk is full, since the log is not a result."""
         known = {key: value for key, value in details.items() if value is not None}
-        event = LogEvent(datetime.now(timezone.utc), level, step, message, known)
+        message = " ".join(self._redact.text(message).split())
+        event = LogEvent(datetime.now(timezone.utc), level, step, message, self._redact.tree(known))
         if self._echo is not None:
-            self._echo(event, self._redact)
-        line = event.to_line(self._redact).encode("utf-8", "replace") + b"\n"
+            self._echo(event)
+        line = event.to_line().encode("utf-8", "replace") + b"\n"
         with self._using, suppress(OSError):
             os.write(self._descriptor, line)
 
@@ -102,12 +96,10 @@ def redact_file(path: Path, redact: Redactor) -> None:
     """Replace the secrets in a log that another process wrote; the file is only replaced if it has any."""
     if not path.exists():
         return
+    changed = False
     temporary = path.with_name(f".{path.name}.tmp")
-    with (
-        path.open("rb") as raw,
-        os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as clean,
-    ):
-        changed = False
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with path.open("rb") as raw, os.fdopen(descriptor, "wb") as clean:
         for line in raw:
             text = line.decode("utf-8", "surrogateescape")
             redacted = redact.text(text)
@@ -148,59 +140,36 @@ def _position(cursor: str) -> int:
 
 
 def _older(file: BinaryIO, end: int, limit: int, *, newer: bool) -> LogPage:
-    starts = _line_starts(file, end, limit + 1)
-    last, first = starts[0], starts[-1]
-    following = cursor_at(last) if newer else cursor_at(first) if 0 < first < last else None
-    lines = [_line_between(file, start, stop) for stop, start in pairwise(starts)]
-    return LogPage(logs=lines[::-1], next_cursor=following)
-
-
-def _line_starts(file: BinaryIO, end: int, limit: int) -> list[int]:
-    """Return where the last whole line before ``end`` ends, then where lines begin, from the last one on."""
-    starts: list[int] = []
-    position = end
-    while position > 0 and len(starts) < limit and end - position < _MAX_SCANNED_BYTES:
-        step = min(_BLOCK_BYTES, position)
-        position -= step
-        file.seek(position)
-        block = file.read(step)
-        found = len(block)
-        while len(starts) < limit and (found := block.rfind(b"\n", 0, found)) >= 0:
-            starts.append(position + found + 1)
-    if len(starts) < limit and (position == 0 or starts):
-        starts.append(position)
-    return starts or [end]
-
-
-def _line_between(file: BinaryIO, start: int, stop: int) -> LogEntry:
-    """Return the line between two bytes; a long one is truncated."""
-    file.seek(start)
-    line = file.read(min(stop - start, _MAX_MESSAGE_BYTES))
-    entry = parse_line(line)
-    left = stop - start - len(line)
-    if left > 0:
-        entry.message = f"{entry.message}… ({left:,} more bytes in the file)"
-    return entry
+    """Return the last lines before ``end``, and a cursor to the lines before them, or after them if ``newer``."""
+    start, block = end, b""
+    while start > 0 and block.count(b"\n") <= limit and len(block) < _MAX_READ_BYTES:
+        start = max(0, end - max(_BLOCK_BYTES, 4 * len(block)))
+        file.seek(start)
+        block = file.read(end - start)
+    # The block may begin and end within a line.
+    first, last = block.find(b"\n") + 1 if start > 0 else 0, block.rfind(b"\n") + 1
+    lines = [line + b"\n" for line in block[first:last].split(b"\n")[:-1]][-limit:]
+    begin, end = start + last - sum(map(len, lines)), start + last
+    following = cursor_at(end) if newer else cursor_at(begin) if 0 < begin < end else None
+    return LogPage(logs=[parse_line(line) for line in lines], next_cursor=following)
 
 
 def _newer(file: BinaryIO, position: int, limit: int) -> LogPage:
-    entries: list[LogEntry] = []
-    while len(entries) < limit:
-        file.seek(position)
-        # A line may be longer than memory: it is read in blocks until its end.
-        while (block := file.readline(_BLOCK_BYTES)) and not block.endswith(b"\n"):
-            pass
-        if not block:
-            break
-        end = file.tell()
-        entries.append(_line_between(file, position, end))
-        position = end
-    return LogPage(logs=entries, next_cursor=cursor_at(position))
+    file.seek(position)
+    lines: list[bytes] = []
+    while len(lines) < limit and (line := file.readline(_MAX_READ_BYTES)).endswith(b"\n"):
+        lines.append(line)
+    return LogPage(
+        logs=[parse_line(line) for line in lines], next_cursor=cursor_at(position + sum(map(len, lines)))
+    )
 
 
 def parse_line(line: bytes) -> LogEntry:
-    """Parse a line of a log; a line of another format becomes the message."""
-    text = line.decode("utf-8", "replace").rstrip("\r\n")[:_MAX_MESSAGE_BYTES]
+    """Parse a line of a log; a line of another format becomes the message. A long line is truncated."""
+    text = line[:_MAX_MESSAGE_BYTES].decode("utf-8", "replace").rstrip("\r\n")
+    left = len(line) - _MAX_MESSAGE_BYTES
+    if left > 0:
+        text = f"{text}… ({left:,} more bytes in the file)"
     found = _LINE.fullmatch(text)
     if found is None:
         return LogEntry(message=text)
@@ -221,14 +190,8 @@ def with_attempt(message: str, details: Mapping[str, Any] | None) -> str:
 
 def _split(rest: str) -> tuple[str, dict[str, Any] | None]:
     """Return message and details, which are a JSON object at the end of the line."""
-    start = rest.find("{") if rest.endswith("}") else -1
-    for _ in range(_MAX_BRACES):
-        if start < 0:
-            break
-        try:
-            details = json.loads(rest[start:])
-        except (ValueError, RecursionError):
-            start = rest.find("{", start + 1)
-            continue
-        return rest[:start].rstrip(), details if isinstance(details, dict) else None
+    if rest.endswith("}"):
+        for brace in islice(re.finditer("{", rest), _MAX_BRACES):
+            with suppress(ValueError, RecursionError):
+                return rest[: brace.start()].rstrip(), json.loads(rest[brace.start() :])
     return rest, None

@@ -30,28 +30,27 @@ from osmosis_ai.evaluation.attempt_files import AttemptFilesWriter
 from osmosis_ai.evaluation.hooks import (
     ProgressSnapshot,
     RunHooks,
-    RunPlan,
     RunSummary,
     describe_run,
     first_failures,
 )
 from osmosis_ai.evaluation.intervals import load_distributions
 from osmosis_ai.evaluation.journal import Journal, load_results, salvage
-from osmosis_ai.evaluation.manifest import Manifest, run_inputs
+from osmosis_ai.evaluation.manifest import Manifest, RunPlan, open_run, run_inputs
 from osmosis_ai.evaluation.metrics import RunMetrics, compute_metrics, describe_copied_rows
-from osmosis_ai.evaluation.opened_run import OpenedRun, open_run
 from osmosis_ai.evaluation.record import record_of
 from osmosis_ai.evaluation.results import AttemptId, AttemptTable
 from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
-from osmosis_ai.evaluation.sources import RolloutSource, ServerSetting
-from osmosis_ai.evaluation.spec import NOTHING, DatasetInput, EvalRunOptions, EvalRunSpec, Spending, Spent
+from osmosis_ai.evaluation.sources import RemoteSource, RolloutSource
+from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, EvalRunSpec, Spending, Spent
 from osmosis_ai.files import cache_dir as default_cache_dir
 from osmosis_ai.redaction import Redactor, exposure_warnings
 
 if TYPE_CHECKING:
     from osmosis_ai.controller.dispatcher import RolloutRunner
     from osmosis_ai.controller.model_proxy import RolloutUsage
-    from osmosis_ai.controller.server_process import AttemptLostError
+    from osmosis_ai.controller.remote_agents import RemoteAgent
+    from osmosis_ai.controller.server_process import AttemptLostError, RolloutServer
     from osmosis_ai.datasets import Selection
     from osmosis_ai.llm.client import ModelClient
     from osmosis_ai.llm.providers import ModelEndpoint
@@ -133,10 +132,12 @@ class EvalRunner:
             if self.options.retry_failed:
                 self.table.reopen_failed()
             self.servers = self._useful_servers()
-            self.hooks.plan(self._plan(opened))
+            opened.total, opened.pending = len(self.table), self.table.open_count
+            opened.servers = self.servers
+            self.hooks.plan(opened)
             if warning := describe_copied_rows(self.table.copied_rows, len(self.selection)):
                 self.hooks.note(warning)
-            pending = self.table.open_count
+            pending = opened.pending
             if pending and not await self.hooks.confirm_dispatch(
                 pending=pending, model_path=self.spec.experiment.model_path
             ):
@@ -165,7 +166,7 @@ class EvalRunner:
             inputs["work_items"] = sorted(map(list, self.only))
         return {**inputs, **self.rollout.inputs()}
 
-    def _salvage(self, opened: OpenedRun) -> None:
+    def _salvage(self, opened: RunPlan) -> None:
         directory = opened.directory
         if opened.manifest is None or not directory.events.exists():
             self.hooks.note(f"'{opened.name}' has no journal yet: there is nothing to salvage.")
@@ -184,30 +185,12 @@ class EvalRunner:
         return max(float(earlier) / 1000, self.options.worked_before_s)
 
     def _useful_servers(self) -> int:
-        if self.rollout.is_remote:
+        if isinstance(self.rollout, RemoteSource):
             return 1
         at_once = self.options.max_in_flight or self.spec.evaluation.batch_size
-        return useful_servers(self.options.servers, rollouts=self.table.open_count, at_once=at_once)
+        return useful_servers(self.options.servers or 1, rollouts=self.table.open_count, at_once=at_once)
 
-    def _plan(self, opened: OpenedRun) -> RunPlan:
-        total, pending = len(self.table), self.table.open_count
-        return RunPlan(
-            run_name=opened.name,
-            run_dir=opened.directory.path,
-            model_path=self.spec.experiment.model_path,
-            rows=len(self.selection),
-            rows_in_file=self.selection.total_rows,
-            n=self.spec.evaluation.n,
-            total=total,
-            pending=pending,
-            resumed=total - pending,
-            continued=opened.manifest is not None or pending < total,
-            found=opened.found,
-            archived=opened.archived,
-            servers=self.servers,
-        )
-
-    def _write_manifest(self, opened: OpenedRun, inputs: Mapping[str, Any]) -> Manifest:
+    def _write_manifest(self, opened: RunPlan, inputs: Mapping[str, Any]) -> Manifest:
         """Return the run's manifest; for a new run, write it before anything else."""
         manifest = opened.manifest
         if manifest is None:
@@ -241,7 +224,7 @@ class _Session(AttemptResults):
         self._is_interrupted = False
         self._resumed = len(run.table) - run.table.open_count
         self._finished = self._dispatched = 0
-        self._spent, self._spent_at = NOTHING, -math.inf
+        self._spent, self._spent_at = Spent(), -math.inf
         self._indexed: tuple[int, int] | None = None
         # Attempts that were lost with their server, by source row and run, and how often. Those run again first, so
         # there are never many.
@@ -304,6 +287,7 @@ class _Session(AttemptResults):
             raise
 
     async def _make_attempts(self) -> Stop | None:
+        from osmosis_ai.controller.callbacks import AttemptTimeouts
         from osmosis_ai.controller.dispatcher import RolloutRunner
         from osmosis_ai.controller.model_proxy import ProviderProxy
 
@@ -311,34 +295,16 @@ class _Session(AttemptResults):
         async with AsyncExitStack() as stack:
             client = await self._open_model(stack)
             self._hooks.stage("preparing the rollout's environment")
-            environment, server = await run.rollout.server(
-                ServerSetting(
-                    spec=run.spec,
-                    directory=run.directory,
-                    environ=run.environ,
-                    secret_values=run.secret_values,
-                    cache_dir=run.cache_dir or default_cache_dir(),
-                    port=run.options.rollout_port,
-                    note=self._hooks.note,
-                )
-            )
-            if environment is not None:
-                self._log.write(
-                    "deps", environment.summary, kind=environment.kind, python=str(environment.python)
-                )
-                self._directory.write_environment(run.redact.text(environment.description))
-                self._hooks.environment(environment.description)
-                servers = "server" if run.servers == 1 else f"{run.servers} servers"
-                self._hooks.stage(f"starting the rollout's {servers}")
-            else:
-                self._hooks.stage("looking for the served agent")
+            server = await self._prepare_server(run)
             model_key = secrets.token_urlsafe(32)
             runner = RolloutRunner(
                 ProviderProxy(client),
                 bridge_token=model_key,
                 server=server,
                 servers=run.servers,
-                timeouts=run.spec.timeouts,
+                timeouts=AttemptTimeouts(
+                    run.spec.evaluation.agent_workflow_timeout_s, run.spec.evaluation.grader_timeout_s
+                ),
                 redact=run.redact,
                 note=self._note,
                 log=self._log.write,
@@ -354,6 +320,35 @@ class _Session(AttemptResults):
                     "The model's endpoint does not accept a seed: running this again gives other samples."
                 )
             return stop
+
+    async def _prepare_server(self, run: EvalRunner) -> RolloutServer | RemoteAgent:
+        """Return the server of the agent, not yet started."""
+        from osmosis_ai.controller.server_process import prepare_server
+
+        rollout, directory = run.rollout, self._directory
+        if isinstance(rollout, RemoteSource):
+            self._hooks.note(f"remote agent: '{rollout.name}'")
+            self._hooks.stage("looking for the served agent")
+            return rollout.agent()
+        environment, server = await prepare_server(
+            rollout.path,
+            run.spec.experiment.entrypoint,
+            environ=rollout.server_environment(run.environ),
+            variables=run.spec.env,
+            secret_values=run.secret_values,
+            artifact_root=directory.trials,
+            log_path=directory.server_log,
+            cache_dir=run.cache_dir or default_cache_dir(),
+            note=self._hooks.note,
+            port=run.options.rollout_port,
+            sandbox=rollout.sandbox,
+        )
+        self._log.write("deps", environment.summary, kind=environment.kind, python=str(environment.python))
+        directory.write_environment(run.redact.text(environment.description))
+        self._hooks.environment(environment.description)
+        servers = "server" if run.servers == 1 else f"{run.servers} servers"
+        self._hooks.stage(f"starting the rollout's {servers}")
+        return server
 
     async def _open_model(self, stack: AsyncExitStack) -> ModelClient:
         """Open the model and, unless the options say otherwise, check that it answers."""
@@ -544,16 +539,10 @@ class _Session(AttemptResults):
                 await asyncio.wait_for(over.wait(), _PROGRESS_S)
 
     def _progress(self, elapsed_s: float) -> ProgressSnapshot:
-        table, spending = self._table, self._spending
-        rewards = table.rewards
-        return ProgressSnapshot(
-            completed=len(table) - table.open_count,
-            total=len(table),
-            passed=int((rewards >= self._run.spec.evaluation.pass_threshold).sum()),
-            failed=table.count("failed"),
-            skipped=table.count("skipped"),
-            scored=rewards.size,
-            reward_mean=float(rewards.mean()) if rewards.size else None,
+        spending = self._spending
+        return ProgressSnapshot.of(
+            self._table,
+            self._run.spec.evaluation.pass_threshold,
             tokens=spending.tokens,
             cost_usd=spending.cost_usd if spending.cost_known else None,
             in_flight=self._dispatcher.in_flight if self._dispatcher is not None else 0,
@@ -622,7 +611,6 @@ class _Session(AttemptResults):
         return RunSummary(
             run_dir=directory.path,
             local_run_id=self._run.manifest.local_run_id,
-            run_name=directory.path.name,
             total_work_items=len(table),
             dispatched=self._dispatched,
             succeeded=table.count("success"),

@@ -1,15 +1,16 @@
 """Digests of a rollout: of all its source files, and of what its grader depends on.
 
-Runs with equal grader digests were graded alike. The converse does not hold: a comment in a grader changes its digest,
-too. The grader digest covers
+Runs with equal grader digests were graded alike. The converse does not hold, since a comment in a grader changes its
+digest. The grader digest covers
 
 - the Python files that define a grader (a class derived from ``...Grader``, a function under ``@osmosis_reward`` or
   ``@osmosis_rubric``, ``eval_fns``, an agent loop, which may give its own reward), and the files that these import;
 - all files that are not Python, such as rubrics and answer keys;
 - the grader's time limit and the config's variables, except those that only the agent's code names.
 
-Of a file with both an agent and a grader it covers only the statements that grading may depend on. If no grader is
-found, or a grader imports by a computed name, the whole rollout counts. A project's name, version and description do not.
+In a file with both an agent and a grader it covers only the statements that grading may depend on. If no grader is
+found, or a grader imports by a computed name, it covers the whole rollout. It never covers a project's name, version
+and description.
 """
 
 from __future__ import annotations
@@ -23,24 +24,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from osmosis_ai.config.lines import parse_toml
+from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.rollout.loop import entrypoints
 
 # Tools leave these in a source directory; they are not part of the agent.
 _BY_PRODUCTS = frozenset(
-    [
-        "__pycache__",
-        ".git",
-        ".venv",
-        "venv",
-        "dist",
-        "build",
-        "node_modules",
-        ".pytest_cache",
-        ".ruff_cache",
-        ".mypy_cache",
-        "uv.lock",
-    ]
+    (
+        *("__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"),
+        *(".git", ".venv", "venv", "uv.lock", "node_modules", "dist", "build"),
+    )
 )
 _DECORATORS = frozenset({"osmosis_reward", "osmosis_rubric"})
 _COMPUTED_IMPORTS = frozenset({"__import__", "import_module", "exec", "eval", "globals", "vars"})
@@ -55,12 +48,8 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 def source_digest(rollout_dir: Path, *, output_root: Path | None = None) -> str:
     """Return the SHA-256 (hex) over the names and bytes of a rollout's files."""
     digest = hashlib.sha256()
-    for relative, path in _source_files(rollout_dir, output_root):
-        content = hashlib.sha256()
-        with path.open("rb") as handle:
-            while chunk := handle.read(1 << 20):
-                content.update(chunk)
-        digest.update(os.fsencode(relative) + b"\0" + content.digest())
+    for name, path in _source_files(rollout_dir, output_root):
+        digest.update(os.fsencode(name) + b"\0" + bytes.fromhex(file_digest(path)))
     return digest.hexdigest()
 
 
@@ -91,22 +80,18 @@ def _source_files(rollout_dir: Path, output_root: Path | None) -> list[tuple[str
     """Return the files of a rollout, each with its path relative to it, sorted."""
     found, pending = [], [rollout_dir]
     while pending:
-        with os.scandir(pending.pop()) as entries:
-            children = list(entries)
-        for entry in children:
-            path = Path(entry.path)
-            if entry.name in _BY_PRODUCTS or entry.name.endswith(".egg-info"):
+        for path in pending.pop().iterdir():
+            if path.name in _BY_PRODUCTS or path.name.endswith(".egg-info"):
                 continue
-            if entry.is_symlink() and not entry.is_file():
+            if path.is_file():
+                found.append((path.relative_to(rollout_dir).as_posix(), path))
+            elif path.is_symlink():
                 raise OsmosisError(
-                    f"'{path}' is a symbolic link to {'a directory' if entry.is_dir() else 'nothing'}. "
+                    f"'{path}' is a symbolic link to {'a directory' if path.is_dir() else 'nothing'}. "
                     "Its content could change between two sessions of a run. Copy the files in, or remove the link."
                 )
-            if entry.is_dir():
-                if output_root is None or path.resolve() != output_root.resolve():
-                    pending.append(path)
-            elif entry.is_file():
-                found.append((path.relative_to(rollout_dir).as_posix(), path))
+            elif path.is_dir() and (output_root is None or path.resolve() != output_root.resolve()):
+                pending.append(path)
     return sorted(found)
 
 
@@ -140,8 +125,7 @@ def _grading_sources(sources: Mapping[str, bytes]) -> Mapping[str, bytes]:
         trees = {name: ast.parse(content) for name, content in sources.items()}
     except (SyntaxError, ValueError, RecursionError):
         return sources
-    found = {name: _grading_statements(tree) for name, tree in trees.items()}
-    parts = {name: statements for name, statements in found.items() if statements is not None}
+    parts = {name: statements for name, tree in trees.items() if (statements := _grading_statements(tree))}
     imported: set[str] = set()
     pending = list(parts.items())
     while pending:
@@ -152,22 +136,21 @@ def _grading_sources(sources: Mapping[str, bytes]) -> Mapping[str, bytes]:
         new = {file for file in _imported_files(name, nodes) if file in sources} - imported
         imported |= new
         pending += [(file, trees[file].body) for file in new]
-    whole = imported | {name for name, statements in parts.items() if statements is trees[name].body}
-    texts = {name: _source_lines(sources[name], statements) for name, statements in parts.items()}
-    return {**texts, **{name: sources[name] for name in whole}} or sources
+    grading = {name: _source_lines(sources[name], statements) for name, statements in parts.items()}
+    return {**grading, **{name: sources[name] for name in imported}} or sources
 
 
-def _grading_statements(tree: ast.Module) -> list[ast.stmt] | None:
-    """Return the statements of a file that grading may depend on; None for a file that does not grade.
+def _grading_statements(tree: ast.Module) -> list[ast.stmt]:
+    """Return the statements of a file that grading may depend on; none for a file that does not grade.
 
-    Of a file with a grader and an agent these are the graders, statements that do more than bind a name (a call, an
-    ``if``), and everything that these name, directly or not. A workflow counts only if a grader names it.
+    These are the graders, the statements that do more than bind a name (a call, an ``if``), and everything that these
+    name, directly or not. A workflow counts only if a grader names it.
     """
     if entrypoints.binds_eval_fns(tree) or entrypoints.is_agent_loop_module(tree):
         return tree.body
     graders = [node for node in tree.body if any(map(_is_grader, ast.walk(node)))]
     if not graders:
-        return None
+        return []
     bound: dict[str, list[ast.stmt]] = {}
     acting = []
     for statement in tree.body:
@@ -177,7 +160,10 @@ def _grading_statements(tree: ast.Module) -> list[ast.stmt] | None:
         is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
         if names is None and not is_text:
             acting.append(statement)
-    reached = _reached(graders, bound, into_workflows=True) | _reached(acting, bound, into_workflows=False)
+    except_workflows = {
+        name: [each for each in statements if not _is_workflow(each)] for name, statements in bound.items()
+    }
+    reached = _reached(graders, bound) | _reached(acting, except_workflows)
     return [statement for statement in tree.body if id(statement) in reached]
 
 
@@ -189,9 +175,7 @@ def _is_grader(node: ast.AST) -> bool:
     return False
 
 
-def _reached(
-    start: Iterable[ast.stmt], bound: Mapping[str, Sequence[ast.stmt]], *, into_workflows: bool
-) -> set[int]:
+def _reached(start: Iterable[ast.stmt], bound: Mapping[str, Sequence[ast.stmt]]) -> set[int]:
     """Return the ids of the statements and of everything that they name, directly or not."""
     found: set[int] = set()
     pending = list(start)
@@ -202,9 +186,7 @@ def _reached(
         found.add(id(statement))
         for node in ast.walk(statement):
             if isinstance(node, ast.Name):
-                pending += [
-                    each for each in bound.get(node.id, ()) if into_workflows or not _is_workflow(each)
-                ]
+                pending += bound.get(node.id, ())
     return found
 
 
@@ -215,7 +197,7 @@ def _is_workflow(statement: ast.stmt) -> bool:
 
 
 def _bound_names(statement: ast.stmt) -> list[str] | None:
-    """Return the names that a statement binds and does nothing else; None for others."""
+    """Return the names that a statement binds if it does nothing else; None for other statements."""
     if isinstance(statement, _DEFINITIONS):
         return [statement.name]
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
@@ -229,10 +211,8 @@ def _bound_names(statement: ast.stmt) -> list[str] | None:
 
 def _last_name(node: ast.expr) -> str:
     """Return the last name of an expression: ``b`` of ``a.b[c](d)``; "" without one."""
-    if isinstance(node, ast.Call):
-        return _last_name(node.func)
-    if isinstance(node, ast.Subscript):
-        return _last_name(node.value)
+    while isinstance(node, (ast.Call, ast.Subscript)):
+        node = node.func if isinstance(node, ast.Call) else node.value
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
@@ -252,22 +232,16 @@ def _source_lines(source: bytes, statements: Iterable[ast.stmt]) -> bytes:
 def _imported_files(name: str, nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the files that the imports of a file may refer to, whether they exist or not."""
     package = PurePosixPath(name).parent.parts
+    modules: list[tuple[str, ...]] = []
     for node in nodes:
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from _files_of(tuple(alias.name.split(".")))
+            modules += [tuple(alias.name.split(".")) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             # A relative import begins in the file's own package, an absolute one in the rollout's directory.
             base = package[: len(package) - (node.level - 1)] if node.level else ()
             module = (*base, *node.module.split(".")) if node.module else base
-            yield from _files_of(module)
-            for alias in node.names:
-                yield from _files_of((*module, alias.name))
-
-
-def _files_of(module: tuple[str, ...]) -> Iterator[str]:
-    """Yield the file of a module, and those of its packages."""
-    for length in range(1, len(module) + 1):
-        yield "/".join((*module[:length], "__init__.py"))
-    if module:
+            modules += [module, *((*module, alias.name) for alias in node.names)]
+    for module in modules:
         yield "/".join(module) + ".py"
+        for length in range(1, len(module) + 1):
+            yield "/".join((*module[:length], "__init__.py"))

@@ -1,6 +1,6 @@
 """Sources of a run's agent and model.
 
-The engine knows only this of an agent: a digest and inputs, which lock a resume, and how to start its server.
+The engine knows an agent only by its digest and inputs, which must not change on resume, and by its server.
 """
 
 from __future__ import annotations
@@ -11,42 +11,25 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.source_digest import grader_digest, source_digest
 from osmosis_ai.evaluation.spec import EvalRunSpec
 from osmosis_ai.process_environment import program_environment, why_reserved
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.environments import RolloutEnvironment
     from osmosis_ai.controller.remote_agents import AgentLocation, RemoteAgent
-    from osmosis_ai.controller.server_process import RolloutServer
-    from osmosis_ai.inference import InferenceServer
     from osmosis_ai.llm.providers import ModelEndpoint
     from osmosis_ai.sandbox import Sandbox
 
 
-@dataclass(frozen=True)
-class ServerSetting:
-    """Settings that a rollout's server is started with."""
-
-    spec: EvalRunSpec
-    directory: RunDirectory
-    environ: Mapping[str, str] = field(repr=False)
-    secret_values: Mapping[str, str] = field(repr=False)
-    cache_dir: Path
-    port: int | None
-    note: Callable[[str], None]
-
-
 class RolloutSource(ABC):
-    """An agent that a server can run."""
+    """An agent: the code of a server that runs it, or the address of a remote one (:class:`RemoteSource`)."""
 
-    is_remote: ClassVar[bool] = False
+    path: Path
     sandbox: Sandbox | None = None
 
     @abstractmethod
@@ -61,11 +44,9 @@ class RolloutSource(ABC):
         """Return the digest of the grader; None if the grader is not distinguished from the agent."""
         return None
 
-    @abstractmethod
-    async def server(
-        self, setting: ServerSetting
-    ) -> tuple[RolloutEnvironment | None, RolloutServer | RemoteAgent]:
-        """Return the environment and the server, not yet started; a remote agent has no environment."""
+    def server_environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the environment of the agent's server, given that of this process."""
+        return environ
 
 
 class ProjectSource(RolloutSource):
@@ -76,44 +57,21 @@ class ProjectSource(RolloutSource):
         self.sandbox = sandbox
 
     def source_digest(self, output_root: Path) -> str:
-        """Return the digest of the directory's files."""
         if output_root.resolve() == self.path.resolve():
             raise OsmosisError(f"Results cannot be written into the rollout's own directory: '{self.path}'.")
         return source_digest(self.path, output_root=output_root)
 
     def grader_digest(self, spec: EvalRunSpec, output_root: Path) -> str | None:
-        """Return the digest of the grader."""
-        return grader_digest(
-            self.path,
-            grader_timeout_s=spec.evaluation.grader_timeout_s,
-            env=spec.env,
-            output_root=output_root,
-        )
+        timeout_s = spec.evaluation.grader_timeout_s
+        return grader_digest(self.path, grader_timeout_s=timeout_s, env=spec.env, output_root=output_root)
 
-    async def server(self, setting: ServerSetting) -> tuple[RolloutEnvironment, RolloutServer]:
-        """Build the environment unless the running interpreter suffices."""
-        from osmosis_ai.controller.server_process import prepare_server
-
-        return await prepare_server(
-            self.path,
-            setting.spec.experiment.entrypoint,
-            # In a sandbox only the variables that programs need are passed on from the user's shell.
-            environ=program_environment(setting.environ) if self.sandbox else setting.environ,
-            variables=setting.spec.env,
-            secret_values=setting.secret_values,
-            artifact_root=setting.directory.trials,
-            log_path=setting.directory.server_log,
-            cache_dir=setting.cache_dir,
-            note=setting.note,
-            port=setting.port,
-            sandbox=self.sandbox,
-        )
+    def server_environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        # In a sandbox only the variables that programs need are passed on from the user's shell.
+        return program_environment(environ) if self.sandbox else environ
 
 
 class RemoteSource(RolloutSource):
     """An agent that its owner serves; a result depends on its name, not on any file here."""
-
-    is_remote: ClassVar[bool] = True
 
     def __init__(self, name: str, locate: Callable[[], AgentLocation], *, hint: str) -> None:
         self.name = name
@@ -121,13 +79,7 @@ class RemoteSource(RolloutSource):
         self._locate = locate
 
     def source_digest(self, output_root: Path) -> str:
-        """Return the digest of the agent's name."""
         return hashlib.sha256(f"server://{self.name}".encode()).hexdigest()
-
-    async def server(self, setting: ServerSetting) -> tuple[None, RemoteAgent]:
-        """Return the agent, not yet looked up."""
-        setting.note(f"remote agent: '{self.name}'")
-        return None, self.agent()
 
     def agent(self) -> RemoteAgent:
         """Return the agent; it calls back at the address that this machine's operator configured."""
@@ -175,8 +127,12 @@ async def open_policy(
         adapter=adapter.directory if adapter is not None else None,
         served_as=model_path,
     )
+
+    async def report_death() -> None:
+        lost(await server.death())
+
     async with server:
-        watch = asyncio.create_task(_watch(server, lost))
+        watch = asyncio.create_task(report_death())
         try:
             yield resolve_model(model_path, env, served={model_path: (server.base_url, server.api_key)})
         finally:
@@ -196,7 +152,3 @@ def _exported(env: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
-
-
-async def _watch(server: InferenceServer, lost: Callable[[Exception], None]) -> None:
-    lost(await server.death())

@@ -1,7 +1,7 @@
 """The specification, options, budget and name of an evaluation run.
 
-An :class:`EvalRunSpec` decides the results and locks a resume, except for ``pass_threshold``, which only reads them, and
-``batch_size``, which only paces them. :class:`EvalRunOptions` never change a result.
+An :class:`EvalRunSpec` decides the results and must not change on resume, except for ``pass_threshold`` and
+``batch_size``. :class:`EvalRunOptions` never change a result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
     from osmosis_ai.config.sections import EvaluationSettings, Experiment
-    from osmosis_ai.controller.callbacks import AttemptTimeouts
     from osmosis_ai.datasets import DatasetRow, Selection
     from osmosis_ai.evaluation.record import TerminalRecord
 
@@ -40,14 +39,6 @@ class EvalRunSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     secret_names: tuple[str, ...] = ()
 
-    @property
-    def timeouts(self) -> AttemptTimeouts:
-        """Time limits of an attempt."""
-        from osmosis_ai.controller.callbacks import AttemptTimeouts
-
-        settings = self.evaluation
-        return AttemptTimeouts(settings.agent_workflow_timeout_s, settings.grader_timeout_s)
-
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -67,9 +58,6 @@ class Budget:
             if limit is not None and not (0 < limit < float("inf")):
                 raise OsmosisError(f"'{option}' must be a positive number, not {limit}.")
 
-    def __bool__(self) -> bool:
-        return (self.max_cost_usd, self.max_tokens, self.max_time_s) != (None, None, None)
-
 
 @dataclass(frozen=True)
 class EvalRunOptions:
@@ -81,44 +69,25 @@ class EvalRunOptions:
     salvage: bool = False
     max_in_flight: int | None = None
     rollout_port: int | None = None
-    servers: int = 1
+    servers: int | None = None
     preflight: bool = True
     verbose: bool = False
     seed: int = 0
     budget: Budget = field(default_factory=Budget)
     previews: bool = True
-    adopts_journal: bool = False
+    adopts_journal: bool = False  # a journal without a manifest, as a platform's worker restores it
     worked_before_s: float = 0.0
 
     def __post_init__(self) -> None:
-        from osmosis_ai.config.execution import MOST_SERVERS
-
         if self.name is not None:
             check_run_name(self.name)
-        counts = {
-            "--max-in-flight": self.max_in_flight,
-            "--rollout-port": self.rollout_port,
-            "--servers": self.servers,
-        }
-        problems = [
-            f"'{option}' must be a whole number above 0, not {value!r}"
-            for option, value in counts.items()
-            if value is not None and not (type(value) is int and value > 0)
-        ]
-        conflicts = {"--salvage": self.salvage, "--retry-failed": self.retry_failed}
-        conflicting = [option for option, is_given in conflicts.items() if self.fresh and is_given]
-        problems += [f"'--fresh' and '{option}' cannot be combined" for option in conflicting]
-        if type(self.seed) is not int:
-            problems.append(f"'--seed' must be a whole number, not {self.seed!r}")
-        if self.rollout_port is not None and self.rollout_port > 65535:
-            problems.append(f"'--rollout-port' must be at most 65535, not {self.rollout_port}")
-        if self.servers > MOST_SERVERS:
-            problems.append(f"'--servers' must be at most {MOST_SERVERS}, not {self.servers}")
-        if self.rollout_port is not None and self.servers > 1:
-            problems.append("'--rollout-port' requires '--servers 1'")
-        if problems:
-            hint = "without '--fresh' the run of that name continues; '--fresh' alone archives it and starts over"
-            raise OsmosisError("; ".join(problems) + ".", hint=hint if conflicting else None)
+        if self.rollout_port is not None and (self.servers or 1) > 1:
+            raise OsmosisError("'--rollout-port' requires '--servers 1'.")
+        if self.fresh and (self.salvage or self.retry_failed):
+            raise OsmosisError(
+                f"'--fresh' and '{'--salvage' if self.salvage else '--retry-failed'}' cannot be combined.",
+                hint="without '--fresh' the run of that name continues; '--fresh' alone archives it and starts over",
+            )
 
 
 @dataclass(frozen=True)
@@ -152,11 +121,8 @@ def previews_enabled(advanced: Mapping[str, Any] | None) -> bool:
 class Spent(NamedTuple):
     """Tokens and cost of some attempts."""
 
-    tokens: int
-    cost_usd: float
-
-
-NOTHING = Spent(0, 0.0)
+    tokens: int = 0
+    cost_usd: float = 0.0
 
 
 class Spending:
@@ -171,8 +137,7 @@ class Spending:
         self.tokens = 0
         self.cost_usd = 0.0
         self.cost_known = False
-        self._has_unknown_tokens = False
-        self._has_unknown_cost = False
+        self._has_unknown_tokens = self._has_unknown_cost = False
         self._budget = budget
         self._earlier_s = earlier_s
         self._clock = clock
@@ -181,16 +146,16 @@ class Spending:
     def add_record(self, record: TerminalRecord) -> None:
         """Count an attempt, its judges included."""
         self.add(calls=record.model_calls or 0, tokens=record.tokens or 0, cost_usd=record.cost_usd)
-        self.add_judges(tokens=record.judge_tokens or 0, cost_usd=record.judge_cost_usd)
+        # An unknown price of a judge does not end the budget.
+        self._add(record.judge_tokens or 0, record.judge_cost_usd)
 
     def add(self, *, calls: int, tokens: int, cost_usd: float | None) -> None:
         """Count the model calls of an attempt."""
-        self.add_judges(tokens=tokens, cost_usd=cost_usd)
+        self._add(tokens, cost_usd)
         self._has_unknown_tokens |= bool(calls and not tokens)
         self._has_unknown_cost |= bool(calls and cost_usd is None)
 
-    def add_judges(self, *, tokens: int, cost_usd: float | None) -> None:
-        """Count judge calls; an unknown price of a judge does not end the budget."""
+    def _add(self, tokens: int, cost_usd: float | None) -> None:
         self.tokens += tokens
         self.cost_usd += cost_usd or 0.0
         self.cost_known = self.cost_known or cost_usd is not None
@@ -204,7 +169,7 @@ class Spending:
         """Wall-clock seconds of the run, earlier sessions included."""
         return self._earlier_s + self._clock() - self._started
 
-    def exhausted(self, in_flight: Callable[[], Spent] = lambda: NOTHING) -> str | None:
+    def exhausted(self, in_flight: Callable[[], Spent] = Spent) -> str | None:
         """Return why no further attempt may start, with the option to raise; None if one may start."""
         limits = self._budget
         if limits.max_time_s is not None and self.elapsed_s >= limits.max_time_s:
@@ -245,7 +210,7 @@ def is_archive(name: str) -> bool:
 
 
 def name_before_archiving(name: str) -> str:
-    """Return the name of a run before it was archived."""
+    """Return the name that a run had before it was archived."""
     return name.partition(_ARCHIVE)[0]
 
 

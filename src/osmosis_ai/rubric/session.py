@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.controller.dispatcher import Dispatcher, Stop
-from osmosis_ai.evaluation.spec import NOTHING, Budget, Spending, Spent
+from osmosis_ai.evaluation.spec import Budget, Spending, Spent
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rubric.judge import Judge
 from osmosis_ai.rubric.session_journal import CallRecord, CallStates, json_bytes
@@ -309,7 +309,7 @@ class JudgingSession:
         """Estimate the cost of the calls in flight from the mean of finished ones."""
         calls = sum(usage.calls for usage in self.usage)
         if not calls:
-            return NOTHING
+            return Spent()
         share = self._flying / calls
         return Spent(round(self._spending.tokens * share), self._spending.cost_usd * share)
 

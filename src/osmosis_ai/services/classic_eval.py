@@ -297,7 +297,7 @@ async def run_classic_eval(prepared: PreparedClassicEval, hooks: RunHooks) -> Cl
             ks=request.ks,
         )
         if request.output is not None:
-            ours = {"run_name": summary.run_name, "run_dir": str(summary.run_dir)}
+            ours = {"run_name": summary.run_dir.name, "run_dir": str(summary.run_dir)}
             rows = recorded_runs(runner.directory.events, runner.table)
             write_results(request.output, prepared.config, {**results.to_json(), **ours}, rows)
         found.append(results)

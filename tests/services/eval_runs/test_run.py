@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.evaluation.opened_run import RunLock
+from osmosis_ai.evaluation.manifest import Manifest, run_lock
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.sources import open_policy
-from osmosis_ai.evaluation.spec import Budget
+from osmosis_ai.evaluation.spec import Budget, EvalRunOptions
 from osmosis_ai.sandbox import IsolationUnavailableError, SandboxCapability, check_sandbox
 from osmosis_ai.services.eval_runs.info import RunWatcher
 from osmosis_ai.services.eval_runs.run import EvalRunRequest, PreparedEvalRun, local_sandbox, prepare_eval_run
@@ -51,15 +50,15 @@ def configure(workspace: WorkspaceDirectory, text: str) -> None:
 def test_previews_are_kept_unless_the_command_the_decide_file_or_the_config_says_no(
     workspace: WorkspaceDirectory,
 ) -> None:
-    assert prepare(workspace).previews
-    assert not prepare(workspace, previews=False).previews
+    assert prepare(workspace).options.previews
+    assert not prepare(workspace, run=EvalRunOptions(previews=False)).options.previews
     decided = workspace.root / CONFIG.with_name("multiply.decide.toml")
     decided.write_text("[decide]\npreviews = false\n")
-    assert not prepare(workspace).previews
+    assert not prepare(workspace).options.previews
     decided.unlink()
     configure(workspace, MINIMAL_EVAL + "\n[advanced]\npreviews = false\n")
     prepared = prepare(workspace)
-    assert (prepared.previews, prepared.notes) == (False, ())
+    assert (prepared.options.previews, prepared.notes) == (False, ())
 
 
 def test_an_explicit_file_wins_over_the_one_in_data(workspace: WorkspaceDirectory, tmp_path: Path) -> None:
@@ -88,11 +87,11 @@ def test_a_missing_key_is_noticed_unless_it_is_a_secret_still_to_be_given(
 
 def test_a_cost_limit_needs_a_known_price(workspace: WorkspaceDirectory) -> None:
     budget = Budget(max_cost_usd=1.0)
-    prepare(workspace, budget=budget)
+    prepare(workspace, run=EvalRunOptions(budget=budget))
     configure(workspace, MINIMAL_EVAL.replace("gpt-5-mini", "no-such-model-9"))
     prepare(workspace)
     with pytest.raises(OsmosisError, match="needs the price of `openai/no-such-model-9`"):
-        prepare(workspace, budget=budget)
+        prepare(workspace, run=EvalRunOptions(budget=budget))
 
 
 def test_an_origin_is_shown_without_its_password(workspace: WorkspaceDirectory) -> None:
@@ -152,7 +151,7 @@ def test_options_that_do_not_go_together_and_agents_elsewhere_are_refused(
     workspace: WorkspaceDirectory,
 ) -> None:
     with pytest.raises(OsmosisError, match="`--rollout-port` and `--network none` are mutually exclusive"):
-        prepare(workspace, network="none", rollout_port=9000)
+        prepare(workspace, network="none", run=EvalRunOptions(rollout_port=9000))
     configure(workspace, MINIMAL_EVAL.replace('"main.py"', '"server://127.0.0.1:9000"'))
     with pytest.raises(
         OsmosisError, match=r"127\.0\.0\.1:9000 is remote: it cannot be sandboxed on this machine"
@@ -231,7 +230,7 @@ def test_a_half_written_line_is_read_when_it_is_whole(run_dir: Path) -> None:
 
 def test_watching_follows_the_journal_until_the_lock_is_free(run_dir: Path) -> None:
     seen = []
-    lock = RunLock(run_dir.parent, "mine")
+    lock = run_lock(run_dir.parent, "mine")
     lock.__enter__()
     moments = iter(
         [

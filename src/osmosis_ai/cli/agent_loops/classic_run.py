@@ -12,14 +12,14 @@ from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import Block, Cell, Column, Row, Styled, Table
 from osmosis_ai.cli.runs.view import evaluation_note
 from osmosis_ai.evaluation.agent_loop.eval_run import run_scores
-from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks, RunPlan
+from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks
+from osmosis_ai.evaluation.manifest import RunPlan
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.agent_loop.eval_run import ClassicResults
     from osmosis_ai.evaluation.agent_loop.runner import EvalEvalSummary
-    from osmosis_ai.evaluation.hooks import RunPlan
     from osmosis_ai.evaluation.record import TerminalRecord
     from osmosis_ai.evaluation.statistics import Estimate
     from osmosis_ai.services.classic_eval import ClassicEvalRequest, PreparedClassicEval
@@ -41,7 +41,7 @@ def plan_table(plan: RunPlan, prepared: PreparedClassicEval) -> Table:
         *(("Eval Function", f"{each.name} ({each.mode})") for each in prepared.eval_fns),
         ("Runs", f"{formats.count(plan.total)} ({request.n} of each row, {request.batch_size} at once)"),
         ("Servers", plan.servers),
-        ("Kept In", shown_path(plan.run_dir)),
+        ("Kept In", shown_path(plan.directory.path)),
     ]
     return Table(columns=("", ""), rows=rows, title="Evaluation")
 
@@ -195,10 +195,10 @@ class ClassicRun(GracefulStop, RunHooks):
             return
         self._output.show(plan_table(plan, self._prepared))
         if plan.archived is not None:
-            self.note(f"the earlier run is kept as {plan.archived.name}")
-        if plan.continued and plan.resumed:
+            self.note(f"Archived the earlier run as {plan.archived.name}.")
+        if plan.resumed:
             self.note(
-                f"continuing {plan.run_name}: {formats.count(plan.resumed)} of {formats.count(plan.total)} runs "
+                f"continuing {plan.name}: {formats.count(plan.resumed)} of {formats.count(plan.total)} runs "
                 "are finished; `--fresh` starts over"
             )
 

@@ -217,11 +217,11 @@ def _operation(prepared: PreparedClassicEval, result: ClassicResults) -> Operati
         status="partial" if summary.pending else "success" if summary.succeeded else "failed",
         message=message(result),
         resource={
-            "run_name": summary.run_name,
+            "run_name": summary.run_dir.name,
             "run_path": str(summary.run_dir),
             "output_path": str(output) if output else None,
             "summary": result.to_json(),
-            "failed_rows": [failure.to_json() for failure in summary.failures],
+            "failed_rows": summary.failed_rows,
             **(
                 {"stopped": {"kind": summary.stop.kind, "reason": summary.stop.reason}}
                 if summary.stop

@@ -176,6 +176,7 @@ def run(
     # First of all: its keys are not the agent's, which is another program of this user.
     keep_to_itself(os.environ)
     from osmosis_ai import event_loop
+    from osmosis_ai.evaluation.spec import EvalRunOptions
     from osmosis_ai.services.eval_runs.run import EvalRunRequest, prepare_eval_run, run_eval
     from osmosis_ai.workspace.secrets_file import read_secrets_file
 
@@ -183,22 +184,24 @@ def run(
         config=config,
         dataset_file=dataset_file,
         rows=rows,
-        name=name,
         output=output,
-        fresh=fresh,
-        retry_failed=retry_failed,
-        salvage=salvage,
-        max_in_flight=max_in_flight,
         secret_values=read_secrets_file(secrets_file) if secrets_file else {},
-        seed=seed,
-        budget=_budget(max_cost, max_tokens, max_time),
-        rollout_port=rollout_port,
-        servers=servers,
-        verbose=verbose,
         slices=tuple(slices or ()),
-        previews=not no_previews,
         isolate=isolate,
         network=network.value,
+        run=EvalRunOptions(
+            name=name,
+            fresh=fresh,
+            retry_failed=retry_failed,
+            salvage=salvage,
+            max_in_flight=max_in_flight,
+            rollout_port=rollout_port,
+            servers=servers,
+            verbose=verbose,
+            seed=seed,
+            budget=_budget(max_cost, max_tokens, max_time),
+            previews=not no_previews,
+        ),
     )
     prepared = prepare_eval_run(request, fetching=_fetching)
     if upload:
@@ -253,7 +256,7 @@ def _operation(result: EvalRunResult) -> OperationResult:
 def _resource(result: EvalRunResult) -> dict[str, Any]:
     summary, prepared, metrics = result.summary, result.prepared, result.summary.metrics
     resource: dict[str, Any] = {
-        "run_name": summary.run_name,
+        "run_name": summary.run_dir.name,
         "local_run_id": summary.local_run_id,
         "output_path": str(summary.run_dir),
         "dataset_source": prepared.dataset.source,
@@ -264,11 +267,11 @@ def _resource(result: EvalRunResult) -> dict[str, Any]:
         "skipped": summary.skipped,
         "pending": summary.pending,
         "resumed": summary.resumed,
-        "cancelled": summary.cancelled,
+        "cancelled": summary.stop is not None,
         "duration_ms": summary.duration_ms,
         "headline": summary.headline.to_json(),
         "metrics": {**metrics.summary, "estimates": metrics.estimates.model_dump(mode="json")},
-        "failed_rows": [failure.to_json() for failure in summary.failures],
+        "failed_rows": summary.failed_rows,
         "git": {"identity": None, "remote_url": prepared.origin},
         "workspace_directory": str(prepared.workspace.root),
     }

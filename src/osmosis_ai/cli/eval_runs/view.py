@@ -34,10 +34,10 @@ from osmosis_ai.cli.output.results import (
 from osmosis_ai.cli.runs.view import RunStanding, RunView, evaluation_note
 from osmosis_ai.cli.startup import current_env_file, environment_with_file
 from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
-from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks, RunPlan, find_secret_values
+from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks, find_secret_values
+from osmosis_ai.evaluation.manifest import RunPlan
 from osmosis_ai.evaluation.run_log import LogEvent
 from osmosis_ai.evaluation.run_score import RunScore, amount, describe_variance, number_lines, sample_counts
-from osmosis_ai.redaction import Redactor
 from osmosis_ai.services.downloaded_runs import fetching, is_download, is_downloaded_run
 from osmosis_ai.services.eval_runs import info
 from osmosis_ai.services.eval_runs.info import DescribedEvaluation, EvaluationLook, SeenEvaluation
@@ -53,8 +53,9 @@ if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.datasets.selection import RowsDrawn
     from osmosis_ai.evaluation.comparison.run_samples import RunSlice
-    from osmosis_ai.evaluation.hooks import FailedRow, RunPlan, RunSummary
+    from osmosis_ai.evaluation.hooks import RunSummary
     from osmosis_ai.evaluation.metrics import Estimates
+    from osmosis_ai.evaluation.record import TerminalRecord
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.eval_runs.info import WatchedRun
     from osmosis_ai.services.eval_runs.run import EvalRunResult, PreparedEvalRun
@@ -72,7 +73,7 @@ def plan_table(plan: RunPlan, prepared: PreparedEvalRun) -> Table:
     """Return what is about to happen."""
     spec, request = prepared.spec, prepared.request
     rows: list[Row] = [
-        ("Run", f"{plan.run_name} (continued)" if plan.continued else plan.run_name),
+        ("Run", f"{plan.name} (continued)" if plan.manifest is not None else plan.name),
         ("Rollout", spec.experiment.rollout),
         ("Entrypoint", spec.experiment.entrypoint),
         ("Model", spec.experiment.model_path),
@@ -81,8 +82,8 @@ def plan_table(plan: RunPlan, prepared: PreparedEvalRun) -> Table:
         ("Runs Per Row", spec.evaluation.n),
         ("Work Items", _work_items(plan)),
         ("Servers", plan.servers),
-        ("Seed", request.seed),
-        ("Output", shown_path(plan.run_dir)),
+        ("Seed", request.run.seed),
+        ("Output", shown_path(plan.directory.path)),
     ]
     if spec.experiment.branch or spec.experiment.commit_sha:
         rows.insert(5, ("Branch/Commit", spec.experiment.branch or spec.experiment.commit_sha))
@@ -212,15 +213,14 @@ def _failed_rows(summary: RunSummary) -> Table:
     further = f"; {formats.count(more)} more failed rows are in its events.jsonl" if more > 0 else ""
     return Table(
         columns=("Row", "Source", "Run", "Boundary", "Error type", "Error", Column("Files", keep=True)),
-        rows=[_failed_row(failure) for failure in shown],
+        rows=[_failed_row(record) for record in shown],
         title="Failed rows",
-        note=f"files are in {shown_path(shown[0].rollout_dir.parent)}" + further,
+        note=f"files are in {shown_path(summary.run_dir / 'rollout_trials')}" + further,
         in_plain=True,
     )
 
 
-def _failed_row(failure: FailedRow) -> Sequence[Cell]:
-    record = failure.record
+def _failed_row(record: TerminalRecord) -> Sequence[Cell]:
     error = formats.one_line(record.error or "")
     return (
         record.row_index,
@@ -229,7 +229,7 @@ def _failed_row(failure: FailedRow) -> Sequence[Cell]:
         record.boundary,
         Styled(record.error_type or "", "bad"),
         error if len(error) <= _MAX_ERROR else error[: _MAX_ERROR - 1] + "…",
-        f"{failure.rollout_dir.name[:_ID_PREFIX]}*",
+        f"{record.rollout_id[:_ID_PREFIX]}*",
     )
 
 
@@ -745,10 +745,10 @@ class LiveRun(GracefulStop, RunHooks):
         for note in self._prepared.notes:
             self._output.warn(note)
         if plan.archived is not None:
-            self.note(f"the earlier run is kept as {plan.archived.name}")
-        if plan.found and plan.pending:
+            self.note(f"Archived the earlier run as {plan.archived.name}.")
+        if plan.was_found and plan.pending:
             self.note(
-                f"continuing {plan.run_name}: {formats.count(plan.resumed)} of {formats.count(plan.total)} "
+                f"continuing {plan.name}: {formats.count(plan.resumed)} of {formats.count(plan.total)} "
                 "attempts are finished; `--fresh` starts over"
             )
 
@@ -758,12 +758,12 @@ class LiveRun(GracefulStop, RunHooks):
 
     def stage(self, message: str) -> None:
         """Tell what the run is busy with, unless the log shows it anyway."""
-        if not self._prepared.request.verbose:
+        if not self._prepared.request.run.verbose:
             self._output.note(f"{message} …")
 
-    def log_event(self, event: LogEvent, redact: Redactor) -> None:
+    def log_event(self, event: LogEvent) -> None:
         """Show an event as a line of the run's log."""
-        self._output.note(event.to_line(redact))
+        self._output.note(event.to_line())
 
     def progress(self, snapshot: ProgressSnapshot) -> None:
         """Move the bar, once anything is under way."""
@@ -779,7 +779,7 @@ class LiveRun(GracefulStop, RunHooks):
             f"{pending} rollouts x model {model_path} — continue?",
             yes=self._yes,
             default=False,
-            summary={"Run": self._plan.run_name, "Rollouts": str(pending), "Model": model_path},
+            summary={"Run": self._plan.name, "Rollouts": str(pending), "Model": model_path},
             notes=self._prepared.notes,
         )
         return True

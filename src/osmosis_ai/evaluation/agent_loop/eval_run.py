@@ -12,7 +12,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from osmosis_ai.evaluation.hooks import RunSummary
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.evaluation.sources import ProjectSource, ServerSetting
+from osmosis_ai.evaluation.sources import ProjectSource
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
 from osmosis_ai.files import replacing_or_streaming, require_writable
 from osmosis_ai.rollout.loop.eval_functions import AGENT_SCORE
@@ -40,8 +40,7 @@ from osmosis_ai.rollout.loop.loading import describe_failure, is_user_file
 from osmosis_ai.rollout.loop.tool_schemas import InvalidToolError, check_tools
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.environments import RolloutEnvironment
-    from osmosis_ai.controller.server_process import RolloutServer
+    from osmosis_ai.datasets import DatasetRow, Selection
     from osmosis_ai.evaluation.results import AttemptTable
     from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
     from osmosis_ai.rollout.loop.workflow import HostedLoopSettings
@@ -116,12 +115,11 @@ class ImportedAgent(ProjectSource):
         hosted = self.settings.model_dump(mode="json", exclude={"debug_dir"})
         return {"agent_loop": {**hosted, "base_url": self.base_url}}
 
-    async def server(self, setting: ServerSetting) -> tuple[RolloutEnvironment, RolloutServer]:
-        """Return the agent's server; its settings are in a variable, which process lists do not show."""
+    def server_environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """Add the agent's settings in one variable, which process lists do not show."""
         from osmosis_ai.rollout.loop.workflow import SETTINGS_ENV
 
-        environ = {**setting.environ, SETTINGS_ENV: self.settings.model_dump_json()}
-        return await super().server(replace(setting, environ=environ))
+        return {**environ, SETTINGS_ENV: self.settings.model_dump_json()}
 
 
 @dataclass(frozen=True)

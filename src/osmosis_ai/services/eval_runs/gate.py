@@ -146,7 +146,7 @@ def local_run(directory: Path) -> GatedRun:
     return GatedRun(
         name=found.name,
         source="local",
-        status="running" if found.running else "incomplete" if found.pending else "finished",
+        status=found.status,
         place=str(directory),
         unfinished=unfinished,
         scored=counts.scored,

@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     from osmosis_ai.api.wire.runs import SubmittedRun
     from osmosis_ai.datasets.selection import RowsDrawn
     from osmosis_ai.evaluation.hooks import ProgressSnapshot
-    from osmosis_ai.evaluation.manifest import Manifest
+    from osmosis_ai.evaluation.local_results import LocalResults
     from osmosis_ai.evaluation.metrics import Estimates
     from osmosis_ai.evaluation.record import TerminalRecord
-    from osmosis_ai.evaluation.run_directory import RunDirectory
     from osmosis_ai.evaluation.run_score import RunScore
     from osmosis_ai.services.listing import Listing
 
@@ -473,49 +472,28 @@ class RunWatcher:
     """Polls a run's directory, reading each byte of the journal once."""
 
     def __init__(self, run_dir: Path) -> None:
-        from osmosis_ai.evaluation.local_results import pass_threshold_of
-        from osmosis_ai.evaluation.manifest import Manifest
-        from osmosis_ai.evaluation.results import AttemptTable
-        from osmosis_ai.evaluation.run_directory import RunDirectory
+        from osmosis_ai.evaluation.local_results import LocalResults
 
-        self._directory: RunDirectory = RunDirectory(run_dir)
-        self._manifest: Manifest = Manifest.load(self._directory.manifest)
-        self._table = AttemptTable(*self._manifest.planned(self._directory.manifest))
-        self._threshold = pass_threshold_of(self._directory)
-        self._read = 0
-        self._rewards: dict[str, float] = {"sum": 0.0, "scored": 0, "passed": 0}
+        self._results = LocalResults(run_dir)
         self._tokens = 0
         self._cost_usd: float | None = None
         self._finished = 0
+        self._results.advance(self._count)
+        self._finished = 0  # count from here on
         self._started = time.monotonic()
-        self._read_journal()
-        self._finished = 0
 
     def look(self) -> WatchedRun:
         """Return a snapshot."""
-        from osmosis_ai.evaluation.opened_run import is_running
-
-        # Check the lock first: all results are written before it is released.
-        running = is_running(self._directory.path.parent, self._directory.path.name)
-        self._read_journal()
-        metrics = self._directory.read_metrics()
-        if running:
-            status: WatchedStatus = "running"
-        else:
-            status = "incomplete" if self._table.open_count else "finished"
+        results = self._results
+        results.advance(self._count)
         return WatchedRun(
-            run_name=self._directory.path.name,
-            run_dir=self._directory.path,
-            local_run_id=self._manifest.local_run_id,
-            status=status,
-            progress=self._progress(),
-            metrics=metrics,
+            run_name=results.name,
+            run_dir=results.directory,
+            local_run_id=results.manifest.local_run_id,
+            status=results.status,
+            progress=self._progress(results),
+            metrics=results.files.read_metrics(),
         )
-
-    def _read_journal(self) -> None:
-        from osmosis_ai.evaluation.journal import load_results
-
-        self._read = load_results(self._directory.events, self._table, start=self._read, each=self._count)
 
     def _count(self, record: TerminalRecord) -> None:
         self._finished += 1
@@ -523,18 +501,12 @@ class RunWatcher:
         if record.cost_usd is not None:
             self._cost_usd = (self._cost_usd or 0.0) + record.cost_usd
 
-    def _progress(self) -> ProgressSnapshot:
+    def _progress(self, results: LocalResults) -> ProgressSnapshot:
         from osmosis_ai.evaluation.hooks import ProgressSnapshot
 
-        rewards = self._table.rewards
-        return ProgressSnapshot(
-            completed=len(self._table) - self._table.open_count,
-            total=len(self._table),
-            passed=int((rewards >= self._threshold).sum()),
-            failed=self._table.count("failed"),
-            skipped=self._table.count("skipped"),
-            scored=rewards.size,
-            reward_mean=float(rewards.mean()) if rewards.size else None,
+        return ProgressSnapshot.of(
+            results.table,
+            results.pass_threshold,
             tokens=self._tokens,
             cost_usd=self._cost_usd,
             in_flight=None,

@@ -151,13 +151,13 @@ def follow_local_log(
         tell: receives a message at the end if no line had the level.
         is_running: returns whether the run is active; by default checks the lock of an evaluation.
     """
-    from osmosis_ai.evaluation import opened_run
+    from osmosis_ai.evaluation import manifest
     from osmosis_ai.evaluation.run_log import cursor_at, read_log
     from osmosis_ai.files import size_of
     from osmosis_ai.services.log_following import at_level, none_of_level
 
     log = directory / "logs.txt"
-    goes_on = is_running or partial(opened_run.is_running, directory.parent, directory.name)
+    goes_on = is_running or partial(manifest.is_running, directory.parent, directory.name)
     cursor = cursor_at(size_of(log))
     begun, looked_through = local_log(directory, limit=first, cursor=cursor, level=level)
     yield from begun.logs

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.evaluation.spec import EvalRunOptions
 from osmosis_ai.files import cache_dir, expanded
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.run_samples import RunSlice
     from osmosis_ai.evaluation.hooks import RunHooks, RunSummary
     from osmosis_ai.evaluation.sources import RolloutSource
-    from osmosis_ai.evaluation.spec import Budget, DatasetInput, EvalRunSpec
+    from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
     from osmosis_ai.sandbox import Network, Sandbox
     from osmosis_ai.services.datasets import OpenNamedProgress
     from osmosis_ai.workspace.config_files import EvalConfig
@@ -87,34 +88,22 @@ class EvalRunRequest:
         dataset_file: use rows of this file instead of ``data/<dataset>.*`` or the platform's dataset.
         rows: for example ``"3,7,10-20"``; overrides the config's ``limit``.
         output: directory of runs; the workspace's ``.osmosis/evals`` by default.
-        servers: number of concurrent rollout servers; None to choose by available processors.
         secret_values: values for ``[secrets].required``; they override the environment.
         slices: dataset columns to show results by, in addition to those of the config's decide.toml.
-        previews: whether the journal may keep the beginning of input and output; the config and its
-            decide.toml can forbid it, too.
         isolate: run the rollout in a sandbox.
         network: allowed network access; a restriction implies a sandbox.
+        run: how to run it. The config and its decide.toml can also forbid previews.
     """
 
     config: Path
     dataset_file: Path | None = None
     rows: str | None = None
-    name: str | None = None
     output: Path | None = None
-    fresh: bool = False
-    retry_failed: bool = False
-    salvage: bool = False
-    max_in_flight: int | None = None
     secret_values: Mapping[str, str] | None = None
-    seed: int = 0
-    budget: Budget | None = None
-    rollout_port: int | None = None
-    servers: int | None = None
-    verbose: bool = False
     slices: tuple[str, ...] = ()
-    previews: bool = True
     isolate: bool = False
     network: Network = "host"
+    run: EvalRunOptions = field(default_factory=EvalRunOptions)
 
     def options(self, shown: Callable[[Path], str] = str) -> list[str]:
         """Return the options that a command needs to resume this run or retry its failures.
@@ -126,13 +115,13 @@ class EvalRunRequest:
             ("--rows", self.rows),
             ("--dataset-file", self.dataset_file and shown(self.dataset_file)),
             ("--output", self.output and shown(self.output)),
-            ("--seed", self.seed or None),
-            ("--max-in-flight", self.max_in_flight),
-            ("--servers", self.servers),
+            ("--seed", self.run.seed or None),
+            ("--max-in-flight", self.run.max_in_flight),
+            ("--servers", self.run.servers),
             ("--network", None if self.network == "host" else self.network),
         ]
         words = [word for option, value in given if value is not None for word in (option, str(value))]
-        flags = {"--no-previews": not self.previews, "--isolate": self.isolate}
+        flags = {"--no-previews": not self.run.previews, "--isolate": self.isolate}
         return [*words, *(flag for flag, is_set in flags.items() if is_set)]
 
 
@@ -144,7 +133,7 @@ class PreparedEvalRun:
         notes: information to show before confirmation (differing pins, ignored sections).
         served: whether Osmosis serves the policy, which then costs nothing.
         slices: dataset columns with few enough values.
-        previews: whether the journal keeps the beginning of each sample's input and output.
+        options: the request's, with the number of servers and the config's decision on previews.
     """
 
     request: EvalRunRequest
@@ -160,7 +149,7 @@ class PreparedEvalRun:
     notes: tuple[str, ...]
     served: bool
     slices: tuple[str, ...] = ()
-    previews: bool = True
+    options: EvalRunOptions = field(default_factory=EvalRunOptions)
 
 
 @dataclass(frozen=True)
@@ -220,7 +209,11 @@ def prepare_eval_run(
         notes=notes,
         served=served,
         slices=slices,
-        previews=request.previews and decided.previews and previews_enabled(config.advanced),
+        options=replace(
+            request.run,
+            servers=_servers(request.run, config),
+            previews=request.run.previews and decided.previews and previews_enabled(config.advanced),
+        ),
     )
 
 
@@ -232,27 +225,13 @@ async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult 
     """
     from osmosis_ai.evaluation.runner import EvalRunner
     from osmosis_ai.evaluation.sources import open_policy
-    from osmosis_ai.evaluation.spec import Budget, EvalRunOptions
     from osmosis_ai.services.eval_runs.slices import local_slices
 
-    request = prepared.request
     if prepared.output_root.is_relative_to(prepared.workspace.state_dir):
         prepared.workspace.create_state_dir()
     runner = EvalRunner(
         spec=prepared.spec,
-        options=EvalRunOptions(
-            name=request.name,
-            fresh=request.fresh,
-            retry_failed=request.retry_failed,
-            salvage=request.salvage,
-            max_in_flight=request.max_in_flight,
-            rollout_port=request.rollout_port,
-            servers=_servers(prepared),
-            verbose=request.verbose,
-            seed=request.seed,
-            budget=request.budget or Budget(),
-            previews=prepared.previews,
-        ),
+        options=prepared.options,
         dataset=prepared.dataset,
         selection=prepared.selection,
         rollout=prepared.rollout,
@@ -271,15 +250,14 @@ async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult 
     return EvalRunResult(prepared, summary, slices)
 
 
-def _servers(prepared: PreparedEvalRun) -> int:
+def _servers(options: EvalRunOptions, config: EvalConfig) -> int:
     """Return the maximum number of rollout servers."""
     from osmosis_ai.config.execution import read_execution
     from osmosis_ai.controller.server_process import default_servers
 
-    request = prepared.request
-    if request.servers is not None or request.rollout_port is not None:
-        return request.servers or 1
-    return default_servers(gpus=read_execution(prepared.config.advanced).gpus)
+    if options.servers is not None or options.rollout_port is not None:
+        return options.servers or 1
+    return default_servers(gpus=read_execution(config.advanced).gpus)
 
 
 def _rollout(workspace: WorkspaceDirectory, config: EvalConfig, request: EvalRunRequest) -> RolloutSource:
@@ -298,7 +276,7 @@ def _rollout(workspace: WorkspaceDirectory, config: EvalConfig, request: EvalRun
     directory = rollout_directory(workspace, config.experiment.rollout)
     if not isolate:
         return ProjectSource(directory)
-    sandbox = local_sandbox(workspace.root, directory, network=request.network, port=request.rollout_port)
+    sandbox = local_sandbox(workspace.root, directory, network=request.network, port=request.run.rollout_port)
     return ProjectSource(directory, sandbox)
 
 
@@ -387,7 +365,7 @@ def _check_policy(spec: EvalRunSpec, request: EvalRunRequest, *, served: bool) -
         if error.details.get("missing_variable") in spec.secret_names:
             return  # the user is asked for it
         raise
-    limited = request.budget is not None and request.budget.max_cost_usd is not None
+    limited = request.run.budget.max_cost_usd is not None
     if limited and price_of(endpoint) is None:
         raise OsmosisError(
             f"`--max-cost` needs the price of `{spec.experiment.model_path}`, which is unknown.",

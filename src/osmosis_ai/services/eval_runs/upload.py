@@ -370,12 +370,12 @@ def upload_run(
         OsmosisError: the run is incomplete, damaged, or changes during the upload.
     """
     from osmosis_ai.api.transfer import BlobClient
-    from osmosis_ai.evaluation.opened_run import RunLock
+    from osmosis_ai.evaluation.manifest import run_lock
 
     require_uploads(client)
     with ExitStack() as held:
         try:
-            held.enter_context(RunLock(directory.parent, directory.name))
+            held.enter_context(run_lock(directory.parent, directory.name))
         except OSError as error:
             raise OsmosisError(
                 f"the run `{directory}` cannot be locked: {error.strerror}.",

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from osmosis_ai.errors import ConflictError, OsmosisError
-from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.evaluation.opened_run import acquire, is_locked
+from osmosis_ai.evaluation.manifest import Manifest, acquire, is_locked
 from osmosis_ai.evaluation.run_directory import ENVIRONMENT_FILE
 from osmosis_ai.files import open_regular, remove_tree, sync_directory, write_atomic
 from osmosis_ai.training.runs.validation_samples import LARGEST_BYTES, ValidationSamples

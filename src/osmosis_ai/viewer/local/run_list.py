@@ -17,7 +17,7 @@ from threading import Lock
 from typing import Any
 
 from osmosis_ai.evaluation.local_runs import RunKind, RunPlace
-from osmosis_ai.evaluation.opened_run import is_running
+from osmosis_ai.evaluation.manifest import is_running
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.viewer.cursors import Scalar, decode, encode, order_of, refused
 from osmosis_ai.viewer.judging_sessions import read_session

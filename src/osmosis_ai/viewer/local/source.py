@@ -22,9 +22,13 @@ from osmosis_ai.evaluation.attempt_files import (
     read_diagnostics,
     traceback_in,
 )
-from osmosis_ai.evaluation.local_results import LocalResults, describe_lost_results
+from osmosis_ai.evaluation.local_results import (
+    LocalResults,
+    describe_lost_results,
+    expected_answer,
+    require_dataset_file,
+)
 from osmosis_ai.evaluation.local_runs import RunKind, RunPlace, RunPlaces, namesakes
-from osmosis_ai.evaluation.run_dataset import expected_answer, require_dataset_file
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import LogDirection, cursor_at, read_log
 from osmosis_ai.files import size_of

@@ -123,20 +123,20 @@ class _Hooks(RunHooks):
 
     def note(self, message: str) -> None:
         # Some of what the engine notes it has just logged.
-        if message != self._logged:
+        if " ".join(message.split()) != self._logged:
             self._publisher.log(LogLine(message, step="run"))
 
     def stage(self, message: str) -> None:
         self._publisher.log(LogLine(message, step="run"))
 
-    def environment(self, words: str) -> None:
-        self._publisher.know(environment=words)
+    def environment(self, description: str) -> None:
+        self._publisher.know(environment=description)
 
-    def log_event(self, event: LogEvent, redact: Redactor) -> None:
+    def log_event(self, event: LogEvent) -> None:
         self._logged = event.message
         # What went well is in the samples; a hundred thousand lines of it would bury the rest.
         if event.step != "result" or event.level != "INFO":
-            self._publisher.log(_line(event.redacted(redact)))
+            self._publisher.log(_line(event))
 
     def progress(self, snapshot: ProgressSnapshot) -> None:
         self._publisher.progress(snapshot)

@@ -105,7 +105,7 @@ async def driving(
         async with ModelClient(endpoint, max_attempts=1) as client:
             runner = RolloutRunner(
                 ProviderProxy(client),
-                bridge_token="bridge",
+                model_key="bridge",
                 server=agent,
                 timeouts=AttemptTimeouts(agent_s, None),
                 redact=Redactor(),
@@ -168,11 +168,11 @@ async def test_how_an_agent_ends_is_attributed_to_who_can_mend_it() -> None:
         error, missing, nan, right = await world.make("error", "no reward", "nan", "ok")
     assert right.grader is not None and right.grader.sample is not None
     assert right.grader.sample.extra_fields == {"agent_loop": {"finish_reason": "stop"}}
-    assert (error.verdict.boundary, error.verdict.category) == ("agent", "exception")
+    assert (error.verdict.error_source, error.verdict.error_code) == ("agent", "exception")
     assert error.verdict.error == "the tool broke"
-    assert (missing.reward, missing.verdict.category) == (None, "nothing_to_grade")
+    assert (missing.reward, missing.verdict.error_code) == (None, "nothing_to_grade")
     assert "RolloutResult" in (missing.verdict.error or "")
-    assert (nan.reward, nan.verdict.category) == (None, "invalid_value")
+    assert (nan.reward, nan.verdict.error_code) == (None, "invalid_value")
     assert right.reward == 1.0
 
 
@@ -216,7 +216,7 @@ async def test_a_full_agent_is_asked_again_when_it_says_and_a_refusal_is_a_resul
         right, bad = await world.make("ok", "bad")
     assert right.reward == 1.0
     assert times[1] - times[0] >= 0.3
-    assert (bad.verdict.boundary, bad.verdict.category) == ("rollout_server", "refused")
+    assert (bad.verdict.error_source, bad.verdict.error_code) == ("rollout_server", "refused")
     assert "422" in (bad.verdict.error or "") and "metadata exceeds maximum" in (bad.verdict.error or "")
 
 
@@ -245,7 +245,7 @@ async def test_tools_that_are_nested_without_end_fail_their_rollout_and_nothing_
     )
     async with served(loop) as port, driving(port) as world:
         bad, good = await world.make("tools", "ok")
-    assert (bad.verdict.boundary, bad.verdict.category) == ("rollout_server", "refused")
+    assert (bad.verdict.error_source, bad.verdict.error_code) == ("rollout_server", "refused")
     assert "nested too deeply" in (bad.verdict.error or "")
     assert good.reward == 1.0
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from osmosis_ai.controller.outcomes import BOUNDARIES
+from osmosis_ai.controller.outcomes import ERROR_SOURCES
 from osmosis_ai.evaluation.metrics_models import (
     CostTotal,
     Counts,
@@ -72,7 +72,7 @@ __all__ = ["Estimates", "RunMetrics", "WireSummary", "compute_metrics"]
 INFRASTRUCTURE = ("provider", "rollout_server", "platform")
 NO_REWARD = "no_reward"
 
-_PROVIDER = 1 + BOUNDARIES.index("provider")
+_PROVIDER = 1 + ERROR_SOURCES.index("provider")
 
 
 def compute_metrics(
@@ -191,8 +191,8 @@ class _Numbers:
         no_reward = int(((status == SUCCESS) & ~scored).sum())
         if no_reward:
             unscored[NO_REWARD] = unscored.get(NO_REWARD, 0) + no_reward
-        boundaries = np.bincount(self._samples["boundary"][failed], minlength=len(BOUNDARIES) + 1)
-        names = (UNKNOWN, *BOUNDARIES)
+        boundaries = np.bincount(self._samples["boundary"][failed], minlength=len(ERROR_SOURCES) + 1)
+        names = (UNKNOWN, *ERROR_SOURCES)
         by_boundary = {name: int(n) for name, n in zip(names, boundaries, strict=True) if n}
         return Counts(
             planned=int((status != LEFT_OUT).sum()),

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.controller.outcomes import BOUNDARIES, STATUSES, Status
+from osmosis_ai.controller.outcomes import ERROR_SOURCES, STATUSES, Status
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.llm.finish_reasons import FLAGGED
 
@@ -20,7 +20,7 @@ AttemptId = tuple[int, int]
 
 COLUMNS = [
     ("status", "u1"),
-    ("boundary", "u1"),  # position in BOUNDARIES, from 1; 0 is unknown
+    ("boundary", "u1"),  # position in ERROR_SOURCES, from 1; 0 is unknown
     ("reason", "u2"),  # position in `AttemptTable.reasons`
     ("lost", "i8"),
     ("finish", "i8"),  # bits of FLAGGED, in its order, and STATED
@@ -40,7 +40,7 @@ PENDING, SUCCESS, FAILED, SKIPPED, LEFT_OUT = range(5)
 ABSENT = -1
 UNKNOWN = "unknown"
 _STATUS_CODES = {name: code for code, name in enumerate(STATUSES, start=1)}
-_BOUNDARY_CODES = {name: code for code, name in enumerate((None, *BOUNDARIES))}
+_BOUNDARY_CODES = {name: code for code, name in enumerate((None, *ERROR_SOURCES))}
 # A rollout that invents error types does not fill the memory.
 _MOST_REASONS = 1000
 # Two different rows of 100,000 share so much of their digests by chance once in three billion datasets.

@@ -32,7 +32,7 @@ from osmosis_ai.controller.callbacks import (
     CallbackStore,
     HttpRolloutDriver,
 )
-from osmosis_ai.controller.remote_agents import AgentCallbacks, RemoteAgent, RemoteAgentDriver
+from osmosis_ai.controller.remote_agents import RemoteAgent, RemoteAgentDriver
 from osmosis_ai.controller.server_process import RolloutServer, ServerPool, several
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.event_loop import LoopMonitor
@@ -252,25 +252,30 @@ class RolloutRunner:
             # The server writes the conversation, with the usage of its calls, before it reports the result.
             acknowledge_completion=lambda rollout_id: acknowledgement(model_proxy.usage(rollout_id)),
         )
-        self._agent = agent = server if isinstance(server, RemoteAgent) else None
-        root = server.rollout.artifact_root if isinstance(server, RolloutServer) else server.artifact_root
-        self._agent_callbacks = AgentCallbacks(self._store, model_proxy, artifact_root=root)
-        self._callbacks = CallbackListener(
-            self._store,
-            auth_token=self._callback_key,
-            bridge=model_proxy,
-            bridge_token=model_key,
-            agents=self._agent_callbacks if agent is not None else None,
-            address=agent.callback_address if agent is not None else None,
-        )
-        if isinstance(server, RolloutServer):
+        self._agent_driver: RemoteAgentDriver | None = None
+        if isinstance(server, RemoteAgent):
+            self._agent_driver = RemoteAgentDriver(
+                server,
+                self._store,
+                model_proxy,
+                server_url=lambda: self._callbacks.base_url,
+                callback_timeout_s=timeouts.completion_s,
+            )
+            self._callbacks = CallbackListener(
+                self._store,
+                auth_token=self._callback_key,
+                agents=self._agent_driver,
+                address=server.callback_address,
+            )
+            self._servers = ServerPool([server], connect=self._connect, note=note, reports_load=False)
+            root = server.artifact_root
+        else:
+            self._callbacks = CallbackListener(
+                self._store, auth_token=self._callback_key, bridge=model_proxy, bridge_token=model_key
+            )
             server.serve_callbacks(self._callbacks)
-        self._servers = ServerPool(
-            several(server, servers) if isinstance(server, RolloutServer) else [server],
-            connect=self._connect,
-            note=note,
-            reports_load=agent is None,
-        )
+            self._servers = ServerPool(several(server, servers), connect=self._connect, note=note)
+            root = server.rollout.artifact_root
         self._services = AttemptServices(model_proxy, self._servers, timeouts, root)
         self._monitor = LoopMonitor()
         self._running: dict[str, RunningAttempt] = {}
@@ -353,7 +358,7 @@ class RolloutRunner:
         """Wait until the server has released the cancelled rollouts, up to a limit."""
         cancelled = self._cancelled
         # Remote agents do not report the status of a rollout.
-        if not cancelled or not self._servers.up or self._agent is not None:
+        if not cancelled or not self._servers.up or self._agent_driver is not None:
             return
         stage(f"waiting for {len(cancelled)} cancelled rollouts to end")
         busy = await self._servers.wait_until_ended(cancelled)
@@ -394,14 +399,8 @@ class RolloutRunner:
         return await running.commit(terminal)
 
     def _connect(self, base_url: str) -> CallbackRolloutDriver:
-        if self._agent is not None:
-            return RemoteAgentDriver(
-                agent=self._agent,
-                callbacks=self._agent_callbacks,
-                callback_store=self._store,
-                server_url=self._callbacks.base_url,
-                callback_timeout_s=self._timeouts.completion_s,
-            )
+        if self._agent_driver is not None:
+            return self._agent_driver
         return HttpRolloutDriver(
             rollout_base_url=base_url,
             callback_store=self._store,

@@ -234,7 +234,7 @@ async def test_rollouts_that_the_agent_has_forgotten_are_made_again() -> None:
     assert [result.reward for result in results] == [1.0, 1.0, 1.0]
     assert len(world.results.losses) == 3
     assert len({init["rollout_id"] for init in loop.inits}) == 6
-    assert "started again" in world.notes[0]
+    assert "restarted" in world.notes[0]
 
 
 async def test_tools_that_are_nested_without_end_fail_their_rollout_and_nothing_else() -> None:
@@ -277,7 +277,7 @@ async def test_a_hundred_rollouts_survive_the_agent_that_is_killed_over_them() -
             made = asyncio.create_task(world.make(*rows))
             await recorded(world, 20)
             agent.kill()
-            with pytest.raises(RemoteAgentError, match=r"did not come back within 0\.3 s") as ended:
+            with pytest.raises(RemoteAgentError, match=r"did not return within 0\.3 s") as ended:
                 await made
             assert ended.value.is_infrastructure
             assert 20 <= len(world.results.recorded) < 100
@@ -365,7 +365,10 @@ async def test_a_probe_says_what_is_wrong_and_sends_its_key_nowhere_else() -> No
             to = f"http://127.0.0.1:{second}/platform/health"
             for answer, expected in (
                 (web.Response(status=307, headers={"Location": to}), "redirect"),
-                (web.Response(text="<html>", content_type="text/html"), "not that of a served agent"),
+                (
+                    web.Response(text="<html>", content_type="text/html"),
+                    "not the health report of a served agent",
+                ),
                 (web.Response(body=b"x" * 2_000_000), "larger than"),
                 (web.Response(status=404), "started without a key"),
                 (web.Response(status=503), "HTTP 503"),

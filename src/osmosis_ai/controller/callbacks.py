@@ -171,13 +171,11 @@ class CallbackStore:
         rollout = self._rollout(rollout_id)
         while rollout.commit is not None:
             await asyncio.wait({rollout.commit})
-        if rollout.result is None:
-            reply = acknowledgment or _OK
-            self._accept(
-                rollout, TerminalCallbackResult(rollout_id, source, rollout.completion, acknowledgment=reply)
-            )
-        assert rollout.result is not None
-        return rollout.result
+        if rollout.result is not None:
+            return rollout.result
+        reply = acknowledgment or _OK
+        result = TerminalCallbackResult(rollout_id, source, rollout.completion, acknowledgment=reply)
+        return self._accept(rollout, result)
 
     async def wait_terminal(self, rollout_id: str, timeout_s: float | None = None) -> TerminalCallbackResult:
         """Wait for the terminal result, across failed and repeated commits; raises asyncio.TimeoutError."""
@@ -229,8 +227,7 @@ class CallbackStore:
             reply = await self._on_terminal_commit(attempt)
             if reply is not None:
                 attempt = replace(attempt, acknowledgment=reply)
-            self._accept(rollout, attempt)
-            return attempt
+            return self._accept(rollout, attempt)
         except BaseException:
             # Not durable, so the next grader callback counts as the first.
             rollout.fingerprints.pop("grader", None)
@@ -240,10 +237,11 @@ class CallbackStore:
             if rollout.is_discarded:
                 self._release(attempt.rollout_id, rollout)
 
-    def _accept(self, rollout: _Rollout, result: TerminalCallbackResult) -> None:
+    def _accept(self, rollout: _Rollout, result: TerminalCallbackResult) -> TerminalCallbackResult:
         rollout.result = result
         if not rollout.arrival.done():
             rollout.arrival.set_result(result)
+        return result
 
     def _release(self, rollout_id: str, rollout: _Rollout) -> None:
         """Keep only what is needed to acknowledge and compare repeated callbacks."""
@@ -285,7 +283,7 @@ def _check_repeat(
 ADMISSION_TIMEOUT_S = 60.0
 CANCEL_TIMEOUT_S = 5.0
 RETRY_AFTER_DEFAULT_S = 1.0
-RETRY_AFTER_BOUNDS_S = (0.05, 60.0)
+MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 0.05, 60.0
 MAX_REPLY_BYTES = 1024 * 1024
 _JSON_HEADERS = {"Content-Type": "application/json"}
 
@@ -365,11 +363,7 @@ class CallbackRolloutDriver(RolloutDriver):
             self._session = self._open_session()
         return self._session
 
-    async def _post_admission(
-        self,
-        url: str,
-        body: dict[str, Any],
-    ) -> bytes:
+    async def _post_admission(self, url: str, body: dict[str, Any]) -> bytes:
         """Post a rollout until the server has room for it; return the reply."""
         try:
             data = orjson.dumps(body)
@@ -391,10 +385,10 @@ class CallbackRolloutDriver(RolloutDriver):
                     "(expected: 202 or 429)" + (f": {reason}" if reason else "."),
                     status_code=reply.status,
                 )
-            wait_s, (shortest_s, longest_s) = retry_after_s(reply.headers), RETRY_AFTER_BOUNDS_S
-            await asyncio.sleep(
-                RETRY_AFTER_DEFAULT_S if wait_s is None else min(max(wait_s, shortest_s), longest_s)
-            )
+            wait_s = retry_after_s(reply.headers)
+            if wait_s is None:
+                wait_s = RETRY_AFTER_DEFAULT_S
+            await asyncio.sleep(min(max(wait_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S))
 
 
 class HttpRolloutDriver(CallbackRolloutDriver):

@@ -249,7 +249,7 @@ def _read_health(status: int, path: str, body: bytes, *, has_key: bool) -> Agent
     except ValueError:
         content = None
     if not isinstance(content, dict) or content.get("status") != "healthy":
-        return AgentHealth(error="its answer is not that of a served agent in good health")
+        return AgentHealth(error="its reply is not the health report of a served agent")
     info: dict[str, Any] = {"status": "healthy"}
     if isinstance(name := content.get("agent_loop"), str):
         info["agent_loop"] = name[:256]
@@ -311,8 +311,8 @@ class RemoteAgent:
             is_loopback_only = is_loopback(self.callback_address.host)
             if is_loopback_only and not await asyncio.to_thread(self.location.address.is_local):
                 raise RemoteAgentError(
-                    f"{self.name} is on another machine, where the loopback address of the model is not this machine.",
-                    hint="set OSMOSIS_BRIDGE_HOST to the name or address of this machine, as seen from there",
+                    f"{self.name} runs on another machine and cannot reach the model at this machine's loopback address.",
+                    hint="set OSMOSIS_BRIDGE_HOST to a name or address of this machine that the agent can reach",
                     code="VALIDATION",
                 )
         except BaseException:
@@ -343,20 +343,20 @@ class RemoteAgent:
             misses = misses + 1 if health.error is not None else 0
             forgotten = forgotten + 1 if has_forgotten else 0
             if misses >= _MISSES or forgotten >= _MISSES:
-                self._cause_of_death = health.error or "it lost its rollouts because it was started again"
+                self._cause_of_death = health.error or "it was restarted and lost its rollouts"
                 return RemoteAgentError(f"{self.name} is gone: {self._cause_of_death}.")
 
     async def revive(self, note: Callable[[str], None]) -> bool:
         """Wait until the agent is back."""
         self._deaths += 1
         if self._deaths > MAX_DEATHS:
-            raise self._lost(f"went away {self._deaths} times without finishing a rollout in between")
+            raise self._lost(f"was lost {self._deaths} times without finishing a rollout in between")
         limit = f"{self._return_limit_s:g} s"
         note(f"{self.name} is gone: {self._cause_of_death}. Waiting up to {limit} for its return.")
         deadline = time.monotonic() + self._return_limit_s
         while (error := await self._find()) is not None:
             if time.monotonic() >= deadline:
-                raise self._lost(f"did not come back within {limit}: {error}")
+                raise self._lost(f"did not return within {limit}: {error}")
             await asyncio.sleep(min(1.0, self._poll_s))
         return True
 
@@ -370,13 +370,13 @@ class RemoteAgent:
 
     async def _probe(self) -> AgentHealth:
         if self._http is None:
-            return AgentHealth(error="it is no longer watched")
+            return AgentHealth(error="it was stopped")
         return await probe_agent(self._http, self.location)
 
     def _lost(self, reason: str) -> RemoteAgentError:
         return RemoteAgentError(
             f"{self.name} {reason}.",
-            hint="start it again, then start the run again: finished attempts are kept",
+            hint="start the agent, then the run again: finished attempts are kept",
         )
 
 
@@ -385,7 +385,7 @@ INIT_TRIES = 3
 _INIT_PAUSE_S = 0.5
 MAX_TURNS = 10
 MAX_TOKENS_TOTAL = 8192
-NO_REWARD = "the served agent reported no reward, and its rollouts have no other grader: give `RolloutResult` a `reward`"
+NO_REWARD = "the served agent reported no reward: set `reward` in its `RolloutResult`"
 # Clients of the agent-loop line set these in every call, whether or not the agent asked for them.
 _CLIENT_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "logprobs": True}
 _MAX_ERROR_CHARS = 10_000
@@ -440,7 +440,7 @@ class RemoteAgentDriver(CallbackRolloutDriver):
         try:
             return await super().run(request)
         except (aiohttp.ClientError, OSError):
-            self._agent.suspected.set()  # It is gone, or gave up the rollout because it shuts down.
+            self._agent.suspected.set()  # It is unreachable, or abandoned the rollout because it is shutting down.
             raise
 
     def open(self, request: RolloutRunRequest) -> str:
@@ -497,12 +497,12 @@ class RemoteAgentDriver(CallbackRolloutDriver):
             except RolloutProtocolError as error:
                 if error.status_code != 401:
                     raise
-                # It accepted the key when the run started, so it was started again with another one.
+                # It accepted the key when the run started, so the agent was restarted with another one.
                 failure: Exception = ConnectionError("it refuses the key (HTTP 401)")
             except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
                 failure = error
             except ValueError:
-                failure = ConnectionError(f"its answer to `POST {INIT_PATH}` is not JSON")
+                failure = ConnectionError(f"its reply to `POST {INIT_PATH}` is not JSON")
             self._agent.suspected.set()
             failures += 1
             if failures >= INIT_TRIES:
@@ -559,7 +559,7 @@ class RemoteAgentDriver(CallbackRolloutDriver):
             )
         if completion.status == "ERROR" and completion.finish_reason == CANCELLED:
             rollout.completed = True
-            self._store.fail(rollout_id, ConnectionError("it was shut down and gave up the rollout"))
+            self._store.fail(rollout_id, ConnectionError("it was shut down and abandoned the rollout"))
             return json_reply({"status": "ok"})
         # An agent cannot overwrite the fields that hosted loops report.
         outcome = LoopOutcome(completion.finish_reason).to_fields()

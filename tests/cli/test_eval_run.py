@@ -440,7 +440,7 @@ async def test_an_agent_that_is_served_elsewhere_is_evaluated_from_here(
         config.write_text(written.replace('rollout = "multiply"', 'rollout = "adder"'))
         refused = await world.run()
         assert refused.status == 1
-        assert "asks for a key" in refused.err and "OSMOSIS_ROLLOUT_SERVER_KEY" in refused.err
+        assert "requires a key" in refused.err and "OSMOSIS_ROLLOUT_SERVER_KEY" in refused.err
         assert "Traceback" not in refused.err
         monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_KEY", KEY)
         model.requests.clear()

@@ -1,4 +1,4 @@
-"""An agent served over the agent-loop line, written from the wire alone: in this process, or as one to kill.
+"""A served agent, written from the protocol alone, in this process or in one of its own.
 
 What it does is in the last message of a rollout, see :meth:`ServedLoop._work`. As a process it prints its port:
 ``python -m tests.controller.served_loop KEY PORT WORKS_ON``, where ``WORKS_ON`` may be empty.
@@ -67,7 +67,7 @@ class ServedLoop:
         return app
 
     def forget(self) -> None:
-        """Lose all rollouts, as an agent does that was started again."""
+        """Lose all rollouts, like an agent that was restarted."""
         for task in self._tasks.values():
             task.cancel()
         self._tasks.clear()
@@ -214,7 +214,7 @@ class LoopProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End it at once, as a crash does."""
+        """Kill it, like a crash."""
         self._process.kill()
         self._process.wait()
         if self._process.stdout is not None:

@@ -32,7 +32,7 @@ BRIDGE_TOKEN = "model-secret"
 
 
 class Journal:
-    """A commit hook that records what it is given, can be held, and can fail."""
+    """A commit hook that records results, and can be blocked or made to fail."""
 
     def __init__(self) -> None:
         self.committed: list[TerminalCallbackResult] = []
@@ -54,7 +54,7 @@ class Journal:
 
 
 class EchoBridge:
-    """Answers a model call with what arrived."""
+    """Echoes a model call."""
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post("/v1/rollouts/{rollout_id}/chat/completions", self.complete)]
@@ -140,7 +140,7 @@ async def test_callbacks_need_the_controllers_key(
 
 
 @pytest.mark.parametrize("status", ["queued", "running", "grading", "unknown", "nonsense", None])
-async def test_a_completion_that_ends_nothing_is_refused(
+async def test_a_completion_with_a_status_that_is_not_terminal_is_refused(
     listener: CallbackListener, http: aiohttp.ClientSession, status: str | None
 ) -> None:
     reply = await post(http, listener.completion_url(ROLLOUT_ID), completion_body(status=status))
@@ -160,7 +160,7 @@ async def test_a_completion_that_ends_nothing_is_refused(
     ],
     ids=["pending", "other id", "bad reward", "a list", "torn", "empty", "infinite reward"],
 )
-async def test_a_grader_body_that_says_nothing_usable_is_refused(
+async def test_an_invalid_grader_body_is_refused(
     listener: CallbackListener, journal: Journal, http: aiohttp.ClientSession, body: Any
 ) -> None:
     status, reply = await post(http, listener.grader_url(ROLLOUT_ID), body)
@@ -187,7 +187,7 @@ async def test_callbacks_need_not_repeat_the_rollout_id_of_their_path(
     assert "conflicting" not in caplog.text, "with and without the id it is the same callback"
 
 
-async def test_text_that_is_no_utf8_does_not_cost_the_result(
+async def test_a_lone_surrogate_does_not_lose_the_result(
     listener: CallbackListener, journal: Journal, http: aiohttp.ClientSession
 ) -> None:
     body = grader_body()
@@ -198,7 +198,7 @@ async def test_text_that_is_no_utf8_does_not_cost_the_result(
 
 
 @pytest.mark.parametrize("rollout_id", ["a/b", "..", "a\\b", "a\0b"])
-async def test_ids_that_are_no_path_segment_are_refused(
+async def test_ids_that_are_not_a_path_segment_are_refused(
     listener: CallbackListener, http: aiohttp.ClientSession, rollout_id: str
 ) -> None:
     import yarl
@@ -252,7 +252,7 @@ async def test_ids_in_urls_are_percent_encoded(listener: CallbackListener) -> No
     assert listener.grader_url("a b/c").endswith("/v1/rollouts/a%20b%2Fc/grader")
 
 
-async def test_a_handler_whose_client_went_away_still_commits(
+async def test_a_callback_whose_client_disconnects_is_committed(
     store: CallbackStore, listener: CallbackListener, journal: Journal
 ) -> None:
     body = json.dumps(grader_body()).encode()
@@ -269,7 +269,7 @@ async def test_a_handler_whose_client_went_away_still_commits(
     assert len(journal.committed) == 1
 
 
-def test_a_machine_without_a_free_port_says_so_and_nothing_of_what_a_plain_run_has_no_use_for(
+def test_a_listener_without_a_free_port_fails_with_a_hint_only_if_an_address_is_configured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
@@ -284,9 +284,7 @@ def test_a_machine_without_a_free_port_says_so_and_nothing_of_what_a_plain_run_h
     assert "OSMOSIS_BRIDGE_PORTS" in str(served.value.hint)
 
 
-async def test_the_grader_callback_commits_what_both_callbacks_said(
-    store: CallbackStore, journal: Journal
-) -> None:
+async def test_the_grader_callback_commits_both_callbacks(store: CallbackStore, journal: Journal) -> None:
     waiter = asyncio.create_task(store.wait_terminal(ROLLOUT_ID))
     await store.handle_completion(ROLLOUT_ID, completion())
     assert await store.handle_grader(ROLLOUT_ID, grader()) == {"ok": True}
@@ -324,7 +322,7 @@ async def test_a_repeated_callback_gets_the_first_answer_without_a_second_commit
 
 
 @pytest.mark.parametrize("when", ["committing", "accepted", "discarded"])
-async def test_a_contradicting_grader_callback_is_logged_and_the_first_stands(
+async def test_a_conflicting_grader_callback_is_logged_and_the_first_counts(
     store: CallbackStore,
     journal: Journal,
     caplog: pytest.LogCaptureFixture,
@@ -394,7 +392,7 @@ async def test_a_timeout_is_committed_and_late_callbacks_get_its_acknowledgement
     assert not caplog.records
 
 
-async def test_a_timeout_loses_to_a_commit_under_way(store: CallbackStore, journal: Journal) -> None:
+async def test_a_timeout_loses_to_a_running_commit(store: CallbackStore, journal: Journal) -> None:
     journal.gate.clear()
     handler = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
     await journal.started.wait()
@@ -404,7 +402,7 @@ async def test_a_timeout_loses_to_a_commit_under_way(store: CallbackStore, journ
     assert await handler == {"ok": True}
 
 
-async def test_a_cancellation_loses_to_a_commit_under_way(store: CallbackStore, journal: Journal) -> None:
+async def test_a_cancellation_loses_to_a_running_commit(store: CallbackStore, journal: Journal) -> None:
     journal.gate.clear()
     handler = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
     await journal.started.wait()
@@ -455,7 +453,7 @@ async def test_discarding_cancels_the_waiter_and_not_the_commit(
     assert await store.handle_grader(ROLLOUT_ID, grader()) == {"ok": True}
 
 
-async def test_an_id_is_good_for_one_rollout(store: CallbackStore) -> None:
+async def test_an_id_cannot_be_registered_twice(store: CallbackStore) -> None:
     with pytest.raises(DuplicateRegistrationError):
         await store.register(ROLLOUT_ID)
     await store.handle_grader(ROLLOUT_ID, grader())

@@ -1,4 +1,4 @@
-"""Rollouts on an agent that is served elsewhere: the wire, what is refused, and an agent that goes away."""
+"""Rollouts on a remote agent: the wire, refusals, and agents that disappear."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class World:
     notes: list[str]
 
     async def make(self, *said: str) -> list[AttemptResult]:
-        """Make one attempt of each; return the results in the order of ``said``."""
+        """Run one attempt per prompt; return the results in the same order."""
         await self.runner.run_all([attempt(each, number) for number, each in enumerate(said)], self.results)
         return sorted(self.results.recorded, key=lambda result: result.attempt.row_index)
 
@@ -104,7 +104,7 @@ async def driving(
         async with ModelClient(endpoint, max_attempts=1) as client:
             runner = RolloutRunner(
                 ProviderProxy(client),
-                bridge_token="bridge",
+                model_key="bridge",
                 server=agent,
                 timeouts=AttemptTimeouts(agent_s, None),
                 redact=Redactor(),
@@ -115,12 +115,12 @@ async def driving(
                 yield World(runner, agent, model, Results(), notes)
 
 
-async def test_a_rollout_is_asked_for_called_back_and_completed_as_the_wire_says(tmp_path: Path) -> None:
+async def test_a_rollout_is_started_and_completed_by_the_protocol(tmp_path: Path) -> None:
     loop = ServedLoop()
     loop.accept.clear()
     async with served(loop) as port, driving(port, artifacts=tmp_path) as world:
         made = asyncio.create_task(world.make("what is 6 times 7?"))
-        while not loop.inits:  # noqa: ASYNC110 - the agent has begun, and we have not heard that it accepts
+        while not loop.inits:  # noqa: ASYNC110 - the agent has begun, and its acceptance has not arrived
             await asyncio.sleep(0.01)
         loop.accept.set()
         (result,) = await made
@@ -151,7 +151,7 @@ async def test_a_rollout_is_asked_for_called_back_and_completed_as_the_wire_says
         )
         assert result.usage.calls == 1
         assert [status for status, _ in loop.replies] == [200, 200]
-        # The model gets the agent's tools, without the nulls, and none of what only the two of us know.
+        # The model gets the agent's tools, without the nulls, and no parameter of the protocol between controller and agent.
         sent = world.model.requests[0].body
         (tool,) = sent["tools"]
         assert tool["function"]["parameters"]["properties"] == {"a": {"type": "number"}}
@@ -163,20 +163,20 @@ async def test_a_rollout_is_asked_for_called_back_and_completed_as_the_wire_says
     assert trajectory["final_metrics"]["total_completion_tokens"] == result.usage.completion_tokens
 
 
-async def test_how_an_agent_ends_is_attributed_to_who_can_mend_it() -> None:
+async def test_the_failures_of_an_agent_are_classified() -> None:
     async with served(ServedLoop()) as port, driving(port) as world:
         error, missing, nan, right = await world.make("error", "no reward", "nan", "ok")
     assert right.grader is not None and right.grader.sample is not None
     assert right.grader.sample.extra_fields == {"agent_loop": {"finish_reason": "stop"}}
-    assert (error.verdict.boundary, error.verdict.category) == ("agent", "exception")
+    assert (error.verdict.error_source, error.verdict.error_code) == ("agent", "exception")
     assert error.verdict.error == "the tool broke"
-    assert (missing.reward, missing.verdict.category) == (None, "nothing_to_grade")
+    assert (missing.reward, missing.verdict.error_code) == (None, "nothing_to_grade")
     assert "RolloutResult" in (missing.verdict.error or "")
-    assert (nan.reward, nan.verdict.category) == (None, "invalid_value")
+    assert (nan.reward, nan.verdict.error_code) == (None, "invalid_value")
     assert right.reward == 1.0
 
 
-async def test_what_an_agent_said_before_it_broke_is_kept(tmp_path: Path) -> None:
+async def test_the_conversation_of_a_failed_agent_is_written(tmp_path: Path) -> None:
     async with served(ServedLoop()) as port, driving(port, artifacts=tmp_path) as world:
         (broken,) = await world.make("break")
     assert broken.verdict.error == "broke"
@@ -189,7 +189,7 @@ async def test_wrong_keys_unknown_ids_and_second_completions_are_refused_in_json
     loop = ServedLoop()
     async with served(loop) as port, driving(port) as world:
         (result,) = await world.make("misuse")
-        while len(loop.replies) < 8:  # noqa: ASYNC110 - the agent goes on when its rollout is over
+        while len(loop.replies) < 8:  # noqa: ASYNC110 - the agent continues after its rollout
             await asyncio.sleep(0.01)
         assert result.reward == 0.5
         assert [status for status, _ in loop.replies] == [404, 401, 404, 401, 422, 200, 409, 404]
@@ -200,7 +200,7 @@ async def test_wrong_keys_unknown_ids_and_second_completions_are_refused_in_json
         assert loop.inits[0]["api_key"] not in str(loop.replies)
 
 
-async def test_a_full_agent_is_asked_again_when_it_says_and_a_refusal_is_a_result() -> None:
+async def test_a_full_agent_is_retried_after_its_delay_and_a_refusal_is_a_result() -> None:
     loop, times = ServedLoop(), []
 
     def before(body: dict[str, Any]) -> web.Response | None:
@@ -216,17 +216,17 @@ async def test_a_full_agent_is_asked_again_when_it_says_and_a_refusal_is_a_resul
         right, bad = await world.make("ok", "bad")
     assert right.reward == 1.0
     assert times[1] - times[0] >= 0.3
-    assert (bad.verdict.boundary, bad.verdict.category) == ("rollout_server", "refused")
+    assert (bad.verdict.error_source, bad.verdict.error_code) == ("rollout_server", "refused")
     assert "422" in (bad.verdict.error or "") and "metadata exceeds maximum" in (bad.verdict.error or "")
 
 
-async def test_rollouts_that_the_agent_has_forgotten_are_made_again() -> None:
+async def test_rollouts_that_the_agent_has_lost_run_again() -> None:
     loop = ServedLoop()
     async with served(loop) as port, driving(port) as world:
         held = asyncio.Event()
         world.model.respond = lambda _: Reply(wait_for=held)
         made = asyncio.create_task(world.make("a", "b", "c"))
-        while world.model.in_flight < 3:  # noqa: ASYNC110 - all three are under way
+        while world.model.in_flight < 3:  # noqa: ASYNC110 - all three are running
             await asyncio.sleep(0.01)
         loop.forget()
         held.set()
@@ -234,10 +234,10 @@ async def test_rollouts_that_the_agent_has_forgotten_are_made_again() -> None:
     assert [result.reward for result in results] == [1.0, 1.0, 1.0]
     assert len(world.results.losses) == 3
     assert len({init["rollout_id"] for init in loop.inits}) == 6
-    assert "started again" in world.notes[0]
+    assert "restarted" in world.notes[0]
 
 
-async def test_tools_that_are_nested_without_end_fail_their_rollout_and_nothing_else() -> None:
+async def test_tools_that_are_nested_too_deeply_fail_only_their_rollout() -> None:
     # More than Python's thousand frames, of which a level takes two before 3.12 and one since, and what orjson still reads.
     loop, nested = ServedLoop(), b'{"tools":[' + b'{"a":' * 1010 + b"1" + b"}" * 1010 + b"]}"
     loop.before_init = lambda body: (
@@ -245,12 +245,12 @@ async def test_tools_that_are_nested_without_end_fail_their_rollout_and_nothing_
     )
     async with served(loop) as port, driving(port) as world:
         bad, good = await world.make("tools", "ok")
-    assert (bad.verdict.boundary, bad.verdict.category) == ("rollout_server", "refused")
+    assert (bad.verdict.error_source, bad.verdict.error_code) == ("rollout_server", "refused")
     assert "nested too deeply" in (bad.verdict.error or "")
     assert good.reward == 1.0
 
 
-async def test_an_agent_that_is_back_with_another_key_is_found_by_it() -> None:
+async def test_an_agent_that_restarts_with_another_key_is_used_with_it() -> None:
     loop, key = ServedLoop(), [KEY]
     async with served(loop) as port, driving(port, locate=lambda: located(port, key[0])) as world:
         assert (await world.make("ok"))[0].reward == 1.0
@@ -259,7 +259,7 @@ async def test_an_agent_that_is_back_with_another_key_is_found_by_it() -> None:
 
 
 @pytest.mark.e2e
-async def test_a_hundred_rollouts_survive_the_agent_that_is_killed_over_them() -> None:
+async def test_a_hundred_rollouts_survive_a_killed_agent() -> None:
     rows = [f"row {number}" for number in range(100)]
     with LoopProcess(KEY, works_on=20) as agent:
         async with driving(agent.port, return_limit_s=600.0) as world:
@@ -271,13 +271,13 @@ async def test_a_hundred_rollouts_survive_the_agent_that_is_killed_over_them() -
     assert [result.attempt.row_index for result in results] == list(range(100))
     assert {result.reward for result in results} == {1.0}
     assert world.results.losses and len(world.results.losses) < 100
-    # And killed for good: the run ends, says why, and keeps what was finished.
+    # If it stays killed, the run ends with the reason and keeps its results.
     with LoopProcess(KEY, works_on=20) as agent:
         async with driving(agent.port, return_limit_s=0.3) as world:
             made = asyncio.create_task(world.make(*rows))
             await recorded(world, 20)
             agent.kill()
-            with pytest.raises(RemoteAgentError, match=r"did not come back within 0\.3 s") as ended:
+            with pytest.raises(RemoteAgentError, match=r"did not return within 0\.3 s") as ended:
                 await made
             assert ended.value.is_infrastructure
             assert 20 <= len(world.results.recorded) < 100
@@ -325,12 +325,12 @@ def test_addresses_of_metadata_services_are_refused(address: str, allowed: bool)
         *("2852039166:80", "0xa9fea9fe:80", "169.254.43518:80", "a.0x1:80", "h\r\nX:80"),
     ],
 )
-def test_what_is_no_host_and_port_is_refused(text: str) -> None:
+def test_malformed_addresses_are_refused(text: str) -> None:
     with pytest.raises(AgentAddressError):
         AgentAddress.parse(text)
 
 
-async def test_a_name_that_leads_to_a_refused_address_is_not_connected_to(
+async def test_a_name_that_resolves_to_a_refused_address_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def resolve(*_: Any, **__: Any) -> Any:
@@ -343,7 +343,7 @@ async def test_a_name_that_leads_to_a_refused_address_is_not_connected_to(
     assert "169.254.169.254 is refused" in (health.error or "")
 
 
-async def test_a_probe_says_what_is_wrong_and_sends_its_key_nowhere_else() -> None:
+async def test_a_probe_reports_the_problem_and_sends_its_key_only_to_the_agent() -> None:
     loop, elsewhere = ServedLoop(), []
 
     def trap(request: web.Request) -> web.Response:
@@ -365,7 +365,10 @@ async def test_a_probe_says_what_is_wrong_and_sends_its_key_nowhere_else() -> No
             to = f"http://127.0.0.1:{second}/platform/health"
             for answer, expected in (
                 (web.Response(status=307, headers={"Location": to}), "redirect"),
-                (web.Response(text="<html>", content_type="text/html"), "not that of a served agent"),
+                (
+                    web.Response(text="<html>", content_type="text/html"),
+                    "not the health report of a served agent",
+                ),
                 (web.Response(body=b"x" * 2_000_000), "larger than"),
                 (web.Response(status=404), "started without a key"),
                 (web.Response(status=503), "HTTP 503"),
@@ -378,7 +381,7 @@ async def test_a_probe_says_what_is_wrong_and_sends_its_key_nowhere_else() -> No
         assert "cannot connect" in str((await probe_agent(http, located(port))).error)
 
 
-async def test_a_run_asks_an_agent_for_nothing_that_it_could_lead_elsewhere_with() -> None:
+async def test_a_run_polls_only_the_health_of_an_agent() -> None:
     loop, asked = ServedLoop(), []
 
     def note(request: web.Request) -> web.Response | None:
@@ -390,7 +393,7 @@ async def test_a_run_asks_an_agent_for_nothing_that_it_could_lead_elsewhere_with
         held = asyncio.Event()
         world.model.respond = lambda _: Reply(wait_for=held)
         made = asyncio.create_task(world.make("a"))
-        while not world.model.in_flight or len(asked) < 5:  # noqa: ASYNC110 - it is looked at again and again
+        while not world.model.in_flight or len(asked) < 5:  # noqa: ASYNC110 - the agent is polled
             await asyncio.sleep(0.01)
         assert await world.runner._servers.busy() == 0.0
         held.set()
@@ -398,7 +401,7 @@ async def test_a_run_asks_an_agent_for_nothing_that_it_could_lead_elsewhere_with
     assert set(asked) == {"/platform/health"}
 
 
-async def test_an_agent_elsewhere_needs_to_know_where_we_are(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_agent_on_another_machine_needs_a_callback_address(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served(ServedLoop()) as port:
         monkeypatch.setattr(AgentAddress, "is_local", lambda _: False)
         with pytest.raises(RemoteAgentError, match="on another machine") as refused:
@@ -421,7 +424,7 @@ def test_the_operator_can_name_the_networks_of_served_agents(monkeypatch: pytest
         require_allowed("10.9.8.7")
 
 
-def test_the_bridges_address_is_the_operators() -> None:
+def test_the_operator_configures_the_callback_address() -> None:
     found = CallbackAddress.from_environment({"OSMOSIS_BRIDGE_PORTS": "9100-9199"})
     assert (found.host, found.ports) == ("127.0.0.1", (9100, 9199))
     for wrong in ("x", "1-", "-1", "0", "70000", "9-x"):
@@ -433,7 +436,7 @@ def test_the_bridges_address_is_the_operators() -> None:
             CallbackAddress(ports=(port, port)).socket()
 
 
-async def test_a_rollout_that_an_agent_gave_up_because_it_was_told_to_end_is_made_again() -> None:
+async def test_a_rollout_that_a_stopping_agent_abandons_runs_again() -> None:
     loop = ServedLoop()
     async with served(loop) as port, driving(port) as world:
         (result,) = await world.make("told to end")
@@ -441,7 +444,7 @@ async def test_a_rollout_that_an_agent_gave_up_because_it_was_told_to_end_is_mad
     assert [status for status, _ in loop.replies] == [200, 200, 200]
 
 
-async def test_what_a_broken_attempt_used_counts_while_its_conversation_is_written(
+async def test_a_failed_attempt_counts_as_used_while_its_conversation_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, written = threading.Event(), threading.Event()

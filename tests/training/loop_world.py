@@ -146,7 +146,7 @@ class ScriptedRunner:
         verdict = (
             Verdict("success", reward=reward)
             if reward is not None
-            else Verdict("failed", error_type="agent_error", boundary="agent", error="the agent broke")
+            else Verdict("failed", error_type="agent_error", error_source="agent", error="the agent broke")
         )
         return AttemptResult(attempt, attempt.name, verdict, RolloutUsage(), 1.0)
 

@@ -52,5 +52,5 @@ def scored(reward: float, *, sequences: int = 1, versions: tuple[int, ...] = (0,
 
 
 def failed(why: str) -> Sample:
-    verdict = Verdict("failed", error_type=why, boundary="agent", error=f"it failed: {why}")
+    verdict = Verdict("failed", error_type=why, error_source="agent", error=f"it failed: {why}")
     return sample(verdict, RecordedRollout([]))

@@ -1,8 +1,7 @@
 """One attempt at a row, from dispatch to its recorded result.
 
-An attempt is recorded at most once, and its final callback is acknowledged only when the record is durable. Whether it
-was recorded or abandoned is decided here without awaiting in between: a result that arrives after its attempt was
-abandoned is acknowledged and dropped, because the attempt runs again under a new id.
+An attempt is recorded at most once, and its final callback is acknowledged only when the record is durable. A result
+that arrives after its attempt was abandoned is acknowledged and dropped: the attempt runs again under a new id.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.controller.callbacks import AttemptTimeouts, RolloutProtocolError
-from osmosis_ai.controller.outcomes import Verdict, classify, failed, rejected
+from osmosis_ai.controller.outcomes import Verdict, classify, failed
 from osmosis_ai.controller.server_process import AttemptLostError
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
 from osmosis_ai.rollout.driver import RolloutRunRequest
@@ -100,13 +99,12 @@ MAX_LOSSES = 3
 """How often an attempt runs again after its server, or the connection to it, was lost."""
 
 MAX_SEED = 0x7FFFFFFF
-LOST = "rollout_server_died"
 
 
 def call_seed(run_seed: int, source_row: int, attempt: int, call_index: int) -> int:
-    """Return the seed (31 bits) of the ``call_index``-th model call of an attempt on a dataset row."""
-    place = f"{run_seed}:{source_row}:{attempt}:{call_index}"
-    return int.from_bytes(hashlib.sha256(place.encode()).digest()[:4], "big") & MAX_SEED
+    """Return the seed (31 bits) of the ``call_index``-th model call of an attempt at a dataset row."""
+    position = f"{run_seed}:{source_row}:{attempt}:{call_index}"
+    return int.from_bytes(hashlib.sha256(position.encode()).digest()[:4], "big") & MAX_SEED
 
 
 def attempt_seeds(run_seed: int, source_row: int, attempt: int) -> Callable[[int], int]:
@@ -155,27 +153,28 @@ class AttemptResult:
 
 
 class AttemptResults(ABC):
-    """Where the results of attempts go."""
+    """Stores the results of attempts."""
 
     @abstractmethod
     async def record(self, result: AttemptResult) -> None:
-        """Store a result; the rollout's server gets its acknowledgement when this returns."""
+        """Store a result; the rollout server gets its acknowledgement when this returns."""
 
     def lost(self, attempt: Attempt, loss: AttemptLostError) -> Verdict | None:
         """Handle a lost attempt: None runs it again, a verdict ends it."""
         if attempt.losses <= MAX_LOSSES:
             return None
-        return failed(LOST, "rollout_server", loss.death.message if loss.death is not None else str(loss))
+        reason = loss.death.message if loss.death is not None else str(loss)
+        return failed("rollout_server_died", "rollout_server", reason)
 
     def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:  # noqa: B027 - optional
-        """Handle a rollout without a result, and what it used."""
+        """Handle the usage of a rollout without a result."""
 
 
 @dataclass(frozen=True)
 class AttemptServices:
-    """What attempts run on."""
+    """The services that attempts use."""
 
-    bridge: ModelProxy[Any]
+    model_proxy: ModelProxy[Any]
     servers: ServerPool
     timeouts: AttemptTimeouts
     trajectory_root: Path | None = None
@@ -183,7 +182,7 @@ class AttemptServices:
 
 
 class RunningAttempt:
-    """An attempt that is running, under its own id."""
+    """A running attempt with its own rollout id."""
 
     def __init__(
         self,
@@ -194,8 +193,8 @@ class RunningAttempt:
         on_arrival: Callable[[], None],
         on_fault: Callable[[Exception], None],
     ) -> None:
-        fresh = uuid.uuid4().hex
-        self.rollout_id = f"{attempt.name}-{fresh[:12]}" if attempt.name else fresh
+        unique = uuid.uuid4().hex
+        self.rollout_id = f"{attempt.name}-{unique[:12]}" if attempt.name else unique
         self.recording: asyncio.Task[None] | None = None
         self.is_counted = False
         self._attempt = attempt
@@ -211,16 +210,20 @@ class RunningAttempt:
     async def run(self) -> bool:
         """Run the attempt; return whether it was recorded, False if it has to run again."""
         services = self._services
-        services.bridge.open(self.rollout_id, seed_for=self._attempt.seed_for)
+        services.model_proxy.open(self.rollout_id, seed_for=self._attempt.seed_for)
         try:
-            loss = await self._drive()
+            lost = await self._run_rollout()
             if self.recording is not None:
                 await asyncio.shield(self.recording)
                 services.servers.attempt_finished()
                 return True
             self._is_abandoned = True
-            missing = AttemptLostError("its server reported no result", death=None)
-            return await self._lose(loss or missing)
+            self._attempt.losses += 1
+            lost = lost or AttemptLostError("its server reported no result", death=None)
+            verdict = self._results.lost(self._attempt, lost)
+            if verdict is not None:
+                await self._record(verdict, None)
+            return verdict is not None
         finally:
             usage = self._close_endpoint()
             if self.recording is None:
@@ -237,10 +240,10 @@ class RunningAttempt:
 
     def used_so_far(self) -> RolloutUsage:
         """Return the usage of its model calls so far."""
-        return self._usage or self._services.bridge.usage(self.rollout_id)
+        return self._usage or self._services.model_proxy.usage(self.rollout_id)
 
-    async def _drive(self) -> AttemptLostError | None:
-        """Run the rollout; return why it has no result, or None."""
+    async def _run_rollout(self) -> AttemptLostError | None:
+        """Run the rollout; return the error if its server was lost."""
         attempt, timeouts = self._attempt, self._services.timeouts
         request = RolloutRunRequest(
             messages=attempt.row.messages,
@@ -258,17 +261,9 @@ class RunningAttempt:
         except RolloutProtocolError as error:
             if not 400 <= error.status_code < 500:
                 return AttemptLostError(str(error), death=None)
-            await self._record(rejected(error.status_code, str(error)), None)
+            reason = f"HTTP {error.status_code}: {error}"
+            await self._record(failed("rollout_protocol_error", "rollout_server", reason), None)
         return None
-
-    async def _lose(self, loss: AttemptLostError) -> bool:
-        """Count a loss; return whether it ends the attempt."""
-        self._attempt.losses += 1
-        verdict = self._results.lost(self._attempt, loss)
-        if verdict is None:
-            return False
-        await self._record(verdict, None)
-        return True
 
     async def _record(self, verdict: Verdict, grader: GraderCompleteRequest | None) -> None:
         usage = self._close_endpoint()
@@ -281,7 +276,7 @@ class RunningAttempt:
         self._on_arrival()
         try:
             await asyncio.shield(self.recording)
-        except Exception as error:  # the next result would meet it too
+        except Exception as error:  # the next result would fail as well
             self._on_fault(error)
             raise
 
@@ -295,8 +290,8 @@ class RunningAttempt:
     def _close_endpoint(self) -> RolloutUsage:
         """End the rollout's model calls and return their usage; repeated calls return the same."""
         if self._usage is None:
-            self._last_call = self._services.bridge.last_call(self.rollout_id)
-            self._usage = self._services.bridge.close(self.rollout_id)
+            self._last_call = self._services.model_proxy.last_call(self.rollout_id)
+            self._usage = self._services.model_proxy.close(self.rollout_id)
         return self._usage
 
 

@@ -1,4 +1,4 @@
-"""Rollouts over the rollout protocol: the drivers that start them and the HTTP server that takes their callbacks."""
+"""Runs rollouts over the rollout protocol: the store and listener for callbacks, and the driver of a rollout server."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import orjson
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
+from osmosis_ai.controller.model_proxy import refusal
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.llm.wire_json import loads
 from osmosis_ai.retry_after import retry_after_s
@@ -39,41 +40,38 @@ CALLBACK_GRACE_S = 60.0
 
 @dataclass(frozen=True)
 class AttemptTimeouts:
-    """Seconds that the agent and the grader of an attempt may take; None is unbounded."""
+    """Time limits of an attempt's agent and grader; None means unlimited."""
 
     agent_s: float | None
     grader_s: float | None
 
     @property
     def callback_s(self) -> float:
-        """Seconds from admission to the callback deadline of an attempt."""
+        """Seconds from admission to the callback deadline."""
         is_bounded = self.agent_s is not None and self.grader_s is not None
         total = (self.agent_s or 0) + (self.grader_s or 0)
         return total + CALLBACK_GRACE_S if is_bounded and total > 0 else DEFAULT_DEADLINE_S
 
     @property
     def completion_s(self) -> float:
-        """Seconds that an attempt on a remote agent may take, including the time in its queue."""
+        """Seconds from admission by a remote agent to its completion deadline."""
         return self.agent_s + CALLBACK_GRACE_S if self.agent_s else DEFAULT_DEADLINE_S
 
 
-T = TypeVar("T")
 TerminalSource = Literal["grader", "timeout", "cancelled"]
 Acknowledgment = Mapping[str, Any]
+_OK: Acknowledgment = {"ok": True}
 
 
 @dataclass(frozen=True)
 class TerminalCallbackResult:
-    """The one terminal of a rollout, and the callbacks known when it was accepted."""
+    """The terminal result of a rollout, with the callbacks received until then."""
 
     rollout_id: str
     source: TerminalSource
     completion: RolloutCompleteRequest | None = None
     grader: GraderCompleteRequest | None = None
-    acknowledgment: Acknowledgment = field(default_factory=lambda: {"ok": True})
-
-
-TerminalCommit = Callable[[TerminalCallbackResult], Awaitable["Acknowledgment | None"]]
+    acknowledgment: Acknowledgment = field(default_factory=lambda: _OK)
 
 
 class UnknownRolloutIdError(KeyError):
@@ -81,7 +79,7 @@ class UnknownRolloutIdError(KeyError):
 
 
 class DuplicateRegistrationError(ValueError):
-    """The rollout id was registered before; every attempt needs a fresh one."""
+    """The rollout id was registered before; every attempt needs a new one."""
 
 
 def duplicate_callback_payload(first: BaseModel, second: BaseModel) -> bool:
@@ -89,10 +87,8 @@ def duplicate_callback_payload(first: BaseModel, second: BaseModel) -> bool:
     return _fingerprint(first) == _fingerprint(second)
 
 
-def _fingerprint(payload: BaseModel | None) -> int | None:
-    """Return a hash of a callback's body, valid in this process; SipHash is several times faster than BLAKE2."""
-    if payload is None:
-        return None
+def _fingerprint(payload: BaseModel) -> int:
+    """Return a hash that is valid in this process; SipHash is several times faster than BLAKE2."""
     try:
         return hash(payload.model_dump_json())
     except ValueError:
@@ -100,46 +96,22 @@ def _fingerprint(payload: BaseModel | None) -> int | None:
         return hash(json.dumps(payload.model_dump(mode="python"), default=str))
 
 
-def _encode(content: object) -> bytes:
-    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-# A server repeats a callback for about a minute. Beyond the first bound an id is forgotten; beyond the second an
-# old acknowledgement (one that carries token ids is large) shrinks to `{"ok": true}`.
+# A server repeats a callback for about a minute. Beyond the first limit an id is forgotten; beyond the second an
+# old acknowledgment (one with token ids is large) shrinks to `{"ok": true}`.
 REMEMBERED_ROLLOUTS = 16_384
 REMEMBERED_ACKNOWLEDGMENT_BYTES = 8 * 1024 * 1024
-_PLAIN = b'{"ok":true}'
 
 
 @dataclass(slots=True)
-class _Session:
-    """A registered rollout until it is discarded."""
+class _Rollout:
+    """A registered rollout; it has no payloads once it is finished and discarded."""
 
     arrival: asyncio.Future[TerminalCallbackResult]
     completion: RolloutCompleteRequest | None = None
-    attempt: TerminalCallbackResult | None = None
+    fingerprints: dict[str, int] = field(default_factory=dict)
     commit: asyncio.Task[TerminalCallbackResult] | None = None
     result: TerminalCallbackResult | None = None
-    discarded: bool = False
-
-
-@dataclass(slots=True)
-class _FinishedRollout:
-    """The acknowledgement of a finished rollout, and fingerprints of its callbacks."""
-
-    source: TerminalSource
-    encoded_acknowledgment: bytes
-    completion: int | None
-    grader: int | None
-
-    def acknowledgment(self) -> dict[str, Any]:
-        decoded: dict[str, Any] = orjson.loads(self.encoded_acknowledgment)
-        return decoded
-
-
-class _ByRolloutId(OrderedDict[str, T]):
-    def __missing__(self, rollout_id: str) -> T:
-        raise UnknownRolloutIdError(rollout_id)
+    is_discarded: bool = False
 
 
 class CallbackStore:
@@ -148,58 +120,46 @@ class CallbackStore:
     def __init__(
         self,
         *,
-        on_terminal_commit: TerminalCommit,
-        acknowledge_completion: Callable[[str], Acknowledgment] = lambda _: {"ok": True},
+        on_terminal_commit: Callable[[TerminalCallbackResult], Awaitable[Acknowledgment | None]],
+        acknowledge_completion: Callable[[str], Acknowledgment] = lambda _: _OK,
     ) -> None:
         self._on_terminal_commit = on_terminal_commit
         self._acknowledge_completion = acknowledge_completion
-        self._sessions: _ByRolloutId[_Session] = _ByRolloutId()
-        self._finished: _ByRolloutId[_FinishedRollout] = _ByRolloutId()
-        self._large: deque[_FinishedRollout] = deque()
-        self._large_bytes = 0
+        self._rollouts: dict[str, _Rollout] = {}
+        self._finished: deque[str] = deque()
+        self._acknowledgments: OrderedDict[str, bytes] = OrderedDict()
+        self._acknowledgment_bytes = 0
 
     async def register(self, rollout_id: str) -> None:
         """Expect callbacks for a rollout; call it before dispatching it."""
-        if rollout_id in self._sessions or rollout_id in self._finished:
+        if rollout_id in self._rollouts:
             raise DuplicateRegistrationError(f"rollout id {rollout_id!r} was registered before")
-        self._sessions[rollout_id] = _Session(asyncio.get_running_loop().create_future())
+        self._rollouts[rollout_id] = _Rollout(asyncio.get_running_loop().create_future())
 
     async def handle_completion(self, rollout_id: str, request: RolloutCompleteRequest) -> Acknowledgment:
         """Remember how the workflow ended; this alone never ends a rollout."""
-        session = self._sessions.get(rollout_id)
-        if session is None:
-            finished = self._finished[rollout_id]
-            _check_repeat(rollout_id, "completion", finished.completion, request)
-            return finished.acknowledgment()
-        if session.completion is None:
-            session.completion = request
-        else:
-            _check_repeat(rollout_id, "completion", _fingerprint(session.completion), request)
-        if session.result is not None:
-            return session.result.acknowledgment
+        rollout = self._rollout(rollout_id)
+        _check_repeat(rollout, "completion", request)
+        if rollout.result is not None:
+            return self._final_acknowledgment(rollout.result)
+        rollout.completion = rollout.completion or request
         return self._acknowledge_completion(rollout_id)
 
     async def handle_grader(self, rollout_id: str, request: GraderCompleteRequest) -> Acknowledgment:
-        """Commit the grader's result, or join the running commit, and return the acknowledgement."""
-        session = self._sessions.get(rollout_id)
-        if session is None:
-            finished = self._finished[rollout_id]
-            _check_repeat(rollout_id, "grader", finished.grader, request)
-            return finished.acknowledgment()
-        first = session.result or session.attempt
-        if first is not None and first.grader is not None:
-            _check_repeat(rollout_id, "grader", _fingerprint(first.grader), request)
-        attempt = TerminalCallbackResult(rollout_id, "grader", session.completion, request)
-        return (await self._reach_terminal(session, attempt)).acknowledgment
+        """Commit the grader's result, or join the running commit, and return the acknowledgment."""
+        rollout = self._rollout(rollout_id)
+        _check_repeat(rollout, "grader", request)
+        attempt = TerminalCallbackResult(rollout_id, "grader", rollout.completion, request)
+        return self._final_acknowledgment(await self._reach_terminal(rollout, attempt))
 
     async def finalize_timeout(
         self, rollout_id: str, acknowledgment: Acknowledgment | None = None
     ) -> TerminalCallbackResult:
-        """Try to end the rollout as timed out; return the terminal that won."""
-        session = self._sessions[rollout_id]
-        reply = {"ok": True} if acknowledgment is None else dict(acknowledgment)
-        attempt = TerminalCallbackResult(rollout_id, "timeout", session.completion, acknowledgment=reply)
-        return await self._reach_terminal(session, attempt)
+        """Try to end the rollout as timed out; return the terminal result that won."""
+        rollout = self._rollout(rollout_id)
+        reply = acknowledgment or _OK
+        attempt = TerminalCallbackResult(rollout_id, "timeout", rollout.completion, acknowledgment=reply)
+        return await self._reach_terminal(rollout, attempt)
 
     async def acknowledge_without_commit(
         self,
@@ -208,115 +168,128 @@ class CallbackStore:
         acknowledgment: Acknowledgment | None = None,
     ) -> TerminalCallbackResult:
         """End the rollout without the commit hook, unless a running commit wins; return the winner."""
-        session = self._sessions[rollout_id]
-        while session.commit is not None:
-            await asyncio.wait({session.commit})
-        if session.result is None:
-            reply = {"ok": True} if acknowledgment is None else dict(acknowledgment)
-            return self._accept(
-                session, TerminalCallbackResult(rollout_id, source, session.completion, acknowledgment=reply)
-            )
-        return session.result
+        rollout = self._rollout(rollout_id)
+        while rollout.commit is not None:
+            await asyncio.wait({rollout.commit})
+        if rollout.result is not None:
+            return rollout.result
+        reply = acknowledgment or _OK
+        result = TerminalCallbackResult(rollout_id, source, rollout.completion, acknowledgment=reply)
+        return self._accept(rollout, result)
 
     async def wait_terminal(self, rollout_id: str, timeout_s: float | None = None) -> TerminalCallbackResult:
-        """Wait for the rollout's terminal, across commits that fail and are repeated; raises asyncio.TimeoutError."""
-        session = self._sessions.get(rollout_id)
-        if session is None:
-            finished = self._finished[rollout_id]
-            return TerminalCallbackResult(
-                rollout_id, finished.source, acknowledgment=finished.acknowledgment()
-            )
-        if session.discarded and session.commit is not None:
-            return await asyncio.shield(session.commit)
-        # Neither a cancelled waiter nor its timeout cancels the future, which others may wait for.
-        done, _ = await asyncio.wait({session.arrival}, timeout=timeout_s)
-        if not done:
-            raise asyncio.TimeoutError
-        return session.arrival.result()
+        """Wait for the terminal result, across failed and repeated commits; raises asyncio.TimeoutError."""
+        rollout = self._rollout(rollout_id)
+        if rollout.result is not None:
+            return rollout.result
+        if rollout.is_discarded and rollout.commit is not None:
+            return await asyncio.shield(rollout.commit)
+        # Others may wait for the future, so neither a cancelled waiter nor its timeout may cancel it.
+        return await asyncio.wait_for(asyncio.shield(rollout.arrival), timeout_s)
 
     def fail(self, rollout_id: str, error: Exception) -> None:
-        """Raise ``error`` in the rollout's waiter, unless there is a terminal."""
-        session = self._sessions.get(rollout_id)
-        if session is not None and not session.arrival.done():
-            session.arrival.set_exception(error)
-            session.arrival.exception()  # Without a waiter, asyncio would report it as never retrieved.
+        """Raise ``error`` in the rollout's waiter, unless there is a terminal result."""
+        rollout = self._rollouts.get(rollout_id)
+        if rollout is not None and not rollout.arrival.done():
+            rollout.arrival.set_exception(error)
+            rollout.arrival.exception()  # Without a waiter, asyncio would report it as never retrieved.
 
     async def discard(self, rollout_id: str) -> None:
         """Forget a rollout's payloads; its waiter is cancelled, a running commit is not."""
-        session = self._sessions.get(rollout_id)
-        if session is None:
+        rollout = self._rollouts.get(rollout_id)
+        if rollout is None or rollout.is_discarded:
             return
-        session.discarded = True
-        session.arrival.cancel()
-        if session.commit is None:
-            del self._sessions[rollout_id]
+        rollout.is_discarded = True
+        rollout.arrival.cancel()
+        if rollout.commit is None:
+            self._release(rollout_id, rollout)
+
+    def _rollout(self, rollout_id: str) -> _Rollout:
+        rollout = self._rollouts.get(rollout_id)
+        if rollout is None:
+            raise UnknownRolloutIdError(rollout_id)
+        return rollout
 
     async def _reach_terminal(
-        self, session: _Session, attempt: TerminalCallbackResult
+        self, rollout: _Rollout, attempt: TerminalCallbackResult
     ) -> TerminalCallbackResult:
-        """Return the accepted terminal: the existing one, the one being committed, or else ``attempt``."""
-        if session.result is not None:
-            return session.result
-        if session.commit is None:
-            session.attempt = attempt
-            session.commit = asyncio.create_task(self._commit(session, attempt))
-            # Every observer may have been cancelled; asyncio would then report an exception that was never retrieved.
-            session.commit.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(session.commit)
+        """Return the accepted terminal result: the existing one, the one being committed, or else ``attempt``."""
+        if rollout.result is not None:
+            return rollout.result
+        if rollout.commit is None:
+            rollout.commit = asyncio.create_task(self._commit(rollout, attempt))
+            # If every observer was cancelled, asyncio would report an exception as never retrieved.
+            rollout.commit.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(rollout.commit)
 
-    async def _commit(self, session: _Session, attempt: TerminalCallbackResult) -> TerminalCallbackResult:
+    async def _commit(self, rollout: _Rollout, attempt: TerminalCallbackResult) -> TerminalCallbackResult:
         try:
-            replacement = await self._on_terminal_commit(attempt)
-            if replacement is not None:
-                attempt = replace(attempt, acknowledgment=replacement)
-            return self._accept(session, attempt)
+            reply = await self._on_terminal_commit(attempt)
+            if reply is not None:
+                attempt = replace(attempt, acknowledgment=reply)
+            return self._accept(rollout, attempt)
+        except BaseException:
+            # Not durable, so the next grader callback counts as the first.
+            rollout.fingerprints.pop("grader", None)
+            raise
         finally:
-            session.attempt = session.commit = None
-            if session.discarded:
-                del self._sessions[attempt.rollout_id]
+            rollout.commit = None
+            if rollout.is_discarded:
+                self._release(attempt.rollout_id, rollout)
 
-    def _accept(self, session: _Session, result: TerminalCallbackResult) -> TerminalCallbackResult:
-        # A copy of the exact size: orjson's own result keeps the kilobytes of its write buffer.
-        encoded = bytes(memoryview(_encode(result.acknowledgment)))
-        finished = _FinishedRollout(
-            result.source,
-            _PLAIN if encoded == _PLAIN else encoded,
-            _fingerprint(session.completion),
-            _fingerprint(result.grader),
-        )
-        self._finished[result.rollout_id] = finished
-        if len(self._finished) > REMEMBERED_ROLLOUTS:
-            self._finished.popitem(last=False)
-        if finished.encoded_acknowledgment is not _PLAIN:
-            self._large.append(finished)
-            self._large_bytes += len(encoded)
-        while self._large_bytes > REMEMBERED_ACKNOWLEDGMENT_BYTES:
-            oldest = self._large.popleft()
-            self._large_bytes -= len(oldest.encoded_acknowledgment)
-            oldest.encoded_acknowledgment = _PLAIN
-        session.result = result
-        if not session.arrival.done():
-            session.arrival.set_result(result)
+    def _accept(self, rollout: _Rollout, result: TerminalCallbackResult) -> TerminalCallbackResult:
+        rollout.result = result
+        if not rollout.arrival.done():
+            rollout.arrival.set_result(result)
         return result
 
+    def _release(self, rollout_id: str, rollout: _Rollout) -> None:
+        """Keep only what is needed to acknowledge and compare repeated callbacks."""
+        rollout.completion = None
+        if rollout.result is None:
+            del self._rollouts[rollout_id]
+            return
+        self._finished.append(rollout_id)
+        if len(self._finished) > REMEMBERED_ROLLOUTS:
+            del self._rollouts[self._finished.popleft()]
+        # A copy of the exact size: orjson's own result keeps the kilobytes of its write buffer.
+        encoded = bytes(memoryview(_encode(rollout.result.acknowledgment)))
+        if encoded != _encode(_OK):
+            self._acknowledgments[rollout_id] = encoded
+            self._acknowledgment_bytes += len(encoded)
+        while self._acknowledgment_bytes > REMEMBERED_ACKNOWLEDGMENT_BYTES:
+            _, oldest = self._acknowledgments.popitem(last=False)
+            self._acknowledgment_bytes -= len(oldest)
+        rollout.result = TerminalCallbackResult(rollout_id, rollout.result.source)
 
-def _check_repeat(rollout_id: str, channel: str, first: int | None, request: BaseModel) -> None:
-    """Log an error if a repeated callback contradicts the first; late first callbacks are normal."""
-    if first is not None and first != _fingerprint(request):
+    def _final_acknowledgment(self, result: TerminalCallbackResult) -> Acknowledgment:
+        encoded = self._acknowledgments.get(result.rollout_id)
+        return result.acknowledgment if encoded is None else orjson.loads(encoded)
+
+
+def _check_repeat(
+    rollout: _Rollout, channel: str, request: RolloutCompleteRequest | GraderCompleteRequest
+) -> None:
+    """Log an error if a repeated callback contradicts the first."""
+    fingerprint = _fingerprint(request)
+    if rollout.fingerprints.setdefault(channel, fingerprint) != fingerprint:
         logger.error(
-            "conflicting duplicate %s callback for rollout %s; the first one counts", channel, rollout_id
+            "conflicting duplicate %s callback for rollout %s; the first one counts",
+            channel,
+            request.rollout_id,
         )
 
 
 ADMISSION_TIMEOUT_S = 60.0
 CANCEL_TIMEOUT_S = 5.0
 RETRY_AFTER_DEFAULT_S = 1.0
-RETRY_AFTER_BOUNDS_S = (0.05, 60.0)
+MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 0.05, 60.0
+MAX_REPLY_BYTES = 1024 * 1024
 _JSON_HEADERS = {"Content-Type": "application/json"}
 
 
 class RolloutProtocolError(OsmosisError):
-    """The rollout server sent a reply that the protocol does not know."""
+    """The rollout server sent an unexpected reply."""
 
     default_code = "PLATFORM_ERROR"
 
@@ -373,11 +346,11 @@ class CallbackRolloutDriver(RolloutDriver):
 
     @abstractmethod
     def _open_session(self) -> aiohttp.ClientSession:
-        """Open the session for requests to the rollout's server."""
+        """Open the session for requests to the server."""
 
     @abstractmethod
     async def _admit(self, request: RolloutRunRequest) -> None:
-        """Have the rollout's server accept a rollout."""
+        """Wait until the server has accepted the rollout."""
 
     def _forget(self, rollout_id: str) -> None:
         """Release the state of a rollout that has ended."""
@@ -389,6 +362,33 @@ class CallbackRolloutDriver(RolloutDriver):
         if self._session is None:
             self._session = self._open_session()
         return self._session
+
+    async def _post_admission(self, url: str, body: dict[str, Any]) -> bytes:
+        """Post a rollout until the server has room for it; return the reply."""
+        try:
+            data = orjson.dumps(body)
+        except TypeError:
+            # Integers beyond 64 bits and lone surrogates, which datasets do contain.
+            data = json.dumps(body).encode()
+        timeout = aiohttp.ClientTimeout(total=ADMISSION_TIMEOUT_S)
+        while True:
+            async with self._client().post(
+                url, data=data, headers=_JSON_HEADERS, timeout=timeout, allow_redirects=False
+            ) as reply:
+                content = await read_bounded(reply)
+            if reply.status == 202:
+                return content
+            if reply.status != 429:
+                reason = " ".join(content.decode("utf-8", "replace").split())[:500]
+                raise RolloutProtocolError(
+                    f"the rollout server answered {reply.status} to `POST {reply.url.path}` "
+                    "(expected: 202 or 429)" + (f": {reason}" if reason else "."),
+                    status_code=reply.status,
+                )
+            wait_s = retry_after_s(reply.headers)
+            if wait_s is None:
+                wait_s = RETRY_AFTER_DEFAULT_S
+            await asyncio.sleep(min(max(wait_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S))
 
 
 class HttpRolloutDriver(CallbackRolloutDriver):
@@ -407,15 +407,13 @@ class HttpRolloutDriver(CallbackRolloutDriver):
         http_client: aiohttp.ClientSession | None = None,
         callback_timeout_sec: float | None = None,
     ) -> None:
-        if not controller_api_key.strip():
-            raise ValueError("controller_api_key must not be blank")
         super().__init__(callback_store, http_client=http_client, callback_timeout_s=callback_timeout_sec)
         self._base_url = rollout_base_url
         self._completion_url_for = completion_url_for
         self._grader_url_for = grader_url_for
         self._chat_completions_url_for = chat_completions_url_for
         self._chat_api_key = chat_api_key or None
-        self._controller_api_key = controller_api_key
+        self._controller_api_key = _require_token(controller_api_key, "controller_api_key")
 
     def _open_session(self) -> aiohttp.ClientSession:
         return open_server_session(self._base_url, timeout_s=ADMISSION_TIMEOUT_S)
@@ -436,19 +434,7 @@ class HttpRolloutDriver(CallbackRolloutDriver):
             "grader_timeout_sec": request.grader_timeout_sec,
             "extra_fields": request.extra_fields,
         }
-        encoded, timeout = encode_request(body), aiohttp.ClientTimeout(total=ADMISSION_TIMEOUT_S)
-        url = server_url(self._base_url, "/rollout")
-        while True:
-            async with self._client().post(
-                url, data=encoded, headers=_JSON_HEADERS, timeout=timeout
-            ) as reply:
-                if reply.status == 202:
-                    await reply.read()
-                    return
-                if reply.status != 429:
-                    raise refused_admission(reply.status, await reply.read(), "POST /rollout")
-                wait_s = admission_pause_s(reply.headers)
-            await asyncio.sleep(wait_s)
+        await self._post_admission(server_url(self._base_url, "/rollout"), body)
 
     async def _request_cancel(self, rollout_id: str) -> None:
         try:
@@ -464,7 +450,7 @@ class HttpRolloutDriver(CallbackRolloutDriver):
 
 
 def _outcome(result: TerminalCallbackResult) -> RolloutOutcome:
-    """Return a terminal as an outcome; the workflow's message explains it if the grader gives none."""
+    """Return the outcome of a terminal result; the workflow's message replaces a missing one of the grader."""
     rollout_id, grader = result.rollout_id, result.grader
     if result.source == "timeout":
         return RolloutOutcome(RolloutStatus.FAILURE, error="callback_timeout", rollout_id=rollout_id)
@@ -481,35 +467,21 @@ def _outcome(result: TerminalCallbackResult) -> RolloutOutcome:
     return RolloutOutcome(RolloutStatus.FAILURE, grader.sample, message, rollout_id)
 
 
-def admission_pause_s(headers: Mapping[str, str]) -> float:
-    """Return how long to wait for a full server, in seconds, within sane bounds."""
-    shortest, longest = RETRY_AFTER_BOUNDS_S
-    wait_s = retry_after_s(headers)
-    return RETRY_AFTER_DEFAULT_S if wait_s is None else min(max(wait_s, shortest), longest)
-
-
-def encode_request(body: dict[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(body)
-    except TypeError:
-        # Integers beyond 64 bits and lone surrogates, which datasets do contain.
-        return json.dumps(body).encode()
-
-
-def refused_admission(status: int, body: bytes, route: str) -> RolloutProtocolError:
-    """Return the error of an admission that is neither accepted nor postponed."""
-    reason = " ".join(body.decode("utf-8", "replace").split())[:500]
-    return RolloutProtocolError(
-        f"the rollout server answered {status} to `{route}` (expected: 202 or 429)"
-        + (f": {reason}" if reason else "."),
-        status_code=status,
-    )
+async def read_bounded(reply: aiohttp.ClientResponse) -> bytes:
+    """Return the body of a reply; raise ConnectionError if it is too large."""
+    pieces, size = [], 0
+    async for piece in reply.content.iter_any():
+        size += len(piece)
+        if size > MAX_REPLY_BYTES:
+            raise ConnectionError(f"its reply is larger than {MAX_REPLY_BYTES} bytes")
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 LOOPBACK = "127.0.0.1"
 MAX_BODY_BYTES = 64 * 1024 * 1024
-# Only processes of this run connect, so the side that closes an idle connection is never this one:
-# a client that reuses a connection at that very moment would lose its callback.
+# Only processes of this run connect. If this side closed idle connections, a client that reuses one at that moment
+# would lose its callback.
 KEEP_ALIVE_S = 3600.0
 SHUTDOWN_GRACE_S = 2.0
 BACKLOG = 2048
@@ -517,34 +489,38 @@ BACKLOG = 2048
 # A grader is never cancelled.
 _TERMINAL_STATUSES = frozenset({"success", "failure", "cancelled"})
 
+_WRONG_TOKEN = "missing or wrong bearer token"
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class HasRoutes(Protocol):
-    """Serves routes of its own, as :class:`osmosis_ai.controller.model_proxy.ModelProxy` does."""
-
-    def routes(self) -> Sequence[web.RouteDef]:
-        """Return the routes to mount in the listener's application."""
+    def routes(self) -> Sequence[web.RouteDef]: ...
 
 
 def create_callback_app(store: CallbackStore, *, auth_token: str) -> web.Application:
-    """Return the application that takes callbacks into ``store``."""
-    token = _checked_token(auth_token, "auth_token")
+    """Return the application that receives callbacks for ``store``."""
+    token = _require_token(auth_token, "auth_token")
     app = web.Application(client_max_size=MAX_BODY_BYTES)
 
     def handler(model: type[BaseModel], handle: Callable[..., Awaitable[Acknowledgment]]) -> Handler:
-        async def take(request: web.Request) -> web.Response:
+        async def receive(request: web.Request) -> web.Response:
             body = await _read_callback(request, model)
             try:
                 return json_reply(await handle(body.rollout_id, body))
             except UnknownRolloutIdError:
-                return json_reply({"detail": "unknown rollout id"}, 404)
+                return error_reply(404, "unknown rollout id")
             except Exception:
-                # Edge of the process: whatever the hook raised, the server reads "not durable" and retries.
+                # Edge of the process: whatever the hook raised, the server must read "not durable" and retry.
                 logger.exception("the result of rollout %s could not be committed", body.rollout_id)
-                return json_reply({"detail": "the result could not be committed"}, 500)
+                return error_reply(500, "the result could not be committed")
 
-        return _authenticated(take, token, _refused_callback)
+        return _authenticated(receive, token, refused)
+
+    def refused() -> web.Response:
+        detail = {"detail": _WRONG_TOKEN}
+        return web.json_response(detail, status=401, headers={"WWW-Authenticate": "Bearer"})
 
     path = "/v1/rollouts/{rollout_id}"
     app.router.add_post(f"{path}/completion", handler(RolloutCompleteRequest, store.handle_completion))
@@ -554,7 +530,7 @@ def create_callback_app(store: CallbackStore, *, auth_token: str) -> web.Applica
 
 @dataclass(frozen=True)
 class CallbackAddress:
-    """Where agents on other machines reach this process."""
+    """The address at which agents on other machines reach this process."""
 
     host: str = LOOPBACK
     listen: str = ""
@@ -562,20 +538,23 @@ class CallbackAddress:
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> CallbackAddress:
-        """Return what the operator of this machine has set."""
+        """Return the address that the operator of this machine configured."""
         host = env.get("OSMOSIS_BRIDGE_HOST", "").strip()
         listen = env.get("OSMOSIS_BRIDGE_LISTEN", "").strip()
-        given = env.get("OSMOSIS_BRIDGE_PORTS", "").strip()
-        first, dash, last = (given or "0").partition("-")
+        ports = env.get("OSMOSIS_BRIDGE_PORTS", "").strip()
+        if not ports:
+            return cls(host or LOOPBACK, listen)
+        first, dash, last = ports.partition("-")
         numbers = (first, last if dash else first)
-        if given and not all(each.isascii() and each.isdigit() and 0 < int(each) < 65536 for each in numbers):
-            raise OsmosisError(f"OSMOSIS_BRIDGE_PORTS must be ports such as 9100-9199, not '{given}'.")
+        if not all(each.isascii() and each.isdigit() and 0 < int(each) < 65536 for each in numbers):
+            raise OsmosisError(f"OSMOSIS_BRIDGE_PORTS must be ports such as 9100-9199, not '{ports}'.")
         return cls(host or LOOPBACK, listen, (int(numbers[0]), int(numbers[1])))
 
     def socket(self) -> socket.socket:
+        """Listen on the first free port."""
         listen = self.listen or self.host
         family = socket.AF_INET6 if ":" in listen else socket.AF_INET
-        reason = "no port is given"
+        reason = "the range of ports is empty"
         for port in range(self.ports[0], self.ports[1] + 1):
             try:
                 return socket.create_server((listen, port), family=family, backlog=BACKLOG)
@@ -594,7 +573,10 @@ class CallbackAddress:
 
 
 class CallbackListener:
-    """Serves a callback store, and a model proxy if there is one; an async context manager."""
+    """Serves a callback store, and a model proxy if there is one; an async context manager.
+
+    With ``agents`` it serves only their routes, which authenticate their callers themselves.
+    """
 
     def __init__(
         self,
@@ -608,11 +590,10 @@ class CallbackListener:
     ) -> None:
         self._store = store
         self._agents, self._address = agents, address or CallbackAddress()
-        self._auth_token = _checked_token(auth_token, "auth_token")
+        self._auth_token = _require_token(auth_token, "auth_token")
         self._bridge = bridge
-        self._bridge_token = _checked_token(bridge_token or "", "bridge_token") if bridge is not None else ""
+        self._bridge_token = _require_token(bridge_token or "", "bridge_token") if bridge is not None else ""
         self._runner: web.AppRunner | None = None
-        self._port: int | None = None
 
     async def start(self) -> None:
         """Listen on a free loopback port, or on the configured address."""
@@ -633,13 +614,14 @@ class CallbackListener:
             listening.close()
             await runner.cleanup()
             raise
-        self._runner, self._port = runner, listening.getsockname()[1]
+        self._runner = runner
 
     @property
     def port(self) -> int:
-        if self._port is None:
+        if self._runner is None:
             raise RuntimeError("the callback listener is not running")
-        return self._port
+        port: int = self._runner.addresses[0][1]
+        return port
 
     async def listen_on(self, listening: socket.socket) -> Callable[[], Awaitable[None]]:
         """Serve one more socket, such as one on a sandbox's loopback; return the function that stops it."""
@@ -648,14 +630,14 @@ class CallbackListener:
         await site.start()
 
         async def leave() -> None:
-            with contextlib.suppress(RuntimeError):  # the listener was stopped, and the site with it
+            with contextlib.suppress(RuntimeError):  # the listener and its sites were stopped already
                 await site.stop()
 
         return leave
 
     async def stop(self) -> None:
-        """Stop listening; running requests get a moment to end. Does nothing when stopped."""
-        runner, self._runner, self._port = self._runner, None, None
+        """Stop listening; running requests get a moment to end."""
+        runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
 
@@ -689,12 +671,14 @@ class CallbackListener:
             return app
         app = create_callback_app(self._store, auth_token=self._auth_token)
         for route in self._bridge.routes() if self._bridge is not None else ():
-            handler = _authenticated(route.handler, self._bridge_token, _refused_model_call)
+            handler = _authenticated(
+                route.handler, self._bridge_token, lambda: refusal(401, _WRONG_TOKEN, "invalid_api_key")
+            )
             app.router.add_route(route.method, route.path, handler, **route.kwargs)
         return app
 
 
-def _checked_token(token: str, name: str) -> str:
+def _require_token(token: str, name: str) -> str:
     if not token.strip():
         raise ValueError(f"{name} must not be blank")
     return token
@@ -715,54 +699,52 @@ def _authenticated(handler: Any, auth_token: str, refused: Callable[[], web.Resp
     return authenticated
 
 
-def _refused_callback() -> web.Response:
-    detail = {"detail": "missing or wrong bearer token"}
-    return web.json_response(detail, status=401, headers={"WWW-Authenticate": "Bearer"})
-
-
-def _refused_model_call() -> web.Response:
-    from osmosis_ai.controller.model_proxy import refusal
-
-    return refusal(401, "missing or wrong bearer token", "invalid_api_key")
-
-
 async def _read_callback(request: web.Request, model: type[BaseModel]) -> Any:
     """Return the body of a callback, with the rollout id of its path."""
     rollout_id = request.match_info["rollout_id"]
     if not is_single_path_segment(rollout_id):
-        raise _unprocessable("the rollout id in the path is not a single path segment")
-    try:
-        content = loads(await request.read())
-    except ValueError:
-        raise _unprocessable("the body is not JSON") from None
-    if not isinstance(content, dict):
-        raise _unprocessable("the body is not a JSON object")
-    if isinstance(sample := content.get("sample"), dict):
-        # Never on the wire; left out, the model would copy every message for it.
-        sample["trajectory_messages"] = None
-    try:
-        body: Any = model.model_validate(content)
-    except ValidationError as error:
-        raise _unprocessable(validation_errors(error)) from None
-    # The path identifies the rollout; a body without the id belongs to the same one.
+        raise _http_error("the rollout id in the path is not a single path segment")
+    body: Any = await read_body(request, model)
+    # The path identifies the rollout, so the body may leave the id out.
     body.rollout_id = body.rollout_id or rollout_id
     if body.rollout_id != rollout_id:
-        raise _unprocessable("the rollout id in the body differs from the one in the path")
+        raise _http_error("the rollout id in the body differs from the one in the path")
     if body.status.value not in _TERMINAL_STATUSES:
-        raise _unprocessable(f"status '{body.status.value}' is not terminal")
+        raise _http_error(f"status '{body.status.value}' is not terminal")
     return body
 
 
-def validation_errors(error: ValidationError) -> list[Any]:
-    """Return what is wrong with a body, without the body."""
-    return list(error.errors(include_url=False, include_input=False, include_context=False))
+async def read_body(request: web.Request, model: type[ModelT]) -> ModelT:
+    """Return the body of a request; an invalid one raises HTTP 413 or 422, with the reason in JSON."""
+    try:
+        content = loads(await request.read())
+        if isinstance(content, dict) and isinstance(sample := content.get("sample"), dict):
+            # Never on the wire; without the key, the model would copy every message for it.
+            sample["trajectory_messages"] = None
+        return model.model_validate(content)
+    except web.HTTPRequestEntityTooLarge as error:
+        raise _http_error(f"the request is larger than {MAX_BODY_BYTES} bytes", error) from None
+    except ValidationError as error:
+        # The reply does not repeat the body.
+        details = error.errors(include_url=False, include_input=False, include_context=False)
+        raise _http_error(list(details)) from None
+    except ValueError:
+        raise _http_error("the body is not JSON") from None
+
+
+def _http_error(detail: object, error: web.HTTPException | None = None) -> web.HTTPException:
+    error = error or web.HTTPUnprocessableEntity()
+    error.content_type, error.text = "application/json", _encode({"detail": detail}).decode()
+    return error
 
 
 def json_reply(content: object, status: int = 200) -> web.Response:
     return web.Response(body=_encode(content), status=status, content_type="application/json")
 
 
-def _unprocessable(detail: object) -> web.HTTPException:
-    return web.HTTPUnprocessableEntity(
-        text=_encode({"detail": detail}).decode(), content_type="application/json"
-    )
+def error_reply(status: int, detail: object) -> web.Response:
+    return json_reply({"detail": detail}, status)
+
+
+def _encode(content: object) -> bytes:
+    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,9 +1,9 @@
-"""Runs attempts on the rollout's servers, a limited number at once, until all are recorded.
+"""Runs attempts on the rollout servers, a limited number at once, until all are recorded.
 
-Concurrency is a limit, not a batch: when an attempt ends, the next one starts. One whose result has arrived and is only
-being written no longer counts, so a slow disk keeps no model waiting; the number being written is limited as well.
-Attempts start in the order of the stream, and lost ones run again before the rest. Dispatch ends with the stream, when
-the gate closes (attempts in flight finish), or when it is halted (they are cancelled). What is left is still pending.
+Concurrency is a limit, not a batch: when an attempt ends, the next one starts. An attempt whose result is being stored
+no longer counts, so a slow disk keeps no model waiting; the number being stored is limited as well. Attempts start in
+order, and lost ones run again before the rest. Dispatch ends when no attempt is left, when the gate closes (attempts in
+flight finish), or when it is halted (they are cancelled). Attempts without a result remain pending.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -32,13 +33,8 @@ from osmosis_ai.controller.callbacks import (
     CallbackStore,
     HttpRolloutDriver,
 )
-from osmosis_ai.controller.outcomes import LIMITS, LimitedBy, LimitName
-from osmosis_ai.controller.remote_agents import AgentCallbacks, RemoteAgent, RemoteAgentDriver
-from osmosis_ai.controller.server_process import (
-    RolloutServer,
-    ServerPool,
-    several,
-)
+from osmosis_ai.controller.remote_agents import RemoteAgent, RemoteAgentDriver
+from osmosis_ai.controller.server_process import RolloutServer, ServerPool, several
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.event_loop import LoopMonitor
 
@@ -47,16 +43,14 @@ if TYPE_CHECKING:
 
     from osmosis_ai.controller.callbacks import TerminalCallbackResult
     from osmosis_ai.controller.model_proxy import ModelProxy, RolloutUsage
+    from osmosis_ai.controller.outcomes import LimitName
     from osmosis_ai.redaction import Redactor
 
 
 Item = TypeVar("Item")
 
 DEFAULT_IN_FLIGHT = 32
-
 OBSERVE_EVERY_S = 0.5
-
-StopKind = Literal["interrupted", "budget", "fault"]
 
 
 def choose_limit(*, max_in_flight: int | None, batch_size: int | None, capacity: int | None) -> int:
@@ -71,13 +65,18 @@ def choose_limit(*, max_in_flight: int | None, batch_size: int | None, capacity:
 class Stop:
     """Why a run ended with work left."""
 
-    kind: StopKind
+    kind: Literal["interrupted", "budget", "fault"]
     reason: str
     error: BaseException | None = None
 
 
 class Dispatcher(Generic[Item]):
-    """Runs ``attempt`` on every item of a stream."""
+    """Calls ``attempt`` with every item; one for which it returns False comes again.
+
+    Args:
+        gate: checked before each start; returns why no more items may start, or None.
+        spare: how many released items may still be running in addition to ``limit``.
+    """
 
     def __init__(
         self,
@@ -88,121 +87,93 @@ class Dispatcher(Generic[Item]):
         gate: Callable[[], str | None] = lambda: None,
         spare: int = 0,
     ) -> None:
+        self.limit = limit
         self._items = items
         self._attempt = attempt
-        self.limit = limit
-        self._allowed = limit
         self._gate = gate
         self._spare = spare
-        # Items in flight, by identity: they need not be hashable.
-        self._places: dict[int, Item] = {}
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._allowed = limit
+        # Items need not be hashable.
+        self._in_flight: dict[int, Item] = {}
         self._returned: deque[Item] = deque()
-        self._workers: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[bool]] = set()
+        self._changed = asyncio.Event()
         self._stop: Stop | None = None
 
     @property
     def in_flight(self) -> int:
-        """Attempts that are running, except released ones."""
-        return len(self._places)
+        """The number of running attempts, except released ones."""
+        return len(self._in_flight)
 
     async def run(self) -> Stop | None:
-        """Run to the end; return why work is left, or None when none is."""
-        count = 0 if self._stop else self.limit + self._spare
-        self._workers = {asyncio.create_task(self._work()) for _ in range(count)}
+        """Run all items; return why some are left, or None."""
         try:
-            await asyncio.gather(*self._workers, return_exceptions=True)
+            while True:
+                self._changed.clear()
+                try:
+                    self._start_items()
+                except Exception as error:
+                    self._fail(error)
+                if not self._tasks:
+                    return self._stop
+                await self._changed.wait()
         finally:
-            for worker in self._workers:
-                worker.cancel()
-            await asyncio.gather(*self._workers, return_exceptions=True)
-        return self._stop
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def narrow(self, allowed: int) -> None:
         """Start no attempt while ``allowed`` or more are in flight; those continue."""
         self._allowed = max(1, min(allowed, self.limit))
-        self._admit()
+        self._changed.set()
 
     def release(self, item: Item) -> None:
-        """Let another attempt start in place of ``item``'s, whose result has arrived; once for each."""
-        if self._places.pop(id(item), None) is not None:
-            self._admit()
+        """Let another attempt start in place of ``item``'s, whose result has arrived."""
+        self._in_flight.pop(id(item), None)
+        self._changed.set()
 
     def halt(self, stop: Stop) -> None:
-        """Start nothing more and cancel what is in flight; the first reason is kept."""
+        """Start nothing more and cancel all other attempts; the first reason counts."""
         if self._stop is None or self._stop.kind == "budget":
             self._stop = stop
         current = asyncio.current_task()
-        for worker in self._workers:
-            if worker is not current:
-                worker.cancel()
+        for task in self._tasks:
+            if task is not current:
+                task.cancel()
 
-    async def _work(self) -> None:
-        while True:
-            try:
-                await self._room()
-                item = self._next()
-                if item is None:
-                    return
-                self._places[id(item)] = item
-                try:
-                    finished = await self._attempt(item)
-                finally:
-                    self._places.pop(id(item), None)
-                if not finished:
-                    self._returned.append(item)
-            except Exception as error:  # not a result of the item
-                self.halt(Stop("fault", str(error) or type(error).__name__, error))
+    def _start_items(self) -> None:
+        while self.in_flight < self._allowed and len(self._tasks) < self.limit + self._spare:
+            item = self._next_item()
+            if item is None:
                 return
-            finally:
-                self._admit()
+            self._in_flight[id(item)] = item
+            task = asyncio.ensure_future(self._attempt(item))
+            self._tasks.add(task)
+            task.add_done_callback(partial(self._end, item))
 
-    async def _room(self) -> None:
-        while self.in_flight >= self._allowed:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            await turn
-
-    def _admit(self) -> None:
-        """Wake as many workers as may start; one without work wakes the next."""
-        for _ in range(self._allowed - self.in_flight):
-            while self._waiting and self._waiting[0].done():
-                self._waiting.popleft()
-            if not self._waiting:
-                return
-            self._waiting.popleft().set_result(None)
-
-    def _next(self) -> Item | None:
+    def _next_item(self) -> Item | None:
         if self._stop is not None:
             return None
         item = self._returned.popleft() if self._returned else next(self._items, None)
-        if item is None:
-            return None
-        closed = self._gate()
-        if closed is not None:
-            self._stop = Stop("budget", closed)
-            return None
-        return item
+        reason = self._gate() if item is not None else None
+        if reason is None:
+            return item
+        self._stop = Stop("budget", reason)
+        return None
 
+    def _end(self, item: Item, task: asyncio.Future[bool]) -> None:
+        self._tasks.discard(task)
+        self._in_flight.pop(id(item), None)
+        if not task.cancelled():
+            error = task.exception()
+            if error is not None:
+                self._fail(error)
+            elif not task.result():
+                self._returned.append(item)
+        self._changed.set()
 
-class LimitTally:
-    """Counts what limited a session, one observation per second."""
-
-    def __init__(self) -> None:
-        self._observed: Counter[LimitName] = Counter()
-
-    def add(self, limit: LimitName) -> None:
-        """Count one observation."""
-        self._observed[limit] += 1
-
-    def limited_by(self) -> LimitedBy | None:
-        """Return the shares; None before the first observation."""
-        total = sum(self._observed.values())
-        if not total:
-            return None
-        most: LimitName = max(LIMITS, key=lambda name: self._observed[name])
-        shares = {name: round(self._observed[name] / total, 4) for name in LIMITS}
-        return LimitedBy(most=most, **shares)
+    def _fail(self, error: BaseException) -> None:
+        self.halt(Stop("fault", str(error) or type(error).__name__, error))
 
 
 class ConcurrencyLimiter:
@@ -254,12 +225,8 @@ class ConcurrencyLimiter:
         return len(window) == count and sum(window) / count >= self.SATURATED
 
 
-class UnknownAttemptError(RuntimeError):
-    """A result arrived for a rollout that was not dispatched."""
-
-
 class RolloutRunner:
-    """Runs attempts on a rollout's servers, which it keeps running; an async context manager, created on its event loop.
+    """Runs attempts on rollout servers or a remote agent; an async context manager, created on its event loop.
 
     One runner serves a whole run: an evaluation gives it all its attempts at once, a training run a batch or a validation
     at a time. However :meth:`run` ends, results that have arrived are recorded before it returns.
@@ -267,9 +234,9 @@ class RolloutRunner:
 
     def __init__(
         self,
-        bridge: ModelProxy[Any],
+        model_proxy: ModelProxy[Any],
         *,
-        bridge_token: str,
+        model_key: str,
         server: RolloutServer | RemoteAgent,
         servers: int = 1,
         timeouts: AttemptTimeouts,
@@ -279,35 +246,43 @@ class RolloutRunner:
         rate_limited: Callable[[], bool] = lambda: False,
         trajectory_root: Path | None = None,
     ) -> None:
-        self._bridge_token, self._callback_token = bridge_token, secrets.token_urlsafe(32)
-        redact.add([self._bridge_token, self._callback_token])
+        self._model_proxy, self._model_key = model_proxy, model_key
+        self._callback_key = secrets.token_urlsafe(32)
+        redact.add([self._model_key, self._callback_key])
         self._timeouts = timeouts
         self._note, self._log = note, log
-        self._registry = CallbackStore(
-            on_terminal_commit=self._commit, acknowledge_completion=self._acknowledge_completion
-        )
-        self._agent = server if isinstance(server, RemoteAgent) else None
-        self._agent_callbacks = AgentCallbacks(self._registry, bridge)
-        self._callbacks = CallbackListener(
-            self._registry,
-            auth_token=self._callback_token,
-            bridge=bridge,
-            bridge_token=bridge_token,
-            agents=self._agent_callbacks if self._agent is not None else None,
-            address=self._agent.callback_address if self._agent is not None else None,
-        )
-        if isinstance(server, RolloutServer):
-            server.serve_callbacks(self._callbacks)
-        self._servers = ServerPool(
-            [server] if isinstance(server, RemoteAgent) else several(server, servers),
-            connect=self._connect,
-            note=note,
-            reports_load=self._agent is None,
-        )
-        self._monitor = LoopMonitor()
         self._rate_limited = rate_limited
-        self._bridge = bridge
-        self._services = AttemptServices(bridge, self._servers, timeouts, trajectory_root)
+        self._store = CallbackStore(
+            on_terminal_commit=self._commit,
+            # A server that writes the conversation does so before it reports the result, with the usage of its calls.
+            acknowledge_completion=lambda rollout_id: acknowledgement(
+                model_proxy.usage(rollout_id), stored=trajectory_root is None
+            ),
+        )
+        self._agent_driver: RemoteAgentDriver | None = None
+        if isinstance(server, RemoteAgent):
+            self._agent_driver = RemoteAgentDriver(
+                server,
+                self._store,
+                model_proxy,
+                server_url=lambda: self._callbacks.base_url,
+                callback_timeout_s=timeouts.completion_s,
+            )
+            self._callbacks = CallbackListener(
+                self._store,
+                auth_token=self._callback_key,
+                agents=self._agent_driver,
+                address=server.callback_address,
+            )
+            self._servers = ServerPool([server], connect=self._connect, note=note, reports_load=False)
+        else:
+            self._callbacks = CallbackListener(
+                self._store, auth_token=self._callback_key, bridge=model_proxy, bridge_token=model_key
+            )
+            server.serve_callbacks(self._callbacks)
+            self._servers = ServerPool(several(server, servers), connect=self._connect, note=note)
+        self._services = AttemptServices(model_proxy, self._servers, timeouts, trajectory_root)
+        self._monitor = LoopMonitor()
         self._running: dict[str, RunningAttempt] = {}
         self._cancelled: list[str] = []
         self._has_warned = False
@@ -316,7 +291,7 @@ class RolloutRunner:
         self.dispatched = 0
 
     async def __aenter__(self) -> Self:
-        """Listen, and start the rollout's servers."""
+        """Listen, and start the rollout servers."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._callbacks)
             self._log("listener", "listening for callbacks", url=self._callbacks.base_url)
@@ -349,24 +324,26 @@ class RolloutRunner:
         limit: int,
         gate: Callable[[], str | None] = lambda: None,
     ) -> Dispatcher[Attempt]:
-        """Return what :meth:`run` runs: ``attempts``, at most ``limit`` of them at once."""
-        # Attempts that are being written still count at the server.
+        """Return the dispatcher to :meth:`run`, for ``attempts``, at most ``limit`` of them at once."""
+        # An attempt that is being recorded still occupies the server.
         spare = limit if self.capacity is None else min(limit, max(0, self.capacity - limit))
-        made = Dispatcher(
-            attempts,
-            lambda attempt: self._run_attempt(attempt, results, made),
-            limit=limit,
-            gate=gate,
-            spare=spare,
-        )
-        return made
 
-    async def run(self, dispatcher: Dispatcher[Attempt], *, tally: LimitTally | None = None) -> Stop | None:
-        """Run the attempts; return why some are left, or None."""
+        async def run(attempt: Attempt) -> bool:
+            return await self._run_attempt(attempt, results, dispatcher)
+
+        dispatcher = Dispatcher(attempts, run, limit=limit, gate=gate, spare=spare)
+        return dispatcher
+
+    async def run(
+        self, dispatcher: Dispatcher[Attempt], *, limits: Counter[LimitName] | None = None
+    ) -> Stop | None:
+        """Run the attempts; return why some are left, or None. Count in ``limits`` what limited each second."""
         servers, limiter = self._servers, ConcurrencyLimiter(dispatcher.limit)
         servers.on_change = lambda: dispatcher.narrow(servers.share(limiter.limit))
         servers.on_change()
-        adapting = asyncio.create_task(self._adapt(dispatcher, limiter, tally or LimitTally()))
+        adapting = asyncio.create_task(
+            self._adapt(dispatcher, limiter, Counter() if limits is None else limits)
+        )
         try:
             return await dispatcher.run()
         finally:
@@ -386,8 +363,8 @@ class RolloutRunner:
     async def wait_until_cancelled_ended(self, stage: Callable[[str], None]) -> None:
         """Wait until the server has released the cancelled rollouts, up to a limit."""
         cancelled = self._cancelled
-        # A remote agent cannot be asked.
-        if not cancelled or not self._servers.up or self._agent is not None:
+        # Remote agents do not report the status of a rollout.
+        if not cancelled or not self._servers.up or self._agent_driver is not None:
             return
         stage(f"waiting for {len(cancelled)} cancelled rollouts to end")
         busy = await self._servers.wait_until_ended(cancelled)
@@ -396,14 +373,14 @@ class RolloutRunner:
             self._note(f"{len(busy)} cancelled rollouts did not end in time. Their server is stopped anyway.")
 
     async def _run_attempt(
-        self, attempt: Attempt, results: AttemptResults, made: Dispatcher[Attempt]
+        self, attempt: Attempt, results: AttemptResults, dispatcher: Dispatcher[Attempt]
     ) -> bool:
         running = RunningAttempt(
             attempt,
             self._services,
             results,
-            on_arrival=lambda: made.release(attempt),
-            on_fault=lambda error: made.halt(Stop("fault", str(error), error)),
+            on_arrival=lambda: dispatcher.release(attempt),
+            on_fault=lambda error: dispatcher.halt(Stop("fault", str(error), error)),
         )
         self._running[running.rollout_id] = running
         self.dispatched += 1
@@ -424,35 +401,25 @@ class RolloutRunner:
     async def _commit(self, terminal: TerminalCallbackResult) -> Mapping[str, Any]:
         running = self._running.get(terminal.rollout_id)
         if running is None:
-            raise UnknownAttemptError(f"no attempt {terminal.rollout_id} is running")
+            raise RuntimeError(f"no attempt {terminal.rollout_id} is running")
         return await running.commit(terminal)
 
-    def _acknowledge_completion(self, rollout_id: str) -> Mapping[str, Any]:
-        # A server that writes the conversation does so before it reports the result, with the usage of its calls.
-        return acknowledgement(self._bridge.usage(rollout_id), stored=self._services.trajectory_root is None)
-
     def _connect(self, base_url: str) -> CallbackRolloutDriver:
-        if self._agent is not None:
-            return RemoteAgentDriver(
-                agent=self._agent,
-                callbacks=self._agent_callbacks,
-                callback_store=self._registry,
-                server_url=self._callbacks.base_url,
-                callback_timeout_s=self._timeouts.completion_s,
-            )
+        if self._agent_driver is not None:
+            return self._agent_driver
         return HttpRolloutDriver(
             rollout_base_url=base_url,
-            callback_store=self._registry,
+            callback_store=self._store,
             completion_url_for=self._callbacks.completion_url,
             grader_url_for=self._callbacks.grader_url,
             chat_completions_url_for=self._callbacks.chat_completions_url,
-            chat_api_key=self._bridge_token,
-            controller_api_key=self._callback_token,
+            chat_api_key=self._model_key,
+            controller_api_key=self._callback_key,
             callback_timeout_sec=self._timeouts.callback_s,
         )
 
     async def _adapt(
-        self, dispatcher: Dispatcher[Attempt], limiter: ConcurrencyLimiter, tally: LimitTally
+        self, dispatcher: Dispatcher[Attempt], limiter: ConcurrencyLimiter, limits: Counter[LimitName]
     ) -> None:
         """Limit what is in flight by how busy the event loops are."""
         while True:
@@ -470,6 +437,6 @@ class RolloutRunner:
                     )
             if dispatcher.in_flight:
                 if busy >= limiter.SATURATED or (limiter.was_cut and limiter.limit < limiter.maximum):
-                    tally.add("this_machine")
+                    limits["this_machine"] += 1
                 else:
-                    tally.add("rate_limit" if self._rate_limited() else "provider")
+                    limits["rate_limit" if self._rate_limited() else "provider"] += 1

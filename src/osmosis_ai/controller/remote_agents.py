@@ -1,9 +1,10 @@
-"""Agents that someone else serves: their address, their health, and the rollouts that run on them."""
+"""Remote agents: their addresses, their health, and the rollouts that run on them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import ipaddress
 import logging
 import math
@@ -12,31 +13,28 @@ import re
 import secrets
 import socket
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import aiohttp
 from aiohttp import web
-from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.abc import ResolveResult
 from aiohttp.resolver import ThreadedResolver
-from pydantic import BaseModel, FailFast, Field, ValidationError
+from pydantic import BaseModel, FailFast, Field
 
 from osmosis_ai.controller.callbacks import (
-    DEFAULT_DEADLINE_S,
-    MAX_BODY_BYTES,
+    ADMISSION_TIMEOUT_S,
     CallbackAddress,
     CallbackRolloutDriver,
     CallbackStore,
     RolloutProtocolError,
     UnknownRolloutIdError,
-    admission_pause_s,
-    encode_request,
+    error_reply,
     json_reply,
-    refused_admission,
-    validation_errors,
+    read_body,
+    read_bounded,
 )
 from osmosis_ai.controller.model_proxy import RefusedCallError, refusal
 from osmosis_ai.errors import NotFoundError, OsmosisError
@@ -59,19 +57,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NETWORKS_ENV = "OSMOSIS_AGENT_NETWORKS"
-"""Names the networks that agents may be served in; if unset, all but the addresses that are always refused."""
+"""Lists the networks of remote agents; if unset, all addresses are allowed except those that are always refused."""
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 # Resolvers read `2852039166`, `0xa9fea9fe` and `169.254.43518` as addresses; no host name ends in a number.
 _NUMERIC_HOST = re.compile(r"(?:.*\.)?(?:[0-9]+|0[xX][0-9A-Fa-f]*)")
 # IPv6 addresses that lead to the IPv4 address in their last 32 bits.
 _EMBEDDED_IPV4 = tuple(map(ipaddress.IPv6Network, ("::/96", "::ffff:0:0:0/96", "64:ff9b::/96")))
-# Where clouds serve credentials, other than the link-local addresses that most of them use.
+# Clouds serve credentials at these addresses, in addition to link-local ones.
 _METADATA = frozenset(map(ipaddress.ip_address, ("100.100.100.200", "168.63.129.16", "fd00:ec2::254")))
 
 
 class AgentAddressError(OsmosisError):
-    """The address is malformed, or refused."""
+    """The address is malformed or refused."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ class AgentAddress:
         return f"http://{self}"
 
     def is_local(self) -> bool:
-        """Whether it names this machine, whose loopback the agent then shares; blocks while a name is resolved."""
+        """Return whether this machine has the address; blocks while a name is resolved."""
         if is_loopback(self.host):
             return True
         try:
@@ -137,10 +135,10 @@ def allowed_networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6N
 
 
 def require_allowed(address: str) -> None:
-    """Refuse an IP address that no agent may be served on."""
+    """Refuse an IP address that no agent may have."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address) and not (found.is_loopback or found.is_unspecified):
-        # What counts is the IPv4 address that it stands for.
+        # The check applies to the IPv4 address that it leads to.
         if any(found in network for network in _EMBEDDED_IPV4):
             found = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
         else:
@@ -155,16 +153,13 @@ def require_allowed(address: str) -> None:
         raise AgentAddressError(f"{address} is refused: it is in none of the networks of {NETWORKS_ENV}.")
 
 
-class _CheckedResolver(AbstractResolver):
+class _CheckedResolver(ThreadedResolver):
     """Resolves no name to a refused address."""
-
-    def __init__(self) -> None:
-        self._resolver = ThreadedResolver()
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        found = await self._resolver.resolve(host, port, family)
+        found = await super().resolve(host, port, family)
         try:
             for entry in found:
                 require_allowed(entry["host"])
@@ -172,17 +167,15 @@ class _CheckedResolver(AbstractResolver):
             raise OSError(error.message) from None
         return found
 
-    async def close(self) -> None:
-        await self._resolver.close()
 
-
-def open_agent_session(*, timeout_s: float) -> aiohttp.ClientSession:
+def open_agent_session(
+    *, timeout_s: float, headers: Mapping[str, str] | None = None
+) -> aiohttp.ClientSession:
     """Open a session to remote agents; it uses no proxy and connects to no refused address."""
-    return open_session(timeout_s=timeout_s, resolver=_CheckedResolver())
+    return open_session(timeout_s=timeout_s, headers=headers, resolver=_CheckedResolver())
 
 
 PROBE_TIMEOUT_S = 5.0
-MAX_REPLY_BYTES = 1024 * 1024
 POLL_S = 2.0
 _QUICK_POLL_S = 0.2
 _MISSES = 3
@@ -191,7 +184,7 @@ MAX_DEATHS = 5
 
 
 class RemoteAgentError(OsmosisError):
-    """A remote agent is unusable or gone."""
+    """A remote agent is unusable or unreachable."""
 
     default_code = "NETWORK"
     is_infrastructure = True
@@ -211,7 +204,7 @@ class AgentLocation:
 
 @dataclass(frozen=True)
 class AgentHealth:
-    """What a remote agent reported about itself, or else what is wrong."""
+    """A remote agent's report about itself, or else what is wrong."""
 
     info: dict[str, Any] | None = None
     error: str | None = None
@@ -227,20 +220,20 @@ async def probe_agent(http: aiohttp.ClientSession, location: AgentLocation) -> A
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S),
             ) as reply:
-                body = await _read_bounded(reply)
+                body = await read_bounded(reply)
         except asyncio.TimeoutError:
             return AgentHealth(error=f"it did not answer `GET {path}` within {PROBE_TIMEOUT_S:g} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return AgentHealth(error=connection_failure(error))
         if reply.status != 404 or location.api_key is not None:
-            break  # Only an agent without a key lacks the first path; its second one is open to all.
-    return _health(reply.status, path, body, has_key=location.api_key is not None)
+            break  # Only an agent without a key lacks the first path; its second one needs no key.
+    return _read_health(reply.status, path, body, has_key=location.api_key is not None)
 
 
-def _health(status: int, path: str, body: bytes, *, has_key: bool) -> AgentHealth:
+def _read_health(status: int, path: str, body: bytes, *, has_key: bool) -> AgentHealth:
     if status == 401:
-        error = "it refuses the key" if has_key else "it asks for a key, and none is set"
-        return AgentHealth(error=f"{error} (HTTP 401)")
+        problem = "it refuses the key" if has_key else "it requires a key, and none is set"
+        return AgentHealth(error=f"{problem} (HTTP 401)")
     if 300 <= status < 400:
         return AgentHealth(error=f"it redirects `GET {path}` (HTTP {status}), which is not followed")
     if status == 404 and has_key:
@@ -254,7 +247,7 @@ def _health(status: int, path: str, body: bytes, *, has_key: bool) -> AgentHealt
     except ValueError:
         content = None
     if not isinstance(content, dict) or content.get("status") != "healthy":
-        return AgentHealth(error="its answer is not that of a served agent in good health")
+        return AgentHealth(error="its reply is not the health report of a served agent")
     info: dict[str, Any] = {"status": "healthy"}
     if isinstance(name := content.get("agent_loop"), str):
         info["agent_loop"] = name[:256]
@@ -262,16 +255,6 @@ def _health(status: int, path: str, body: bytes, *, has_key: bool) -> AgentHealt
         if type(count := content.get(key)) is int and count >= 0:
             info[key] = count
     return AgentHealth(info)
-
-
-async def _read_bounded(reply: aiohttp.ClientResponse) -> bytes:
-    pieces, size = [], 0
-    async for piece in reply.content.iter_any():
-        size += len(piece)
-        if size > MAX_REPLY_BYTES:
-            raise ConnectionError(f"its reply is larger than {MAX_REPLY_BYTES} bytes")
-        pieces.append(piece)
-    return b"".join(pieces)
 
 
 def unregistered_agent(name: str) -> NotFoundError:
@@ -283,8 +266,7 @@ def unregistered_agent(name: str) -> NotFoundError:
 
 
 class RemoteAgent:
-    """A remote agent that is watched and waited for, in place of a
-    :class:`~osmosis_ai.controller.server_process.RestartingServer`."""
+    """Watches a remote agent, as :class:`osmosis_ai.controller.server_process.SupervisedServer` does a process."""
 
     capacity: int | None = None
 
@@ -325,8 +307,8 @@ class RemoteAgent:
             is_loopback_only = is_loopback(self.callback_address.host)
             if is_loopback_only and not await asyncio.to_thread(self.location.address.is_local):
                 raise RemoteAgentError(
-                    f"{self.name} is on another machine, where the loopback address of the model is not this machine.",
-                    hint="set OSMOSIS_BRIDGE_HOST to the name or address of this machine, as seen from there",
+                    f"{self.name} runs on another machine and cannot reach the model at this machine's loopback address.",
+                    hint="set OSMOSIS_BRIDGE_HOST to a name or address of this machine that the agent can reach",
                     code="VALIDATION",
                 )
         except BaseException:
@@ -343,7 +325,7 @@ class RemoteAgent:
         self._deaths = 0
 
     async def death(self) -> OsmosisError:
-        """Wait until the agent is gone, and return why; :attr:`suspected` has it probed at once."""
+        """Wait until the agent is gone, and return why; setting :attr:`suspected` probes it at once."""
         misses = forgotten = 0
         while True:
             with contextlib.suppress(asyncio.TimeoutError):
@@ -352,24 +334,25 @@ class RemoteAgent:
             admitted = set(self.admitted)
             health = await self._probe()
             active = (health.info or {}).get("active_rollouts")
-            # It runs fewer rollouts than it has accepted and were running before and after it was asked.
+            # It runs fewer rollouts than were admitted both before and after the probe.
             has_forgotten = active is not None and active < len(admitted & self.admitted)
             misses = misses + 1 if health.error is not None else 0
             forgotten = forgotten + 1 if has_forgotten else 0
             if misses >= _MISSES or forgotten >= _MISSES:
-                self._cause_of_death = health.error or "it lost its rollouts because it was started again"
+                self._cause_of_death = health.error or "it was restarted and lost its rollouts"
                 return RemoteAgentError(f"{self.name} is gone: {self._cause_of_death}.")
 
     async def revive(self, note: Callable[[str], None]) -> bool:
+        """Wait until the agent is back."""
         self._deaths += 1
         if self._deaths > MAX_DEATHS:
-            raise self._lost(f"went away {self._deaths} times without finishing a rollout in between")
+            raise self._lost(f"was lost {self._deaths} times without finishing a rollout in between")
         limit = f"{self._return_limit_s:g} s"
         note(f"{self.name} is gone: {self._cause_of_death}. Waiting up to {limit} for its return.")
         deadline = time.monotonic() + self._return_limit_s
         while (error := await self._find()) is not None:
             if time.monotonic() >= deadline:
-                raise self._lost(f"did not come back within {limit}: {error}")
+                raise self._lost(f"did not return within {limit}: {error}")
             await asyncio.sleep(min(1.0, self._poll_s))
         return True
 
@@ -383,20 +366,23 @@ class RemoteAgent:
 
     async def _probe(self) -> AgentHealth:
         if self._http is None:
-            return AgentHealth(error="it is no longer watched")
+            return AgentHealth(error="it was stopped")
         return await probe_agent(self._http, self.location)
 
     def _lost(self, reason: str) -> RemoteAgentError:
         return RemoteAgentError(
             f"{self.name} {reason}.",
-            hint="start it again, then start the run again: finished attempts are kept",
+            hint="start the agent, then the run again: finished attempts are kept",
         )
 
 
-TOOLS_TIMEOUT_S = 60.0
-REMEMBERED_KEYS = 16_384
-NO_REWARD = "the served agent reported no reward, and its rollouts have no other grader: give `RolloutResult` a `reward`"
-# What clients of the agent-loop line write into every call, whether or not the agent asked for it.
+INIT_PATH = "/v1/rollout/init"
+INIT_TRIES = 3
+_INIT_PAUSE_S = 0.5
+MAX_TURNS = 10
+MAX_TOKENS_TOTAL = 8192
+NO_REWARD = "the served agent reported no reward: set `reward` in its `RolloutResult`"
+# Clients of the agent-loop line set these in every call, whether or not the agent asked for them.
 _CLIENT_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "logprobs": True}
 _MAX_ERROR_CHARS = 10_000
 _WRONG_KEY = "missing or wrong key: use the `api_key` of the rollout's request"
@@ -427,40 +413,41 @@ class _OpenRollout:
     completed: bool = False
 
 
-class AgentCallbacks:
-    """Serves the two paths of the agent-loop line to the agents of all open rollouts."""
+class RemoteAgentDriver(CallbackRolloutDriver):
+    """Runs rollouts on a remote agent, and serves its model calls and completions (the agent-loop line)."""
 
-    def __init__(self, store: CallbackStore, proxy: ModelProxy[Any]) -> None:
-        self._store = store
-        self._proxy = proxy
-        # A dict compares keys only if their hashes are equal: the time it takes reveals nothing of a key.
+    def __init__(
+        self,
+        agent: RemoteAgent,
+        callback_store: CallbackStore,
+        model_proxy: ModelProxy[Any],
+        *,
+        server_url: Callable[[], str],
+        callback_timeout_s: float,
+    ) -> None:
+        super().__init__(callback_store, callback_timeout_s=callback_timeout_s)
+        self._agent = agent
+        self._model_proxy = model_proxy
+        self._server_url = server_url
         self._open: dict[str, _OpenRollout] = {}
-        self._keys: dict[str, str] = {}
-        self._ended: OrderedDict[str, str] = OrderedDict()
+        self._secret = secrets.token_bytes(32)
+
+    async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
+        try:
+            return await super().run(request)
+        except (aiohttp.ClientError, OSError):
+            self._agent.suspected.set()  # It is unreachable, or abandoned the rollout because it is shutting down.
+            raise
 
     def open(self, request: RolloutRunRequest) -> str:
         """Serve a rollout's calls from now on, and return the key that they require."""
-        if request.rollout_id in self._keys:
-            raise ValueError(f"rollout {request.rollout_id!r} is already open")
-        key = self._keys[request.rollout_id] = secrets.token_urlsafe(32)
-        self._open[key] = _OpenRollout(request, asyncio.get_running_loop().create_future())
-        return key
+        self._open[request.rollout_id] = _OpenRollout(request, asyncio.get_running_loop().create_future())
+        return self._key(request.rollout_id)
 
-    def offer_tools(self, rollout_id: str, tools: Iterable[Mapping[str, Any]]) -> None:
+    def offer_tools(self, rollout_id: str, tools: object) -> None:
         """Add these tools to every model call without tools; calls wait until they are known."""
-        rollout = self._open.get(self._keys.get(rollout_id, ""))
-        if rollout is not None and not rollout.tools.done():
-            rollout.tools.set_result([_without_nulls(tool) for tool in tools])
-
-    def close(self, rollout_id: str) -> None:
-        """Serve no more calls of a rollout; does nothing if it is not open."""
-        key = self._keys.pop(rollout_id, None)
-        if key is None:
-            return
-        self._open.pop(key).tools.cancel()
-        self._ended[key] = rollout_id
-        if len(self._ended) > REMEMBERED_KEYS:
-            self._ended.popitem(last=False)
+        offered = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+        self._open[rollout_id].tools.set_result([_without_nulls(tool) for tool in offered])
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -468,31 +455,94 @@ class AgentCallbacks:
             web.post("/v1/rollout/completed", self._completed),
         ]
 
-    async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
-        key = _presented_key(request)
-        rollout = self._open.get(key)
+    def _open_session(self) -> aiohttp.ClientSession:
+        return open_agent_session(timeout_s=ADMISSION_TIMEOUT_S, headers=self._agent.location.headers)
+
+    async def _admit(self, request: RolloutRunRequest) -> None:
+        label = {"ground_truth": request.label} if request.label is not None else {}
+        accepted = await self._post_init(
+            {
+                "rollout_id": request.rollout_id,
+                "server_url": self._server_url(),
+                "messages": list(request.messages),
+                "completion_params": {},
+                "max_turns": MAX_TURNS,
+                "max_tokens_total": MAX_TOKENS_TOTAL,
+                "metadata": {**(request.extra_fields or {}), **(request.metadata or {}), **label},
+                "api_key": self.open(request),
+                "idempotency_key": None,
+                "tool_server_url": None,
+            }
+        )
+        # Before the tools are offered and calls proceed: a count of the agent's rollouts must include this one.
+        self._agent.admitted.add(request.rollout_id)
+        try:
+            self.offer_tools(
+                request.rollout_id, accepted.get("tools") if isinstance(accepted, dict) else None
+            )
+        except RecursionError:
+            message = f"the tools of {self._agent.name} are nested too deeply."
+            raise RolloutProtocolError(message, status_code=422) from None
+
+    async def _post_init(self, body: dict[str, Any]) -> Any:
+        """Post an admission, again if the connection fails, and return the agent's reply."""
+        failures = 0
+        while True:
+            try:
+                return loads(await self._post_admission(self._agent.base_url + INIT_PATH, body))
+            except RolloutProtocolError as error:
+                if error.status_code != 401:
+                    raise
+                # It accepted the key when the run started, so the agent was restarted with another one.
+                failure: Exception = ConnectionError("it refuses the key (HTTP 401)")
+            except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+                failure = error
+            except ValueError:
+                failure = ConnectionError(f"its reply to `POST {INIT_PATH}` is not JSON")
+            self._agent.suspected.set()
+            failures += 1
+            if failures >= INIT_TRIES:
+                raise failure
+            await asyncio.sleep(_INIT_PAUSE_S * failures)
+
+    def _forget(self, rollout_id: str) -> None:
+        self._agent.admitted.discard(rollout_id)
+        rollout = self._open.pop(rollout_id, None)
         if rollout is not None:
-            prepare = partial(_prepare, rollout)
-            return await self._proxy.answer(request, rollout.request.rollout_id, prepare)
-        if key in self._ended:
-            return refusal(404, f"the rollout {self._ended[key]} has ended", "rollout_not_found")
-        return refusal(401, _WRONG_KEY, "invalid_api_key")
+            rollout.tools.cancel()
+
+    def _key(self, rollout_id: str) -> str:
+        return f"{rollout_id}.{hmac.digest(self._secret, rollout_id.encode(), 'sha256').hex()}"
+
+    def _authenticate(self, request: web.Request) -> str | None:
+        """Return the rollout id of the request's key, with or without the word Bearer; None if the key is wrong."""
+        key = request.headers.get("Authorization", "").strip()
+        scheme, _, rest = key.partition(" ")
+        if scheme.lower() == "bearer":
+            key = rest.strip()
+        rollout_id = key.rpartition(".")[0]
+        is_right = key.isascii() and hmac.compare_digest(key, self._key(rollout_id))
+        return rollout_id if is_right else None
+
+    async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
+        rollout_id = self._authenticate(request)
+        if rollout_id is None:
+            return refusal(401, _WRONG_KEY, "invalid_api_key")
+        rollout = self._open.get(rollout_id)
+        if rollout is None:
+            return refusal(404, f"the rollout {rollout_id} has ended", "rollout_not_found")
+        return await self._model_proxy.answer(request, rollout_id, partial(_prepare, rollout))
 
     async def _completed(self, request: web.Request) -> web.StreamResponse:
-        key = _presented_key(request)
-        rollout = self._open.get(key)
+        rollout_id = self._authenticate(request)
+        if rollout_id is None:
+            return error_reply(401, _WRONG_KEY)
+        rollout = self._open.get(rollout_id)
         if rollout is None:
-            return _ended(self._ended[key]) if key in self._ended else _refused(401, _WRONG_KEY)
-        try:
-            completion = _Completion.model_validate(loads(await request.read()))
-        except web.HTTPRequestEntityTooLarge:
-            return _refused(413, f"the request is larger than {MAX_BODY_BYTES} bytes")
-        except ValidationError as error:
-            return _refused(422, validation_errors(error))
-        except ValueError:
-            return _refused(422, "the body is not JSON")
-        if completion.rollout_id != rollout.request.rollout_id:
-            return _refused(404, _WRONG_ROLLOUT)
+            return _ended(rollout_id)
+        completion = await read_body(request, _Completion)
+        if completion.rollout_id != rollout_id:
+            return error_reply(404, _WRONG_ROLLOUT)
         async with rollout.completing:
             return await self._complete(rollout, completion)
 
@@ -500,14 +550,14 @@ class AgentCallbacks:
         """Commit how a rollout ended; the agent gets its reply when that is durable."""
         rollout_id = completion.rollout_id
         if rollout.completed:
-            return _refused(
+            return error_reply(
                 409, f"the rollout {rollout_id} was completed before; the first completion counts"
             )
         if completion.status == "ERROR" and completion.finish_reason == CANCELLED:
             rollout.completed = True
-            self._store.fail(rollout_id, ConnectionError("it was shut down and gave up the rollout"))
+            self._store.fail(rollout_id, ConnectionError("it was shut down and abandoned the rollout"))
             return json_reply({"status": "ok"})
-        # Next to the agent's own fields, those that hosted loops report; an agent cannot overwrite them.
+        # An agent cannot overwrite the fields that hosted loops report.
         outcome = LoopOutcome(completion.finish_reason).to_fields()
         sample = RolloutSample(
             messages=completion.final_messages,
@@ -521,11 +571,15 @@ class AgentCallbacks:
         except UnknownRolloutIdError:
             return _ended(rollout_id)
         except Exception:
-            # Edge of the process: whatever the commit raised, the agent reads "not durable" and retries.
+            # Edge of the process: whatever the commit raised, the agent must read "not durable" and retry.
             logger.exception("the result of rollout %s could not be committed", rollout_id)
-            return _refused(500, "the result could not be committed; try again")
+            return error_reply(500, "the result could not be committed; try again")
         rollout.completed = True
         return json_reply({"status": "ok"})
+
+
+def _ended(rollout_id: str) -> web.Response:
+    return error_reply(409, f"the rollout {rollout_id} has ended; its result is final")
 
 
 def _callbacks(
@@ -560,9 +614,7 @@ async def _prepare(rollout: _OpenRollout, body: dict[str, Any]) -> tuple[str, ..
         del body[name]
     try:
         # An agent may call before its acceptance, which names the tools, has arrived.
-        tools = await asyncio.wait_for(asyncio.shield(rollout.tools), TOOLS_TIMEOUT_S)
-    except asyncio.TimeoutError:
-        raise RefusedCallError(409, "the rollout was not accepted yet", "rollout_not_accepted") from None
+        tools = await asyncio.shield(rollout.tools)
     except asyncio.CancelledError:
         if not rollout.tools.cancelled():
             raise
@@ -572,21 +624,6 @@ async def _prepare(rollout: _OpenRollout, body: dict[str, Any]) -> tuple[str, ..
     return tuple(name for name, value in _CLIENT_DEFAULTS.items() if body.get(name) == value)
 
 
-def _presented_key(request: web.Request) -> str:
-    """Return the key of a request, with or without the word Bearer."""
-    header = request.headers.get("Authorization", "").strip()
-    scheme, _, rest = header.partition(" ")
-    return rest.strip() if scheme.lower() == "bearer" else header
-
-
-def _ended(rollout_id: str) -> web.Response:
-    return _refused(409, f"the rollout {rollout_id} has ended; its result is final")
-
-
-def _refused(status: int, detail: object) -> web.Response:
-    return json_reply({"detail": detail}, status)
-
-
 def _without_nulls(value: Any) -> Any:
     """Return a tool without the nulls that the agent-loop line writes for unset fields."""
     if isinstance(value, Mapping):
@@ -594,103 +631,3 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_nulls(item) for item in value]
     return value
-
-
-INIT_PATH = "/v1/rollout/init"
-INIT_TIMEOUT_S = 60.0
-INIT_TRIES = 3
-_INIT_PAUSE_S = 0.5
-MAX_TURNS = 10
-MAX_TOKENS_TOTAL = 8192
-
-
-class RemoteAgentDriver(CallbackRolloutDriver):
-    """Runs rollouts on a remote agent."""
-
-    def __init__(
-        self,
-        *,
-        agent: RemoteAgent,
-        callbacks: AgentCallbacks,
-        callback_store: CallbackStore,
-        server_url: str,
-        callback_timeout_s: float,
-    ) -> None:
-        super().__init__(callback_store, callback_timeout_s=callback_timeout_s)
-        self._agent = agent
-        self._callbacks = callbacks
-        self._server_url = server_url.rstrip("/")
-        self._url = agent.base_url + INIT_PATH
-        self._headers = {"Content-Type": "application/json", **agent.location.headers}
-        self._admission_limit_s = callback_timeout_s or DEFAULT_DEADLINE_S
-
-    def _open_session(self) -> aiohttp.ClientSession:
-        return open_agent_session(timeout_s=INIT_TIMEOUT_S)
-
-    async def _admit(self, request: RolloutRunRequest) -> None:
-        label = {"ground_truth": request.label} if request.label is not None else {}
-        body = {
-            "rollout_id": request.rollout_id,
-            "server_url": self._server_url,
-            "messages": list(request.messages),
-            "completion_params": {},
-            "max_turns": MAX_TURNS,
-            "max_tokens_total": MAX_TOKENS_TOTAL,
-            "metadata": {**(request.extra_fields or {}), **(request.metadata or {}), **label},
-            "api_key": self._callbacks.open(request),
-            "idempotency_key": None,
-            "tool_server_url": None,
-        }
-        accepted = await self._accepted(encode_request(body))
-        # Before the tools are offered and calls proceed: a count of its rollouts must include this one.
-        self._agent.admitted.add(request.rollout_id)
-        tools = accepted.get("tools") if isinstance(accepted, dict) else None
-        try:
-            self._callbacks.offer_tools(
-                request.rollout_id,
-                [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else [],
-            )
-        except RecursionError:
-            message = f"the tools of {self._agent.name} are nested too deeply."
-            raise RolloutProtocolError(message, status_code=422) from None
-
-    async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
-        try:
-            return await super().run(request)
-        except (aiohttp.ClientError, OSError):
-            self._agent.suspected.set()  # It is gone, or gave up the rollout because it shuts down.
-            raise
-
-    def _forget(self, rollout_id: str) -> None:
-        self._agent.admitted.discard(rollout_id)
-        self._callbacks.close(rollout_id)
-
-    async def _accepted(self, body: bytes) -> Any:
-        """Post an admission until it is accepted, and return the reply."""
-        failures, deadline = 0, time.monotonic() + self._admission_limit_s
-        while True:
-            try:
-                async with self._client().post(
-                    self._url, data=body, headers=self._headers, allow_redirects=False
-                ) as reply:
-                    content = await _read_bounded(reply)
-                if reply.status in (200, 201, 202):
-                    try:
-                        return loads(content)
-                    except ValueError:
-                        raise ConnectionError(f"its answer to `POST {INIT_PATH}` is not JSON") from None
-                if reply.status == 401:
-                    # It accepted the key when the run began: it was started again, with another one.
-                    raise ConnectionError("it refuses the key (HTTP 401)")
-                if reply.status != 429:
-                    raise refused_admission(reply.status, content, f"POST {INIT_PATH}")
-                wait_s = admission_pause_s(reply.headers)
-            except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
-                self._agent.suspected.set()
-                failures += 1
-                if failures >= INIT_TRIES:
-                    raise
-                wait_s = _INIT_PAUSE_S * failures
-            if time.monotonic() + wait_s >= deadline:
-                raise asyncio.TimeoutError(f"it was full for {self._admission_limit_s:g} s")
-            await asyncio.sleep(wait_s)

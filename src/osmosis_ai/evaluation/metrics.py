@@ -37,7 +37,7 @@ from pydantic import (
     field_validator,
 )
 
-from osmosis_ai.controller.outcomes import BOUNDARIES, LimitedBy
+from osmosis_ai.controller.outcomes import ERROR_SOURCES, LimitedBy
 from osmosis_ai.evaluation.pass_at_k import estimate_pass_at_k, estimate_pass_hat_k, pass_at_k_by_row
 from osmosis_ai.evaluation.results import (
     FAILED,
@@ -75,7 +75,7 @@ LEAST_SCORED = 0.9
 """With a smaller share of finished attempts scored, statements about the others are guesses."""
 # If a larger share of attempts is truncated, filtered or refused, the results may not reflect the model.
 _MAX_AFFECTED = 0.05
-_PROVIDER = 1 + BOUNDARIES.index("provider")
+_PROVIDER = 1 + ERROR_SOURCES.index("provider")
 
 
 class _Model(BaseModel):
@@ -345,8 +345,8 @@ class _Numbers:
         no_reward = int(((self.status == SUCCESS) & ~self.scored).sum())
         if no_reward:
             unscored[NO_REWARD] = unscored.get(NO_REWARD, 0) + no_reward
-        boundaries = np.bincount(self.columns["boundary"][self.failed], minlength=len(BOUNDARIES) + 1)
-        names = (UNKNOWN, *BOUNDARIES)
+        boundaries = np.bincount(self.columns["boundary"][self.failed], minlength=len(ERROR_SOURCES) + 1)
+        names = (UNKNOWN, *ERROR_SOURCES)
         by_boundary = {name: int(n) for name, n in zip(names, boundaries, strict=True) if n}
         return Counts(
             planned=len(self.table),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
-from osmosis_ai.controller.outcomes import Boundary, Status
+from osmosis_ai.controller.outcomes import ErrorSource, Status
 from osmosis_ai.rollout.grader_notes import MOST_NOTES_CHARS, read_grader_notes
 from osmosis_ai.rollout.judge_calls import read_judge_calls
 
@@ -51,7 +51,7 @@ class TerminalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     reward: float | None = None
     tokens: Count | None = None
     error_type: str | None = None
-    boundary: Boundary | None = None
+    boundary: ErrorSource | None = None
     error: str | None = None
     model_calls: Count | None = None
     prompt_tokens: Count | None = None
@@ -195,8 +195,8 @@ def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False
         reward=verdict.reward,
         tokens=usage.total_tokens if counted else None,
         error_type=verdict.error_type,
-        boundary=verdict.boundary,
-        category=verdict.category,
+        boundary=verdict.error_source,
+        category=verdict.error_code,
         error=clean(verdict.error) if verdict.error else None,
         model_calls=usage.calls,
         prompt_tokens=usage.prompt_tokens if counted else None,

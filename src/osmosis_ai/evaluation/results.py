@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from osmosis_ai.controller.outcomes import BOUNDARIES, STATUSES, Status
+from osmosis_ai.controller.outcomes import ERROR_SOURCES, STATUSES, Status
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.llm.finish_reasons import FLAGGED
 
@@ -36,7 +36,7 @@ _NUMBERS = {
 COLUMNS = [
     ("offset", "i8"),  # of the journal line; -1 without one
     ("status", "u1"),
-    ("boundary", "u1"),  # position in BOUNDARIES, from 1; 0 is unknown
+    ("boundary", "u1"),  # position in ERROR_SOURCES, from 1; 0 is unknown
     ("reason", "u2"),  # position in `AttemptTable.reasons`
     ("finish", "u1"),  # bits of FLAGGED, in its order, and STATED
     ("tokens", "f8"),
@@ -47,7 +47,7 @@ PENDING, SUCCESS, FAILED, SKIPPED, LEFT_OUT = range(5)
 UNKNOWN = "unknown"
 _numbers_of = attrgetter(*_NUMBERS)
 _STATUS_CODES = {name: code for code, name in enumerate(STATUSES, start=1)}
-_BOUNDARY_CODES = {name: code for code, name in enumerate((None, *BOUNDARIES))}
+_BOUNDARY_CODES = {name: code for code, name in enumerate((None, *ERROR_SOURCES))}
 # A rollout that invents error types does not fill the memory.
 _MAX_REASONS = 1000
 # By chance, two different rows of 100,000 have the same key in one of three billion datasets.

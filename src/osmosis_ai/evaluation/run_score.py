@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from osmosis_ai.controller.outcomes import category_of
+from osmosis_ai.controller.outcomes import error_code_of
 from osmosis_ai.datasets.selection import RowsDrawn
 from osmosis_ai.evaluation.metrics import LEAST_SCORED, Estimates, describe_few_scored
 from osmosis_ai.ui import numbers
@@ -300,7 +300,7 @@ def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[tupl
     if counts.unscored:
         reasons: Counter[str] = Counter()
         for reason, count in counts.unscored.items():
-            reasons[category_of(reason) if reason == _EXCEPTION else reason] += count
+            reasons[error_code_of(reason) if reason == _EXCEPTION else reason] += count
         yield "Unscored", format_counts(reasons)
     if counts.failed_by_boundary:
         yield "Failed, by source", format_counts(counts.failed_by_boundary)

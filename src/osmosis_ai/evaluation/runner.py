@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.controller.attempt import MAX_LOSSES, Attempt, AttemptResult, AttemptResults, attempt_seeds
-from osmosis_ai.controller.dispatcher import Dispatcher, LimitTally, Stop, choose_limit
+from osmosis_ai.controller.dispatcher import Dispatcher, Stop, choose_limit
+from osmosis_ai.controller.outcomes import LimitedBy, LimitName
 from osmosis_ai.controller.server_process import useful_servers
 from osmosis_ai.datasets import row_digest
 from osmosis_ai.errors import OsmosisError
@@ -218,7 +219,7 @@ class _Session(AttemptResults):
         )
         stack.callback(self._log.close)
         self._files = AttemptFilesWriter(run.directory, run.table, self._log, run.redact)
-        self._tally = LimitTally()
+        self._limits: Counter[LimitName] = Counter()
         self._dispatcher: Dispatcher[Attempt] | None = None
         self._task: asyncio.Task[Stop | None] | None = None
         self._is_interrupted = False
@@ -299,7 +300,7 @@ class _Session(AttemptResults):
             model_key = secrets.token_urlsafe(32)
             runner = RolloutRunner(
                 ProviderProxy(client),
-                bridge_token=model_key,
+                model_key=model_key,
                 server=server,
                 servers=run.servers,
                 timeouts=AttemptTimeouts(
@@ -384,7 +385,7 @@ class _Session(AttemptResults):
         if self._is_interrupted:
             return INTERRUPTED
         try:
-            stop = await runner.run(self._dispatcher, tally=self._tally)
+            stop = await runner.run(self._dispatcher, limits=self._limits)
         finally:
             self._dispatched = runner.dispatched
         if stop is not None:
@@ -556,7 +557,8 @@ class _Session(AttemptResults):
             pass_threshold=self._run.spec.evaluation.pass_threshold,
             reward_range=self._run.manifest.reward_range,
         )
-        limited, called = self._tally.limited_by(), metrics.estimates.latency.model_call_mean_ms is not None
+        limited = LimitedBy.from_seconds(self._limits)
+        called = metrics.estimates.latency.model_call_mean_ms is not None
         if limited is not None and limited.most == "provider" and not called:
             limited = None  # a model that was never called limits nothing
         estimates = metrics.estimates.model_copy(update={"limited_by": limited})

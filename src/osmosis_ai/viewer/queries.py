@@ -8,7 +8,7 @@ from datetime import datetime, time
 from typing import TypeVar, get_args
 from urllib.parse import parse_qs, urlencode
 
-from osmosis_ai.controller.outcomes import Boundary
+from osmosis_ai.controller.outcomes import ErrorSource
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.local_runs import RunKind
 from osmosis_ai.llm.finish_reasons import FLAGGED
@@ -112,7 +112,7 @@ def sample_query(words: Words) -> SampleQuery:
         outcome=choice_of(words, "outcome", get_args(Outcome)),
         row=_row(words),
         category=word(words, "category"),
-        boundary=choice_of(words, "boundary", get_args(Boundary)),
+        boundary=choice_of(words, "boundary", get_args(ErrorSource)),
         finish=choice_of(words, "finish", FLAGGED),
         **{field: _range(words, name, scale) for field, name, scale in _RANGES},
         text=word(words, "q") or "",

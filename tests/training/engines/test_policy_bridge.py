@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from osmosis_ai.controller.callbacks import CallbackStore, TerminalCallbackResult
-from osmosis_ai.controller.remote_agents import AgentCallbacks
+from osmosis_ai.controller.remote_agents import AgentAddress, AgentLocation, RemoteAgent, RemoteAgentDriver
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.inference.chat_format import BuiltInChat, ChatFormat
@@ -475,13 +475,19 @@ async def test_a_program_that_calls_below_recorded_is_learnt_from_and_its_conver
 
 
 @asynccontextmanager
-async def loop_url(world: PolicyWorld) -> AsyncIterator[tuple[str, AgentCallbacks]]:
+async def loop_url(world: PolicyWorld) -> AsyncIterator[tuple[str, RemoteAgentDriver]]:
     """Serve the policy to a loop, too."""
 
     async def commit(_: TerminalCallbackResult) -> None:
         return None
 
-    endpoints = AgentCallbacks(CallbackStore(on_terminal_commit=commit), world.bridge)
+    endpoints = RemoteAgentDriver(
+        RemoteAgent(lambda: AgentLocation(AgentAddress("127.0.0.1", 1)), name="loop"),
+        CallbackStore(on_terminal_commit=commit),
+        world.bridge,
+        server_url=lambda: "",
+        callback_timeout_s=60.0,
+    )
     app = web.Application()
     app.add_routes(endpoints.routes())
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)

@@ -212,8 +212,8 @@ def test_a_reward_beside_a_failure_does_not_count():
     assert sample(Verdict("failed", reward=1.0, error_type="agent_timeout")).reward is None
 
 
-def late(grader_reward: float | None = None, boundary: Any = "agent") -> Sample:
-    verdict = Verdict("failed", error_type="timeout", boundary=boundary, error="did not finish")
+def late(grader_reward: float | None = None, source: Any = "agent") -> Sample:
+    verdict = Verdict("failed", error_type="timeout", error_source=source, error="did not finish")
     return replace(sample(verdict), grader_reward=grader_reward)
 
 
@@ -244,7 +244,7 @@ def test_a_rollout_whose_agent_ran_out_of_time_counts_as_the_run_says(rule, grad
 def test_a_rollout_that_was_not_cut_off_or_was_removed_or_met_a_slow_grader_is_left_as_it_is():
     strict = TrainingSettings(on_truncation="zero", on_timeout="zero")
     removed = sample(Verdict("skipped"), replace(recorded(), truncated=True))
-    for kept in (scored(1.0), failed("agent_error"), removed, late(boundary="grader")):
+    for kept in (scored(1.0), failed("agent_error"), removed, late(source="grader")):
         assert with_truncation_rule(kept, strict) is kept
 
 

@@ -56,7 +56,7 @@ async def sampling(
         )
         runner = RolloutRunner(
             bridge,
-            bridge_token=TOKEN,
+            model_key=TOKEN,
             server=server,
             timeouts=AttemptTimeouts(agent_timeout_s, grader_timeout_s),
             redact=Redactor(()),
@@ -96,7 +96,7 @@ async def test_every_attempt_becomes_a_sample_whatever_happened_to_it(tmp_path):
         "validation_error",
         "validation_error",
     ]
-    assert first_of_row[1].verdict.boundary == "agent"
+    assert first_of_row[1].verdict.error_source == "agent"
     assert "the agent broke" in str(first_of_row[1].verdict.error)
 
 

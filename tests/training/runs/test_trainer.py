@@ -274,7 +274,7 @@ def world_whose_validation(path: Any, rewards_by_validation: list[Any], **settin
         verdict = (
             Verdict("success", reward=reward)
             if reward is not None
-            else Verdict("failed", error_type="agent_error", boundary="agent", error="broke")
+            else Verdict("failed", error_type="agent_error", error_source="agent", error="broke")
         )
         return replace(sample, verdict=verdict)
 

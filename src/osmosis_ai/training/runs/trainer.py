@@ -274,7 +274,7 @@ class Trainer:
         )
         runner = RolloutRunner(
             bridge,
-            bridge_token=token,
+            model_key=token,
             server=server,
             servers=self._spec.servers,
             timeouts=AttemptTimeouts(settings.agent_workflow_timeout_s, settings.grader_timeout_s),

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 TRUNCATED = "truncated"
 _TIMEOUT = RolloutErrorCategory.TIMEOUT.value
 # Whose time it was: a grader, or a server, that is too slow says nothing of the policy.
-_AGENT_BOUNDARIES = frozenset({"agent", "provider"})
+_AGENT_SOURCES = frozenset({"agent", "provider"})
 
 
 def timed_out(sample: Sample) -> bool:
     """Tell whether the agent ran out of time."""
     verdict = sample.verdict
-    return verdict.error_type == _TIMEOUT and verdict.boundary in _AGENT_BOUNDARIES
+    return verdict.error_type == _TIMEOUT and verdict.error_source in _AGENT_SOURCES
 
 
 def with_truncation_rule(sample: Sample, settings: TrainingSettings) -> Sample:
@@ -45,7 +45,9 @@ def _by_rule(sample: Sample, rule: WhenCutOff, reason: str) -> Sample:
         return replace(sample, verdict=Verdict("success", reward=0.0))
     if rule == "exclude":
         error = sample.verdict.error or f"the rollout was {reason} and is left out"
-        return replace(sample, verdict=Verdict("failed", error_type=reason, boundary="agent", error=error))
+        return replace(
+            sample, verdict=Verdict("failed", error_type=reason, error_source="agent", error=error)
+        )
     if sample.reward is None and sample.grader_reward is not None:
         return replace(sample, verdict=Verdict("success", reward=sample.grader_reward))
     return sample

@@ -197,7 +197,7 @@ async def test_a_server_that_never_becomes_healthy_is_ended(
 ) -> None:
     # Its socket, on which nobody answers, is asked for longer than the port.
     monkeypatch.setattr(service, "PROBE_TIMEOUT_S", 1200.0)
-    server = RolloutServer(make_spec(plain_server(status=503)), health_timeout_s=600.0)
+    server = RolloutServer(make_spec(plain_server(status=503), health_timeout_s=600.0))
     starting = asyncio.create_task(server.start())
     while server._seen != "status 503":
         assert not starting.done()
@@ -350,7 +350,7 @@ async def test_uvicorn_is_handed_a_socket_that_nobody_else_reaches_and_no_port(t
             return {"children": listed.count("socket:"), "variables": [name for name in os.environ if "LISTENER" in name]}
     """
     async with RolloutServer(
-        spec_of(tmp_path, APP, what_children_inherit, SERVE), note=notes.append
+        spec_of(tmp_path, APP, what_children_inherit, SERVE, note=notes.append)
     ) as server:
         path = Path(socket_path(server.base_url) or "")
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -377,19 +377,6 @@ async def test_a_server_that_was_killed_refuses_connections_and_comes_back_with_
         assert await ask_socket(server.base_url)
 
 
-async def test_a_server_whose_socket_was_removed_counts_as_dead_and_comes_back_with_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_process, "SOCKET_LOOK_S", 0.01)
-    async with RolloutServer(spec_of(tmp_path, APP, SERVE)) as server:
-        pid = server.pid
-        Path(socket_path(server.base_url) or "").unlink()
-        error = await asyncio.wait_for(server.death(), 60)
-        assert error.message.startswith("the rollout server `main.py` was cut off: its socket was removed")
-        assert await server.revive()
-        assert server.pid != pid and await ask_socket(server.base_url)
-
-
 async def test_an_entrypoint_that_serves_by_other_means_listens_on_its_port_and_that_is_said_once(
     tmp_path: Path,
 ) -> None:
@@ -409,7 +396,7 @@ async def test_an_entrypoint_that_serves_by_other_means_listens_on_its_port_and_
         asyncio.run(serve())
     """
     notes: list[str] = []
-    async with RolloutServer(spec_of(tmp_path, APP, by_other_means), note=notes.append) as server:
+    async with RolloutServer(spec_of(tmp_path, APP, by_other_means, note=notes.append)) as server:
         assert server.base_url.startswith("http://127.0.0.1:")
         os.kill(server.pid, signal.SIGKILL)
         await asyncio.wait_for(server.death(), 60)
@@ -676,7 +663,7 @@ async def test_it_reaches_the_model_and_leaves_its_result_and_no_address_but_tha
 ) -> None:
     abstract = "\0osmosis-" + secrets.token_hex(8)
     server = server_of(sandbox, tmp_path)
-    server.serve_callbacks(listener)
+    server.callbacks = listener
     with (
         socket.create_server(("127.0.0.1", 0)) as tcp,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
@@ -712,7 +699,7 @@ async def test_a_server_that_is_started_again_is_let_in_again(
     sandbox: Sandbox, listener: CallbackListener, tmp_path: Path
 ) -> None:
     server = server_of(sandbox, tmp_path)
-    server.serve_callbacks(listener)
+    server.callbacks = listener
     async with server:
         assert (await sandboxed_rollout(server, listener, "{}", "r1")).sample is not None
         assert server._process is not None
@@ -726,7 +713,7 @@ async def test_an_entrypoint_that_serves_by_other_means_is_told_to_serve_with_uv
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
     (sandbox.source / "main.py").write_text("import threading; threading.Event().wait()")
-    server = RolloutServer(server_of(sandbox, tmp_path).rollout, health_timeout_s=0.5)
+    server = RolloutServer(replace(server_of(sandbox, tmp_path).rollout, health_timeout_s=0.5))
     with pytest.raises(ServiceError) as late:
         await server.start()
     assert "must serve with uvicorn" in (late.value.hint or "")

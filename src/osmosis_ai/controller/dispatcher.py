@@ -294,7 +294,7 @@ class RolloutRunner:
             address=self._agent.callback_address if self._agent is not None else None,
         )
         if isinstance(server, RolloutServer):
-            server.serve_callbacks(self._callbacks)
+            server.callbacks = self._callbacks
         self._servers = ServerPool(
             [server] if isinstance(server, RemoteAgent) else several(server, servers),
             connect=self._connect,

@@ -183,7 +183,7 @@ class AttemptResults(ABC):
 class AttemptServices:
     """What attempts run on."""
 
-    bridge: ModelProxy[Any]
+    bridge: ModelProxy
     servers: ServerPool
     timeouts: AttemptTimeouts
     artifact_root: Path | None = None

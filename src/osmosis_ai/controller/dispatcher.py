@@ -263,7 +263,7 @@ class RolloutRunner:
 
     def __init__(
         self,
-        bridge: ModelProxy[Any],
+        bridge: ModelProxy,
         *,
         bridge_token: str,
         server: RolloutServer | RemoteAgent,

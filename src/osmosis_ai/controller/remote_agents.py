@@ -434,9 +434,7 @@ class _OpenRollout:
 class AgentCallbacks:
     """Serves the two paths of the agent-loop line to the agents of all open rollouts."""
 
-    def __init__(
-        self, store: CallbackStore, proxy: ModelProxy[Any], *, artifact_root: Path | None = None
-    ) -> None:
+    def __init__(self, store: CallbackStore, proxy: ModelProxy, *, artifact_root: Path | None = None) -> None:
         self._store = store
         self._proxy = proxy
         self._artifact_root = artifact_root

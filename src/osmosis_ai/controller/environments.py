@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
@@ -65,15 +65,10 @@ class RolloutProject:
     can_be_copied: bool
 
     @property
-    def sdk_requirements(self) -> list[Requirement]:
-        """Its requirements on the SDK."""
-        return [requirement for requirement in self.dependencies if _is_sdk(requirement)]
-
-    @property
     def sdk_extras(self) -> list[str]:
         """The SDK's extras it needs; `server` is always one of them."""
-        named = {canonicalize_name(extra) for need in self.sdk_requirements for extra in need.extras}
-        return sorted(named | {"server"})
+        named = {extra for need in self.dependencies if _is_sdk(need) for extra in need.extras}
+        return sorted({"server", *map(canonicalize_name, named)})
 
     @property
     def has_local_code(self) -> bool:
@@ -179,23 +174,6 @@ def _unmet(needs: Iterable[Requirement], *, extra: str, seen: set[tuple[str, str
                 requirements = [Requirement(line) for line in distribution.requires or ()]
                 of_extras = [item for item in requirements if item.marker and "extra" in str(item.marker)]
                 yield from _unmet(of_extras, extra=key[1], seen=seen)
-
-
-def _sdk_notices(project: RolloutProject) -> list[str]:
-    """Return the project's requirements on the SDK that the running SDK does not meet."""
-    sdk = metadata.distribution(DISTRIBUTION)
-    notices = [
-        f"`{_without_credentials(str(need))}` is not looked up: "
-        f"the SDK is always the one that runs this, {sdk.version}"
-        for need in project.sdk_requirements
-        if need.url or not need.specifier.contains(sdk.version, prereleases=True)
-    ]
-    provided = {canonicalize_name(extra) for extra in sdk.metadata.get_all("Provides-Extra") or ()}
-    return notices + [
-        f"`{DISTRIBUTION}[{extra}]` adds nothing: the SDK has no extra of this name"
-        for extra in project.sdk_extras
-        if extra not in provided
-    ]
 
 
 class UvError(OsmosisError):
@@ -310,8 +288,10 @@ def prepare_environment(
     project = read_project(rollout_dir)
     if project is None:
         return running_environment(" (the rollout has no pyproject.toml)")
-    for notice in _sdk_notices(project):
-        note(notice)
+    sdk_version = metadata.version(DISTRIBUTION)
+    for need in project.dependencies:
+        if _is_sdk(need) and (need.url or not need.specifier.contains(sdk_version, prereleases=True)):
+            note(f"`{_without_credentials(str(need))}` is ignored: the rollout uses the running SDK, {sdk_version}")
     unmet = unmet_requirements(project)
     lock_file = rollout_dir / "uv.lock"
     if not unmet:
@@ -337,12 +317,7 @@ def prepare_environment(
     directory = environments / _environment_key(project, rollout_dir, python, version, sandboxed_uv)
     with contextlib.ExitStack() as stack:
         if not project.has_local_code:
-            lock = _lock_of(directory)
-            try:
-                stack.enter_context(lock.acquire(timeout=1))
-            except Timeout:
-                note("waiting for another process that builds the same environment")
-                stack.enter_context(lock.acquire())
+            stack.enter_context(_lock_of(directory))
         if os.access(directory / "environment" / "bin" / "python", os.X_OK):
             os.utime(directory)
         else:

@@ -291,7 +291,9 @@ def prepare_environment(
     sdk_version = metadata.version(DISTRIBUTION)
     for need in project.dependencies:
         if _is_sdk(need) and (need.url or not need.specifier.contains(sdk_version, prereleases=True)):
-            note(f"`{_without_credentials(str(need))}` is ignored: the rollout uses the running SDK, {sdk_version}")
+            note(
+                f"`{_without_credentials(str(need))}` is ignored: the rollout uses the running SDK, {sdk_version}"
+            )
     unmet = unmet_requirements(project)
     lock_file = rollout_dir / "uv.lock"
     if not unmet:

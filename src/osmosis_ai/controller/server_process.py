@@ -328,23 +328,6 @@ class AttemptLostError(Exception):
         self.death = death
 
 
-class _Life:
-    """One life of a server: its address, its driver, its rollouts, and later its death."""
-
-    def __init__(self, base_url: str, driver: CallbackRolloutDriver) -> None:
-        self.base_url = base_url
-        self.driver = driver
-        self.rollouts: set[asyncio.Task[RolloutOutcome]] = set()
-        self.death: asyncio.Future[OsmosisError] = asyncio.get_running_loop().create_future()
-
-    async def end(self) -> None:
-        """Cancel its rollouts."""
-        for rollout in self.rollouts:
-            rollout.cancel()
-        await asyncio.gather(*self.rollouts, return_exceptions=True)
-        await self.driver.aclose()
-
-
 class RestartingServer:
     """One server of a run, restarted when it dies; created on its event loop.
 
@@ -360,24 +343,18 @@ class RestartingServer:
         note: Callable[[str], None],
         changed: Callable[[], None],
     ) -> None:
-        self.end: Exception | None = None
-        self.capacity: int | None = None
         self.server = server
+        self.base_url: str | None = None
+        """Address of the running server; None while it does not run."""
+        self.capacity: int | None = None
+        self.rollouts: set[asyncio.Task[RolloutOutcome]] = set()
+        self.end: Exception | None = None
         self._connect = connect
         self._note = note
         self._changed = changed
-        self._life: _Life | None = None
+        self._driver: CallbackRolloutDriver | None = None
+        self._death: asyncio.Future[OsmosisError] | None = None
         self._supervisor: asyncio.Task[None] | None = None
-
-    @property
-    def base_url(self) -> str | None:
-        """Address of the running server; None while it does not run."""
-        return None if self._life is None or self._life.death.done() else self._life.base_url
-
-    @property
-    def in_flight(self) -> int:
-        """Rollouts on the running server."""
-        return 0 if self._life is None else len(self._life.rollouts)
 
     async def start(self) -> None:
         """Start the server, and restart it from now on when it dies."""
@@ -387,8 +364,7 @@ class RestartingServer:
             self.end = error
             raise
         self.capacity = self.server.capacity
-        self._life = _Life(self.server.base_url, self._connect(self.server.base_url))
-        self._supervisor = asyncio.create_task(self._supervise(self._life))
+        self._supervisor = asyncio.create_task(self._supervise(self._begin()))
 
     async def stop(self) -> None:
         """Stop the server for good."""
@@ -396,9 +372,7 @@ class RestartingServer:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
             self._supervisor = None
-        if self._life is not None:
-            await self._life.end()
-            self._life = None
+        await self._end()
         await self.server.stop()
 
     async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
@@ -409,35 +383,52 @@ class RestartingServer:
         """
         import aiohttp
 
-        life = self._life
-        if life is None:
+        driver, death = self._driver, self._death
+        if driver is None or death is None:
             raise RuntimeError("the rollout's server is not running")
-        rollout = asyncio.create_task(life.driver.run(request))
-        life.rollouts.add(rollout)
+        rollout = asyncio.create_task(driver.run(request))
+        self.rollouts.add(rollout)
         try:
             return await rollout
         except asyncio.CancelledError:
-            if not (life.death.done() and rollout.cancelled()):
+            if not (death.done() and rollout.cancelled()):
                 raise
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
-            await asyncio.wait([life.death], timeout=_DEATH_NOTICE_S)
-            if not life.death.done():
+            await asyncio.wait([death], timeout=_DEATH_NOTICE_S)
+            if not death.done():
                 reason = reason_of(error) or type(error).__name__
                 lost = f"the rollout's server could not be reached: {reason}"
                 raise AttemptLostError(lost, death=None) from None
         finally:
-            life.rollouts.discard(rollout)
-        raise AttemptLostError("the rollout's server died", death=life.death.result())
+            self.rollouts.discard(rollout)
+        raise AttemptLostError("the rollout's server died", death=death.result())
 
-    async def _supervise(self, life: _Life) -> None:
+    def _begin(self) -> asyncio.Future[OsmosisError]:
+        """Let the started server take rollouts; return the future of its death."""
+        self.base_url = self.server.base_url
+        self._driver = self._connect(self.base_url)
+        self._death = asyncio.get_running_loop().create_future()
+        return self._death
+
+    async def _end(self) -> None:
+        """Cancel the rollouts of a server that died or is being stopped."""
+        self.base_url = None
+        for rollout in self.rollouts:
+            rollout.cancel()
+        await asyncio.gather(*self.rollouts, return_exceptions=True)
+        if self._driver is not None:
+            await self._driver.aclose()
+
+    async def _supervise(self, death: asyncio.Future[OsmosisError]) -> None:
         """Restart the server when it dies, until cancelled or given up."""
         try:
             while True:
-                life.death.set_result(await self.server.death())
+                death.set_result(await self.server.death())
+                self.base_url = None
                 self._changed()
-                await life.end()
+                await self._end()
                 await self._revive()
-                life = self._life = _Life(self.server.base_url, self._connect(self.server.base_url))
+                death = self._begin()
                 self._changed()
         except Exception as error:
             # Attempts that wait for a server, now or later, get the reason.
@@ -548,7 +539,7 @@ class ServerPool:
             if len(errors) == len(self.servers):
                 raise next((error for error in errors if isinstance(error, ServiceDiedError)), errors[-1])
             await self._changed.wait()
-        return await min(self.up, key=lambda server: server.in_flight).run(request)
+        return await min(self.up, key=lambda server: len(server.rollouts)).run(request)
 
     async def wait_until_ended(
         self, rollout_ids: Collection[str], *, limit_s: float = SETTLE_LIMIT_S

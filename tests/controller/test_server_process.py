@@ -250,6 +250,37 @@ async def test_the_health_of_a_fastapi_server_proves_whose_it_is(make_spec: Make
             assert reply.headers["x-osmosis-rollout-instance-id"] == server.spec.env[INSTANCE_ENV]
 
 
+async def test_the_clients_that_an_agent_opens_share_one_tls_context(make_spec: MakeSpec) -> None:
+    source = """
+        import os
+        import httpx, openai, uvicorn
+        from fastapi import FastAPI
+
+        app = FastAPI()
+
+        def context(client):
+            return client._transport._pool._ssl_context
+
+        def openai_context():
+            return context(openai.AsyncOpenAI(base_url="http://x/v1", api_key="k")._client)
+
+        @app.get("/health")
+        def health():
+            with httpx.Client() as one, httpx.Client() as other, httpx.Client(verify=httpx.create_ssl_context()) as own:
+                return {
+                    "httpx": context(one) is context(other),
+                    "openai": openai_context() is openai_context(),
+                    "own": context(one) is context(own),
+                }
+
+        if __name__ == "__main__":
+            uvicorn.run(app, port=int(os.environ["_OSMOSIS_ROLLOUT_PORT"]))
+    """
+    async with RolloutServer(make_spec(source)) as server:
+        shared = await ask(server)
+    assert (shared["httpx"], shared["openai"], shared["own"]) == (True, True, False)
+
+
 async def test_the_death_of_the_server_is_noticed_and_explained(make_spec: MakeSpec) -> None:
     async with RolloutServer(make_spec(plain_server())) as server:
         os.kill(server.pid, signal.SIGKILL)

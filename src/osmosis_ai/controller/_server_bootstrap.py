@@ -13,12 +13,13 @@ import os
 import runpy
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.rollout.loop.entrypoints import holds_an_agent_loop, names_an_attribute
-from osmosis_ai.supervision.child_process import watch_parent
+from osmosis_ai.supervision import watch_parent
 
 INSTANCE_ENV = "_OSMOSIS_ROLLOUT_INSTANCE_ID"
 LISTENER_ENV = "_OSMOSIS_ROLLOUT_LISTENER_FD"
@@ -110,27 +111,22 @@ def _configure_uvicorn(listener: socket.socket | None) -> None:
 
 
 def _share_tls_contexts() -> None:
-    """Share one default TLS context among HTTP clients, which agents often open once per rollout: it takes 25 ms."""
+    """Share one default TLS context among HTTP clients: it takes 25 ms, and agents often open a client per rollout."""
     for library in ("httpx", "httpx2"):  # `openai` uses the second from version 3 on
-        transports = sys.modules.get(f"{library}._transports.default")
-        create = getattr(transports, "create_ssl_context", None)
-        if create is None:
-            continue
-        shared = functools.cache(create)
+        transports: Any = sys.modules.get(f"{library}._transports.default")
+        if hasattr(transports, "create_ssl_context"):
+            # Only the transports' own name: a caller of `httpx.create_ssl_context` may change its context.
+            transports.create_ssl_context = _sharing(transports.create_ssl_context)
 
-        def create_once(
-            verify: Any = True,
-            cert: Any = None,
-            trust_env: bool = True,
-            *,
-            create: Any = create,
-            shared: Any = shared,
-        ) -> Any:
-            make = shared if verify is True and cert is None else create
-            return make(verify=verify, cert=cert, trust_env=trust_env)
 
-        # Only the transports' own name: a caller of `httpx.create_ssl_context` may change its context.
-        transports.create_ssl_context = create_once  # type: ignore[union-attr]
+def _sharing(create: Callable[..., Any]) -> Callable[..., Any]:
+    shared = functools.cache(create)
+
+    def create_once(**options: Any) -> Any:
+        is_default = options.get("verify") is True and options.get("cert") is None
+        return shared(**options) if is_default else create(**options)
+
+    return create_once
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import secrets
@@ -637,32 +638,24 @@ def granted_cores(cpus: float | None = None, *, limits: Path = CGROUPS, membersh
 
 def granted_processors(limits: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iterator[float]:
     """Yield the processor time that each control group of this process grants, in processors."""
-    for group in _groups("cpu", limits, membership):
-        # One file in version 2 of control groups, two in version 1.
-        for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
-            try:
-                quota, period = map(int, " ".join((group / name).read_text() for name in names).split())
-                granted = quota / period
-            except (OSError, ValueError, ZeroDivisionError):  # missing, or "max"
-                continue
-            if granted > 0:
-                yield granted
+    # One file in version 2 of control groups, two in version 1.
+    files = ["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+    for quota, period in _read_limits("cpu", files, limits, membership):
+        if quota > 0 and period > 0:
+            yield quota / period
 
 
 def granted_memory(limits: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iterator[int]:
     """Yield the memory that each control group of this process grants, in bytes; without a limit, version 1 has a huge number."""
-    for group in _groups("memory", limits, membership):
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            try:
-                granted = int((group / name).read_text())
-            except (OSError, ValueError):  # missing, or "max"
-                continue
-            if granted > 0:
-                yield granted
+    for (limit,) in _read_limits("memory", (["memory.max"], ["memory.limit_in_bytes"]), limits, membership):
+        if limit > 0:
+            yield limit
 
 
-def _groups(controller: str, limits: Path, membership: Path) -> Iterator[Path]:
-    """Yield the directories of the control groups of this process, including their parents."""
+def _read_limits(
+    controller: str, files: Sequence[list[str]], limits: Path, membership: Path
+) -> Iterator[list[int]]:
+    """Yield the numbers in such files of the control groups of this process and their parents."""
     try:
         groups = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except OSError:
@@ -672,4 +665,7 @@ def _groups(controller: str, limits: Path, membership: Path) -> Iterator[Path]:
             continue
         root = limits if not group[1] else limits / controller
         place = root / group[2].lstrip("/")
-        yield from {root, *(each for each in (place, *place.parents) if root in each.parents)}
+        for directory in {root, *(each for each in (place, *place.parents) if root in each.parents)}:
+            for names in files:
+                with contextlib.suppress(OSError, ValueError):  # missing, or "max"
+                    yield [int(word) for name in names for word in (directory / name).read_text().split()]

@@ -120,26 +120,23 @@ class RolloutUsage:
     report: dict[str, Any] | None = None
 
 
+@dataclass(eq=False)
 class Call:
     """One model call of a rollout; its answer arrives in pieces, and any number of clients read it from the start."""
 
-    def __init__(
-        self, rollout_id: str, index: int, digest: int | None, request: bytes | None, *, recorded: bool
-    ) -> None:
-        self.rollout_id = rollout_id
-        self.index = index
-        self.digest = digest
-        self.request = request
-        self.recorded = recorded
-        self.pieces: list[bytes] = []
-        self.draft: list[bytes] = []
-        """Part of an answer that clients do not see yet, because the call may be repeated."""
-        self.finished = False
-        self.error: Exception | None = None
-        self.task: asyncio.Task[None] | None = None
-        self._clients: list[asyncio.BaseTransport] = []
-        self._delivered = False
-        self._changed = asyncio.Event()
+    rollout_id: str
+    index: int
+    digest: int | None
+    request: bytes | None
+    recorded: bool
+    pieces: list[bytes] = field(default_factory=list)
+    draft: list[bytes] = field(default_factory=list)
+    """Part of an answer that clients do not see yet, because the call may be repeated."""
+    finished: bool = False
+    error: Exception | None = None
+    _clients: list[asyncio.BaseTransport] = field(default_factory=list)
+    _delivered: bool = False
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def append(self, piece: bytes) -> None:
         self.pieces.append(piece)
@@ -240,6 +237,7 @@ class RolloutCalls:
     def __init__(self, rollout_id: str, model: str, seed_for: SeedFor | None) -> None:
         self._rollout_id = rollout_id
         self.seed_for = seed_for
+        self.tasks: set[asyncio.Task[None]] = set()
         self._model = model
         self._next_index = 0
         self._by_digest: dict[int | None, list[Call]] = {}
@@ -264,7 +262,7 @@ class RolloutCalls:
         index = self._freed_indices.pop(digest, None)
         if index is None:
             index, self._next_index = self._next_index, self._next_index + 1
-        call = Call(self._rollout_id, index, digest, request, recorded=recorded)
+        call = Call(self._rollout_id, index, digest, request, recorded)
         previous, self._last_begun = self._last_begun, call
         if previous is not None and previous.finished:
             self._drop_request(previous)
@@ -305,12 +303,6 @@ class RolloutCalls:
         if last is None or last.request is None:
             return None
         return LastCall(last.request, (*last.pieces, *last.draft))
-
-    def cancel(self) -> None:
-        for calls in self._by_digest.values():
-            for call in calls:
-                if call.task is not None:
-                    call.task.cancel()
 
     def usage(self) -> RolloutUsage:
         answered = [self._metrics[index] for index in sorted(self._metrics)]
@@ -409,7 +401,6 @@ class ModelProxy(ABC):
 
     def __init__(self) -> None:
         self._rollouts: dict[str, RolloutCalls] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     @abstractmethod
@@ -435,7 +426,8 @@ class ModelProxy(ABC):
         usage = self.usage(rollout_id)
         calls = self._rollouts.pop(rollout_id, None)
         if calls is not None:
-            calls.cancel()
+            for task in calls.tasks:
+                task.cancel()
         return usage
 
     def usage(self, rollout_id: str) -> RolloutUsage:
@@ -523,11 +515,11 @@ class ModelProxy(ABC):
         if calls.seed_for is not None and body.get("seed") is None:
             body["seed"] = calls.seed_for(call.index)
             optional = (*optional, "seed")
-        call.task = asyncio.get_running_loop().create_task(self._run(calls, call, body, optional))
-        self._tasks.add(call.task)
-        call.task.add_done_callback(self._tasks.discard)
+        task = asyncio.create_task(self._run(calls, call, body, optional))
+        calls.tasks.add(task)
+        task.add_done_callback(calls.tasks.discard)
         # A task that is cancelled before its first step does not finish its call itself.
-        call.task.add_done_callback(lambda _: call.finish(RolloutClosedError()))
+        task.add_done_callback(lambda _: call.finish(RolloutClosedError()))
 
     async def _run(self, calls: RolloutCalls, call: Call, body: Body, optional: Names) -> None:
         answer = self._stream if body.get("stream") else self._complete

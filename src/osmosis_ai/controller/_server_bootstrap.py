@@ -32,6 +32,8 @@ def main(entrypoint: str) -> None:
     gc.set_threshold(20_000)
     for name in ("httpx", "httpcore"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # A server does not need the command line of httpx, whose imports (rich, click) take 30 ms.
+    sys.modules["httpx._main"] = None  # type: ignore[assignment]
     project = Path.cwd()
     is_attribute = names_an_attribute(entrypoint)
     path = Path(entrypoint).resolve()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 ResultT = TypeVar("ResultT")
 
 _BEAT_S = 0.1
-_WINDOW_S = 1.0
+_WINDOW_S = 0.5
 
 
 def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
@@ -28,7 +28,7 @@ def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 @dataclass(frozen=True)
 class LoopState:
-    """An event loop over the last second: its longest delay, and the share of time its thread had work."""
+    """An event loop over the last half second: its longest delay, and the share of time its thread had work."""
 
     lag_s: float = 0.0
     busy: float = 0.0

@@ -221,7 +221,7 @@ ARTIFACTS = f"rollout_trials/{rollout_id(1)}/artifacts"
         (_edit_index, "does not match the journal for row 2, attempt 2"),
         (lambda directory: (directory / "index.jsonl").write_text("{"), "cannot be read"),
         (lambda directory: (directory / "metrics.json").unlink(), "metrics.json` cannot be read"),
-        (lambda directory: (directory / FIRST).unlink(), "trajectory.json` is missing"),
+        (lambda directory: (directory / FIRST).unlink(), "row_0_run_0.json` is missing"),
         (lambda directory: (directory / FIRST).write_text("{"), "is no valid JSON"),
         (lambda directory: (directory / FIRST).write_text(json.dumps(trajectory(2))), "of another rollout"),
         (_link(FIRST, "/etc/passwd"), "is a symbolic link"),

@@ -310,17 +310,17 @@ class Clock:
         return self.now
 
 
-def test_a_loop_reports_its_longest_delay_and_its_work_of_the_last_second() -> None:
+def test_a_loop_reports_its_longest_delay_and_its_work_of_the_last_half_second() -> None:
     clock, work = Clock(), Clock()
     monitor = LoopMonitor(clock=clock, work=work)
     monitor.beat()
     clock.now += 0.1
     monitor.beat()
     assert monitor.state() == LoopState(pytest.approx(0.0), 0.0)
-    clock.now += 0.5
+    clock.now += 0.4
     work.now += 0.3
     monitor.beat()
-    assert monitor.state() == LoopState(pytest.approx(0.4), pytest.approx(0.5))
+    assert monitor.state() == LoopState(pytest.approx(0.3), pytest.approx(0.6))
     for _ in range(20):
         clock.now += 0.1
         monitor.beat()
@@ -339,36 +339,40 @@ async def test_a_running_loop_that_computes_is_busy() -> None:
     assert monitor.state() == LoopState()
 
 
-def limits(limiter: ConcurrencyLimiter, *seconds: tuple[float, int], wait_s: float = 0.1) -> list[int]:
-    """Return the limit after each second of (busy, attempts that finished)."""
+def limits(limiter: ConcurrencyLimiter, *observed: tuple[float, int], wait_s: float = 0.1) -> list[int]:
+    """Return the limit after each half second of (busy, attempts that finished)."""
     found = []
-    for busy, finished in seconds:
+    for busy, finished in observed:
         limiter.observe(busy=busy, model_waits_s=[wait_s] * finished)
         found.append(limiter.limit)
     return found
 
 
+def test_the_limit_starts_at_64_and_doubles_while_the_loops_have_room() -> None:
+    assert ConcurrencyLimiter(8).limit == 8
+    limiter = ConcurrencyLimiter(512)
+    assert limiter.limit == 64
+    assert limits(limiter, (0.1, 0), (0.95, 0), (0.5, 3), (0.7, 9), (0.0, 0)) == [128, 128, 256, 256, 512]
+
+
 def test_a_saturated_loop_cuts_the_limit_by_a_quarter_but_not_below_16() -> None:
-    limiter = ConcurrencyLimiter(128)
-    assert limits(limiter, (0.95, 128), *[(0.95, 50)] * 8) == [128, 96, 72, 54, 40, 30, 22, 16, 16]
+    found = limits(ConcurrencyLimiter(512), *[(0.95, 50)] * 14)
+    assert found[1::2] == [48, 36, 27, 20, 16, 16, 16]
     assert limits(ConcurrencyLimiter(8), *[(1.0, 8)] * 3) == [8, 8, 8]
 
 
-def test_the_first_fill_and_a_second_without_a_result_are_never_cut() -> None:
-    limiter = ConcurrencyLimiter(100)
-    assert limits(limiter, (1.0, 0), (1.0, 60), (1.0, 40)) == [100, 100, 100]
-    assert limits(limiter, (1.0, 0), (0.9, 1), (0.89, 50), (1.0, 0)) == [100, 75, 75, 75]
+def test_half_a_second_without_a_result_is_never_cut() -> None:
+    assert limits(ConcurrencyLimiter(100), *[(1.0, 0)] * 4, (0.9, 1), (0.85, 50)) == [64] * 4 + [48, 48]
 
 
 def test_a_loop_must_be_saturated_for_as_long_as_an_attempt_waits_for_its_model() -> None:
-    waves = [(1.0, 100), (1.0, 100), *[(0.1, 0)] * 8] * 5
-    assert set(limits(ConcurrencyLimiter(200), *waves, wait_s=9.5)) == {200}
-    steady = limits(ConcurrencyLimiter(200), (1.0, 200), *[(1.0, 20)] * 20, wait_s=9.5)
-    assert (steady[8], steady[9], steady[18], steady[19]) == (200, 150, 150, 112)
+    waves = [(1.0, 100), (1.0, 100), *[(0.75, 0)] * 8] * 5
+    assert set(limits(ConcurrencyLimiter(64), *waves, wait_s=9.5)) == {64}
+    steady = limits(ConcurrencyLimiter(64), *[(1.0, 20)] * 40, wait_s=9.5)
+    assert (steady[17], steady[18], steady[36], steady[37]) == (64, 48, 48, 36)
 
 
-def test_room_grows_the_limit_by_a_tenth_up_to_the_maximum() -> None:
-    limiter = ConcurrencyLimiter(40)
-    seconds = [(0.0, 40), (1.0, 9), (1.0, 9), (0.69, 0), (0.7, 3), (0.1, 9)]
-    assert limits(limiter, *seconds) == [40, 30, 22, 25, 25, 28]
-    assert limits(limiter, *[(0.0, 1)] * 5)[-1] == 40
+def test_after_a_cut_room_grows_the_limit_slowly_up_to_the_maximum() -> None:
+    limiter = ConcurrencyLimiter(60)
+    assert limits(limiter, (1.0, 9), (1.0, 9), (0.69, 0), (0.7, 3), (0.1, 9)) == [60, 45, 48, 48, 51]
+    assert limits(limiter, *[(0.0, 1)] * 5)[-1] == 60

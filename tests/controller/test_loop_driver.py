@@ -95,7 +95,6 @@ async def driving(
         locate or (lambda: located(port)),
         name="the served agent `loop`",
         callback_address=address,
-        artifact_root=artifacts,
         poll_s=0.05,
         return_limit_s=return_limit_s,
     )
@@ -110,6 +109,7 @@ async def driving(
                 timeouts=AttemptTimeouts(agent_s, None),
                 redact=Redactor(),
                 note=notes.append,
+                trajectory_root=artifacts,
             )
             async with runner:
                 yield World(runner, agent, model, Results(), notes)
@@ -445,9 +445,7 @@ async def test_what_a_broken_attempt_used_counts_while_its_conversation_is_writt
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, written = threading.Event(), threading.Event()
-    monkeypatch.setattr(
-        attempt_module, "save_called_conversation", lambda *_, **__: begun.set() or written.wait(60)
-    )
+    monkeypatch.setattr(attempt_module, "save_trajectory", lambda *_, **__: begun.set() or written.wait(60))
     async with served(ServedLoop()) as port, driving(port, artifacts=tmp_path) as world:
         made = asyncio.create_task(world.make("break"))
         assert await asyncio.to_thread(begun.wait, 60)

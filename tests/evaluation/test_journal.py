@@ -42,7 +42,7 @@ def test_a_journal_cut_at_any_byte_keeps_exactly_its_whole_lines(
     path = tmp_path_factory.mktemp("journal") / "events.jsonl"
     path.write_bytes(CONTENT[:cut])
 
-    journal = Journal.open(path)
+    journal = Journal(path)
     kept = [entry.record for entry in replay(path)]
     asyncio.run(journal.close())
 
@@ -53,7 +53,7 @@ def test_a_journal_cut_at_any_byte_keeps_exactly_its_whole_lines(
 async def test_a_record_that_was_appended_after_a_cut_is_not_glued_to_the_remains(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(LINES[0] + LINES[1][:-1])  # the last line parses, but nobody was told that it counts
-    journal = Journal.open(path)
+    journal = Journal(path)
 
     assert await journal.append(RECORDS[2]) == len(LINES[0])
     await journal.close()
@@ -69,7 +69,7 @@ async def test_append_returns_only_when_the_line_has_been_flushed_to_the_disk(
     monkeypatch.setattr(
         journal_module, "_flush_to_disk", lambda descriptor: flushed.append(os.fstat(descriptor).st_size)
     )
-    journal = Journal.open(path)
+    journal = Journal(path)
 
     offset = await journal.append(RECORDS[0])
 
@@ -87,7 +87,7 @@ async def test_appends_that_arrive_together_share_few_flushes(
         flushes += 1
 
     monkeypatch.setattr(journal_module, "_flush_to_disk", count)
-    journal = Journal.open(tmp_path / "events.jsonl")
+    journal = Journal(tmp_path / "events.jsonl")
 
     offsets = await asyncio.gather(*(journal.append(record(row)) for row in range(500)))
     await journal.close()
@@ -97,7 +97,7 @@ async def test_appends_that_arrive_together_share_few_flushes(
 
 
 async def test_each_append_learns_the_offset_of_its_own_line(tmp_path: Path) -> None:
-    journal = Journal.open(tmp_path / "events.jsonl")
+    journal = Journal(tmp_path / "events.jsonl")
     offsets = await asyncio.gather(*(journal.append(record(row)) for row in range(20)))
     await journal.close()
 
@@ -107,7 +107,7 @@ async def test_each_append_learns_the_offset_of_its_own_line(tmp_path: Path) -> 
 
 
 async def test_a_cancelled_append_is_still_written(tmp_path: Path) -> None:
-    journal = Journal.open(tmp_path / "events.jsonl")
+    journal = Journal(tmp_path / "events.jsonl")
     append = asyncio.ensure_future(journal.append(RECORDS[0]))
     await asyncio.sleep(0)
     append.cancel()
@@ -178,7 +178,7 @@ from osmosis_ai.evaluation.journal import Journal, JournalWriteError
 from tests.evaluation.builders import record
 
 async def main() -> None:
-    journal = Journal.open(Path(sys.argv[1]))
+    journal = Journal(Path(sys.argv[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     rows = range(int(sys.argv[2]), int(sys.argv[2]) + 200)
     for first in range(rows.start, rows.stop, 7):
@@ -218,7 +218,7 @@ def test_a_full_disk_fails_the_append_and_loses_nothing_acknowledged(tmp_path: P
 async def test_after_a_failed_write_nothing_more_is_acknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = Journal.open(tmp_path / "events.jsonl")
+    journal = Journal(tmp_path / "events.jsonl")
 
     def refuse(_: int) -> None:
         raise OSError(5, "Input/output error")
@@ -240,7 +240,7 @@ def write(path: Path, records: list[TerminalRecord]) -> None:
     """Append records as two sessions do."""
 
     async def append(some: list[TerminalRecord]) -> None:
-        journal = Journal.open(path)
+        journal = Journal(path)
         await asyncio.gather(*(journal.append(each) for each in some))
         await journal.close()
 
@@ -383,25 +383,15 @@ def test_a_salvage_that_cannot_be_written_leaves_the_old_journal(
     assert journal.read_bytes() == damaged
 
 
-def test_results_are_loaded_in_batches_and_the_last_of_an_attempt_counts(
-    journal: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal_module, "_BATCH", 3)
+def test_the_last_loaded_result_of_an_attempt_counts(journal: Path) -> None:
     write(journal, [record(2, status="failed", reward=None, error_type="timeout", judge_calls=2), record(0)])
-    one_by_one, at_once, seen = AttemptTable(9, 1), AttemptTable(9, 1), list[TerminalRecord]()
-    for entry in replay(journal):
-        one_by_one.set_result(entry.record, entry.offset)
-    end = load_results(journal, at_once, each=seen.append)
-    assert end == journal.stat().st_size
+    table, seen = AttemptTable(9, 1), list[TerminalRecord]()
+    assert load_results(journal, table, each=seen.append) == journal.stat().st_size
     assert len(seen) == 10
-    assert at_once.columns.tobytes() == one_by_one.columns.tobytes()
-    assert at_once.judges is not None and one_by_one.judges is not None
-    assert (
-        at_once.judges["calls"].tolist() == one_by_one.judges["calls"].tolist() == [0, 0, 2, 0, 0, 0, 0, 0, 0]
-    )
-    assert (at_once.open_count, at_once.count("failed"), at_once.reasons[1:]) == (1, 1, ["timeout"])
+    assert table.columns["judge_calls"].tolist()[2] == 2
+    assert (table.open_count, table.count("failed"), table.reasons[1:]) == (1, 1, ["timeout"])
     with JournalReader(journal) as reader:
-        found = [reader.record(offset) for _, _, offset in at_once.recorded()]
+        found = [reader.record(offset) for _, _, offset in table.recorded()]
     assert [each and each.row_index for each in found] == list(range(8))
     assert found[2] is not None and found[2].status == "failed"
 

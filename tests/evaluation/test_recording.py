@@ -340,27 +340,27 @@ def test_a_sample_whose_duration_nobody_noted_is_a_sample() -> None:
     [
         (entry(7), "line 2 is of row 7, attempt 1, and the run has 2 rows and 1 attempts on each"),
         (entry(1, run_index=1), "line 2 is of row 1, attempt 2"),
-        (entry(0, rollout_id="f" * 32), "row 0, attempt 1 is there twice"),
-        (entry(1, rollout_id="0" * 32), "two samples have the rollout id"),
-        (entry(1, rollout_id="../../../etc"), "`rollout_id` cannot be"),
-        (entry(1, status="perfect"), "`status` cannot be 'perfect'"),
-        (entry(1, reward="1e9"), "`reward` cannot be '1e9'"),
-        (entry(1, reward=True), "`reward` cannot be 'True'"),
+        (entry(0, rollout_id="f" * 32), "row 0, attempt 1 is listed twice"),
+        (entry(1, rollout_id="0" * 32), "two samples have the rollout ID"),
+        (entry(1, rollout_id="../../../etc"), "`$.rollout_id`"),
+        (entry(1, status="perfect"), "`$.status`"),
+        (entry(1, reward="1e9"), "`$.reward`"),
+        (entry(1, reward=True), "`$.reward`"),
         (entry(1, reward=float("nan")), "line 2 cannot be read"),
-        (entry(1, duration_ms=-1), "`duration_ms` cannot be"),
-        (entry(1, status=None), "it has no `status`"),
-        (entry(1, tokens=2**40), "`tokens` cannot be"),
-        (entry(1, trajectory_filename="../../x.json"), "`trajectory_filename` cannot be"),
-        (entry(1, error_type="a\nb"), "`error_type` cannot be"),
+        (entry(1, duration_ms=-1), "`$.duration_ms`"),
+        (entry(1, status=None), "`$.status`"),
+        (entry(1, tokens=2**40), "`$.tokens`"),
+        (entry(1, trajectory_filename="../../x.json"), "`$.trajectory_filename`"),
+        (entry(1, error_type="a\nb"), "`$.error_type`"),
         (entry(1)[:-9], "line 2 cannot be read"),
-        (b"[]\n", "it is no JSON object"),
-        (b" " * 70_000 + b"\n", "it is longer than 65536 bytes"),
+        (b"[]\n", "Expected `object`"),
+        (b" " * 70_000 + b"\n", "line 2 is longer than 65536 bytes"),
     ],
 )
 def test_a_line_that_is_none_is_named(line: bytes, said: str) -> None:
     with pytest.raises(OsmosisError) as refused:
         read_index([entry(0), line], rows=2, n=1)
-    assert refused.value.message.startswith("index.jsonl is not that of a complete run: ")
+    assert refused.value.message.startswith("index.jsonl is not the index of a complete run: ")
     assert said in refused.value.message
 
 

@@ -716,12 +716,12 @@ def test_reopening_asks_again_for_failed_and_skipped_items_whose_records_stand_m
         table.set_result(record(row, status=status), row)
     table.reopen_failed()
     assert [table.is_open(row, 0) for row in range(4)] == [False, True, True, True]
-    assert (table.open_count, table.unrecorded_count, table.count("failed")) == (3, 1, 1)
+    assert (table.open_count, table.count("failed")) == (3, 1)
 
 
 def test_a_run_of_some_items_only_knows_no_others() -> None:
     table = AttemptTable(3, 2, only=[(1, 0), (2, 1)])
-    assert (len(table), table.open_count, table.unrecorded_count) == (2, 2, 2)
+    assert (len(table), table.open_count) == (2, 2)
     assert table.holds(2, 1) and not table.holds(2, 0) and not table.row_is_open(0)
     table.set_result(record(1, 0, status="failed"), 7)
     table.reopen_failed()

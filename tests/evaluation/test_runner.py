@@ -21,7 +21,7 @@ from osmosis_ai.datasets import count_records, file_digest, select_rows
 from osmosis_ai.errors import OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation.hooks import RunSummary
 from osmosis_ai.evaluation.local_results import read_local_results
-from osmosis_ai.evaluation.metrics_models import Estimates
+from osmosis_ai.evaluation.metrics import Estimates
 from osmosis_ai.evaluation.runner import EvalRunner
 from osmosis_ai.evaluation.sources import ProjectSource
 from osmosis_ai.evaluation.spec import Budget, DatasetInput, EvalRunOptions
@@ -120,12 +120,13 @@ async def test_a_run_leaves_a_directory_that_a_person_and_a_platform_can_read(wo
             "duration_ms",
         )
     }
+    lines = (world.directory / "conversations.jsonl").read_text().splitlines()
+    conversations = {line["rollout_id"]: line["trajectory"] for line in map(json.loads, lines)}
     for entry in index:
         name = f"row_{entry['row_index']}_run_{entry['run_index']}"
-        copy = world.directory / "trajectories" / f"{name}.json"
-        raw = world.directory / "rollout_trials" / entry["rollout_id"] / entry["trajectory_filename"]
-        assert copy.read_bytes() == raw.read_bytes()
-        about = json.loads(copy.read_text())["extra"]["osmosis"]
+        trajectory = json.loads((world.directory / "trajectories" / f"{name}.json").read_text())
+        assert trajectory == conversations[entry["rollout_id"]]
+        about = trajectory["extra"]["osmosis"]
         assert about["request_extra_fields"] == {
             "row_index": entry["row_index"],
             "run_index": entry["run_index"],

@@ -257,7 +257,7 @@ def test_one_row_gives_a_mean_without_error_or_interval() -> None:
     assert (estimate.stderr, estimate.low, estimate.high) == (None, None, None)
     assert (estimate.n, estimate.clusters, estimate.method) == (3, 1, None)
     assert (estimate.at_least, estimate.at_most) == (None, None)
-    assert estimate.reason == "one row says nothing about others"
+    assert estimate.reason == "the variance cannot be estimated from one row"
 
 
 def test_one_row_gives_a_rate_that_could_be_nearly_anything() -> None:

@@ -214,7 +214,12 @@ class TestGrader:
 
         class Looks(Grader):
             async def grade(self, ctx: GraderContext) -> None:
-                seen.update(vars(ctx), config=self.config, rollout=get_rollout_context())
+                seen.update(
+                    vars(ctx),
+                    artifacts_dir=ctx.artifacts_dir,
+                    config=self.config,
+                    rollout=get_rollout_context(),
+                )
                 ctx.set_reward(0.5)
 
         backend = LocalBackend(workflow=SayOk, grader=Looks, grader_config=config)

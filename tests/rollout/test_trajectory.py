@@ -433,10 +433,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Retries do not wait; what they would have waited is returned."""
     pauses: list[float] = []
 
-    async def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-
-    monkeypatch.setattr(artifacts.asyncio, "sleep", sleep)
+    monkeypatch.setattr(artifacts.time, "sleep", pauses.append)
     return pauses
 
 
@@ -448,31 +445,31 @@ class TestDirectory:
         monkeypatch.delenv("_OSMOSIS_ROLLOUT_ARTIFACT_ROOT")
         assert configured_root() == Path.home() / ".osmosis"
 
-    async def test_the_first_creation_leaves_a_marker_outside_of_the_artifacts(self, tmp_path: Path) -> None:
-        made = await create_artifacts_dir(tmp_path / "root", "r1")
+    def test_the_first_creation_leaves_a_marker_outside_of_the_artifacts(self, tmp_path: Path) -> None:
+        made = create_artifacts_dir(tmp_path / "root" / "r1")
 
         assert made == tmp_path / "root" / "r1" / "artifacts"
         assert sorted(path.name for path in made.parent.iterdir()) == [".osmosis-health-check", "artifacts"]
         assert list(made.iterdir()) == []
 
-    async def test_the_marker_is_never_written_again(self, tmp_path: Path) -> None:
-        await create_artifacts_dir(tmp_path, "r1")
+    def test_the_marker_is_never_written_again(self, tmp_path: Path) -> None:
+        create_artifacts_dir(tmp_path / "r1")
         marker = tmp_path / "r1" / ".osmosis-health-check"
         marker.write_text("seen")
         (tmp_path / "r1" / "artifacts").rmdir()
 
-        await create_artifacts_dir(tmp_path, "r1")
+        create_artifacts_dir(tmp_path / "r1")
 
         assert marker.read_text() == "seen"
 
-    async def test_a_root_that_cannot_be_written_is_tried_three_times_and_then_done_without(
+    def test_a_root_that_cannot_be_written_is_tried_three_times_and_then_done_without(
         self, tmp_path: Path, quick: list[float]
     ) -> None:
         blocked = tmp_path / "file"
         blocked.write_text("")
 
-        assert await create_artifacts_dir(blocked, "r1") is None
-        assert quick == [0.5, 1.0]
+        assert create_artifacts_dir(blocked / "r1") is None
+        assert quick == [0.05, 0.1]
 
     async def test_a_rollout_goes_on_without_its_directory(
         self, tmp_path: Path, quick: list[float], monkeypatch: pytest.MonkeyPatch

@@ -161,7 +161,7 @@ def test_a_conversation_over_the_limit_is_not_parsed(monkeypatch: pytest.MonkeyP
     ("content", "sentence"),
     [
         (b"", "The file is empty."),
-        (trajectory(*STEPS)[:-400], "only the beginning of `steps` is shown"),
+        (trajectory(*STEPS)[:-400], "The file is not valid JSON."),
         (b"\xff\xfe\x00", "not valid UTF-8"),
         (
             b'{"steps":[' + b"[" * 10_000 + b"]" * 10_000 + b',{"source":"user","message":"kept"}]}',

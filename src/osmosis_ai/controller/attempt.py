@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from osmosis_ai.controller.model_proxy import LastCall, ModelProxy, RolloutUsage
     from osmosis_ai.controller.server_process import ServerPool
     from osmosis_ai.datasets import DatasetRow
+    from osmosis_ai.rollout.trajectory.atif import Trajectory
     from osmosis_ai.rollout.types import GraderCompleteRequest
 
 
@@ -40,63 +41,59 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def save_called_conversation(
-    home: Path,
-    call: LastCall,
-    *,
-    row: DatasetRow,
-    position: Mapping[str, Any],
-    report: Mapping[str, Any] | None,
-) -> None:
-    """Write the conversation of an attempt that left none, as its model calls show it; errors are logged, not raised."""
-    try:
-        content = _conversation(home.name, call, row, position, report)
-        if content is not None:
-            _write_trajectory(home, content)
-    except Exception:
-        # The messages and the directory are the agent's; neither may change the result.
-        logger.warning("cannot save the conversation of rollout %s", home.name, exc_info=True)
+def trajectory_of(result: AttemptResult) -> Trajectory | None:
+    """Return the conversation of an attempt: its sample's messages, otherwise those of its last model call.
 
-
-def _conversation(
-    rollout_id: str,
-    call: LastCall,
-    row: DatasetRow,
-    position: Mapping[str, Any],
-    report: Mapping[str, Any] | None,
-) -> bytes | None:
-    """Return the trajectory (ATIF) by the last model call; None without messages."""
-    from osmosis_ai.rollout.trajectory.archive import encode_trajectory
+    Messages and reports are the agent's: errors are logged, not raised.
+    """
     from osmosis_ai.rollout.trajectory.conversion import convert_sample_to_trajectory
     from osmosis_ai.rollout.trajectory.report import TrajectoryReport
     from osmosis_ai.rollout.types import RolloutSample
 
-    messages = call.messages()
-    if not messages:
-        return None
-    trajectory = convert_sample_to_trajectory(
-        RolloutSample(messages=messages),
-        rollout_id=rollout_id,
-        request_label=row.label,
-        request_metadata=dict(row.metadata) if row.metadata is not None else None,
-        request_extra_fields=dict(position),
-        report=TrajectoryReport.model_validate(report) if report is not None else None,
-        from_model_calls=True,
-    )
-    return encode_trajectory(trajectory).encode("ascii")
-
-
-def _write_trajectory(home: Path, content: bytes) -> None:
-    """Write the trajectory, unless the attempt's own exists or is pending."""
-    home.mkdir(exist_ok=True)
-    folder = os.open(home, _FOLDER)
+    sample = result.grader.sample if result.grader is not None else None
+    row, report = result.attempt.row, result.usage.report
     try:
-        if {_TRAJECTORY, PENDING_TRAJECTORY_FILE}.isdisjoint(os.listdir(folder)):  # noqa: PTH208 - a descriptor
-            with os.fdopen(os.open(_UNFINISHED, _NEW_FILE, 0o600, dir_fd=folder), "wb") as file:
-                file.write(content)
-            os.rename(_UNFINISHED, _TRAJECTORY, src_dir_fd=folder, dst_dir_fd=folder)
-    finally:
-        os.close(folder)
+        if from_calls := sample is None or not sample.messages:
+            sample = RolloutSample(
+                messages=result.last_call.messages() if result.last_call is not None else []
+            )
+        if not sample.messages:
+            return None
+        sample.trajectory_messages = sample.messages
+        return convert_sample_to_trajectory(
+            sample,
+            rollout_id=result.rollout_id,
+            request_label=row.label,
+            request_metadata=dict(row.metadata) if row.metadata is not None else None,
+            request_extra_fields=result.attempt.position,
+            report=TrajectoryReport.model_validate(report) if report is not None else None,
+            from_model_calls=from_calls,
+        )
+    except Exception:
+        logger.warning("cannot read the conversation of rollout %s", result.rollout_id, exc_info=True)
+        return None
+
+
+def save_trajectory(root: Path, result: AttemptResult) -> None:
+    """Write an attempt's conversation below ``root``, unless its server writes one; errors are logged, not raised."""
+    from osmosis_ai.rollout.trajectory.archive import encode_trajectory
+
+    home = root / result.rollout_id
+    try:
+        home.mkdir(exist_ok=True)
+        folder = os.open(home, _FOLDER)
+        try:
+            written = not {_TRAJECTORY, PENDING_TRAJECTORY_FILE}.isdisjoint(os.listdir(folder))  # noqa: PTH208 - a descriptor
+            trajectory = None if written else trajectory_of(result)
+            if trajectory is not None:
+                with os.fdopen(os.open(_UNFINISHED, _NEW_FILE, 0o600, dir_fd=folder), "wb") as file:
+                    file.write(encode_trajectory(trajectory).encode("ascii"))
+                os.rename(_UNFINISHED, _TRAJECTORY, src_dir_fd=folder, dst_dir_fd=folder)
+        finally:
+            os.close(folder)
+    except Exception:
+        # The directory is the agent's, too.
+        logger.warning("cannot save the conversation of rollout %s", result.rollout_id, exc_info=True)
 
 
 MAX_LOSSES = 3
@@ -149,17 +146,12 @@ class AttemptResult:
     usage: RolloutUsage
     duration_ms: float
     grader: GraderCompleteRequest | None = None
+    last_call: LastCall | None = None
 
     @property
     def reward(self) -> float | None:
         """The grader's reward; None if the attempt did not succeed."""
         return self.verdict.reward if self.verdict.status == "success" else None
-
-    @property
-    def lacks_conversation(self) -> bool:
-        """Whether it failed and only its model calls show the conversation."""
-        sample = self.grader.sample if self.grader is not None else None
-        return self.verdict.status == "failed" and not (sample is not None and sample.messages)
 
 
 class AttemptResults(ABC):
@@ -186,7 +178,8 @@ class AttemptServices:
     bridge: ModelProxy
     servers: ServerPool
     timeouts: AttemptTimeouts
-    artifact_root: Path | None = None
+    trajectory_root: Path | None = None
+    """Where conversations are written; None if :class:`AttemptResults` stores them."""
 
 
 class RunningAttempt:
@@ -240,7 +233,7 @@ class RunningAttempt:
             return {"ok": True}
         usage = self._close_endpoint()
         await self._record(classify(terminal, usage.last_error), terminal.grader)
-        return acknowledgement(usage)
+        return acknowledgement(usage, stored=self._services.trajectory_root is None)
 
     def used_so_far(self) -> RolloutUsage:
         """Return the usage of its model calls so far."""
@@ -280,7 +273,9 @@ class RunningAttempt:
     async def _record(self, verdict: Verdict, grader: GraderCompleteRequest | None) -> None:
         usage = self._close_endpoint()
         duration_ms = (time.monotonic() - self._started) * 1000
-        result = AttemptResult(self._attempt, self.rollout_id, verdict, usage, duration_ms, grader)
+        result = AttemptResult(
+            self._attempt, self.rollout_id, verdict, usage, duration_ms, grader, self._last_call
+        )
         # A separate task: neither a cancelled attempt nor a closed connection stops it.
         self.recording = asyncio.create_task(self._store(result))
         self._on_arrival()
@@ -291,17 +286,9 @@ class RunningAttempt:
             raise
 
     async def _store(self, result: AttemptResult) -> None:
-        call, root = self._last_call, self._services.artifact_root
-        if call is not None and root is not None and result.lacks_conversation:
-            # First, so that a reader of the failure finds its conversation.
-            await asyncio.to_thread(
-                save_called_conversation,
-                root / self.rollout_id,
-                call,
-                row=self._attempt.row,
-                position=self._attempt.position,
-                report=result.usage.report,
-            )
+        if (root := self._services.trajectory_root) is not None:
+            # First, so that a reader of the result finds its conversation.
+            await asyncio.to_thread(save_trajectory, root, result)
         self.is_counted = True
         await self._results.record(result)
 
@@ -313,6 +300,13 @@ class RunningAttempt:
         return self._usage
 
 
-def acknowledgement(usage: RolloutUsage) -> dict[str, Any]:
-    """Return the acknowledgement of a callback, with the report that the server adds to the trajectory."""
-    return {"ok": True} if usage.report is None else {"ok": True, "trajectory": usage.report}
+def acknowledgement(usage: RolloutUsage, *, stored: bool) -> dict[str, Any]:
+    """Return the acknowledgement of a callback.
+
+    It has the report that the server adds to the trajectory, and whether the controller stores the conversation, in
+    which case the server need not.
+    """
+    answer: dict[str, Any] = (
+        {"ok": True} if usage.report is None else {"ok": True, "trajectory": usage.report}
+    )
+    return {**answer, "conversation": "stored"} if stored else answer

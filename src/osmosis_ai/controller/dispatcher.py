@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from osmosis_ai.controller.attempt import (
@@ -53,7 +54,7 @@ Item = TypeVar("Item")
 
 DEFAULT_IN_FLIGHT = 32
 
-OBSERVE_EVERY_S = 1.0
+OBSERVE_EVERY_S = 0.5
 
 StopKind = Literal["interrupted", "budget", "fault"]
 
@@ -207,47 +208,50 @@ class LimitTally:
 class ConcurrencyLimiter:
     """How many attempts may be in flight, between 16 and what the user asked for.
 
-    It starts at the maximum. When an event loop between the agents and the model is saturated, more attempts in flight
-    make every one of them slower, so the limit is cut by a quarter; below 70% it grows by a tenth. Attempts that start
-    together also finish together and saturate the loops for a moment, so a loop must be saturated for as long as an
-    attempt waits for its model at the quickest (2nd percentile of the first fill). The first fill itself is never cut,
-    because the loops are busy with starting attempts.
+    More attempts in flight than the event loops between agents and model can serve make every one of them slower. The
+    limit therefore starts at 64 and doubles while the loops have room. A loop that is saturated for as long as an
+    attempt waits for its model cuts the limit by a quarter; from then on, room makes it grow slowly. A shorter time
+    would not do: attempts that start together also finish together and saturate the loops for a moment.
     """
 
     SATURATED, ROOM = 0.9, 0.7
-    CUT, GROWTH = 0.75, 1.1
-    LEAST = 16
-    LONGEST_WINDOW_S = 60
+    START, LEAST = 64, 16
+    CUT, GROWTH = 0.75, 1.05
+    SHORTEST_WINDOW_S, LONGEST_WINDOW_S = 1.0, 60.0
 
     def __init__(self, maximum: int) -> None:
-        self.maximum = self.limit = maximum
-        self._first_fill: list[float] = []
-        self._window_s = 0
-        self._busy: deque[float] = deque(maxlen=self.LONGEST_WINDOW_S)
+        self.maximum = maximum
+        self.limit = min(maximum, self.START)
+        self.was_cut = False
+        self._first_waits_s: list[float] = []
+        self._busy: deque[float] = deque(maxlen=round(self.LONGEST_WINDOW_S / OBSERVE_EVERY_S))
 
     def observe(self, *, busy: float, model_waits_s: Sequence[float]) -> bool:
-        """Take one second into account; return whether :attr:`limit` changed.
+        """Take the last :data:`OBSERVE_EVERY_S` seconds into account; return whether :attr:`limit` changed.
 
         Args:
-            busy: the largest share of the second in which one of the loops had work.
+            busy: the largest share of this time in which one of the loops had work.
             model_waits_s: for each attempt that finished in it, how long it waited for its model.
         """
         before = self.limit
         self._busy.append(busy)
-        if len(self._first_fill) < self.maximum:
-            self._first_fill += model_waits_s
-            quickest_s = sorted(self._first_fill)[len(self._first_fill) // 50] if self._first_fill else 0.0
-            self._window_s = min(self.LONGEST_WINDOW_S, max(1, math.ceil(quickest_s)))
-        elif model_waits_s and self._is_saturated():
+        self._first_waits_s += model_waits_s[: self.maximum - len(self._first_waits_s)]
+        if model_waits_s and self._is_saturated():
             self.limit = max(min(self.LEAST, self.maximum), math.floor(self.limit * self.CUT))
+            self.was_cut = True
             self._busy.clear()
-        if busy < self.ROOM:
-            self.limit = min(self.maximum, math.ceil(self.limit * self.GROWTH))
+        elif busy < self.ROOM:
+            growth = self.GROWTH if self.was_cut else 2
+            self.limit = min(self.maximum, math.ceil(self.limit * growth))
         return self.limit != before
 
     def _is_saturated(self) -> bool:
-        window = list(self._busy)[-self._window_s :]
-        return len(window) == self._window_s and sum(window) / len(window) >= self.SATURATED
+        """Whether a loop was saturated for as long as the quickest attempts (2nd percentile) wait for their model."""
+        quickest_s = sorted(self._first_waits_s)[len(self._first_waits_s) // 50]
+        window_s = min(max(quickest_s, self.SHORTEST_WINDOW_S), self.LONGEST_WINDOW_S)
+        count = math.ceil(window_s / OBSERVE_EVERY_S)
+        window = list(self._busy)[-count:]
+        return len(window) == count and sum(window) / count >= self.SATURATED
 
 
 class UnknownAttemptError(RuntimeError):
@@ -273,6 +277,7 @@ class RolloutRunner:
         note: Callable[[str], None],
         log: Callable[..., None] = lambda *_, **__: None,
         rate_limited: Callable[[], bool] = lambda: False,
+        trajectory_root: Path | None = None,
     ) -> None:
         self._bridge_token, self._callback_token = bridge_token, secrets.token_urlsafe(32)
         redact.add([self._bridge_token, self._callback_token])
@@ -282,9 +287,7 @@ class RolloutRunner:
             on_terminal_commit=self._commit, acknowledge_completion=self._acknowledge_completion
         )
         self._agent = server if isinstance(server, RemoteAgent) else None
-        self._agent_callbacks = AgentCallbacks(
-            self._registry, bridge, artifact_root=self._agent.artifact_root if self._agent else None
-        )
+        self._agent_callbacks = AgentCallbacks(self._registry, bridge)
         self._callbacks = CallbackListener(
             self._registry,
             auth_token=self._callback_token,
@@ -304,8 +307,7 @@ class RolloutRunner:
         self._monitor = LoopMonitor()
         self._rate_limited = rate_limited
         self._bridge = bridge
-        root = server.artifact_root if isinstance(server, RemoteAgent) else server.rollout.artifact_root
-        self._services = AttemptServices(bridge, self._servers, timeouts, root)
+        self._services = AttemptServices(bridge, self._servers, timeouts, trajectory_root)
         self._running: dict[str, RunningAttempt] = {}
         self._cancelled: list[str] = []
         self._has_warned = False
@@ -363,6 +365,7 @@ class RolloutRunner:
         """Run the attempts; return why some are left, or None."""
         servers, limiter = self._servers, ConcurrencyLimiter(dispatcher.limit)
         servers.on_change = lambda: dispatcher.narrow(servers.share(limiter.limit))
+        servers.on_change()
         adapting = asyncio.create_task(self._adapt(dispatcher, limiter, tally or LimitTally()))
         try:
             return await dispatcher.run()
@@ -425,8 +428,8 @@ class RolloutRunner:
         return await running.commit(terminal)
 
     def _acknowledge_completion(self, rollout_id: str) -> Mapping[str, Any]:
-        # The server writes the conversation, with the usage of its calls, before it reports the result.
-        return acknowledgement(self._bridge.usage(rollout_id))
+        # A server that writes the conversation does so before it reports the result, with the usage of its calls.
+        return acknowledgement(self._bridge.usage(rollout_id), stored=self._services.trajectory_root is None)
 
     def _connect(self, base_url: str) -> CallbackRolloutDriver:
         if self._agent is not None:
@@ -451,22 +454,22 @@ class RolloutRunner:
     async def _adapt(
         self, dispatcher: Dispatcher[Attempt], limiter: ConcurrencyLimiter, tally: LimitTally
     ) -> None:
-        """Once a second, limit what is in flight by how busy the event loops are."""
+        """Limit what is in flight by how busy the event loops are."""
         while True:
             await asyncio.sleep(OBSERVE_EVERY_S)
             busy = max(await self._servers.busy(), self._monitor.state().busy)
             waits_s, self._model_waits_s = self._model_waits_s, []
             if limiter.observe(busy=busy, model_waits_s=waits_s):
                 dispatcher.narrow(self._servers.share(limiter.limit))
-                self._log("schedule", "the event loops limit concurrency", limit=limiter.limit, busy=busy)
-                if not self._has_warned:
+                self._log("schedule", "concurrency limit", limit=limiter.limit, busy=round(busy, 2))
+                if limiter.was_cut and not self._has_warned:
                     self._has_warned = True
                     self._note(
                         f"this machine is saturated: at most {limiter.limit} of {limiter.maximum} attempts "
                         "run at once until it keeps up."
                     )
             if dispatcher.in_flight:
-                if busy >= ConcurrencyLimiter.SATURATED or limiter.limit < limiter.maximum:
+                if busy >= limiter.SATURATED or (limiter.was_cut and limiter.limit < limiter.maximum):
                     tally.add("this_machine")
                 else:
                     tally.add("rate_limit" if self._rate_limited() else "provider")

@@ -16,7 +16,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import aiohttp
@@ -45,7 +44,6 @@ from osmosis_ai.llm.transport import connection_failure, is_loopback, open_sessi
 from osmosis_ai.llm.wire_json import loads
 from osmosis_ai.rollout.loop.outcome import CANCELLED, LoopOutcome
 from osmosis_ai.rollout.types import (
-    ExecutionResult,
     GraderCompleteRequest,
     GraderStatus,
     RolloutCompleteRequest,
@@ -296,14 +294,12 @@ class RemoteAgent:
         *,
         name: str,
         callback_address: CallbackAddress | None = None,
-        artifact_root: Path | None = None,
         hint: str = "start it with `osmosis serve`, then try again",
         poll_s: float = POLL_S,
         return_limit_s: float = RETURN_LIMIT_S,
     ) -> None:
         self.name = name
         self.callback_address = callback_address or CallbackAddress()
-        self.artifact_root = artifact_root
         self.location: AgentLocation
         self.admitted: set[str] = set()
         self.suspected = asyncio.Event()
@@ -434,10 +430,9 @@ class _OpenRollout:
 class AgentCallbacks:
     """Serves the two paths of the agent-loop line to the agents of all open rollouts."""
 
-    def __init__(self, store: CallbackStore, proxy: ModelProxy, *, artifact_root: Path | None = None) -> None:
+    def __init__(self, store: CallbackStore, proxy: ModelProxy) -> None:
         self._store = store
         self._proxy = proxy
-        self._artifact_root = artifact_root
         # A dict compares keys only if their hashes are equal: the time it takes reveals nothing of a key.
         self._open: dict[str, _OpenRollout] = {}
         self._keys: dict[str, str] = {}
@@ -521,9 +516,6 @@ class AgentCallbacks:
         )
         ended, graded = _callbacks(completion, sample)
         try:
-            if sample.messages and self._artifact_root is not None:
-                report = self._proxy.usage(rollout_id).report
-                await asyncio.to_thread(_archive, self._artifact_root, rollout.request, sample, report)
             await self._store.handle_completion(rollout_id, ended)
             await self._store.handle_grader(rollout_id, graded)
         except UnknownRolloutIdError:
@@ -557,24 +549,6 @@ def _callbacks(
         graded.sample, graded.err_category = sample, RolloutErrorCategory.VALIDATION_ERROR
         graded.err_message = f"the reward of the served agent is not a finite number: {completion.reward}"
     return ended, graded
-
-
-def _archive(
-    root: Path, request: RolloutRunRequest, sample: RolloutSample, report: dict[str, Any] | None
-) -> None:
-    """Write the conversation of a rollout; failures are logged, not raised."""
-    from osmosis_ai.rollout.trajectory.archive import RolloutArchive
-    from osmosis_ai.rollout.trajectory.report import TrajectoryReport
-
-    archive = RolloutArchive(
-        request.rollout_id,
-        label=request.label,
-        metadata=dict(request.metadata) if request.metadata is not None else None,
-        extra_fields=dict(request.extra_fields) if request.extra_fields is not None else None,
-        root=root,
-    )
-    parsed = TrajectoryReport.model_validate(report) if report is not None else None
-    archive.publish(ExecutionResult(status=RolloutStatus.SUCCESS, sample=sample), parsed, None)
 
 
 async def _prepare(rollout: _OpenRollout, body: dict[str, Any]) -> tuple[str, ...]:

@@ -1,24 +1,36 @@
-"""The files that an attempt left: its trajectory and its artifacts, read as what anybody may have put there.
+"""The conversation and the artifacts of each attempt: how a run stores them, and how they are read.
 
-Invariant: nothing outside the run's directory is read. Every part of a path is opened without following a link, and
-only regular files are.
+A conversation (ATIF) is appended to ``conversations.jsonl`` and flushed before the attempt's line in the journal, so no
+recorded result lacks it. A line whose attempt has no line in the journal does not count. Later, and again whenever they
+are missing, the same conversations are written to ``trajectories/``, and copies of the artifacts to ``artifacts/``,
+under the names of rows and attempts. None of these files contains a secret.
+
+The rollout's server and the agent write below ``rollout_trials/<rollout_id>/``, where anything may be found: only
+regular files are read, and no link is followed. A server that knows more than the controller, such as one of the
+public SDK, leaves a ``trajectory.json`` there, which replaces the controller's version.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import shutil
 import stat
-from collections.abc import Callable, Iterable
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from heapq import nsmallest
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import orjson
 
 from osmosis_ai.errors import NotFoundError, OsmosisError, reason_of
-from osmosis_ai.evaluation.attempt_copies import item_name
+from osmosis_ai.evaluation.journal import Journal, JournalReader, committed_lines
+from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_directory import (
     ENVIRONMENT_FILE,
     MOST_OF_A_CONFIG,
@@ -26,20 +38,422 @@ from osmosis_ai.evaluation.run_directory import (
     RunDirectory,
 )
 from osmosis_ai.evaluation.run_files import ARTIFACTS, RESERVED_ARTIFACT, name_problem
+from osmosis_ai.evaluation.run_log import RunLog
 from osmosis_ai.files import open_regular
+from osmosis_ai.llm.wire_json import dumps, loads
+from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.artifacts import DIAGNOSTICS_FILE, PENDING_TRAJECTORY_FILE
 
-_NEAREST = 3
+if TYPE_CHECKING:
+    from osmosis_ai.controller.attempt import AttemptResult
+    from osmosis_ai.evaluation.record import TerminalRecord
+
+LARGEST_TRAJECTORY_BYTES = 256 << 20
+"""Limit of a file that a server leaves: it is read whole, outside the sandbox."""
+MOST_OF_DIAGNOSTICS = 64 << 10
+SERVER_FILE_WAIT_S = 1.0
+"""After this time a server has written its own version, unless it is slow."""
+# Conversations at the end of the file may not have been written to `trajectories/` yet.
+_UNWRITTEN_BYTES = 16 << 20
+_MOST_LOGGED_ATTEMPTS = 20
+_MOST_LOGGED_NAMES = 5
+_LONGEST_NAME = 80
 _MOST_FILES = 2_000
 _MOST_OF_A_LINE = 4096
-_NOT_KEPT = "the conversation was not kept: it is neither with the attempt's files nor in `trajectories/`"
-MOST_OF_DIAGNOSTICS = 64 << 10
+_PIECE_BYTES = 1 << 20
+_NEAREST = 3
+_NOT_STORED = "no conversation of this attempt was stored"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+_LINE_START = re.compile(rb'\{"rollout_id":"([^"]*)","trajectory":')
+_NAME = re.compile(r"row_(\d+)_run_(\d+)(\.json)?")
+_KINDS = (
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def item_name(row_index: int, run_index: int) -> str:
+    """Return the name of an attempt's files in ``trajectories/`` and ``artifacts/``."""
+    return f"row_{row_index}_run_{run_index}"
+
+
+class _Recorded(NamedTuple):
+    """A recorded attempt, and the controller's version of its conversation."""
+
+    row_index: int
+    run_index: int
+    rollout_id: str
+    trajectory: Mapping[str, Any] | None
+    recorded_at: float
+
+    @property
+    def name(self) -> str:
+        return item_name(self.row_index, self.run_index)
+
+
+class AttemptFilesWriter:
+    """Stores conversations and artifacts of a run.
+
+    :meth:`append` is called on the event loop, everything else also from one thread at a time.
+    """
+
+    def __init__(self, directory: RunDirectory, table: AttemptTable, log: RunLog, redactor: Redactor) -> None:
+        self._directory = directory
+        self._table = table
+        self._log = log
+        self._redactor = redactor
+        self._conversations = Journal(directory.conversations)
+        self._recorded: deque[_Recorded] = deque()
+        # Attempts whose server may still write its own version; looked at once more during the run, then at its end.
+        self._awaited: deque[_Recorded] = deque()
+        self._late: list[_Recorded] = []
+        self._has_trajectory = bytearray(table.rows * table.n)
+        self._with_left_out = 0
+        self._find_written()
+
+    async def append(self, result: AttemptResult) -> Mapping[str, Any] | None:
+        """Make the conversation of a result durable and return it; None if there is none."""
+        from osmosis_ai.controller.attempt import trajectory_of
+
+        found = trajectory_of(result)
+        if found is None:
+            return None
+        try:
+            trajectory: Mapping[str, Any] = self._redactor.tree(found.model_dump(exclude_none=True))
+            line = conversation_line(result.rollout_id, trajectory)
+        except (RecursionError, ValueError, TypeError) as error:
+            self._warn(f"could not store the conversation: {error}", result.rollout_id)
+            return None
+        await self._conversations.append_line(line)
+        return trajectory
+
+    def add(self, record: TerminalRecord, trajectory: Mapping[str, Any] | None) -> None:
+        """Have the files of a recorded attempt written by the next :meth:`write`."""
+        self._has_trajectory[record.row_index * self._table.n + record.run_index] = 0
+        self._recorded.append(
+            _Recorded(record.row_index, record.run_index, record.rollout_id, trajectory, time.monotonic())
+        )
+
+    async def close(self) -> None:
+        """Close the file of the conversations."""
+        await self._conversations.close()
+
+    def has_trajectory(self, row_index: int, run_index: int) -> bool:
+        """Whether the attempt's trajectory has been written."""
+        return self._has_trajectory[row_index * self._table.n + run_index] == 1
+
+    @property
+    def written(self) -> int:
+        """Number of trajectories."""
+        return self._has_trajectory.count(1)
+
+    def remove(self, row_index: int, run_index: int) -> None:
+        """Remove the files of an attempt, before it gets a newer record; blocking."""
+        name = item_name(row_index, run_index)
+        (self._directory.trajectories / f"{name}.json").unlink(missing_ok=True)
+        shutil.rmtree(self._directory.artifacts / name, ignore_errors=True)
+        self._has_trajectory[row_index * self._table.n + run_index] = 0
+
+    def write(self) -> None:
+        """Write the files of the attempts that were recorded since the last call; blocking."""
+        while self._recorded:
+            attempt = self._recorded.popleft()
+            if self._write(attempt):
+                self._awaited.append(attempt)
+        while self._awaited and self._awaited[0].recorded_at + SERVER_FILE_WAIT_S <= time.monotonic():
+            attempt = self._awaited.popleft()
+            if not self._take_server_version(attempt):
+                self._late.append(attempt)
+
+    def finish(self) -> None:
+        """Write what is left, once the servers have stopped; blocking."""
+        self.write()
+        for attempt in (*self._late, *self._awaited):
+            self._take_server_version(attempt, pending=True)
+        if (more := self._with_left_out - _MOST_LOGGED_ATTEMPTS) > 0:
+            attempts = "1 more attempt" if more == 1 else f"{more:,} more attempts"
+            self._log.write(ARTIFACTS, f"artifacts of {attempts} were left out, too", level="WARNING")
+
+    def restore(self, most: int | None = None) -> None:
+        """Write the files that earlier sessions left out or that were removed, of the last ``most`` attempts; blocking."""
+        lacking = sorted(
+            (offset for row, run, offset in self._table.recorded() if not self.has_trajectory(row, run)),
+            reverse=True,
+        )[:most]
+        if not lacking:
+            return
+        with JournalReader(self._directory.events) as journal:
+            records = {record.rollout_id: record for offset in lacking if (record := journal.record(offset))}
+        stored = dict(_stored_conversations(self._directory.conversations, records))
+        for rollout_id, record in records.items():
+            content = stored.get(rollout_id)
+            trajectory = loads(content) if content is not None else None
+            attempt = _Recorded(record.row_index, record.run_index, rollout_id, trajectory, 0.0)
+            if self._write(attempt):
+                self._take_server_version(attempt, pending=True)
+
+    def _find_written(self) -> None:
+        """Find the files of earlier sessions, and remove unfinished ones."""
+        for directory in (self._directory.artifacts, self._directory.trajectories):
+            with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+                for entry in entries:
+                    match = _NAME.fullmatch(entry.name)
+                    if match is None and entry.name.startswith(".row_"):
+                        _remove(Path(entry.path))
+                    elif match is not None and match[3] and self._table.holds(int(match[1]), int(match[2])):
+                        self._has_trajectory[int(match[1]) * self._table.n + int(match[2])] = 1
+
+    def _write(self, attempt: _Recorded) -> bool:
+        """Write an attempt's files; return whether its server may still write its own version of the conversation."""
+        try:
+            with _open_trial(self._directory.trial(attempt.rollout_id)) as trial:
+                left_out = copy_artifacts(self._directory.artifacts, attempt.name, dir_fd=trial)
+                self._log_left_out(attempt, left_out)
+        except FileNotFoundError:
+            awaits = False
+        except OSError as error:
+            awaits = False
+            self._warn(f"could not copy the artifacts: {error}", attempt.rollout_id)
+        else:
+            awaits = not self._take_server_version(attempt)
+        # The trajectory comes last: an attempt that has one lacks nothing.
+        if attempt.trajectory is not None and not self.has_trajectory(attempt.row_index, attempt.run_index):
+            self._write_trajectory(attempt, attempt.trajectory)
+        return awaits
+
+    def _take_server_version(self, attempt: _Recorded, *, pending: bool = False) -> bool:
+        """Write the server's version of the conversation, if there is one; ``pending`` takes that of a killed server."""
+        try:
+            with _open_trial(self._directory.trial(attempt.rollout_id)) as trial:
+                trajectory = _read_trajectory(trial, TRAJECTORY_FILE, attempt.rollout_id)
+                if trajectory is None and pending:
+                    trajectory = _read_trajectory(trial, PENDING_TRAJECTORY_FILE, attempt.rollout_id)
+                if trajectory is not None:
+                    self._write_trajectory(attempt, self._redactor.tree(trajectory))
+                return trajectory is not None
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError, RecursionError) as error:
+            self._warn(f"could not copy the server's trajectory: {error}", attempt.rollout_id)
+            return True
+
+    def _write_trajectory(self, attempt: _Recorded, trajectory: Mapping[str, Any]) -> None:
+        from osmosis_ai.rollout.trajectory.archive import encode_trajectory
+
+        target = self._directory.trajectories / f"{attempt.name}.json"
+        temporary = target.with_name(f".{target.name}.tmp")
+        try:
+            with os.fdopen(os.open(temporary, _NEW_FILE, 0o600), "wb") as file:
+                file.write(encode_trajectory(trajectory).encode("ascii"))
+            temporary.replace(target)
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            self._warn(f"could not write the trajectory: {error}", attempt.rollout_id)
+        else:
+            self._has_trajectory[attempt.row_index * self._table.n + attempt.run_index] = 1
+
+    def _log_left_out(self, attempt: _Recorded, left_out: list[str]) -> None:
+        if not left_out:
+            return
+        self._with_left_out += 1
+        if self._with_left_out <= _MOST_LOGGED_ATTEMPTS:
+            names, more = ", ".join(left_out[:_MOST_LOGGED_NAMES]), len(left_out) - _MOST_LOGGED_NAMES
+            self._log.write(
+                ARTIFACTS,
+                f"row {attempt.row_index}, attempt {attempt.run_index}: left out of its artifacts: {names}"
+                + (f" and {more} more" if more > 0 else ""),
+                level="WARNING",
+            )
+
+    def _warn(self, message: str, rollout_id: str) -> None:
+        self._log.write("trajectory", message, level="WARNING", rollout_id=rollout_id)
+
+
+def conversation_line(rollout_id: str, trajectory: Mapping[str, Any]) -> bytes:
+    """Return the line of ``conversations.jsonl`` for a conversation."""
+    return b'{"rollout_id":"%b","trajectory":%b}\n' % (rollout_id.encode(), dumps(trajectory))
+
+
+def stored_rollout_ids(path: Path, start: int = 0) -> Iterator[tuple[str, int]]:
+    """Yield the rollout id of each complete line of ``conversations.jsonl`` from byte ``start`` on, and its end."""
+    with contextlib.suppress(FileNotFoundError):
+        for offset, line in committed_lines(path, start):
+            match = _LINE_START.match(line)
+            yield (match[1].decode() if match else ""), offset + len(line)
+
+
+def _stored_conversations(
+    path: Path, rollout_ids: Iterable[str], *, last_bytes: int | None = None
+) -> Iterator[tuple[str, bytes]]:
+    """Yield the conversations of these rollouts in ``conversations.jsonl``, as JSON; the last of several counts."""
+    wanted = {rollout_id.encode() for rollout_id in rollout_ids}
+    with contextlib.suppress(FileNotFoundError):
+        start = 0 if last_bytes is None else max(0, path.stat().st_size - last_bytes)
+        for _, line in committed_lines(path, start):
+            match = _LINE_START.match(line)
+            if match is not None and match[1] in wanted:
+                yield match[1].decode(), line[match.end() : -2]
+
+
+@contextlib.contextmanager
+def _open_trial(trial: Path) -> Iterator[int]:
+    """Yield a descriptor of a rollout's directory; a link in its place is not followed."""
+    descriptor = os.open(trial, _FOLDER)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _read_trajectory(trial: int, name: str, rollout_id: str) -> Any:
+    """Return the trajectory that a server wrote for this rollout; None without one."""
+    try:
+        with open_regular(name, dir_fd=trial) as source:
+            content = source.read(LARGEST_TRAJECTORY_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    if len(content) > LARGEST_TRAJECTORY_BYTES:
+        raise ValueError(f"it has more than {LARGEST_TRAJECTORY_BYTES >> 20} MiB")
+    document = orjson.loads(content)
+    if (identity := trajectory_identity(document)) != rollout_id:
+        raise ValueError(f"it is the trajectory of {identity!r}")
+    return document
+
+
+def trajectory_identity(document: Any) -> str | None:
+    """Return the rollout id in an ATIF trajectory; None without one."""
+    if not isinstance(document, dict):
+        return None
+    extra = document.get("extra")
+    osmosis = extra.get("osmosis") if isinstance(extra, dict) else None
+    stated = osmosis.get("rollout_id") if isinstance(osmosis, dict) else None
+    if isinstance(stated, str):
+        return stated
+    session = document.get("session_id")
+    if isinstance(session, str):
+        return session
+    trajectory = document.get("trajectory_id")
+    if isinstance(trajectory, str) and "/" in trajectory:
+        return trajectory.partition("/")[0]
+    return None
+
+
+def trajectory_problem(content: bytes, rollout_id: str, row_index: int, run_index: int) -> str | None:
+    """Return why ``content`` is not the trajectory of this rollout, attempt ``run_index`` on row ``row_index``."""
+    from pydantic import ValidationError
+
+    from osmosis_ai.rollout.trajectory.atif import Trajectory
+
+    try:
+        document = orjson.loads(content)
+        Trajectory.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        return f"no valid trajectory: {'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
+    except (ValueError, RecursionError):
+        return "no valid JSON"
+    if trajectory_identity(document) != rollout_id:
+        return "the trajectory of another rollout"
+    osmosis = (document.get("extra") or {}).get("osmosis")
+    stated = osmosis.get("request_extra_fields") if isinstance(osmosis, dict) else None
+    expected = {"row_index": row_index, "run_index": run_index}
+    if isinstance(stated, dict) and any(stated.get(name, value) != value for name, value in expected.items()):
+        return "the trajectory of another row or attempt"
+    return None
+
+
+def copy_artifacts(root: Path, name: str, *, dir_fd: int) -> list[str]:
+    """Copy the regular files below ``artifacts`` in an open directory to ``root/name`` in one step.
+
+    Returns:
+        Names that were left out, each with the reason.
+    """
+    temporary = root / f".{name}.tmp"
+    _remove(temporary)
+    copied, left_out = False, list[str]()
+    for directory, folders, files, descriptor in _walk(dir_fd, left_out):
+        relative, refused = Path(directory).relative_to(ARTIFACTS), set[str]()
+        for entry, is_file in (*((each, False) for each in folders), *((each, True) for each in files)):
+            path = (relative / entry).as_posix()
+            if path == RESERVED_ARTIFACT and is_file:
+                continue
+            if problem := _entry_problem(entry, descriptor, f"{ARTIFACTS}/{name}/{path}"):
+                left_out.append(f"{_printable(path)} ({problem})")
+                refused.add(entry)
+            elif is_file:
+                try:
+                    copied = _copy_regular_file(entry, descriptor, temporary / path) or copied
+                except OSError as error:
+                    left_out.append(f"{_printable(path)} ({reason_of(error)})")
+        # Nothing below a refused directory is copied, so the rollout cannot choose how deep the walk goes.
+        folders[:] = [entry for entry in folders if entry not in refused]
+    if copied:
+        _remove(root / name)
+        temporary.replace(root / name)
+    return left_out
+
+
+def _walk(dir_fd: int, left_out: list[str]) -> Iterator[tuple[str, list[str], list[str], int]]:
+    try:
+        found = os.lstat(ARTIFACTS, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(found.st_mode):
+        left_out.append(f"{ARTIFACTS} ({_special_kind(found.st_mode) or 'not a directory'})")
+        return
+    yield from os.fwalk(ARTIFACTS, follow_symlinks=False, dir_fd=dir_fd)
+
+
+def _entry_problem(name: str, directory: int, path: str) -> str | None:
+    """Return why an entry of an open directory cannot be copied; None if it can, or is gone."""
+    try:
+        mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+    except OSError:
+        return None
+    return _special_kind(mode) or name_problem(path)
+
+
+def _special_kind(mode: int) -> str | None:
+    return next((kind for is_one, kind in _KINDS if is_one(mode)), None)
+
+
+def _copy_regular_file(name: str, directory: int, target: Path) -> bool:
+    """Copy a file of an open directory; False if it is gone."""
+    try:
+        source = open_regular(name, dir_fd=directory)
+    except FileNotFoundError:
+        return False
+    with source:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # What is appended meanwhile is left out: it may never end.
+        left = os.fstat(source.fileno()).st_size
+        with target.open("xb") as copy:
+            while left > 0 and (piece := source.read(min(left, _PIECE_BYTES))):
+                copy.write(piece)
+                left -= len(piece)
+    return True
+
+
+def _printable(path: str) -> str:
+    """Return a name from a rollout in printable characters, shortened."""
+    cut = path if len(path) <= _LONGEST_NAME else f"{path[: _LONGEST_NAME - 1]}…"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a directory, if it exists; no link is followed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredConversation:
-    """The trajectory of a sample as it lies there (ATIF), or why it does not."""
+    """The stored trajectory of an attempt (ATIF), or the reason why there is none."""
 
     content: bytes | None
     size: int = 0
@@ -57,62 +471,9 @@ class StoredArtifact:
     size: int
 
 
-def nearest_samples(
-    places: Iterable[tuple[int, int]], row: int, attempt: int | None = None
-) -> list[tuple[int, int]]:
-    """Return the three of ``places``, (row, attempt) each, that are nearest to a sample: by row, then by attempt."""
-
-    def distance(place: tuple[int, int]) -> tuple[int, int, tuple[int, int]]:
-        return abs(place[0] - row), abs(place[1] - (attempt or 0)), place
-
-    return nsmallest(_NEAREST, set(places), key=distance)
-
-
-def no_sample(
-    run: str,
-    row: int,
-    attempt: int | None,
-    near: Iterable[tuple[int, int]],
-    *,
-    rows: int = 0,
-    n: int = 0,
-    subject: str | None = None,
-) -> NotFoundError:
-    """Return what to say of a sample that is not there; those that are nearest to it are its ``samples``."""
-    asked = f"row {row}" if attempt is None else f"row {row}, attempt {attempt}"
-    numbers = f"rows are numbered 0 to {rows - 1}" + (f", attempts 0 to {n - 1}" if n else "")
-    without = "; this one has no result" if row < rows and (attempt or 0) < n else ""
-    return NotFoundError(
-        f"{subject or f'the run `{run[:100]}`'} has no sample of {asked}.",
-        hint=numbers + without if rows else "which rows it has is not known",
-        details={
-            "run": run,
-            "samples": ["{}.{}".format(*place) for place in nearest_samples(near, row, attempt)],
-        },
-    )
-
-
-def read_config(directory: RunDirectory) -> str | None:
-    """Return the config that a run began with, as it was written; None where that was not recorded."""
-    try:
-        with _opened(directory.path, directory.config.name) as file:
-            return file.read(MOST_OF_A_CONFIG).decode("utf-8", "replace")
-    except OSError:
-        return None
-
-
-def read_environment(directory: Path) -> str | None:
-    """Return what the agent of an evaluation or of a training run ran in; None where that was not recorded."""
-    try:
-        with _opened(directory, ENVIRONMENT_FILE) as file:
-            return file.read(_MOST_OF_A_LINE).decode("utf-8", "replace").strip() or None
-    except OSError:
-        return None
-
-
 @dataclass(frozen=True, slots=True)
 class AttemptFiles:
-    """The files of an attempt: those that the rollout's server keeps under ``rollout_id``, and the run's copies."""
+    """The files of one attempt, for readers."""
 
     run: RunDirectory
     rollout_id: str
@@ -120,14 +481,22 @@ class AttemptFiles:
     attempt: int
 
     def conversation(self, *, max_bytes: int) -> StoredConversation:
-        """Return the attempt's trajectory, from the copy of it or its own files."""
-        directory, missing = self.run, _NOT_KEPT
-        for path in (
-            # The copy has no secrets; the rollout's server does not know which there are.
-            f"{directory.trajectories.name}/{item_name(self.row, self.attempt)}.json",
-            f"{directory.trials.name}/{self.rollout_id}/{TRAJECTORY_FILE}",
-            f"{directory.trials.name}/{self.rollout_id}/{PENDING_TRAJECTORY_FILE}",
-        ):
+        """Return the attempt's trajectory; of one larger than ``max_bytes`` only the size and how to open it."""
+        directory, missing = self.run, _NOT_STORED
+        written = f"{directory.trajectories.name}/{item_name(self.row, self.attempt)}.json"
+        trial = f"{directory.trials.name}/{self.rollout_id}"
+        # The files of the server come last: it does not know which values are secret.
+        for path in (written, None, f"{trial}/{TRAJECTORY_FILE}", f"{trial}/{PENDING_TRAJECTORY_FILE}"):
+            if path is None:
+                stored = dict(
+                    _stored_conversations(
+                        directory.conversations, [self.rollout_id], last_bytes=_UNWRITTEN_BYTES
+                    )
+                )
+                content = stored.get(self.rollout_id)
+                if content is not None and len(content) <= max_bytes:
+                    return StoredConversation(content, len(content))
+                continue
             try:
                 with _opened(directory.path, path) as file:
                     size = os.fstat(file.fileno()).st_size
@@ -169,8 +538,61 @@ class AttemptFiles:
         return self.run.trial(self.rollout_id) / ARTIFACTS, copies
 
 
+def nearest_samples(
+    places: Iterable[tuple[int, int]], row: int, attempt: int | None = None
+) -> list[tuple[int, int]]:
+    """Return the three (row, attempt) of ``places`` nearest to a sample: by row, then by attempt."""
+
+    def distance(place: tuple[int, int]) -> tuple[int, int, tuple[int, int]]:
+        return abs(place[0] - row), abs(place[1] - (attempt or 0)), place
+
+    return nsmallest(_NEAREST, set(places), key=distance)
+
+
+def no_sample(
+    run: str,
+    row: int,
+    attempt: int | None,
+    near: Iterable[tuple[int, int]],
+    *,
+    rows: int = 0,
+    n: int = 0,
+    subject: str | None = None,
+) -> NotFoundError:
+    """Return the error for a sample that does not exist; its ``samples`` are the nearest ones."""
+    asked = f"row {row}" if attempt is None else f"row {row}, attempt {attempt}"
+    numbers = f"rows are numbered 0 to {rows - 1}" + (f", attempts 0 to {n - 1}" if n else "")
+    without = "; this one has no result" if row < rows and (attempt or 0) < n else ""
+    return NotFoundError(
+        f"{subject or f'the run `{run[:100]}`'} has no sample of {asked}.",
+        hint=numbers + without if rows else "which rows it has is not known",
+        details={
+            "run": run,
+            "samples": ["{}.{}".format(*place) for place in nearest_samples(near, row, attempt)],
+        },
+    )
+
+
+def read_config(directory: RunDirectory) -> str | None:
+    """Return the config that a run began with; None if it was not recorded."""
+    return _read_text(directory.path, directory.config.name, MOST_OF_A_CONFIG)
+
+
+def read_environment(directory: Path) -> str | None:
+    """Return the description of the agent's environment in a run; None if it was not recorded."""
+    return (_read_text(directory, ENVIRONMENT_FILE, _MOST_OF_A_LINE) or "").strip() or None
+
+
+def _read_text(directory: Path, name: str, most: int) -> str | None:
+    try:
+        with _opened(directory, name) as file:
+            return file.read(most).decode("utf-8", "replace")
+    except OSError:
+        return None
+
+
 def read_diagnostics(directory: RunDirectory, rollout_id: str) -> bytes:
-    """Return what the rollout's server keeps of an attempt beside its trajectory; nothing where there is none."""
+    """Return the diagnostics that the rollout's server stored for an attempt; empty without any."""
     try:
         with _opened(directory.path, f"{directory.trials.name}/{rollout_id}/{DIAGNOSTICS_FILE}") as file:
             return file.read(MOST_OF_DIAGNOSTICS)
@@ -179,13 +601,22 @@ def read_diagnostics(directory: RunDirectory, rollout_id: str) -> bytes:
 
 
 def traceback_in(content: bytes) -> str | None:
-    """Return where an error came from, out of what a rollout's server keeps of one; None where it does not say."""
+    """Return the traceback in the diagnostics of an attempt; None without one."""
     try:
-        told = orjson.loads(content)
+        diagnostics = orjson.loads(content)
     except ValueError:
         return None
-    found = told.get("traceback") if isinstance(told, dict) else None
+    found = diagnostics.get("traceback") if isinstance(diagnostics, dict) else None
     return found if isinstance(found, str) and found else None
+
+
+def read_regular_file(path: Path) -> bytes | None:
+    """Return a file's content, None without the file; no link is followed."""
+    try:
+        with open_regular(path) as handle:
+            return handle.read()
+    except FileNotFoundError:
+        return None
 
 
 def _files_below(folder: Path, *, own: bool) -> list[StoredArtifact]:
@@ -210,7 +641,7 @@ def _files_below(folder: Path, *, own: bool) -> list[StoredArtifact]:
 
 
 def _opened(root: Path, path: str) -> BinaryIO:
-    """Open a regular file below ``root``, no part of whose path is a link."""
+    """Open a regular file below ``root``; no part of its path may be a link."""
     *folders, name = path.split("/")
     at = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

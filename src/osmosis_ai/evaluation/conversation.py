@@ -1,7 +1,7 @@
-"""The conversation of an attempt, read from its trajectory (ATIF): the one reader of such files.
+"""The conversation of an attempt, read from its trajectory (ATIF).
 
-A trajectory comes of an agent's own process, or of a platform. Whatever the file holds, reading it raises nothing: what
-is of the expected shape is there, and ``problems`` says what is not.
+A trajectory comes from an agent's process or from a platform. Reading it never raises: parts of another shape than
+expected are left out, and ``problems`` names them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Literal
 
-from osmosis_ai.evaluation.lenient_json import MOST_ITEMS, read_object
+from osmosis_ai.evaluation.lenient_json import read_object
 from osmosis_ai.llm.finish_reasons import FLAGGED_NAMES, canonical
 
 LARGEST_CONVERSATION_BYTES = 32 << 20
-"""Of a larger file no step is read: nobody reads them, and a page would take seconds."""
+"""A larger file is not read: a page of it would take seconds."""
+_MOST_STEPS = 100_000
 _LARGEST_SEARCHED_BYTES = 2 * 1024 * 1024
-"""A conversation beyond it is searched for a text as it stands there, unread."""
+"""A larger conversation is searched as raw JSON."""
 
 Message = dict[str, Any]
 """A message of OpenAI's chat format."""
@@ -36,7 +37,7 @@ class ToolExchange:
 
     @property
     def call(self) -> str:
-        """The call as one writes it: ``multiply(a=11, b=46)``."""
+        """The call as text: ``multiply(a=11, b=46)``."""
         given = self.arguments
         if isinstance(given, Mapping):
             given = ", ".join(f"{name}={json_text(value)}" for name, value in given.items())
@@ -68,48 +69,48 @@ class ConversationStep:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a trajectory says."""
+    """The content of a trajectory; ``facts`` is its ``extra.osmosis``."""
 
     steps: Sequence[ConversationStep] = ()
     problems: Sequence[str] = ()
     model: str | None = None
-    told: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def from_model_calls(self) -> bool:
-        """Whether it is what was seen of the model calls, of an agent that gave no conversation itself."""
-        return self.told.get("from_model_calls") is True
+        """Whether it comes from the model calls, because the agent reported no conversation."""
+        return self.facts.get("from_model_calls") is True
 
     @property
     def label(self) -> str | None:
         """The expected answer."""
-        label = self.told.get("label")
+        label = self.facts.get("label")
         return label if isinstance(label, str) else None
 
     @property
     def metadata(self) -> Mapping[str, Any] | None:
-        """The row's own object."""
+        """The metadata of the row."""
         for name in ("request_metadata", "metadata"):
-            if isinstance(metadata := self.told.get(name), dict):
+            if isinstance(metadata := self.facts.get(name), dict):
                 return metadata
         return None
 
     @property
     def grading(self) -> Mapping[str, Any]:
-        """What the grader left beside the reward: ``notes``, ``parts`` and the ``judgements`` of its judges."""
-        left = _object(self.told.get("sample_extra_fields"))
+        """The grader's ``notes`` and ``parts``, and the ``judgements`` of its judges."""
+        left = _object(self.facts.get("sample_extra_fields"))
         judged = _object(left.get("judge_calls")).get("judgements")
         return {**_object(left.get("grader_notes")), "judgements": judged}
 
     @property
     def reward(self) -> float | None:
-        """What the grader gave."""
-        return _number(self.told.get("reward"))
+        """The grader's reward."""
+        return _number(self.facts.get("reward"))
 
 
 @dataclass(frozen=True, slots=True)
 class SpokenTurn:
-    """Who spoke and what, as a terminal prints it; ``label`` says more about who: the tool that answered."""
+    """One turn, as a terminal prints it; ``label`` names the tool that answered."""
 
     role: str
     text: str
@@ -118,7 +119,7 @@ class SpokenTurn:
 
 @dataclass(frozen=True, slots=True)
 class ConversationSpan:
-    """A stretch of time of an attempt: a model call, or what lies between two (agent and tools)."""
+    """A time span of an attempt: a model call, or the time between two (agent and tools)."""
 
     kind: Literal["model", "agent and tools"]
     start_ms: float
@@ -127,38 +128,34 @@ class ConversationSpan:
 
 
 def read_conversation(content: bytes) -> Conversation:
-    """Read the trajectory in ``content``, or what is left of it; it raises nothing."""
+    """Read the trajectory in ``content``; never raises."""
     if len(content) > LARGEST_CONVERSATION_BYTES:
         most = LARGEST_CONVERSATION_BYTES >> 20
-        return Conversation(problems=(f"The conversation has more than {most} MB: it is not read.",))
-    read = read_object(content, listed="steps")
-    problems = read.problems
-    found = read.members.get("steps")
+        return Conversation(problems=(f"The conversation is too large to read (limit: {most} MB).",))
+    members, problems = read_object(content)
+    found = members.get("steps")
     if not isinstance(found, list):
-        if not problems:
-            problems.append("The file holds no trajectory: it has no `steps`.")
+        problems = problems or ["The file is not a trajectory: it has no `steps`."]
         found = []
     elif not all(isinstance(step, dict) for step in found):
-        problems.append("Some of the steps are no objects: they are left out.")
-    if len(found) > MOST_ITEMS:
-        problems.append(f"The conversation has more than {MOST_ITEMS:,} steps: the others are left out.")
-        found = found[:MOST_ITEMS]
-    inner = read.members.get("subagent_trajectories")
+        problems.append("Some steps are not objects: they are left out.")
+    if len(found) > _MOST_STEPS:
+        problems.append(f"The conversation has more than {_MOST_STEPS:,} steps: the others are left out.")
+        found = found[:_MOST_STEPS]
+    inner = members.get("subagent_trajectories")
     if isinstance(inner, list) and inner:
-        problems.append(
-            f"The agent had {len(inner)} agents of its own: their conversations are in the raw JSON."
-        )
-    agent, extra = _object(read.members.get("agent")), _object(read.members.get("extra"))
+        problems.append(f"The conversations of the agent's {len(inner)} subagents are in the raw JSON.")
+    agent, extra = _object(members.get("agent")), _object(members.get("extra"))
     return Conversation(
         steps=tuple(_step(number, step) for number, step in enumerate(_objects(found), 1)),
         problems=tuple(problems),
         model=_text_or_none(agent.get("model_name")),
-        told=_object(extra.get("osmosis")),
+        facts=_object(extra.get("osmosis")),
     )
 
 
 def turns_of(conversation: Conversation) -> Iterator[SpokenTurn]:
-    """Yield who spoke and what, calls of tools and their results included."""
+    """Yield the turns, including tool calls and their results."""
     for step in conversation.steps:
         if step.reasoning:
             yield SpokenTurn(step.role, step.reasoning, "reasoning")
@@ -172,10 +169,10 @@ def turns_of(conversation: Conversation) -> Iterator[SpokenTurn]:
 
 
 def spans(conversation: Conversation) -> list[ConversationSpan]:
-    """Return the model calls and what lies between them, by time; none where no times were recorded."""
+    """Return the model calls and the time between them; empty if no times were recorded."""
     timed = [(step.started_at, step.duration_ms, step.number) for step in conversation.steps]
     if not any(started_at for started_at, *_ in timed):
-        unmatched = _objects(conversation.told.get("unmatched_llm_call_metrics"))
+        unmatched = _objects(conversation.facts.get("unmatched_llm_call_metrics"))
         timed = [(*_timing(_object(call.get("extra"))), 0) for call in unmatched]
     calls = sorted((at, lasts, step) for at, lasts, step in timed if at is not None and lasts is not None)
     found: list[ConversationSpan] = []
@@ -195,7 +192,7 @@ def as_messages(conversation: Conversation) -> list[Message]:
 
 
 def as_dataset_row(conversation: Conversation) -> dict[str, Any]:
-    """Return what the attempt began with as a row of a dataset (``osmosis_ai.datasets.rows``)."""
+    """Return the attempt's prompt as a row of a dataset (``osmosis_ai.datasets.rows``)."""
     prompt = prompt_of(as_messages(conversation))
     columns = {"system": "system_prompt", "user": "user_prompt"}
     row: dict[str, Any] = {}
@@ -223,14 +220,11 @@ def answer_of(messages: Sequence[Message]) -> str | None:
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """Return ``value`` as JSON, as far as it can be written."""
+    """Return ``value`` as JSON."""
     try:
         return json.dumps(value, ensure_ascii=False, indent=indent)
     except (RecursionError, ValueError, TypeError):
         return "… (nested too deeply to be shown)"
-
-
-# -- steps ---------------------------------------------------------------------------------
 
 
 def _step(number: int, step: Mapping[str, Any]) -> ConversationStep:
@@ -253,13 +247,13 @@ def _step(number: int, step: Mapping[str, Any]) -> ConversationStep:
     )
 
 
-def _timing(told: Mapping[str, Any]) -> tuple[datetime | None, float | None]:
-    """Return when a model call began and how long it took, as the controller reported it."""
-    return _moment(told.get("started_at")), _duration(told.get("latency_ms"))
+def _timing(call: Mapping[str, Any]) -> tuple[datetime | None, float | None]:
+    """Return the start and duration of a model call, as reported by the controller."""
+    return _moment(call.get("started_at")), _duration(call.get("latency_ms"))
 
 
 def _role(step: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
-    """Return who spoke: in the file a message of another role than its own ones keeps its role beside it."""
+    """Return the role; ATIF stores a role that it does not know as ``original_role``."""
     original = extra.get("original_role")
     source = original if isinstance(original, str) and original else step.get("source")
     if source == "agent":
@@ -311,11 +305,8 @@ def _tool_call(exchange: ToolExchange) -> Message:
     return {"id": exchange.call_id, "type": "function", "function": function}
 
 
-# -- values --------------------------------------------------------------------------------
-
-
 def _text(content: Any) -> str:
-    """Return a message's content as text; of parts an image is named, its file is the run's."""
+    """Return a message's content as text; an image becomes its path."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
@@ -369,8 +360,7 @@ def _moment(value: Any) -> datetime | None:
 
 
 def holds(content: bytes, wanted: str) -> bool:
-    """Tell whether ``wanted``, which is case-folded, is in what was said, or in what grader and judges noted
-    of it."""
+    """Whether ``wanted`` (case-folded) is in the messages, or in the notes of the grader and judges."""
     raw = content.decode("utf-8", "replace").casefold()
     # Without escapes, a text that is not in the raw content is in no message.
     if wanted not in raw and "\\" not in raw:
@@ -391,7 +381,7 @@ def _said(conversation: Conversation) -> Iterator[str]:
 
 
 def _values(value: Any) -> Iterator[str]:
-    """Yield every text and number of a JSON value, without recursion: nesting may be deep."""
+    """Yield every text and number of a JSON value, without recursion because nesting may be deep."""
     waiting = [value]
     while waiting:
         each = waiting.pop()

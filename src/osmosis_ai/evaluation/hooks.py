@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from osmosis_ai.errors import InteractiveRequiredError
 from osmosis_ai.evaluation.journal import JournalReader
@@ -76,6 +76,9 @@ class RunPlan:
 
 class RunHooks:
     """Override what the caller needs. All methods are called on the run's event loop."""
+
+    removes_files: ClassVar[bool] = False
+    """Whether the caller removes the files of an attempt once it has stored them elsewhere."""
 
     def plan(self, plan: RunPlan) -> None:
         """Show the plan, before anything is started or asked."""

@@ -1,9 +1,8 @@
-"""Confidence intervals of means and rates whose samples come in clusters.
+"""Confidence intervals of means and rates of clustered samples.
 
-A mean takes Student's t. A rate takes Korn and Graubard's interval: Clopper and Pearson's exact one, at
-the number of independent samples that would be as uncertain as the clustered ones. It lies inside 0 to
-1, is lopsided near either end as it must be, and has a width where every sample is alike. A t interval
-of a rate near 0 or 1 held the truth in as few as 57 % of simulated runs.
+A mean has Student's t interval. A rate has Korn and Graubard's interval: Clopper and Pearson's exact interval at the
+effective sample size. It lies between 0 and 1, is asymmetric near either end, and has a width even if all samples are
+equal. In simulations, t intervals of rates near 0 or 1 covered the true rate in as few as 57 % of runs.
 
 Sources:
     Korn and Graubard 1998, "Confidence Intervals for Proportions with Small Expected Number of
@@ -29,17 +28,17 @@ STUDENT_T: Method = "student-t"
 WILSON: Method = "wilson"
 KORN_GRAUBARD: Method = "korn-graubard"
 
-# With fewer clusters away from 0, or from 1, their spread is too badly known to say how much alike they are.
+# With fewer clusters above 0, or below 1, the correlation within clusters cannot be estimated.
 LEAST_VARIED = 10
 
-ONE_CLUSTER = "one row says nothing about others"
+ONE_CLUSTER = "the variance cannot be estimated from one row"
 NO_SPREAD = "all rows have the same mean, so the variance cannot be estimated"
-TOO_LARGE = "the numbers are too large to have one"
+TOO_LARGE = "the numbers are too large"
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Where a number lies: between two bounds, or, by themselves, above one and below another."""
+    """A confidence interval (``low``, ``high``), and the one-sided bounds ``at_least`` and ``at_most``."""
 
     low: float | None = None
     high: float | None = None
@@ -51,7 +50,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class ClusteredRate:
-    """What Korn and Graubard's interval is made from."""
+    """The inputs of Korn and Graubard's interval."""
 
     value: float
     stderr: float | None
@@ -64,7 +63,7 @@ class ClusteredRate:
 def student_interval(
     value: float, stderr: float | None, clusters: int, confidence: float, *, skew: float = 0.0
 ) -> Interval:
-    """Return Student's t interval with ``clusters - 1`` degrees of freedom, or the reason for having none."""
+    """Return Student's t interval with ``clusters - 1`` degrees of freedom, or the reason why there is none."""
     if stderr is None:
         return Interval(reason=ONE_CLUSTER)
     if stderr == 0:
@@ -96,8 +95,7 @@ def korn_graubard_interval(rate: ClusteredRate, confidence: float) -> Interval:
 
 
 def wilson_interval(rate: float, samples: int, confidence: float) -> Interval:
-    """Return Wilson's interval of a rate of independent samples: the rates that the score test does not
-    reject."""
+    """Return Wilson's interval of a rate of independent samples: all rates that the score test accepts."""
 
     def bounds(level: float) -> tuple[float, float]:
         z = NormalDist().inv_cdf(level)
@@ -135,5 +133,5 @@ def _upper(rate: float, size: float, tail: float) -> float:
 
 
 def load_distributions() -> None:
-    """Import what intervals are made with: most of a second of computing, which others may be waiting for."""
+    """Import SciPy's distributions now; the import takes most of a second."""
     from scipy import special  # noqa: F401

@@ -1,7 +1,7 @@
 """The journal: append-only, one record per line, each durable before it is acknowledged.
 
 A record counts if and only if its whole line, newline included, is on the disk, and :meth:`Journal.append` returns
-only then. Everything else in a run directory can be made again from the journal. Appends that arrive while the disk is
+only then. Everything else in a run directory can be rebuilt from the journal. Appends that arrive while the disk is
 busy share the next write and its one fsync (group commit).
 
 Each line carries a checksum. Opening cuts off an incomplete last line: it was never acknowledged. Any other damaged
@@ -18,22 +18,19 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.results import AttemptTable
-from osmosis_ai.files import open_regular, regular_descriptor, replacing, sync_directory
+from osmosis_ai.files import open_regular, replacing, sync_directory
 
-# Appending changes the file's size, which fdatasync flushes too; it spares the inode's times.
+# Appending changes the file's size, which fdatasync flushes too; it does not write the inode's times.
 _flush_to_disk = getattr(os, "fdatasync", os.fsync)
 _BLOCK_BYTES = 1 << 16
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_RUN_AGAIN = "free some space, then start the run again: finished results are kept"
 _SHOWN_LINES = 10
-_BATCH = 10_000
 
 
 class JournalCorruptionError(OsmosisError):
@@ -49,36 +46,30 @@ class JournalWriteError(OsmosisError):
 
 
 class Journal:
-    """Append-only file of terminal records, one canonical JSON line each."""
+    """A file of terminal records to append to; ``size`` is its committed bytes."""
 
-    def __init__(self, path: Path, descriptor: int, size: int, *, full_hint: str = _RUN_AGAIN) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        full_hint: str = "free some space, then start the run again: finished results are kept",
+    ) -> None:
+        """Open ``path``, creating it if necessary and cutting off an incomplete last line."""
         self.path = path
-        self._descriptor = descriptor
-        self._size = size
         self._full_hint = full_hint
         self._waiting: list[tuple[bytes, asyncio.Future[int]]] = []
         self._flusher: asyncio.Task[None] | None = None
         self._failure: JournalWriteError | None = None
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
-
-    @classmethod
-    def open(cls, path: Path, *, full_hint: str = _RUN_AGAIN) -> Journal:
-        """Open ``path`` for appending, creating it when missing and cutting off an unfinished last line."""
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            size = _committed_size(descriptor)
-            if size != os.fstat(descriptor).st_size:
-                os.ftruncate(descriptor, size)
-                os.fsync(descriptor)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            self.size = _committed_size(self._descriptor)
+            if self.size != os.fstat(self._descriptor).st_size:
+                os.ftruncate(self._descriptor, self.size)
+                os.fsync(self._descriptor)
             sync_directory(path.parent)
         except OSError as error:
-            _refuse(path, error, full_hint)
-        return cls(path, descriptor, size, full_hint=full_hint)
-
-    @property
-    def size(self) -> int:
-        """Committed bytes."""
-        return self._size
+            raise self._write_error(error) from error
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
 
     async def append(self, record: TerminalRecord) -> int:
         """Make ``record`` durable and return the offset of its line."""
@@ -107,11 +98,16 @@ class Journal:
         loop = asyncio.get_running_loop()
         while self._waiting:
             batch, self._waiting = self._waiting, []
-            offset = self._size
+            offset = self.size
             try:
                 await loop.run_in_executor(self._thread, self._write, b"".join(line for line, _ in batch))
             except OSError as error:
-                self._fail(error, batch)
+                # After a failed fsync the kernel may have dropped the pages, so no later append can succeed.
+                self._failure = self._write_error(error)
+                for _, durable in batch + self._waiting:
+                    if not durable.done():
+                        durable.set_exception(self._failure)
+                self._waiting = []
                 return
             for line, durable in batch:
                 if not durable.done():
@@ -119,7 +115,7 @@ class Journal:
                 offset += len(line)
 
     def _write(self, block: bytes) -> None:
-        """Write and flush ``block``; on an error the file is as before, as far as the disk lets it."""
+        """Write and flush ``block``; on an error, restore the file if the disk permits."""
         view = memoryview(block)
         try:
             while view:
@@ -127,95 +123,19 @@ class Journal:
             _flush_to_disk(self._descriptor)
         except OSError:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, self._size)
+                os.ftruncate(self._descriptor, self.size)
             raise
-        self._size += len(block)
+        self.size += len(block)
 
-    def _fail(self, error: OSError, batch: list[tuple[bytes, asyncio.Future[int]]]) -> None:
-        # After a failed fsync the kernel may have dropped the pages: nothing more can be promised.
-        self._failure = _write_error(self.path, error, self._full_hint)
-        refused, self._waiting = batch + self._waiting, []
-        for _, durable in refused:
-            if not durable.done():
-                durable.set_exception(self._failure)
-
-
-class Entry(NamedTuple):
-    """A record, and the bytes of the journal that its line takes."""
-
-    offset: int
-    end: int
-    record: TerminalRecord
-
-
-def replay(path: Path, start: int = 0, *, without_crc: bool = False) -> Iterator[Entry]:
-    """Yield the record of every complete line from byte ``start`` on; ``without_crc`` as ``TerminalRecord.from_line``.
-
-    Raises:
-        JournalCorruptionError: a line is damaged.
-    """
-    for number, (offset, line) in enumerate(committed_lines(path, start), start=1):
-        try:
-            record = TerminalRecord.from_line(line, without_crc=without_crc)
-        except ValueError as error:
-            where = f"line {number}" if start == 0 else f"byte {offset}"
-            raise JournalCorruptionError(
-                f"The journal '{path}' is damaged at {where}: {error}.",
-                details={"path": str(path), "line": number if start == 0 else None, "offset": offset},
-                hint=salvage_hint(path),
-            ) from None
-        yield Entry(offset, offset + len(line), record)
-
-
-def salvage_hint(path: Path) -> str:
-    """Return what to do about the damaged journal of a run on this machine."""
-    return (
-        f"run it again with '--name {path.parent.name} --salvage' to keep the intact results, "
-        "or with '--fresh' to archive the damaged run and start again"
-    )
-
-
-def committed_lines(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, line with its newline) of every terminated line from byte ``start`` on."""
-    offset = start
-    with open_regular(path) as handle:
-        handle.seek(start)
-        for line in handle:
-            if not line.endswith(b"\n"):
-                return
-            yield offset, line
-            offset += len(line)
-
-
-class JournalReader:
-    """Reads single lines of a journal by their offsets, in whatever order; a context manager."""
-
-    def __init__(self, path: Path, *, without_crc: bool = False) -> None:
-        self._descriptor = regular_descriptor(path)
-        self._without_crc = without_crc
-        self._size = os.fstat(self._descriptor).st_size
-        self._start, self._block = 0, b""
-
-    def __enter__(self) -> JournalReader:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        os.close(self._descriptor)
-
-    def record(self, offset: int) -> TerminalRecord | None:
-        """Return the record at ``offset``, or None when it was committed after this reader was made."""
-        line = self.line(offset)
-        return TerminalRecord.from_line(line, without_crc=self._without_crc) if line is not None else None
-
-    def line(self, offset: int) -> bytes | None:
-        """Return the line at ``offset``, or None when it was committed after this reader was made."""
-        if offset >= self._size:
-            return None
-        length = _BLOCK_BYTES
-        while (end := self._block.find(b"\n", max(0, offset - self._start))) < 0 or offset < self._start:
-            self._start, self._block = offset, os.pread(self._descriptor, length, offset)
-            length *= 2
-        return self._block[offset - self._start : end + 1]
+    def _write_error(self, error: OSError) -> JournalWriteError:
+        what = "the disk is full" if error.errno in _FULL else "the disk refused a write"
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        return JournalWriteError(
+            f"{what}: a result could not be written to `{self.path}` ({reason}). "
+            "Everything finished before is safe; what was not written stays pending.",
+            details={"path": str(self.path), "errno": error.errno},
+            hint=self._full_hint,
+        )
 
 
 def _committed_size(descriptor: int) -> int:
@@ -230,73 +150,39 @@ def _committed_size(descriptor: int) -> int:
     return 0
 
 
-def _write_error(path: Path, error: OSError, hint: str) -> JournalWriteError:
-    what = "the disk is full" if error.errno in _FULL else "the disk refused a write"
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    return JournalWriteError(
-        f"{what}: a result could not be written to `{path}` ({reason}). "
-        "Everything finished before is safe; what was not written stays pending.",
-        details={"path": str(path), "errno": error.errno},
-        hint=hint,
-    )
+class Entry(NamedTuple):
+    """A record, and the bytes of the journal that its line takes."""
+
+    offset: int
+    end: int
+    record: TerminalRecord
 
 
-def _refuse(path: Path, error: OSError, hint: str) -> NoReturn:
-    raise _write_error(path, error, hint) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Salvage:
-    """What :func:`salvage` did to a journal: results left, line numbers dropped, name of the damaged copy."""
-
-    intact: int
-    dropped: tuple[int, ...] = ()
-    damaged_copy: Path | None = None
-
-    def describe(self) -> str:
-        """Return the outcome in a sentence or two."""
-        if self.damaged_copy is None:
-            return f"The journal is not damaged; all {self.intact} results are intact."
-        shown = ", ".join(map(str, self.dropped[:_SHOWN_LINES])) + (
-            ", …" if len(self.dropped) > _SHOWN_LINES else ""
-        )
-        lines = "line" if len(self.dropped) == 1 else "lines"
-        return (
-            f"{self.intact} results are intact. Dropped {lines} {shown} of the journal; their attempts run again. "
-            f"The damaged journal is saved as {self.damaged_copy.name}."
-        )
-
-
-def salvage(path: Path, belongs: Callable[[TerminalRecord], bool]) -> Salvage:
-    """Replace a damaged journal by one of its intact lines that belong to the run; no other process may write it."""
-    intact, dropped = 0, []
-    for number, (_, line) in enumerate(committed_lines(path), start=1):
-        if _is_intact(line, belongs):
-            intact += 1
-        else:
-            dropped.append(number)
-    if not dropped:
-        return Salvage(intact)
-    copy, number = path.with_name(f"{path.name}.damaged"), 2
-    while copy.exists():
-        copy, number = path.with_name(f"{path.name}.damaged-{number}"), number + 1
-    with replacing(path) as new:
-        for _, line in committed_lines(path):
-            if _is_intact(line, belongs):
-                new.write(line)
-        # The old journal gets its second name before the new one takes the first.
+def replay(path: Path, start: int = 0, *, without_crc: bool = False) -> Iterator[Entry]:
+    """Yield the record of every complete line from byte ``start`` on; a damaged line is a JournalCorruptionError."""
+    for number, (offset, line) in enumerate(committed_lines(path, start), start=1):
         try:
-            os.link(path, copy)
-        except OSError:  # a file system without links
-            shutil.copy2(path, copy)
-    return Salvage(intact, tuple(dropped), copy)
+            record = TerminalRecord.from_line(line, without_crc=without_crc)
+        except ValueError as error:
+            where = f"line {number}" if start == 0 else f"byte {offset}"
+            raise JournalCorruptionError(
+                f"The journal '{path}' is damaged at {where}: {error}.",
+                details={"path": str(path), "line": number if start == 0 else None, "offset": offset},
+                hint=salvage_hint(path),
+            ) from None
+        yield Entry(offset, offset + len(line), record)
 
 
-def _is_intact(line: bytes, belongs: Callable[[TerminalRecord], bool]) -> bool:
-    try:
-        return belongs(TerminalRecord.from_line(line))
-    except ValueError:
-        return False
+def committed_lines(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset, line with its newline) of every terminated line from byte ``start`` on."""
+    offset = start
+    with open_regular(path) as handle:
+        handle.seek(start)
+        for line in handle:
+            if not line.endswith(b"\n"):
+                return
+            yield offset, line
+            offset += len(line)
 
 
 def load_results(
@@ -307,29 +193,20 @@ def load_results(
     without_crc: bool = False,
     each: Callable[[TerminalRecord], None] = lambda _: None,
 ) -> int:
-    """Read a journal from byte ``start`` on into ``table`` and return where its last complete line ends.
+    """Read a journal, if it exists, from byte ``start`` on into ``table``; return where its last complete line ends.
 
-    Args:
-        path: the journal; a missing one has no results.
-        table: the attempts of the run.
-        start: where to continue.
-        without_crc: also take lines of the public SDK.
-        each: called with every record.
-
-    Raises:
-        JournalCorruptionError: a line is damaged, or of an attempt that the run does not have.
+    ``each`` is called with every record. A record of an attempt that the run does not have is a JournalCorruptionError.
     """
     end = start
     if not path.exists():
         return end
-    entries = replay(path, start, without_crc=without_crc)
-    while batch := list(islice(entries, _BATCH)):
-        for entry in batch:
-            if not table.holds(entry.record.row_index, entry.record.run_index):
-                raise not_part_of_run(entry.record.row_index, entry.record.run_index, path)
-            each(entry.record)
-        table.set_results([entry.record for entry in batch], [entry.offset for entry in batch])
-        end = batch[-1].end
+    for entry in replay(path, start, without_crc=without_crc):
+        try:
+            table.set_result(entry.record, entry.offset)
+        except ValueError:
+            raise not_part_of_run(entry.record.row_index, entry.record.run_index, path) from None
+        each(entry.record)
+        end = entry.end
     return end
 
 
@@ -340,3 +217,88 @@ def not_part_of_run(row_index: int, run_index: int, path: Path) -> JournalCorrup
         "which is not part of the run.",
         hint=salvage_hint(path),
     )
+
+
+def salvage_hint(path: Path) -> str:
+    """Return how to repair the damaged journal of a local run."""
+    return (
+        f"run it again with '--name {path.parent.name} --salvage' to keep the intact results, "
+        "or with '--fresh' to archive the damaged run and start again"
+    )
+
+
+class JournalReader:
+    """Reads single lines of a journal by their offsets, in any order; a context manager."""
+
+    def __init__(self, path: Path, *, without_crc: bool = False) -> None:
+        self._file = open_regular(path)
+        self._without_crc = without_crc
+        self._size = os.fstat(self._file.fileno()).st_size
+
+    def __enter__(self) -> JournalReader:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._file.close()
+
+    def record(self, offset: int) -> TerminalRecord | None:
+        """Return the record at ``offset``, or None if it was committed after this reader was made."""
+        line = self.line(offset)
+        return TerminalRecord.from_line(line, without_crc=self._without_crc) if line is not None else None
+
+    def line(self, offset: int) -> bytes | None:
+        """Return the line at ``offset``, or None if it was committed after this reader was made."""
+        if offset >= self._size:
+            return None
+        self._file.seek(offset)
+        return self._file.readline()
+
+
+@dataclass(frozen=True, slots=True)
+class Salvage:
+    """The outcome of :func:`salvage`: number of results left, line numbers dropped, and the damaged copy."""
+
+    intact: int
+    dropped: tuple[int, ...] = ()
+    damaged_copy: Path | None = None
+
+    def describe(self) -> str:
+        """Return the outcome in a sentence or two."""
+        if self.damaged_copy is None:
+            return f"The journal is not damaged; all {self.intact} results are intact."
+        shown = ", ".join(map(str, self.dropped[:_SHOWN_LINES]))
+        more = ", …" if len(self.dropped) > _SHOWN_LINES else ""
+        lines = "line" if len(self.dropped) == 1 else "lines"
+        return (
+            f"{self.intact} results are intact. Dropped {lines} {shown}{more} of the journal; their attempts run again. "
+            f"The damaged journal is saved as {self.damaged_copy.name}."
+        )
+
+
+def salvage(path: Path, belongs: Callable[[TerminalRecord], bool]) -> Salvage:
+    """Reduce a damaged journal to its intact lines that belong to the run; no other process may write it."""
+    intact, dropped = 0, []
+    for number, (_, line) in enumerate(committed_lines(path), start=1):
+        try:
+            is_intact = belongs(TerminalRecord.from_line(line))
+        except ValueError:
+            is_intact = False
+        if is_intact:
+            intact += 1
+        else:
+            dropped.append(number)
+    if not dropped:
+        return Salvage(intact)
+    copy, number = path.with_name(f"{path.name}.damaged"), 2
+    while copy.exists():
+        copy, number = path.with_name(f"{path.name}.damaged-{number}"), number + 1
+    damaged = set(dropped)
+    with replacing(path) as new:
+        numbered = enumerate(committed_lines(path), start=1)
+        new.writelines(line for number, (_, line) in numbered if number not in damaged)
+        # The old journal gets its second name before the new one takes the first.
+        try:
+            os.link(path, copy)
+        except OSError:  # a file system without links
+            shutil.copy2(path, copy)
+    return Salvage(intact, tuple(dropped), copy)

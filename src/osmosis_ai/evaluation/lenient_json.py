@@ -1,20 +1,13 @@
-"""JSON from untrusted processes: as much of it as can be read, and a sentence about each problem.
-
-The values contain no number that JSON cannot represent and no lone surrogate, so that every writer takes them.
-"""
+"""JSON from untrusted processes. The values contain no number that JSON cannot represent and no lone surrogate."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Mapping
 from typing import Any
 
-MOST_ITEMS = 100_000
-"""Limit on the items of a list that are read."""
 # Longer integers fit no float (308 digits), and Python refuses more than 4,300.
 _MAX_INTEGER_DIGITS = 300
 _LARGEST_EXACT = 2**53 - 1
@@ -22,15 +15,6 @@ _LARGEST_DRAWN = 1e300
 _ESCAPE = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[dD][89a-fA-F][0-9a-fA-F]{2}|.)"
 )
-_SEPARATOR = re.compile(r"[\s,]*")
-
-
-@dataclass
-class ReadObject:
-    """The readable members of an object."""
-
-    members: dict[str, Any] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
 
 
 def as_text(value: Any) -> str | None:
@@ -49,27 +33,21 @@ def as_number(value: Any) -> float | None:
     return float(value) if is_number and abs(value) < _LARGEST_DRAWN else None
 
 
-def read_object(content: bytes, *, listed: str) -> ReadObject:
-    """Read the object in ``content``; of a damaged one, the first items of the list ``listed``."""
-    found = ReadObject()
+def read_object(content: bytes) -> tuple[dict[str, Any], list[str]]:
+    """Return the object in ``content``, empty without one, and the problems of the file."""
+    problems: list[str] = []
     if not content.strip():
-        found.problems.append("The file is empty.")
-        return found
-    text = _decode(content, found.problems)
+        return {}, ["The file is empty."]
+    text = _decode(content, problems)
     try:
-        members = loads(text)
-    except (ValueError, RecursionError) as error:
-        items = list(islice(_first_items(text, listed), MOST_ITEMS + 1))
-        found.members = {listed: items} if items else {}
-        reason = "nested too deeply" if isinstance(error, RecursionError) else "not valid JSON"
-        shown = f": only the beginning of `{listed}` is shown" if items else ""
-        found.problems.append(f"The file is {reason}{shown}.")
-        return found
-    if isinstance(members, dict):
-        found.members = members
-    else:
-        found.problems.append("The file contains JSON, but no object.")
-    return found
+        found = loads(text)
+    except RecursionError:
+        return {}, [*problems, "The file is nested too deeply."]
+    except ValueError:
+        return {}, [*problems, "The file is not valid JSON."]
+    if isinstance(found, dict):
+        return found, problems
+    return {}, [*problems, "The file contains JSON, but no object."]
 
 
 def has_usual_numbers(value: Any) -> bool:
@@ -104,20 +82,6 @@ def _integer(digits: str) -> int | str:
 
 
 _DECODER = json.JSONDecoder(parse_constant=str, parse_float=_finite, parse_int=_integer, strict=False)
-
-
-def _first_items(text: str, name: str) -> Iterator[Any]:
-    """Yield the items of a list in damaged JSON, up to the damage."""
-    start = re.search(rf'"{name}"\s*:\s*\[', text)
-    if start is None:
-        return
-    position = start.end()
-    while separator := _SEPARATOR.match(text, position):
-        try:
-            item, position = _DECODER.raw_decode(text, separator.end())
-        except (ValueError, RecursionError):
-            return
-        yield item
 
 
 def _decode(content: bytes, problems: list[str]) -> str:

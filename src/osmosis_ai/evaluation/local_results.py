@@ -5,7 +5,6 @@ The numbers in ``metrics.json`` are used if they cover the whole journal. Otherw
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -208,8 +207,6 @@ def read_local_samples(directory: Path) -> RunSamples:
     samples.statuses[:] = np.where(status < 0, PENDING, status).astype(np.uint8).tobytes()
     for name in samples.floats:
         values = table.columns[name].astype(np.float64)
-        if name == "tokens":
-            values[values < 0] = math.nan
         samples.floats[name] = array("d", values.tobytes())
     return RunSamples(
         name=directory.name,

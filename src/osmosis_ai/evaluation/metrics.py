@@ -17,31 +17,29 @@ those of the agent, its tools and the grader belong to the code being evaluated.
 
 The summary that the product's files and wire define is separate: there a failed attempt counts as one that did not
 pass. The two answer different questions and are never mixed.
+
+Every number is finite or absent, so that it can be written as JSON. Unknown fields of stored numbers, which a later
+release may have added, are ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.controller.outcomes import BOUNDARIES
-from osmosis_ai.evaluation.metrics_models import (
-    CostTotal,
-    Counts,
-    Estimates,
-    FinishTotals,
-    FlakyRows,
-    JudgeTotals,
-    Latency,
-    PassAtKPoint,
-    RunMetrics,
-    TokenTotals,
-    WireSummary,
-    total_of,
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
 )
+
+from osmosis_ai.controller.outcomes import BOUNDARIES, LimitedBy
 from osmosis_ai.evaluation.pass_at_k import estimate_pass_at_k, estimate_pass_hat_k, pass_at_k_by_row
 from osmosis_ai.evaluation.results import (
-    ABSENT,
     FAILED,
     LEFT_OUT,
     PENDING,
@@ -51,28 +49,192 @@ from osmosis_ai.evaluation.results import (
     UNKNOWN,
     AttemptTable,
 )
-from osmosis_ai.evaluation.run_score import warnings_of
 from osmosis_ai.evaluation.statistics import (
+    Description,
     Estimate,
+    Percentiles,
     describe,
     estimate_rate,
     estimate_reward,
     fitting_range,
     percentiles,
 )
-from osmosis_ai.evaluation.variance import flaky_rows, variance_shares
-from osmosis_ai.llm.finish_reasons import FLAGGED
+from osmosis_ai.evaluation.variance import FlakyRows, VarianceShares, flaky_rows, variance_shares
+from osmosis_ai.llm.finish_reasons import FLAGGED, FLAGGED_NAMES
+from osmosis_ai.ui.numbers import percent
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Estimates", "RunMetrics", "WireSummary", "compute_metrics"]
+    from osmosis_ai.evaluation.statistics import Floats, Integers
 
 INFRASTRUCTURE = ("provider", "rollout_server", "platform")
 NO_REWARD = "no_reward"
-
+LEAST_SCORED = 0.9
+"""With a smaller share of finished attempts scored, statements about the others are guesses."""
+# If a larger share of attempts is truncated, filtered or refused, the results may not reflect the model.
+_MAX_AFFECTED = 0.05
 _PROVIDER = 1 + BOUNDARIES.index("provider")
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class PassAtKPoint(_Model):
+    """pass@k in the product's files."""
+
+    k: int
+    value: float
+
+
+class WireSummary(_Model):
+    """The product's summary of a run; files do not contain absent fields."""
+
+    total_samples: int
+    completed_samples: int
+    graded: int
+    passed: int
+    failed: int
+    skipped: int
+    pass_rate: float
+    pass_threshold: float
+    tokens_used: int
+    reward_stats: Description | None = None
+    n_runs: int | None = None
+    pass_at_k: list[PassAtKPoint] | None = None
+
+
+class Counts(_Model):
+    """Numbers of attempts; scored, unscored, skipped and pending add up to planned."""
+
+    planned: int
+    scored: int
+    unscored: dict[str, int]
+    failed_by_boundary: dict[str, int]
+    infrastructure_failures: int
+    skipped: int
+    pending: int
+    copies: int = 0
+    lost_attempts: int = 0
+
+    @property
+    def finished(self) -> int:
+        """Attempts that ended with or without a score."""
+        return self.planned - self.pending - self.skipped
+
+
+class TokenTotals(_Model):
+    """Tokens of all recorded attempts; ``per_sample`` is their mean over the ``known_samples``."""
+
+    prompt: int
+    completion: int
+    total: int
+    per_sample: float | None
+    known_samples: int
+    unreported_samples: int
+
+
+class FinishTotals(_Model):
+    """Numbers of attempts with a truncated, filtered or refused model reply; ``affected`` have any of these."""
+
+    truncated: int
+    filtered: int
+    refused: int
+    affected: int
+    known_samples: int
+    recorded_samples: int
+
+
+class CostTotal(_Model):
+    """Cost of the model calls in USD, as far as prices are known; None if none is."""
+
+    total: float | None
+    known_samples: int
+    recorded_samples: int
+
+
+class JudgeTotals(_Model):
+    """Judge calls of graders."""
+
+    calls: int
+    tokens: int
+    cost_usd: float | None
+    outside_scale: int = 0
+
+
+class Latency(_Model):
+    """Milliseconds: whole attempts, their time in the model and elsewhere, and the mean of single model calls."""
+
+    rollout_ms: Percentiles | None
+    model_ms: Percentiles | None
+    elsewhere_ms: Percentiles | None
+    model_call_mean_ms: float | None
+
+
+class Estimates(_Model):
+    """Estimates from the scored attempts, with the denominators of every number."""
+
+    pass_threshold: float
+    reward: Estimate | None
+    pass_rate: Estimate | None
+    pass_at_k: dict[int, Estimate]
+    pass_hat_k: dict[int, Estimate] = {}
+    variance: VarianceShares | None = None
+    flaky: FlakyRows | None = None
+    unscored: Estimate | None = None
+    counts: Counts
+    tokens: TokenTotals
+    cost_usd: CostTotal
+    latency: Latency
+    warnings: list[str] = []
+    limited_by: LimitedBy | None = None
+    judges: JudgeTotals | None = None
+    finish: FinishTotals | None = None
+
+    @field_validator("limited_by", mode="wrap")
+    @classmethod
+    def _drop_unknown_limit(cls, value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+        """Drop a limit that only a later release knows."""
+        try:
+            return read(value)
+        except ValidationError:
+            return None
+
+    @classmethod
+    def read(cls, written: Any) -> Estimates | None:
+        """Return the estimates in a file or of a platform; None if they are missing or invalid."""
+        try:
+            return cls.model_validate(written) if written else None
+        except ValidationError:
+            return None
+
+
+class RunMetrics(_Model):
+    """All numbers of a run: the product's summary, as the ``wire`` defines it, and our ``estimates``."""
+
+    wire: WireSummary
+    estimates: Estimates
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The product's summary as JSON values, without absent fields."""
+        return self.wire.model_dump(mode="json", exclude_none=True)
+
+
+class MeasuredRun(_Model):
+    """The numbers of a run as a platform stores them; ``duration_ms`` is the engine's working time."""
+
+    duration_ms: float = Field(ge=0, allow_inf_nan=False)
+    summary: WireSummary
+    estimates: Estimates
+    journal_bytes: int | None
+
+    def record(self) -> dict[str, Any]:
+        """Return them as JSON values, as the engine writes them."""
+        summary = self.summary.model_dump(mode="json", exclude_none=True)
+        return {**self.model_dump(mode="json"), "summary": summary}
 
 
 def compute_metrics(
@@ -83,50 +245,49 @@ def compute_metrics(
     Args:
         table: the run's results.
         pass_threshold: an attempt passes with a reward of at least this.
-        reward_range: lowest and highest possible reward, where known; narrows the interval of the mean reward.
+        reward_range: lowest and highest possible reward, if known; narrows the interval of the mean reward.
     """
-    numbers = _Numbers(table, pass_threshold, reward_range)
-    return RunMetrics(wire=numbers.wire_summary(), estimates=numbers.estimates())
+    numbers = _Numbers(table, pass_threshold)
+    return RunMetrics(wire=numbers.wire_summary(), estimates=numbers.estimates(reward_range))
 
 
 class _Numbers:
-    """The results, and what several of the metrics need of them."""
+    """The results of a run, with the masks and counts that several metrics share."""
 
-    def __init__(
-        self, table: AttemptTable, pass_threshold: float, reward_range: tuple[float, float] | None
-    ) -> None:
-        self.table, self.rows, self.n = table, table.rows, table.n
-        self.pass_threshold, self.reward_range = pass_threshold, reward_range
-        self._samples, self._clusters = table.columns, table.clusters()
+    def __init__(self, table: AttemptTable, pass_threshold: float) -> None:
+        self.table, self.n, self.columns = table, table.n, table.columns
+        self.pass_threshold = pass_threshold
+        self.status = self.columns["status"]
+        self.recorded = (self.status != PENDING) & (self.status != LEFT_OUT)
+        self.failed = self.status == FAILED
+        self.scored = table.is_scored
+        self.rewards = table.rewards
+        self.passed = self.scored & (self.columns["reward"] >= pass_threshold)
+        self.clusters = table.clusters()
 
     def wire_summary(self) -> WireSummary:
-        scored = self._scored()
-        rewards = self._samples["reward"][scored]
-        status = self._samples["status"]
-        total, skipped = int(self._recorded().sum()), int((status == SKIPPED).sum())
-        passed = int((rewards >= self.pass_threshold).sum())
-        completed = total - skipped
-        runs = self._attempts_seen()
+        total, skipped = int(self.recorded.sum()), int((self.status == SKIPPED).sum())
+        passed, completed = int(self.passed.sum()), total - skipped
+        # The greatest attempt recorded on any row, counted from 1.
+        runs = max((run + 1 for run in range(self.n) if self.recorded[run :: self.n].any()), default=0)
         points = self._pass_at_k_points(runs) if runs >= 2 else []
         return WireSummary(
             total_samples=total,
             completed_samples=completed,
-            graded=int(rewards.size),
+            graded=int(self.rewards.size),
             passed=passed,
-            failed=int((status == FAILED).sum()),
+            failed=int(self.failed.sum()),
             skipped=skipped,
             pass_rate=passed / completed if completed else 0.0,
             pass_threshold=self.pass_threshold,
             tokens_used=self._sum("tokens"),
-            reward_stats=describe(rewards),
+            reward_stats=describe(self.rewards),
             n_runs=runs if runs >= 2 else None,
             pass_at_k=points if len(points) >= 2 else None,
         )
 
     def _pass_at_k_points(self, runs: int) -> list[PassAtKPoint]:
-        status = self._samples["status"]
-        attempts = self._by_row((status == SUCCESS) | (status == FAILED))
-        passes = self._by_row(self._passed())
+        attempts, passes = self._by_row((self.status == SUCCESS) | self.failed), self._by_row(self.passed)
         points = []
         for k in _powers_of_two(runs):
             values = pass_at_k_by_row(attempts, passes, k)
@@ -134,84 +295,77 @@ class _Numbers:
                 points.append(PassAtKPoint(k=k, value=float(values.mean())))
         return points
 
-    def estimates(self) -> Estimates:
+    def estimates(self, reward_range: tuple[float, float] | None) -> Estimates:
         import numpy as np
 
-        scored = self._scored()
-        rewards = self._samples["reward"][scored]
-        rows = np.flatnonzero(scored) // self.n
-        clusters = self._clusters[rows]
+        rows = np.flatnonzero(self.scored) // self.n
+        clusters = self.clusters[rows]
         several = self.n >= 2
-        reward_range, misfit = fitting_range(rewards, self.reward_range)
-        reward = estimate_reward(rewards, rows, clusters, reward_range=reward_range)
-        passed = estimate_rate((rewards >= self.pass_threshold).astype(np.float64), rows, clusters)
-        counts, finish = self._counts(), self._finish_totals()
+        reward_range, misfit = fitting_range(self.rewards, reward_range)
+        reward = estimate_reward(self.rewards, rows, clusters, reward_range=reward_range)
+        passed = estimate_rate(self.passed[self.scored].astype(np.float64), rows, clusters)
+        tried = np.flatnonzero(self.recorded & (self.status != SKIPPED))
+        attempts, passes = self._by_row(self.scored), self._by_row(self.passed)
+        counts, finish, costs = self._counts(), self._finish_totals(), self._known("cost_usd")
         return Estimates(
             pass_threshold=self.pass_threshold,
             reward=reward,
             pass_rate=passed,
-            pass_at_k=self._of_k_attempts(estimate_pass_at_k) if several else {},
-            pass_hat_k=self._of_k_attempts(estimate_pass_hat_k) if several else {},
-            variance=variance_shares(rewards, clusters) if several else None,
-            flaky=self._flaky_rows() if several else None,
-            unscored=self._unscored(scored),
+            pass_at_k=self._of_k_attempts(estimate_pass_at_k, attempts, passes),
+            pass_hat_k=self._of_k_attempts(estimate_pass_hat_k, attempts, passes),
+            variance=variance_shares(self.rewards, clusters) if several else None,
+            flaky=flaky_rows(attempts, passes, self.clusters, self.table.source_rows) if several else None,
+            # The share of finished attempts, except skipped ones, that have no score.
+            unscored=estimate_rate(
+                (~self.scored[tried]).astype(np.float64), tried // self.n, self.clusters[tried // self.n]
+            ),
             counts=counts,
             tokens=self._token_totals(),
-            cost_usd=self._cost_total(),
+            cost_usd=CostTotal(
+                total=total_of(costs), known_samples=costs.size, recorded_samples=int(self.recorded.sum())
+            ),
             latency=self._latency(),
-            warnings=[*misfit, *warnings_of(counts, self.rows, (reward, passed), finish)],
+            warnings=[*misfit, *_warnings(counts, self.table.rows, (reward, passed), finish)],
             judges=self._judge_totals(),
             finish=finish,
         )
 
-    def _unscored(self, scored: NDArray[np.bool_]) -> Estimate | None:
-        """Return the share of finished attempts, skipped ones aside, that have no score."""
-        import numpy as np
-
-        tried = np.flatnonzero(self._recorded() & (self._samples["status"] != SKIPPED))
-        rows = tried // self.n
-        return estimate_rate((~scored[tried]).astype(np.float64), rows, self._clusters[rows])
-
-    def _of_k_attempts(self, estimate: Callable[..., Estimate | None]) -> dict[int, Estimate]:
-        attempts, passes = self._by_row(self._scored()), self._by_row(self._passed())
-        found = {k: estimate(attempts, passes, k, self._clusters) for k in _powers_of_two(self.n)}
+    def _of_k_attempts(
+        self, estimate: Callable[..., Estimate | None], attempts: Integers, passes: Integers
+    ) -> dict[int, Estimate]:
+        powers = _powers_of_two(self.n) if self.n >= 2 else []
+        found = {k: estimate(attempts, passes, k, self.clusters) for k in powers}
         return {k: each for k, each in found.items() if each is not None}
-
-    def _flaky_rows(self) -> FlakyRows:
-        attempts, passes = self._by_row(self._scored()), self._by_row(self._passed())
-        return flaky_rows(attempts, passes, self._clusters, self.table.source_rows)
 
     def _counts(self) -> Counts:
         import numpy as np
 
-        status = self._samples["status"]
-        scored, failed = self._scored(), status == FAILED
-        reasons = np.bincount(self._samples["reason"][failed], minlength=len(self.table.reasons))
+        reasons = np.bincount(self.columns["reason"][self.failed], minlength=len(self.table.reasons))
         unscored = {name: int(n) for name, n in zip(self.table.reasons, reasons, strict=True) if n}
-        no_reward = int(((status == SUCCESS) & ~scored).sum())
+        no_reward = int(((self.status == SUCCESS) & ~self.scored).sum())
         if no_reward:
             unscored[NO_REWARD] = unscored.get(NO_REWARD, 0) + no_reward
-        boundaries = np.bincount(self._samples["boundary"][failed], minlength=len(BOUNDARIES) + 1)
+        boundaries = np.bincount(self.columns["boundary"][self.failed], minlength=len(BOUNDARIES) + 1)
         names = (UNKNOWN, *BOUNDARIES)
         by_boundary = {name: int(n) for name, n in zip(names, boundaries, strict=True) if n}
         return Counts(
-            planned=int((status != LEFT_OUT).sum()),
-            scored=int(scored.sum()),
+            planned=len(self.table),
+            scored=int(self.scored.sum()),
             unscored=dict(sorted(unscored.items(), key=lambda item: (-item[1], item[0]))),
             failed_by_boundary=by_boundary,
             infrastructure_failures=sum(by_boundary.get(name, 0) for name in INFRASTRUCTURE),
-            skipped=int((status == SKIPPED).sum()),
-            pending=int((status == PENDING).sum()),
-            copies=int((np.diff(np.sort(self._clusters)) == 0).sum()),
-            lost_attempts=int(self._samples["lost"].sum()),
+            skipped=int((self.status == SKIPPED).sum()),
+            pending=int((self.status == PENDING).sum()),
+            copies=self.table.copied_rows,
+            lost_attempts=self._sum("lost_attempts"),
         )
 
     def _token_totals(self) -> TokenTotals:
-        absent = self._samples["tokens"] == ABSENT
-        known = int((self._recorded() & ~absent).sum())
-        asked = (self._samples["model_calls"] > 0) | (self._samples["boundary"] == _PROVIDER)
-        unreported = self._recorded() & absent & asked
-        total = self._sum("tokens")
+        import numpy as np
+
+        known, total = self._known("tokens").size, self._sum("tokens")
+        asked = (self.columns["model_calls"] > 0) | (self.columns["boundary"] == _PROVIDER)
+        unreported = self.recorded & asked & np.isnan(self.columns["tokens"])
         return TokenTotals(
             prompt=self._sum("prompt_tokens"),
             completion=self._sum("completion_tokens"),
@@ -221,95 +375,107 @@ class _Numbers:
             unreported_samples=int(unreported.sum()),
         )
 
-    def _cost_total(self) -> CostTotal:
-        recorded = self._recorded()
-        costs = self._present("cost_usd", recorded)
-        return CostTotal(
-            total=total_of(costs), known_samples=int(costs.size), recorded_samples=int(recorded.sum())
-        )
-
     def _finish_totals(self) -> FinishTotals | None:
-        recorded = self._recorded()
-        bits = self._samples["finish"][recorded]
+        bits = self.columns["finish"][self.recorded]
         known = bits[bits >= STATED]
         if not known.size:
             return None
-        truncated, filtered, refused = (
-            int(((known & (1 << place)) > 0).sum()) for place in range(len(FLAGGED))
-        )
+        flagged = {
+            FLAGGED_NAMES[reason]: int(((known & (1 << place)) > 0).sum())
+            for place, reason in enumerate(FLAGGED)
+        }
         return FinishTotals(
-            truncated=truncated,
-            filtered=filtered,
-            refused=refused,
+            **flagged,
             affected=int((known > STATED).sum()),
-            known_samples=int(known.size),
-            recorded_samples=int(bits.size),
+            known_samples=known.size,
+            recorded_samples=bits.size,
         )
 
     def _judge_totals(self) -> JudgeTotals | None:
-        judges = self.table.judges
-        if judges is None:
+        calls = self._sum("judge_calls")
+        if not calls:
             return None
-        costs = judges["cost_usd"]
-        known = costs[costs == costs]
         return JudgeTotals(
-            calls=int(judges["calls"].sum()),
-            outside_scale=int(judges["outside_scale"].sum()),
-            tokens=int(judges["tokens"].sum()),
-            cost_usd=total_of(known),
+            calls=calls,
+            tokens=self._sum("judge_tokens"),
+            cost_usd=total_of(self._known("judge_cost_usd")),
+            outside_scale=self._sum("judge_outside_scale"),
         )
 
     def _latency(self) -> Latency:
-        recorded = self._recorded()
-        waits, lasts = self._samples["model_latency_ms"], self._samples["duration_ms"]
-        waited = recorded & (waits == waits)
-        timed = waited & (self._samples["model_calls"] > 0)
-        calls = int(self._samples["model_calls"][timed].sum())
-        elsewhere = (lasts - waits)[waited & (lasts == lasts)]
+        import numpy as np
+
+        waits = self.columns["model_latency_ms"]
+        elsewhere = self.columns["duration_ms"] - waits
+        waited = self.recorded & np.isfinite(waits)
+        timed = waited & (self.columns["model_calls"] > 0)
+        calls = int(self.columns["model_calls"][timed].sum(dtype="f8"))
         return Latency(
-            rollout_ms=percentiles(self._present("duration_ms", recorded)),
+            rollout_ms=percentiles(self._known("duration_ms")),
             model_ms=percentiles(waits[waited]),
-            elsewhere_ms=percentiles(elsewhere.clip(min=0.0)),
+            elsewhere_ms=percentiles(elsewhere[self.recorded & np.isfinite(elsewhere)].clip(min=0.0)),
             model_call_mean_ms=float(waits[timed].sum()) / calls if calls else None,
         )
 
-    def _recorded(self) -> NDArray[np.bool_]:
-        status = self._samples["status"]
-        recorded: NDArray[np.bool_] = (status != PENDING) & (status != LEFT_OUT)
-        return recorded
-
-    def _scored(self) -> NDArray[np.bool_]:
-        rewards = self._samples["reward"]
-        # NaN is the one value that differs from itself.
-        scored: NDArray[np.bool_] = (self._samples["status"] == SUCCESS) & (rewards == rewards)
-        return scored
-
-    def _passed(self) -> NDArray[np.bool_]:
-        passed: NDArray[np.bool_] = self._scored() & (self._samples["reward"] >= self.pass_threshold)
-        return passed
-
-    def _by_row(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-        import numpy as np
-
-        counts: NDArray[np.int64] = chosen.reshape(self.rows, self.n).sum(axis=1, dtype=np.int64)
+    def _by_row(self, chosen: NDArray[np.bool_]) -> Integers:
+        counts: Integers = chosen.reshape(self.table.rows, self.n).sum(axis=1, dtype="i8")
         return counts
 
-    def _present(self, name: str, recorded: NDArray[np.bool_]) -> NDArray[np.float64]:
-        values = self._samples[name]
-        present: NDArray[np.float64] = values[recorded & (values == values)]
-        return present
-
-    def _sum(self, name: str) -> int:
-        values = self._samples[name]
-        return int(values[values > 0].sum())
-
-    def _attempts_seen(self) -> int:
-        """Return the greatest attempt recorded on any row, counted from 1."""
+    def _known(self, name: str) -> Floats:
+        """Return the known values of a column."""
         import numpy as np
 
-        used = np.flatnonzero(self._recorded().reshape(self.rows, self.n).any(axis=0))
-        return int(used[-1]) + 1 if used.size else 0
+        values = self.columns[name]
+        known: Floats = values[self.recorded & np.isfinite(values)]
+        return known
+
+    def _sum(self, name: str) -> int:
+        return int(self._known(name).sum(dtype="f8"))
+
+
+def describe_few_scored(scored: int, finished: int) -> str | None:
+    """Return a warning if too few of the finished attempts have a score."""
+    if finished <= 0 or scored >= LEAST_SCORED * finished:
+        return None
+    share = percent(scored / finished)
+    return f"only {scored:,} of {finished:,} finished attempts have a score ({share}); the numbers leave out the rest"
+
+
+def describe_copied_rows(copies: int, rows: int) -> str | None:
+    """Return a warning if rows are duplicates of others."""
+    if not copies:
+        return None
+    found = "row is a copy" if copies == 1 else "rows are copies"
+    return f"{copies:,} of {rows:,} {found} of another: copies count as one row in every interval"
+
+
+def _warnings(
+    counts: Counts, rows: int, estimates: Iterable[Estimate | None], finish: FinishTotals | None
+) -> list[str]:
+    affected = None
+    if finish is not None and finish.affected > _MAX_AFFECTED * finish.known_samples:
+        found = {name: getattr(finish, name) for name in FLAGGED_NAMES.values()}
+        share = percent(finish.affected / finish.known_samples)
+        affected = (
+            f"{finish.affected:,} of {finish.known_samples:,} attempts ({share}) have a model reply that was "
+            + ", ".join(f"{name} ({count:,})" for name, count in found.items() if count)
+        )
+    warnings = [
+        describe_few_scored(counts.scored, counts.finished),
+        affected,
+        describe_copied_rows(counts.copies, rows),
+        *(estimate.warning for estimate in estimates if estimate is not None),
+    ]
+    return list(dict.fromkeys(filter(None, warnings)))
 
 
 def _powers_of_two(most: int) -> list[int]:
     return [1 << exponent for exponent in range(most.bit_length())]
+
+
+def total_of(amounts: Floats) -> float | None:
+    """Return the sum, which does not depend on the order; None for no amounts or an overflow."""
+    try:
+        return math.fsum(amounts) if amounts.size else None
+    except OverflowError:
+        return None

@@ -1,8 +1,8 @@
-"""pass@k and pass^k: does one of k attempts pass, do all of them?
+"""pass@k and pass^k: the probabilities that at least one of k attempts passes, and that all of them do.
 
-The first says what an agent can do when somebody picks the good attempt, the second how far it can be relied
-on. Both are unbiased for a row with n >= k attempts, and both are means over rows: a row whose attempts
-are too few takes no part, and the rows are the units of independence.
+pass@k measures what an agent can do if the best attempt is chosen, pass^k how reliable it is. Both are unbiased for a
+row with n >= k attempts. Both are means over rows: rows with fewer attempts are left out, and the rows are the units
+of independence.
 
 Sources:
     Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1 (pass@k).
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return the unbiased estimate of the chance that one of ``k`` attempts passes."""
+    """Return the unbiased estimate of the probability that at least one of ``k`` attempts passes."""
     _require_defined("pass@", n, c, k)
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def pass_hat_k(n: int, c: int, k: int) -> float:
-    """Return the unbiased estimate of the chance that all of ``k`` attempts pass, pass^k."""
+    """Return the unbiased estimate of the probability that all of ``k`` attempts pass, pass^k."""
     _require_defined("pass^", n, c, k)
     return math.comb(c, k) / math.comb(n, k)
 
@@ -64,7 +64,7 @@ def estimate_pass_hat_k(
     *,
     confidence: float = CONFIDENCE,
 ) -> Estimate | None:
-    """Estimate pass^k over rows, in everything else as :func:`estimate_pass_at_k`."""
+    """Estimate pass^k over rows; otherwise like :func:`estimate_pass_at_k`."""
     return _estimate(pass_hat_k_by_row, attempts, passes, k, clusters, confidence)
 
 
@@ -79,7 +79,7 @@ def _by_row(chance: Callable[[int, int, int], float], attempts: Labels, passes: 
     tries, passed = np.asarray(attempts, dtype=np.int64), np.asarray(passes, dtype=np.int64)
     enough = tries >= k
     tries, passed = tries[enough], passed[enough]
-    # Rows share few combinations of attempts and passes: each is worked out once.
+    # Rows share few combinations of attempts and passes, so each is computed once.
     span = int(passed.max(initial=0)) + 1
     distinct, which = np.unique(tries * span + passed, return_inverse=True)
     known = np.array([chance(*divmod(int(pair), span), k) for pair in distinct], dtype=np.float64)

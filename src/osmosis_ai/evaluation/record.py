@@ -1,7 +1,7 @@
-"""The record of a finished attempt, as the journal stores it: complete by itself, and without secrets.
+"""The record of a finished attempt, as the journal stores it: complete and without secrets.
 
-All that tables and metrics contain about an attempt is in its record, so that they are the same after a crash. The keys
-up to ``error_type`` are the product's. The keys after it are ours and appear in no other file.
+Tables and metrics are computed from records alone, so they are the same after a crash. The keys up to ``error_type`` are
+the product's. The keys after it are ours and appear in no other file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from osmosis_ai.redaction import Redactor
 
 LARGEST_COUNT = 2**53 - 1
-"""Largest integer that all JSON readers agree on (RFC 8259, section 6)."""
+"""Largest integer that all JSON readers represent exactly (RFC 8259, section 6)."""
 Count = Annotated[int, Meta(ge=0, le=LARGEST_COUNT)]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{16,64}$")]
 PathSegment = Annotated[str, Meta(pattern=r"^(?!\.{1,2}$)[^/\\\x00]+$")]
@@ -34,7 +34,7 @@ _MAX_REASON_CHARS = 200
 _MAX_JUDGEMENTS = 4
 _MAX_TABLE_BYTES = 64 << 10
 _READ_CHARS = 4608
-# A secret that is cut in half is not recognized. It may begin this far before the cut.
+# A secret that is cut in half is not recognized. It may start this far before the cut.
 _UNSURE_CHARS = 4096
 _Value = TypeVar("_Value")
 
@@ -80,6 +80,13 @@ class TerminalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         """Whether a model was called, perhaps without an answer, and the tokens were not reported."""
         return self.tokens is None and (bool(self.model_calls) or self.boundary == "provider")
 
+    @property
+    def total_tokens(self) -> int | None:
+        """Tokens of the model calls; None if unknown."""
+        if self.tokens is None and self.prompt_tokens is not None and self.completion_tokens is not None:
+            return self.prompt_tokens + self.completion_tokens
+        return self.tokens
+
     def to_line(self) -> bytes:
         """Return the record as a line of JSON, newline included: without absent values, the CRC-32 of the rest last."""
         body = _ENCODER.encode(self)[:-1]
@@ -87,10 +94,9 @@ class TerminalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def from_line(cls, line: bytes, *, without_crc: bool = False) -> TerminalRecord:
-        """Parse a line written by :meth:`to_line`; ``without_crc`` also takes lines of the public SDK.
+        """Parse a line written by :meth:`to_line`; ValueError if it is not a record, or was changed.
 
-        Raises:
-            ValueError: the line is no record, or was changed.
+        ``without_crc`` also accepts lines without a checksum, which the public SDK writes.
         """
         check_crc(line, without_crc=without_crc)
         try:
@@ -101,33 +107,16 @@ class TerminalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(TerminalRecord)
-FIELDS = msgspec.structs.fields(TerminalRecord)
-_TYPES = {field.name: field.type for field in FIELDS}
+FIELD_TYPES = {field.name: field.type for field in msgspec.structs.fields(TerminalRecord)}
 
 
 def check_crc(line: bytes, *, without_crc: bool = False) -> None:
-    """Check the checksum of a record's line.
-
-    Raises:
-        ValueError: it does not match, or is missing.
-    """
+    """Raise ValueError if the checksum of a record's line is wrong or missing."""
     end = line.rfind(_CRC)
     if end < 0 and not without_crc:
         raise ValueError("it has no checksum")
     if end >= 0 and line[end + len(_CRC) :].rstrip(b"\n") != b"%d}" % zlib.crc32(line[:end]):
         raise ValueError("its checksum does not match: the line was changed")
-
-
-def check_field(name: str, content: Any) -> None:
-    """Check that ``content`` can be the value of a record's field.
-
-    Raises:
-        ValueError: it cannot.
-    """
-    try:
-        msgspec.convert(content, _TYPES[name])
-    except msgspec.ValidationError as error:
-        raise ValueError(f"`{name}` cannot be {repr(content)[:100]} ({error})") from None
 
 
 class Previews(NamedTuple):
@@ -171,24 +160,31 @@ def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False
     """Return the record of a result, without secrets; ``previews`` adds the beginnings of input and output."""
     from osmosis_ai.rollout.loop.outcome import read_outcome
 
+    def clean(text: str, limit: int = _MAX_ERROR_CHARS) -> str:
+        return _storable(redact.text(text))[:limit]
+
     attempt, verdict, usage = result.attempt, result.verdict, result.usage
     sample = result.grader.sample if result.grader is not None else None
-    extra_fields = sample.extra_fields if sample is not None else {}
-    messages = sample.messages if sample is not None else []
+    extra_fields, messages = (sample.extra_fields, sample.messages) if sample is not None else ({}, [])
+    loop, judges = read_outcome(extra_fields), read_judge_calls(extra_fields)
+    graded = read_grader_notes(extra_fields)
+    all_scores = loop.scores if verdict.status == "success" else {}
+    scores = _first_entries(all_scores)
+    unscored = _first_entries({name: clean(reason) for name, reason in loop.unscored.items()})
+    notes = clean(graded.notes or "", MOST_NOTES_CHARS)
+    left_out = len(all_scores) - len(scores) + len(loop.unscored) - len(unscored)
+    if left_out:
+        added = (
+            f"{left_out:,} scores or reasons are left out (limit: {_MAX_TABLE_BYTES >> 10} KiB per attempt)."
+        )
+        notes = "\n".join(filter(None, (notes[: MOST_NOTES_CHARS - len(added) - 1], added)))
+    judgements = [
+        {name: clean(value) if isinstance(value, str) else value for name, value in judgement.items()}
+        for judgement in judges.judgements[:_MAX_JUDGEMENTS]
+    ]
     shown = previews_of(messages, redact, prompt=attempt.row.messages) if previews else Previews()
     called = usage.calls > 0
     counted = called and not usage.uncounted
-    loop, judges, graded = (
-        read_outcome(extra_fields),
-        read_judge_calls(extra_fields),
-        read_grader_notes(extra_fields),
-    )
-    all_scores = loop.scores if verdict.status == "success" else {}
-    all_reasons = {
-        name: _storable(redact.text(why))[:_MAX_ERROR_CHARS] for name, why in loop.unscored.items()
-    }
-    scores, unscored = _first_entries(all_scores), _first_entries(all_reasons)
-    left_out = len(all_scores) - len(scores) + len(all_reasons) - len(unscored)
     return TerminalRecord(
         row_index=attempt.row_index,
         run_index=attempt.run_index,
@@ -201,7 +197,7 @@ def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False
         error_type=verdict.error_type,
         boundary=verdict.boundary,
         category=verdict.category,
-        error=_storable(redact.text(verdict.error))[:_MAX_ERROR_CHARS] if verdict.error else None,
+        error=clean(verdict.error) if verdict.error else None,
         model_calls=usage.calls,
         prompt_tokens=usage.prompt_tokens if counted else None,
         completion_tokens=usage.completion_tokens if counted else None,
@@ -211,20 +207,17 @@ def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False
         row_digest=attempt.row_digest or None,
         scores=scores or None,
         unscored=unscored or None,
-        finish_reason=_storable(redact.text(loop.finish_reason))[:_MAX_REASON_CHARS]
-        if loop.finish_reason
-        else None,
+        finish_reason=clean(loop.finish_reason, _MAX_REASON_CHARS) if loop.finish_reason else None,
         judge_calls=judges.calls or None,
         judge_tokens=judges.tokens if judges.calls else None,
         judge_cost_usd=judges.cost_usd,
         judge_outside_scale=judges.outside_scale or None,
-        judgements=[_redacted(judgement, redact) for judgement in judges.judgements[:_MAX_JUDGEMENTS]]
-        or None,
+        judgements=judgements or None,
         input=shown.input,
         output=shown.output,
-        notes=_notes(_storable(redact.text(graded.notes)) if graded.notes else "", left_out),
+        notes=notes or None,
         finish_reasons=usage.finish_reasons or None,
-        parts={_storable(redact.text(name)): value for name, value in graded.parts.items()} or None,
+        parts={clean(name): value for name, value in graded.parts.items()} or None,
     )
 
 
@@ -240,21 +233,6 @@ def _first_entries(table: Mapping[str, _Value]) -> dict[str, _Value]:
     return first
 
 
-def _notes(notes: str, left_out: int) -> str | None:
-    """Return a grader's notes, and how many scores or reasons are left out of the record."""
-    if not left_out:
-        return notes[:MOST_NOTES_CHARS] or None
-    added = f"{left_out:,} scores or reasons are left out (limit: {_MAX_TABLE_BYTES >> 10} KiB per attempt)."
-    return "\n".join(filter(None, (notes[: MOST_NOTES_CHARS - len(added) - 1], added)))
-
-
 def _storable(text: str) -> str:
     """Replace lone surrogates, which models do produce and UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()
-
-
-def _redacted(judgement: Mapping[str, Any], redact: Redactor) -> dict[str, Any]:
-    return {
-        name: _storable(redact.text(value))[:_MAX_ERROR_CHARS] if isinstance(value, str) else value
-        for name, value in judgement.items()
-    }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Iterator
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from osmosis_ai.controller.outcomes import BOUNDARIES, STATUSES, Status
 from osmosis_ai.evaluation.record import TerminalRecord
@@ -18,32 +18,39 @@ if TYPE_CHECKING:
 AttemptId = tuple[int, int]
 """An attempt as (row_index, run_index)."""
 
+# Fields of TerminalRecord that are columns; unknown values are NaN. Counts are exact up to 2**24 as f4, 2**53 as f8.
+_NUMBERS = {
+    "reward": "f8",
+    "cost_usd": "f8",
+    "duration_ms": "f8",
+    "model_latency_ms": "f8",
+    "prompt_tokens": "f8",
+    "completion_tokens": "f8",
+    "model_calls": "f4",
+    "lost_attempts": "f4",
+    "judge_calls": "f4",
+    "judge_outside_scale": "f4",
+    "judge_tokens": "f8",
+    "judge_cost_usd": "f8",
+}
 COLUMNS = [
+    ("offset", "i8"),  # of the journal line; -1 without one
     ("status", "u1"),
     ("boundary", "u1"),  # position in BOUNDARIES, from 1; 0 is unknown
     ("reason", "u2"),  # position in `AttemptTable.reasons`
-    ("lost", "i8"),
-    ("finish", "i8"),  # bits of FLAGGED, in its order, and STATED
-    ("model_calls", "i8"),
-    ("reward", "f8"),  # NaN: absent, as in all floats here
-    ("cost_usd", "f8"),
-    ("duration_ms", "f8"),
-    ("model_latency_ms", "f8"),
-    ("tokens", "i8"),
-    ("prompt_tokens", "i8"),
-    ("completion_tokens", "i8"),
-    ("offset", "i8"),  # of the journal line; -1 without one
+    ("finish", "u1"),  # bits of FLAGGED, in its order, and STATED
+    ("tokens", "f8"),
+    *_NUMBERS.items(),
 ]
-JUDGE_COLUMNS = [("calls", "i8"), ("outside_scale", "i8"), ("tokens", "i8"), ("cost_usd", "f8")]
 STATED = 1 << len(FLAGGED)
 PENDING, SUCCESS, FAILED, SKIPPED, LEFT_OUT = range(5)
-ABSENT = -1
 UNKNOWN = "unknown"
+_numbers_of = attrgetter(*_NUMBERS)
 _STATUS_CODES = {name: code for code, name in enumerate(STATUSES, start=1)}
 _BOUNDARY_CODES = {name: code for code, name in enumerate((None, *BOUNDARIES))}
 # A rollout that invents error types does not fill the memory.
-_MOST_REASONS = 1000
-# Two different rows of 100,000 share so much of their digests by chance once in three billion datasets.
+_MAX_REASONS = 1000
+# By chance, two different rows of 100,000 have the same key in one of three billion datasets.
 _KEY_DIGITS = 16
 
 
@@ -57,11 +64,10 @@ class AttemptTable:
             raise ValueError(f"cannot count {n} attempts on {rows} rows")
         self.rows, self.n = rows, n
         self.columns = np.zeros(rows * n, dtype=np.dtype(COLUMNS))
-        self.columns["offset"] = ABSENT
-        self.source_rows = np.full(rows, ABSENT, dtype=np.int64)
+        self.columns["offset"] = -1
+        self.source_rows = np.full(rows, -1, dtype=np.int64)
         self.reasons = [UNKNOWN]
         self._reason_codes: dict[str | None, int] = {None: 0, UNKNOWN: 0}
-        self.judges: NDArray[np.void] | None = None  # allocated when a grader has called a judge
         self._row_keys = np.zeros(rows, dtype=np.uint64)
         self._open = np.ones(rows * n, dtype=np.bool_)
         if only is not None:
@@ -78,55 +84,33 @@ class AttemptTable:
             return False
         return bool(self.columns["status"][row_index * self.n + run_index] != LEFT_OUT)
 
-    def set_result(self, record: TerminalRecord, offset: int = ABSENT) -> None:
-        """Set an attempt's latest result, and the offset of its line in the journal.
-
-        Raises:
-            ValueError: the attempt is outside the table.
-        """
+    def set_result(self, record: TerminalRecord, offset: int = -1) -> None:
+        """Set an attempt's latest result and the offset of its journal line; ValueError if the run does not have it."""
         row, run = record.row_index, record.run_index
-        if not (0 <= row < self.rows and 0 <= run < self.n):
-            raise ValueError(f"row {row} run {run} is outside the run")
+        if not self.holds(row, run):
+            raise ValueError(f"row {row}, attempt {run + 1} is not part of the run")
         item = row * self.n + run
-        self.columns[item] = self._values(record, offset)
+        # NumPy stores None as NaN.
+        self.columns[item] = (
+            offset,
+            _STATUS_CODES[record.status],
+            _BOUNDARY_CODES[record.boundary],
+            self._reason_code(record.error_type),
+            _finish_bits(record),
+            record.total_tokens,
+            *_numbers_of(record),
+        )
         self._open[item] = False
         if record.source_row_index is not None:
             self.source_rows[row] = record.source_row_index
-        self.set_judge_calls(record)
-
-    def set_results(self, records: Sequence[TerminalRecord], offsets: Sequence[int]) -> None:
-        """Set many results in their order, as :meth:`set_result` does each, but faster."""
-        import numpy as np
-
-        rows = np.array([record.row_index for record in records], dtype=np.int64)
-        items = rows * self.n + np.array([record.run_index for record in records], dtype=np.int64)
-        values = [self._values(record, offset) for record, offset in zip(records, offsets, strict=True)]
-        # Of several results of one attempt the last one is assigned last.
-        self.columns[items] = np.array(values, dtype=self.columns.dtype)
-        self._open[items] = False
-        for record in records:
-            if record.source_row_index is not None:
-                self.source_rows[record.row_index] = record.source_row_index
-            self.set_judge_calls(record)
 
     def set_judge_calls(self, record: TerminalRecord) -> None:
-        """Set what the grader of an attempt asked of judges."""
-        import numpy as np
-
-        if self.judges is None:
-            if not record.judge_calls:
-                return
-            self.judges = np.zeros(self.columns.size, dtype=np.dtype(JUDGE_COLUMNS))
-            self.judges["cost_usd"] = np.nan
-        self.judges[record.row_index * self.n + record.run_index] = (
-            record.judge_calls or 0,
-            record.judge_outside_scale or 0,
-            record.judge_tokens or 0,
-            _number(record.judge_cost_usd),
-        )
+        """Set only the judge calls of an attempt's grader."""
+        for name in ("judge_calls", "judge_outside_scale", "judge_tokens", "judge_cost_usd"):
+            self.columns[name][record.row_index * self.n + record.run_index] = getattr(record, name)
 
     def set_row_digest(self, row_index: int, digest: str) -> None:
-        """Set the digest of a row (``row_digest``), which tells copies of a row."""
+        """Set the digest of a row (``row_digest``); duplicate rows have the same."""
         self._row_keys[row_index] = int(digest[:_KEY_DIGITS], 16) or 1
 
     def set_row_digests(self, digests: Iterable[str]) -> None:
@@ -135,25 +119,22 @@ class AttemptTable:
             self.set_row_digest(row_index, digest)
 
     def clusters(self) -> NDArray[np.int64]:
-        """Return for each row the position of the first row that it is a copy of, its own without one.
+        """Return for each row the position of the first row with the same digest; its own if it has no digest.
 
-        Copies add no information, so they are one cluster in every interval.
+        Duplicates add no information, so they are one cluster in every interval.
         """
         import numpy as np
 
-        _, firsts, places = np.unique(self._row_keys, return_index=True, return_inverse=True)
-        return np.where(self._row_keys == 0, np.arange(self.rows), firsts[places]).astype(np.int64)
+        _, firsts, positions = np.unique(self._row_keys, return_index=True, return_inverse=True)
+        return np.where(self._row_keys == 0, np.arange(self.rows), firsts[positions]).astype(np.int64)
 
     @property
     def copied_rows(self) -> int:
-        """Rows that are copies of an earlier row."""
-        import numpy as np
-
-        known = self._row_keys[self._row_keys != 0]
-        return int(known.size - np.unique(known).size)
+        """Rows that are duplicates of an earlier row."""
+        return self.rows - len(set(self.clusters().tolist()))
 
     def reopen_failed(self) -> None:
-        """Ask for another attempt on everything that failed or was skipped; the old result stays until then."""
+        """Open all failed and skipped attempts again; their old results stay until new ones are set."""
         status = self.columns["status"]
         self._open |= (status == FAILED) | (status == SKIPPED)
 
@@ -174,13 +155,8 @@ class AttemptTable:
         """Attempts whose latest result has ``status``."""
         return int((self.columns["status"] == _STATUS_CODES[status]).sum())
 
-    @property
-    def unrecorded_count(self) -> int:
-        """Attempts without any result."""
-        return int((self.columns["status"] == PENDING).sum())
-
     def offset(self, row_index: int, run_index: int) -> int:
-        """Return where the attempt's latest record starts in the journal, -1 without one."""
+        """Return the journal offset of the attempt's latest record; -1 without one."""
         return int(self.columns["offset"][row_index * self.n + run_index])
 
     def recorded(self, status: Status | None = None) -> Iterator[tuple[int, int, int]]:
@@ -194,41 +170,27 @@ class AttemptTable:
             yield item // self.n, item % self.n, int(self.columns["offset"][item])
 
     @property
+    def is_scored(self) -> NDArray[np.bool_]:
+        """Whether each attempt succeeded and has a reward."""
+        import numpy as np
+
+        scored: NDArray[np.bool_] = (self.columns["status"] == SUCCESS) & np.isfinite(self.columns["reward"])
+        return scored
+
+    @property
     def rewards(self) -> NDArray[np.float64]:
-        """Rewards of the attempts that succeeded and have one."""
-        given = self.columns["reward"]
-        found: NDArray[np.float64] = given[(self.columns["status"] == SUCCESS) & (given == given)]
+        """Rewards of the scored attempts."""
+        found: NDArray[np.float64] = self.columns["reward"][self.is_scored]
         return found
 
     def snapshot(self) -> AttemptTable:
         """Return a copy that later results do not change."""
         return copy.deepcopy(self)
 
-    def _values(self, record: TerminalRecord, offset: int) -> tuple[Any, ...]:
-        tokens, prompt, completion = record.tokens, record.prompt_tokens, record.completion_tokens
-        if tokens is None and prompt is not None and completion is not None:
-            tokens = prompt + completion
-        return (
-            _STATUS_CODES[record.status],
-            _BOUNDARY_CODES[record.boundary],
-            self._reason(record.error_type),
-            record.lost_attempts or 0,
-            _finish_bits(record),
-            _count(record.model_calls),
-            _number(record.reward),
-            _number(record.cost_usd),
-            _number(record.duration_ms),
-            _number(record.model_latency_ms),
-            _count(tokens),
-            _count(prompt),
-            _count(completion),
-            offset,
-        )
-
-    def _reason(self, error_type: str | None) -> int:
+    def _reason_code(self, error_type: str | None) -> int:
         code = self._reason_codes.get(error_type)
         if code is None:
-            if error_type is None or len(self.reasons) >= _MOST_REASONS:
+            if error_type is None or len(self.reasons) >= _MAX_REASONS:
                 return 0
             code = self._reason_codes[error_type] = len(self.reasons)
             self.reasons.append(error_type)
@@ -240,11 +202,3 @@ def _finish_bits(record: TerminalRecord) -> int:
     if not reasons:
         return 0
     return STATED + sum(1 << place for place, reason in enumerate(FLAGGED) if reason in reasons)
-
-
-def _number(value: float | None) -> float:
-    return value if value is not None and math.isfinite(value) else math.nan
-
-
-def _count(value: int | None) -> int:
-    return value if value is not None else ABSENT

@@ -1,18 +1,17 @@
-"""The directory of a run: which file is where, and snapshots that are whole or absent.
+"""The directory of a run: the paths of its files, and snapshots that are complete or absent.
 
-``events.jsonl`` and ``rollout_trials/`` are the truth; every other file is made from them and can
-be made again. A snapshot is streamed: its cost in memory does not depend on the number of samples.
+``events.jsonl``, ``conversations.jsonl`` and ``rollout_trials/`` are the source of every other file, which can be
+written again. A snapshot is streamed: its cost in memory does not depend on the number of samples.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
+import msgspec
 
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.lenient_json import has_usual_numbers
@@ -24,9 +23,9 @@ from osmosis_ai.files import open_regular, replacing, sync_directory, write_atom
 
 TRAJECTORY_FILE = "trajectory.json"
 MOST_OF_A_CONFIG = 256 * 1024
-"""Bytes of a config that are kept with a run, and read of it."""
+"""Limit of the config that is stored with a run."""
 ENVIRONMENT_FILE = "environment.txt"
-"""What the agent ran in, a line: of an evaluation as of a training run."""
+"""One line about the agent's environment, for evaluations and training runs."""
 
 
 class RunDirectory:
@@ -37,6 +36,7 @@ class RunDirectory:
         self.manifest = path / "manifest.json"
         self.config = path / "config.toml"
         self.events = path / "events.jsonl"
+        self.conversations = path / "conversations.jsonl"
         self.log = path / "logs.txt"
         self.server_log = path / "rollout-server.log"
         self.index = path / "index.jsonl"
@@ -48,23 +48,18 @@ class RunDirectory:
         self.artifacts = path / "artifacts"
 
     def is_foreign(self) -> bool:
-        """Tell whether the directory holds something that no run put there."""
+        """Whether the directory has files that do not belong to a run."""
         if self.manifest.exists() or not self.path.exists():
             return False
         return any(not entry.name.startswith(f".{self.manifest.name}.") for entry in self.path.iterdir())
 
     def create(self) -> None:
-        """Make what is not there yet, and clear away what a killed process was writing."""
+        """Create missing directories, and remove unfinished files of a killed process."""
         for directory in (self.trials, self.trajectories, self.artifacts):
             directory.mkdir(parents=True, exist_ok=True)
         for unfinished in self.path.glob(".*.tmp"):
             unfinished.unlink(missing_ok=True)
         sync_directory(self.path.parent)
-
-    def remove_copies(self) -> None:
-        """Remove the copies of trajectories and artifacts; the run's next session makes them again."""
-        for directory in (self.trajectories, self.artifacts):
-            shutil.rmtree(directory, ignore_errors=True)
 
     def put_aside(self) -> Path | None:
         """Rename the run to ``<name>.archive-<stamp>``; None when there is no run here."""
@@ -79,15 +74,15 @@ class RunDirectory:
         return target
 
     def trial(self, rollout_id: str) -> Path:
-        """Return where the rollout's server keeps the files of an attempt."""
+        """Return the directory of an attempt's files from the rollout's server."""
         return self.trials / rollout_id
 
     def write_config(self, text: str) -> None:
-        """Keep the config that the run begins with, as it was written."""
+        """Store the config that the run begins with."""
         write_atomic(self.config, text.encode("utf-8", "replace")[:MOST_OF_A_CONFIG])
 
     def write_environment(self, words: str) -> None:
-        """Keep what the agent runs in; that of the newest session counts."""
+        """Store the description of the agent's environment, replacing that of an earlier session."""
         write_atomic(self.path / ENVIRONMENT_FILE, f"{words}\n")
 
     def write_results(
@@ -120,31 +115,19 @@ class RunDirectory:
                 line = journal.line(offset)
                 if line is None:
                     continue
-                # The session has read and checked this record, or written it.
-                record = orjson.loads(line)
-                yield IndexEntry(
-                    row_index,
-                    run_index,
-                    record["rollout_id"],
-                    record["status"],
-                    duration_ms=record["duration_ms"],
-                    trajectory_filename=TRAJECTORY_FILE if has_trajectory(row_index, run_index) else None,
-                    reward=record.get("reward"),
-                    tokens=record.get("tokens"),
-                    error_type=record.get("error_type"),
-                    resumed=offset < resumed_before,
+                # The session has checked this record, or written it.
+                entry = msgspec.json.decode(line, type=IndexEntry)
+                trajectory = TRAJECTORY_FILE if has_trajectory(row_index, run_index) else None
+                yield msgspec.structs.replace(
+                    entry, trajectory_filename=trajectory, resumed=offset < resumed_before
                 )
 
     def read_metrics(self) -> dict[str, Any] | None:
-        """Return the last written metrics, or None when there are none to be read."""
-        return _read_object(self.metrics)
-
-
-def _read_object(path: Path) -> dict[str, Any] | None:
-    try:
-        with open_regular(path) as file:
-            value = json.loads(file.read())
-    except (OSError, ValueError, RecursionError):
-        return None
-    # Nothing of ours writes others: such a file is as good as none, and is made again.
-    return value if isinstance(value, dict) and has_usual_numbers(value) else None
+        """Return the last written metrics; None without readable ones."""
+        try:
+            with open_regular(self.metrics) as file:
+                value = json.loads(file.read())
+        except (OSError, ValueError, RecursionError):
+            return None
+        # This package writes no infinities: a file with them is written again.
+        return value if isinstance(value, dict) and has_usual_numbers(value) else None

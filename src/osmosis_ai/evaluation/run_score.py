@@ -1,12 +1,12 @@
-"""The score of a run and its numbers as text, with one spelling for terminal, pages, reports and JSON.
+"""The score of a run and its numbers as text, formatted alike in terminal, pages, reports and JSON.
 
-No number is shown without what it leaves out: its interval, the rule of a pass rate, and how many attempts it covers.
+Every number comes with its interval, the rule of its pass rate, and how many attempts it covers.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +14,18 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from osmosis_ai.controller.outcomes import category_of
 from osmosis_ai.datasets.selection import RowsDrawn
+from osmosis_ai.evaluation.metrics import LEAST_SCORED, Estimates, describe_few_scored
 from osmosis_ai.ui import numbers
 from osmosis_ai.ui.numbers import percent, percent_range
 
 if TYPE_CHECKING:
     from osmosis_ai.controller.outcomes import LimitName
-    from osmosis_ai.evaluation.metrics_models import Counts, Estimates, FinishTotals, VarianceShares
-    from osmosis_ai.evaluation.statistics import Estimate, Percentiles
+    from osmosis_ai.evaluation.statistics import Estimate
+    from osmosis_ai.evaluation.variance import VarianceShares
 
-FEWEST_ROWS = 10
-"""Fewer rows do not show how rows differ."""
-LEAST_SCORED = 0.9
-"""With a smaller share of finished attempts scored, statements about the others are guesses."""
-# If a larger share of attempts is truncated, filtered or refused, the results may not reflect the model.
-_MAX_AFFECTED = 0.05
-# The wire's error type of any exception, also of one in the grader's code. It would contradict the boundary next to it.
+# Fewer rows do not show how rows differ.
+_MIN_VARIANCE_ROWS = 10
+# The wire's error type of any exception, also of one in the grader's code.
 _EXCEPTION = "agent_error"
 _BOTTLENECKS: dict[LimitName, str] = {
     "provider": "model",
@@ -61,10 +58,10 @@ class RunScore(BaseModel):
         """Return the score of a run with these estimates."""
         rate, reward, counts = estimates.pass_rate, estimates.reward, estimates.counts
         return cls(
-            pass_rate=rate.value if rate is not None else None,
-            low=rate.low if rate is not None else None,
-            high=rate.high if rate is not None else None,
-            reward=reward.value if reward is not None else None,
+            pass_rate=rate.value if rate else None,
+            low=rate.low if rate else None,
+            high=rate.high if rate else None,
+            reward=reward.value if reward else None,
             pass_threshold=estimates.pass_threshold,
             scored=counts.scored,
             planned=counts.planned,
@@ -87,13 +84,13 @@ class RunScore(BaseModel):
                 return known.model_copy(update={"rows": rows or known.rows})
         except ValidationError:
             pass
-        scored, done = results.get("graded"), results.get("total_runs")
+        scored, done, passed = (results.get(name) for name in ("graded", "total_runs", "passed"))
         if scored is None:
             return None
         failed, skipped = (results.get(name) or 0 for name in ("failed", "skipped"))
-        passed = results.get("passed")
         threshold = results.get("pass_threshold")
         finished = scored + failed if done is None else done - skipped
+        warning = describe_few_scored(scored, finished)
         return cls(
             pass_rate=passed / scored if scored and passed is not None else None,
             pass_threshold=1.0 if threshold is None else threshold,
@@ -103,13 +100,8 @@ class RunScore(BaseModel):
             skipped=skipped,
             failed=failed,
             rows=rows,
-            warnings=[*filter(None, [describe_few_scored(scored, finished)])],
+            warnings=[warning] if warning else [],
         )
-
-    @property
-    def is_over(self) -> bool:
-        """Whether every planned attempt has a result."""
-        return 0 < self.planned <= self.scored + self.skipped + self.failed
 
     @property
     def rule(self) -> str:
@@ -136,27 +128,26 @@ class RunScore(BaseModel):
             f"pass rate {self.format_rate()} ({self.rule})",
             f"scored {self.format_scored()}",
             f"failed {self.format_failed() or 0}",
-            *([f"{self.skipped:,} skipped"] if self.skipped else []),
-            *([f"{self.pending:,} pending"] if self.pending else []),
-            *([self.rows.words] if self.rows is not None else []),
+            f"{self.skipped:,} skipped" if self.skipped else None,
+            f"{self.pending:,} pending" if self.pending else None,
+            self.rows.words if self.rows is not None else None,
         ]
-        return "; ".join(parts)
+        return "; ".join(filter(None, parts))
 
     def describe_briefly(self) -> str:
         """Return the score for a list, whose heading says that only scored samples count."""
-        parts = [
-            f"{percent(self.pass_rate)} pass (reward >= {float(self.pass_threshold)})"
-            if self.pass_rate is not None
-            else ("pass rate unknown" if self.scored else "nothing scored"),
-            f"{self.format_scored()} scored",
-            f"failed {self.format_failed()}" if self.failed else "",
-        ]
-        return ", ".join(filter(None, parts))
+        if self.pass_rate is not None:
+            rate = f"{percent(self.pass_rate)} pass (reward >= {float(self.pass_threshold)})"
+        else:
+            rate = "pass rate unknown" if self.scored else "nothing scored"
+        failed = f", failed {self.format_failed()}" if self.failed else ""
+        return f"{rate}, {self.format_scored()} scored{failed}"
 
     def describe_passing(self, *, may_continue: bool) -> str:
         """Return a sentence how many of the scored samples pass, and how many are scored."""
         if self.pass_rate is None:
-            yet = " yet" if may_continue and not self.is_over else ""
+            is_over = 0 < self.planned <= self.scored + self.skipped + self.failed
+            yet = " yet" if may_continue and not is_over else ""
             return f"No sample has a score{yet}: {self.format_scored()} scored."
         verb = "passes" if self.scored == 1 else "pass"
         passing = f"{percent(self.pass_rate)} of {amount(self.scored, 'scored sample')}"
@@ -165,10 +156,8 @@ class RunScore(BaseModel):
     def describe_bounds(self, passed: int | None = None) -> str | None:
         """Return bounds of the pass rate if too few of the finished samples have a score; None otherwise.
 
-        The bounds are the rates if all samples without a score failed, and if all passed (Manski 1990).
-
-        Args:
-            passed: number of samples that passed; by default computed from the rate.
+        The bounds are the rates if all samples without a score failed, and if all passed (Manski 1990). The number of
+        samples that ``passed`` is computed from the rate if it is unknown.
         """
         finished = self.planned - self.pending - self.skipped
         if finished <= 0 or self.scored >= LEAST_SCORED * finished:
@@ -183,9 +172,13 @@ class RunScore(BaseModel):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values, with the texts."""
-        texts = {"rule": self.rule, "words": self.describe(), "brief": self.describe_briefly()}
-        return {**self.model_dump(mode="json"), **texts}
+        """Return the score as JSON values, with its texts."""
+        return {
+            **self.model_dump(mode="json"),
+            "rule": self.rule,
+            "words": self.describe(),
+            "brief": self.describe_briefly(),
+        }
 
     def _format_interval(self) -> str:
         return "" if self.low is None or self.high is None else f" ({percent_range(self.low, self.high)})"
@@ -208,7 +201,7 @@ def amount(count: int, noun: str) -> str:
 
 def describe_variance(shares: VarianceShares) -> str | None:
     """Return the share of the variance between rows and whether more rows or attempts help; None for few rows."""
-    if shares.rows < FEWEST_ROWS:
+    if shares.rows < _MIN_VARIANCE_ROWS:
         return None
     if not shares.between_rows:
         return "Between-row variance: 0%. More attempts help as much as more rows."
@@ -219,43 +212,6 @@ def describe_variance(shares: VarianceShares) -> str | None:
         else "More attempts help nearly as much as more rows."
     )
     return f"Between-row variance: {shares.between_rows:.0%}. {advice}"
-
-
-def describe_few_scored(scored: int, finished: int) -> str | None:
-    """Return a warning if too few of the finished attempts have a score."""
-    if finished <= 0 or scored >= LEAST_SCORED * finished:
-        return None
-    share = percent(scored / finished)
-    return f"only {scored:,} of {finished:,} finished attempts have a score ({share}); the numbers leave out the rest"
-
-
-def describe_copied_rows(copies: int, rows: int) -> str | None:
-    """Return a warning if rows are duplicates of others."""
-    if not copies:
-        return None
-    found = "row is a copy" if copies == 1 else "rows are copies"
-    return f"{copies:,} of {rows:,} {found} of another: copies count as one row in every interval"
-
-
-def warnings_of(
-    counts: Counts, rows: int, estimates: Iterable[Estimate | None], finish: FinishTotals | None = None
-) -> list[str]:
-    """Return the warnings about a run's numbers."""
-    affected = None
-    if finish is not None and finish.affected > _MAX_AFFECTED * finish.known_samples:
-        found = {"truncated": finish.truncated, "filtered": finish.filtered, "refused": finish.refused}
-        share = percent(finish.affected / finish.known_samples)
-        affected = (
-            f"{finish.affected:,} of {finish.known_samples:,} attempts ({share}) have a model reply that was "
-            + ", ".join(f"{name} ({count:,})" for name, count in found.items() if count)
-        )
-    warnings = [
-        describe_few_scored(counts.scored, counts.planned - counts.pending - counts.skipped),
-        affected,
-        describe_copied_rows(counts.copies, rows),
-        *(estimate.warning for estimate in estimates if estimate is not None),
-    ]
-    return list(dict.fromkeys(filter(None, warnings)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,29 +230,27 @@ def number_lines(estimates: Estimates) -> Iterator[NumberLine]:
     """Yield every number of an evaluation."""
     reward, rate = estimates.reward, estimates.pass_rate
     if reward is not None:
-        over = f"{amount(reward.n, 'scored sample')} of {amount(reward.clusters, 'row')}"
-        interval = numbers.interval(reward)
         yield NumberLine(
-            "Reward", numbers.number(reward.value), interval, over, reward.method or "", is_result=True
+            "Reward",
+            numbers.number(reward.value),
+            numbers.interval(reward),
+            f"{amount(reward.n, 'scored sample')} of {amount(reward.clusters, 'row')}",
+            reward.method or "",
+            is_result=True,
         )
+    rates: list[tuple[str, Estimate, str]] = []
     if rate is not None:
         over = f"{amount(rate.n, 'sample')} of {amount(rate.clusters, 'row')}"
-        label = f"Pass rate ({_pass_rule(estimates.pass_threshold)})"
-        interval = numbers.interval(rate, percent=True)
-        yield NumberLine(label, percent(rate.value), interval, over, rate.method or "", is_result=True)
-    powers = [
-        (f"pass@{k}", f" with {k} or more scored attempts", each) for k, each in estimates.pass_at_k.items()
-    ]
-    # pass^1 is pass@1
-    powers += [
-        (f"pass^{k}", f": all of {k} attempts pass", each)
-        for k, each in estimates.pass_hat_k.items()
-        if k > 1
-    ]
-    for label, rule, each in powers:
+        rates.append((f"Pass rate ({_pass_rule(estimates.pass_threshold)})", rate, over))
+    for k, each in estimates.pass_at_k.items():
+        rates.append((f"pass@{k}", each, f"{amount(each.clusters, 'row')} with {k} or more scored attempts"))
+    for k, each in estimates.pass_hat_k.items():
+        if k > 1:  # pass^1 is pass@1
+            rates.append((f"pass^{k}", each, f"{amount(each.clusters, 'row')}: all of {k} attempts pass"))
+    for label, each, over in rates:
         interval = numbers.interval(each, percent=True)
-        over = f"{amount(each.clusters, 'row')}{rule}"
-        yield NumberLine(label, percent(each.value), interval, over, each.method or "")
+        is_result = each is rate
+        yield NumberLine(label, percent(each.value), interval, over, each.method or "", is_result)
     yield from _cost_lines(estimates)
     latency = estimates.latency
     for label, percentiles, which in (
@@ -305,7 +259,11 @@ def number_lines(estimates: Estimates) -> Iterator[NumberLine]:
         ("  elsewhere (agent, tools, grader, queue)", latency.elsewhere_ms, "that called the model"),
     ):
         if percentiles is not None:
-            yield _latency_line(label, percentiles, which)
+            p50, p90, p95, p99 = (
+                numbers.duration(getattr(percentiles, name) / 1000) for name in ("p50", "p90", "p95", "p99")
+            )
+            over = f"p90 {p90} · p95 {p95} · p99 {p99} · over {amount(percentiles.n, 'attempt')} {which}"
+            yield NumberLine(label, f"p50 {p50}", "", over)
 
 
 def _cost_lines(estimates: Estimates) -> Iterator[NumberLine]:
@@ -333,14 +291,6 @@ def _cost_lines(estimates: Estimates) -> Iterator[NumberLine]:
         yield NumberLine("Judges", spent, "", ", ".join(details))
 
 
-def _latency_line(label: str, latency: Percentiles, which: str) -> NumberLine:
-    p50, p90, p95, p99 = (
-        numbers.duration(value / 1000) for value in (latency.p50, latency.p90, latency.p95, latency.p99)
-    )
-    attempts = "attempts" if latency.n is None else amount(latency.n, "attempt")
-    return NumberLine(label, f"p50 {p50}", "", f"p90 {p90} · p95 {p95} · p99 {p99} · over {attempts} {which}")
-
-
 def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[tuple[str, str]]:
     """Yield the number of attempts with each outcome, and how the rows were selected."""
     counts = estimates.counts
@@ -360,12 +310,12 @@ def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[tupl
     if counts.lost_attempts:
         yield "Lost and repeated", f"{counts.lost_attempts:,}"
     if (finish := estimates.finish) is not None:
-        replies = {
-            "Truncated (token limit)": finish.truncated,
-            "Filtered": finish.filtered,
-            "Refused": finish.refused,
-        }
-        for label, count in replies.items():
+        replies = (
+            ("Truncated (token limit)", finish.truncated),
+            ("Filtered", finish.filtered),
+            ("Refused", finish.refused),
+        )
+        for label, count in replies:
             if count:
                 yield label, f"{count:,} of {amount(finish.known_samples, 'attempt')}"
     limited = estimates.limited_by

@@ -26,7 +26,7 @@ from osmosis_ai.controller.dispatcher import Dispatcher, LimitTally, Stop, choos
 from osmosis_ai.controller.server_process import useful_servers
 from osmosis_ai.datasets import row_digest
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.attempt_copies import AttemptCopies
+from osmosis_ai.evaluation.attempt_files import AttemptFilesWriter
 from osmosis_ai.evaluation.hooks import (
     ProgressSnapshot,
     RunHooks,
@@ -38,13 +38,11 @@ from osmosis_ai.evaluation.hooks import (
 from osmosis_ai.evaluation.intervals import load_distributions
 from osmosis_ai.evaluation.journal import Journal, load_results, salvage
 from osmosis_ai.evaluation.manifest import Manifest, run_inputs
-from osmosis_ai.evaluation.metrics import compute_metrics
-from osmosis_ai.evaluation.metrics_models import RunMetrics
+from osmosis_ai.evaluation.metrics import RunMetrics, compute_metrics, describe_copied_rows
 from osmosis_ai.evaluation.opened_run import OpenedRun, open_run
 from osmosis_ai.evaluation.record import record_of
 from osmosis_ai.evaluation.results import AttemptId, AttemptTable
 from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
-from osmosis_ai.evaluation.run_score import describe_copied_rows
 from osmosis_ai.evaluation.sources import RolloutSource, ServerSetting
 from osmosis_ai.evaluation.spec import NOTHING, DatasetInput, EvalRunOptions, EvalRunSpec, Spending, Spent
 from osmosis_ai.files import cache_dir as default_cache_dir
@@ -69,7 +67,8 @@ _SNAPSHOT_S = 1.0
 _SNAPSHOT_SHARE = 0.05
 # The model's own limiter adapts below this; rollouts in flight bound it anyway.
 _MODEL_CALLS_CEILING = 256
-_LAST_COPIES_WAIT_S = 3.0
+# Attempts whose files a killed session may not have written.
+_LAST_ATTEMPTS = 1024
 _RECOUNT_S = 0.25
 _SHOWN_ROWS = 10
 
@@ -178,8 +177,6 @@ class EvalRunner:
                 f"The journal of '{opened.name}' could not be salvaged: {error}. It is unchanged."
             ) from error
         self.hooks.note(found.describe())
-        if found.damaged_copy is not None:
-            directory.remove_copies()
 
     def _earlier_s(self) -> float:
         """Return how long earlier sessions took, in seconds."""
@@ -237,7 +234,7 @@ class _Session(AttemptResults):
             run.directory.log, run.redact, echo=run.hooks.log_event if run.options.verbose else None
         )
         stack.callback(self._log.close)
-        self._conversations = AttemptCopies(run.directory, run.table, self._log, run.redact)
+        self._files = AttemptFilesWriter(run.directory, run.table, self._log, run.redact)
         self._tally = LimitTally()
         self._dispatcher: Dispatcher[Attempt] | None = None
         self._task: asyncio.Task[Stop | None] | None = None
@@ -253,18 +250,22 @@ class _Session(AttemptResults):
     async def run(self) -> RunSummary:
         """Execute what is pending, then write the results."""
         self._spending.start_clock()
-        self._journal = Journal.open(self._directory.events)
+        self._journal = Journal(self._directory.events)
         try:
             self._resumed_before = self._journal.size
             pending = self._table.open_count
             self._log.write("run", "session starts", run=self._directory.path.name, pending=pending)
             if self._resumed:
                 self._log.write("resume", "continuing from the journal", finished=self._resumed)
-            self._indexed = self._finished, self._conversations.copied
+            await asyncio.to_thread(
+                self._files.restore, _LAST_ATTEMPTS if self._hooks.removes_files else None
+            )
+            self._indexed = self._finished, self._files.written
             self._write_snapshots("running")
             stop = await self._execute() if pending else None
         finally:
             await self._journal.close()
+            await self._files.close()
         return await self._finalize(stop)
 
     def interrupt(self) -> None:
@@ -387,16 +388,12 @@ class _Session(AttemptResults):
         )
         if self._is_interrupted:
             return INTERRUPTED
-        await asyncio.to_thread(self._conversations.copy_left)
-        self._conversations.start()
         try:
             stop = await runner.run(self._dispatcher, tally=self._tally)
         finally:
             self._dispatched = runner.dispatched
         if stop is not None:
             await runner.wait_until_cancelled_ended(self._hooks.stage)
-        patience_s = _LAST_COPIES_WAIT_S if stop is None or stop.kind == "budget" else 0.0
-        await asyncio.to_thread(self._conversations.stop, patience_s=patience_s)
         return stop
 
     def _limit(self, capacity: int | None) -> int:
@@ -450,16 +447,14 @@ class _Session(AttemptResults):
         self._spending.add_record(record)
         row_index, run_index = record.row_index, record.run_index
         if self._table.offset(row_index, run_index) >= 0:
-            # The copies of the older result go first.
-            await asyncio.to_thread(self._conversations.forget, row_index, run_index)
+            # The files of the older result go first.
+            await asyncio.to_thread(self._files.remove, row_index, run_index)
+        trajectory = await self._files.append(result)
         offset = await self._journal.append(record)
         self._table.set_result(record, offset)
         self._finished += 1
         self._deaths.pop((result.attempt.row.source_row_index, run_index), None)
-        expects_trajectory = result.grader is not None and result.grader.sample is not None
-        self._conversations.submit(
-            row_index, run_index, record.rollout_id, expects_trajectory=expects_trajectory
-        )
+        self._files.add(record, trajectory)
         self._log.write(
             "result",
             record.status if record.error is None else f"{record.status}: {record.error}",
@@ -539,6 +534,7 @@ class _Session(AttemptResults):
             self._hooks.progress(self._progress(now - started))
             if last:
                 return
+            await asyncio.to_thread(self._files.write)
             if now >= snapshot_at:
                 with contextlib.suppress(OSError):  # the journal reports a full disk
                     await asyncio.to_thread(self._write_snapshots, "running")
@@ -584,12 +580,12 @@ class _Session(AttemptResults):
             "sampled_rows": len(run.selection),
             "total_dataset_rows": run.selection.total_rows,
         }
-        shown, index = (self._finished, self._conversations.copied), None
+        shown, index = (self._finished, self._files.written), None
         table = self._table.snapshot()
         # The index exists when a session starts, except for what a killed session did not write; that can wait.
         if status != "running" or shown != self._indexed or not directory.index.exists():
             index = directory.index_entries(
-                table, resumed_before=self._resumed_before, has_trajectory=self._conversations.has_trajectory
+                table, resumed_before=self._resumed_before, has_trajectory=self._files.has_trajectory
             )
         described = describe_run(
             run.spec,
@@ -608,8 +604,7 @@ class _Session(AttemptResults):
 
     async def _finalize(self, stop: Stop | None) -> RunSummary:
         table, directory = self._table, self._directory
-        await asyncio.to_thread(self._conversations.stop, patience_s=0.0)
-        await asyncio.to_thread(self._conversations.copy_missing)
+        await asyncio.to_thread(self._files.finish)
         with contextlib.suppress(OSError):
             redact_server_logs(directory.server_log, self._run.redact)
         complete = stop is None and table.open_count == 0

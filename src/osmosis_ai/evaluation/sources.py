@@ -127,9 +127,9 @@ class RemoteSource(RolloutSource):
     async def server(self, setting: ServerSetting) -> tuple[None, RemoteAgent]:
         """Return the agent, not yet looked up."""
         setting.note(f"remote agent: '{self.name}'")
-        return None, self.agent(setting.directory.trials)
+        return None, self.agent()
 
-    def agent(self, artifact_root: Path) -> RemoteAgent:
+    def agent(self) -> RemoteAgent:
         """Return the agent; it calls back at the address that this machine's operator configured."""
         from osmosis_ai.controller.callbacks import CallbackAddress
         from osmosis_ai.controller.remote_agents import RemoteAgent
@@ -138,7 +138,6 @@ class RemoteSource(RolloutSource):
             self._locate,
             name=f"the served agent `{self.name}`",
             callback_address=CallbackAddress.from_environment(os.environ),
-            artifact_root=artifact_root,
             hint=self._hint,
         )
 

@@ -1,11 +1,10 @@
-"""Numbers with their uncertainty: every estimate says from how many samples and rows it comes.
+"""Estimates with confidence intervals, and the numbers of samples and rows behind them.
 
-Every row weighs the same: its attempts are averaged first, then the rows, so that a row whose
-attempts failed to be scored is not heard less than its neighbour. The unit of independence is the row
-too. Attempts on one row resemble each other, and rows that are copies of each other do; either form
-a cluster, and treating them as independent would make intervals too narrow. Where the data say
-nothing about the spread (one row, no variation at all), a mean has no interval rather than one of
-width zero, and says why. A rate always has one (:mod:`~osmosis_ai.evaluation.intervals`).
+Every row has the same weight: its attempts are averaged first, then the rows. So a row with unscored attempts counts
+as much as the others. The row is also the unit of independence. Attempts on one row are correlated, and so are
+duplicate rows: each group is a cluster, since treating its samples as independent would make intervals too narrow.
+If the data do not determine the variance (one row, or no variation), a mean has no interval but a reason. A rate always
+has an interval (:mod:`~osmosis_ai.evaluation.intervals`).
 
 Sources:
     Miller 2024, "Adding Error Bars to Evals", section 2.2 (clustered errors), 3.1 (the mean over
@@ -50,7 +49,10 @@ _ROUNDING = 1e-13
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value and how far it can be trusted."""
+    """A value with its standard error and confidence interval.
+
+    ``at_least`` and ``at_most`` are one-sided bounds; ``reason`` explains a missing interval.
+    """
 
     value: float
     stderr: float | None
@@ -67,7 +69,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a set of values looks like; ``std`` is the population's (divided by n)."""
+    """Summary of a set of values; ``std`` is the population standard deviation (divided by n)."""
 
     mean: float
     median: float
@@ -106,7 +108,7 @@ def describe(values: Values) -> Description | None:
 
 
 def percentiles(values: Values) -> Percentiles | None:
-    """Return the percentiles people watch; None for no values."""
+    """Return the 50th, 90th, 95th and 99th percentiles; None for no values."""
     import numpy as np
 
     data = np.asarray(values, dtype=np.float64)
@@ -191,11 +193,11 @@ def fitting_range(
     """Return the range if all rewards are inside, otherwise None and a warning."""
     if reward_range is None or not rewards.size:
         return reward_range, []
-    (least, most), found = reward_range, (float(rewards.min()), float(rewards.max()))
-    if least <= found[0] and found[1] <= most:
+    (low, high), found = reward_range, (float(rewards.min()), float(rewards.max()))
+    if low <= found[0] and found[1] <= high:
         return reward_range, []
     return None, [
-        f"reward_range {least:g} to {most:g} is ignored: rewards range from {found[0]:g} to {found[1]:g}"
+        f"reward_range {low:g} to {high:g} is ignored: rewards range from {found[0]:g} to {found[1]:g}"
     ]
 
 
@@ -243,7 +245,7 @@ class _RowMeans:
         data, labels = _as_arrays(values, rows)
         if data.size == 0:
             return None
-        first, which, counts = _places(labels)
+        first, which, counts = _group_rows(labels)
         means = data[first]
         if means.size < data.size:
             # Equal values have exactly their own mean, which sums may miss.
@@ -260,12 +262,12 @@ class _RowMeans:
         return cls(means, within.reshape(-1), groups.size, data.size)
 
 
-def _places(labels: Integers) -> tuple[Integers, Integers, Integers]:
-    """Return (first sample of each row, place of each sample's row, samples of each row)."""
+def _group_rows(labels: Integers) -> tuple[Integers, Integers, Integers]:
+    """Return (first sample of each row, position of each sample's row, samples of each row)."""
     import numpy as np
 
     if np.all(labels[1:] >= labels[:-1]):
-        # A run's samples come row by row, and sorting them again would cost most of the time.
+        # A run's samples are sorted by row, and sorting them again would take most of the time.
         starts = np.concatenate(([True], labels[1:] != labels[:-1]))
         first = np.flatnonzero(starts)
         return first, np.cumsum(starts) - 1, np.diff(first, append=labels.size)
@@ -288,8 +290,8 @@ def _estimate(value: float, stderr: float | None, means: _RowMeans, interval: In
     )
 
 
-def _rate(means: _RowMeans, most: float, confidence: float) -> Estimate:
-    """Return the estimate of a rate whose samples are worth at most ``most`` independent ones."""
+def _rate(means: _RowMeans, max_samples: float, confidence: float) -> Estimate:
+    """Return the estimate of a rate whose effective sample size is at most ``max_samples``."""
     import numpy as np
 
     value, stderr = _clustered_mean(means.means, means.clusters)
@@ -298,7 +300,7 @@ def _rate(means: _RowMeans, most: float, confidence: float) -> Estimate:
     rate = ClusteredRate(
         value=value,
         stderr=stderr,
-        samples=most,
+        samples=max_samples,
         clusters=means.cluster_count,
         independent=means.means.size**2 / float(np.square(sizes).sum()),
         varied=min(int((by_cluster > 0).sum()), int((by_cluster < sizes).sum())),
@@ -307,16 +309,16 @@ def _rate(means: _RowMeans, most: float, confidence: float) -> Estimate:
 
 
 def skewness(data: Floats) -> float:
-    """Return Fisher and Pearson's coefficient of the values themselves; 0 where they have no spread."""
+    """Return Fisher and Pearson's coefficient of the values; 0 if they are all equal."""
     import numpy as np
 
-    away = (data - data.mean()) / _scale_of(data)
-    spread = float(np.square(away).mean())
-    return float((away**3).mean()) / spread**1.5 if spread > 0 else 0.0
+    deviations = (data - data.mean()) / _scale_of(data)
+    variance = float(np.square(deviations).mean())
+    return float((deviations**3).mean()) / variance**1.5 if variance > 0 else 0.0
 
 
 def _skew_warning(means: Floats) -> str | None:
-    """Return what to say of an interval whose rows are too skewed for Student's t."""
+    """Return a warning if the rows are too skewed for Student's t."""
     skew = skewness(means) if 2 < means.size < SKEWED_ROWS else 0.0
     if abs(skew) <= MOST_SKEW:
         return None
@@ -337,14 +339,14 @@ def _clustered_mean(means: Floats, clusters: Integers) -> tuple[float, float | N
     by_cluster = np.bincount(clusters, weights=scaled - value)
     variance = count / (count - 1) * float(np.square(by_cluster).sum()) / means.size**2
     stderr = math.sqrt(variance)
-    # Rows that balance out exactly leave rounding errors, not a spread.
+    # If deviations cancel out exactly, only rounding errors remain.
     if stderr < _ROUNDING * float(np.abs(scaled).max()):
         stderr = 0.0
     return value * scale, stderr * scale
 
 
 def _scale_of(data: Floats) -> float:
-    """Return what to divide ``data`` by so that sums of squares stay finite: 1 but for huge values."""
+    """Return a divisor of ``data`` that keeps sums of squares finite: 1 except for huge values."""
     import numpy as np
 
     largest = float(np.abs(data).max())

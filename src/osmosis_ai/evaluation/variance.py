@@ -17,8 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from osmosis_ai.evaluation.metrics_models import FlakyRow, FlakyRows, VarianceShares
-
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -58,9 +56,9 @@ class VarianceComponents:
         if found is None or found.means.size < 2:
             return None
         count, total = found.means.size, int(found.counts.sum())
-        away = found.means - found.means[0]  # so that equal rows have exactly no variance
-        grand = float(found.counts @ away) / total
-        among = float(found.counts @ np.square(away - grand)) / (count - 1)
+        offsets = found.means - found.means[0]  # so that equal rows have exactly no variance
+        mean = float(found.counts @ offsets) / total
+        among = float(found.counts @ np.square(offsets - mean)) / (count - 1)
         if found.within is None:
             return cls(among, None, count, 1.0, degrees=_degrees(found.means))
         attempts = (total - float(np.square(found.counts).sum()) / total) / (count - 1)
@@ -124,13 +122,13 @@ def _degrees(by_row: Floats) -> float:
     """
     import numpy as np
 
-    most = by_row.size - 1
-    away = by_row - by_row.mean()
-    spread = float(np.square(away).mean())
-    if spread == 0:
-        return most
-    kurtosis = float(np.square(np.square(away / spread**0.5)).mean()) - 3
-    return float(max(min(3, most), 2 / (2 / most + max(kurtosis, 0) / by_row.size)))
+    largest = by_row.size - 1
+    deviations = by_row - by_row.mean()
+    variance = float(np.square(deviations).mean())
+    if variance == 0:
+        return largest
+    kurtosis = float(np.square(np.square(deviations / variance**0.5)).mean()) - 3
+    return float(max(min(3, largest), 2 / (2 / largest + max(kurtosis, 0) / by_row.size)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +153,45 @@ class _Rows:
         )
         which = which.reshape(-1)
         # Relative to the row's first value, so that the mean of equal values is exact.
-        away = data - data[first][which]
-        middles = np.bincount(which, weights=away) / counts
-        residuals: NDArray[np.float64] = away - middles[which]
-        spare = data.size - labels.size
-        within = float(residuals @ residuals) / spare if spare else None
-        return cls(labels, data[first] + middles, counts, within)
+        deviations = data - data[first][which]
+        offsets = np.bincount(which, weights=deviations) / counts
+        residuals: NDArray[np.float64] = deviations - offsets[which]
+        degrees = data.size - labels.size
+        within = float(residuals @ residuals) / degrees if degrees else None
+        return cls(labels, data[first] + offsets, counts, within)
 
 
 _LISTED_FLAKY_ROWS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class VarianceShares:
+    """Shares of the rewards' variance between rows and between attempts on one row."""
+
+    between_rows: float
+    between_attempts: float
+    rows: int
+    attempts_per_row: float
+    below_zero: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FlakyRow:
+    """A row that passed some of its scored attempts; ``source_row_index`` is its position in the dataset."""
+
+    row_index: int
+    source_row_index: int | None
+    passed: int
+    scored: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlakyRows:
+    """Number of rows that passed some attempts, ``of`` those with a scored attempt, and the ``worst`` of them."""
+
+    count: int
+    of: int
+    worst: list[FlakyRow] = field(default_factory=list)
 
 
 def variance_shares(rewards: Floats, rows: Integers) -> VarianceShares | None:

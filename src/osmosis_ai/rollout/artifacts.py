@@ -6,12 +6,12 @@ opened with ``O_NOFOLLOW``.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
 import shutil
 import stat
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,7 +23,7 @@ DIAGNOSTICS_FILE = "diagnostics.json"
 PENDING_TRAJECTORY_FILE = ".trajectory.json.pending"
 """Conversation of an unfinished rollout. A killed server leaves it for rollouts it has acknowledged."""
 CREATE_ATTEMPTS = 3
-CREATE_BACKOFF_SECONDS = 0.5
+CREATE_BACKOFF_SECONDS = 0.05
 
 FileState = tuple[int, int, int]
 """Size in bytes, mtime and ctime in nanoseconds."""
@@ -36,10 +36,28 @@ def artifact_root() -> Path:
     return Path(os.environ.get(ARTIFACT_ROOT_ENV) or Path.home() / ".osmosis")
 
 
-async def create_artifacts_dir(root: Path, rollout_id: str) -> Path | None:
-    """Create a rollout's artifacts directory and verify with a marker file that it is writable.
+class ArtifactsOnDemand:
+    """Mixin of a context that creates the artifacts directory when user code first asks for it: most code never does."""
 
-    Makes up to :data:`CREATE_ATTEMPTS` tries.
+    artifacts_home: Path | None = None
+    """The rollout's directory, once it is known."""
+    _directory: Path | None = None
+
+    @property
+    def artifacts_dir(self) -> Path | None:
+        if self._directory is None and self.artifacts_home is not None:
+            self._directory, self.artifacts_home = create_artifacts_dir(self.artifacts_home), None
+        return self._directory
+
+    @artifacts_dir.setter
+    def artifacts_dir(self, directory: Path | None) -> None:
+        self._directory = directory
+
+
+def create_artifacts_dir(home: Path) -> Path | None:
+    """Create the artifacts directory of the rollout at ``home`` and verify with a marker file that it is writable.
+
+    Makes up to :data:`CREATE_ATTEMPTS` tries with short pauses, because the event loop waits.
 
     Returns:
         The directory, or None if it cannot be created; the rollout then runs without it.
@@ -47,17 +65,16 @@ async def create_artifacts_dir(root: Path, rollout_id: str) -> Path | None:
     delay_s = CREATE_BACKOFF_SECONDS
     for attempt in range(1, CREATE_ATTEMPTS + 1):
         try:
-            return _create(root, rollout_id)
+            return _create(home)
         except OSError as error:
-            logger.warning("cannot create the artifacts directory of %s in %s: %s", rollout_id, root, error)
+            logger.warning("cannot create the artifacts directory in %s: %s", home, error)
         if attempt < CREATE_ATTEMPTS:
-            await asyncio.sleep(delay_s)
+            time.sleep(delay_s)
             delay_s *= 2
     return None
 
 
-def _create(root: Path, rollout_id: str) -> Path:
-    home = root / rollout_id
+def _create(home: Path) -> Path:
     artifacts = home / "artifacts"
     if not artifacts.is_dir():
         home.mkdir(parents=True, exist_ok=True)

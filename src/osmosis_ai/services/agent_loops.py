@@ -16,12 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from osmosis_ai.errors import MissingExtraError, OsmosisError
-from osmosis_ai.evaluation.agent_loop import inputs
-from osmosis_ai.evaluation.agent_loop.inputs import DEFAULT_MAX_TURNS, DEFAULT_MODEL
+from osmosis_ai.evaluation.agent_loop.inputs import (
+    DEFAULT_MAX_TURNS,
+    DEFAULT_MODEL,
+    DatasetReader,
+    build_completion_params,
+)
 from osmosis_ai.evaluation.agent_loop.runner import LocalRunResult, LocalTestRunner
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.agent_loop.inputs import DatasetReader, LoopRow
+    from osmosis_ai.evaluation.agent_loop.inputs import LoopRow
     from osmosis_ai.evaluation.agent_loop.interactive import SessionTerminal
     from osmosis_ai.llm.client import ModelClient
     from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
@@ -37,7 +41,6 @@ TRIAL_TIMEOUT_S = 120.0
 DEFAULT_TIMEOUT_S = 600.0
 _TRIAL_TOKENS = 32
 _CALLS_AT_ONCE = 64
-_INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ class AgentTestRequest:
 
     @property
     def completion_params(self) -> dict[str, Any]:
-        return inputs.build_completion_params(self.temperature, self.max_tokens)
+        return build_completion_params(self.temperature, self.max_tokens)
 
 
 @dataclass(frozen=True)
@@ -199,7 +202,7 @@ class PreparedAgentTest:
         return open_model(
             request.model,
             api_key=request.api_key,
-            api_base=request.base_url,
+            base_url=request.base_url,
             probing=request.probe,
             calls_at_once=max(_CALLS_AT_ONCE, request.batch_size),
         )
@@ -285,12 +288,12 @@ def prepare_agent_test(request: AgentTestRequest) -> PreparedAgentTest:
     Raises:
         OsmosisError: a part is missing or invalid; the error says which and how to fix it.
     """
-    from osmosis_ai.evaluation.agent_loop.inputs import DatasetReader
+    from osmosis_ai.rollout.loop.loading import load_agent_loop
 
     _check_options(request)
     if request.output is not None:
         require_writable_file(request.output)
-    agent = inputs.load_agent(request.module)
+    agent = load_agent_loop(request.module)
     reader = DatasetReader(request.dataset)
     # All rows are read before the first one runs, so that a bad row does not waste the model calls before it.
     total = sum(1 for _ in reader.iter_rows(request.limit, request.offset))
@@ -302,54 +305,46 @@ def prepare_agent_test(request: AgentTestRequest) -> PreparedAgentTest:
 
 
 async def run_agent_test(prepared: PreparedAgentTest, hooks: AgentTestHooks) -> AgentTestOutcome:
-    """Run every row; an interrupted test keeps the rows that ended.
+    """Run every row; an interrupted test keeps the finished rows.
 
     Raises:
         OsmosisError: the model cannot be called, a row is bad, or the results cannot be written.
     """
-    from osmosis_ai.controller.dispatcher import Stop
+    from osmosis_ai.controller.dispatcher import Dispatcher, Stop
     from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient
-    from osmosis_ai.evaluation.agent_loop.runner import run_all
-
-    # Imported here so that the first row's time limit does not include it.
-    from osmosis_ai.rollout.backend.local import deadline  # noqa: F401
-    from osmosis_ai.rollout.loop import context, eval_functions, schemas, tool_schemas  # noqa: F401
 
     request = prepared.request
     outcome = AgentTestOutcome(planned=prepared.total)
-    early: dict[int, LocalRunResult] = {}
+    finished: dict[int, LocalRunResult] = {}
 
     async with prepared.open_model() as model:
 
-        async def run_row(numbered: tuple[int, LoopRow]) -> LocalRunResult:
-            index, row = numbered
+        async def run_row(item: tuple[int, LoopRow]) -> bool:
+            index, row = item
             runner = LocalTestRunner(
                 prepared.agent, ExternalLLMClient.sharing(model), request.debug, timeout_s=request.timeout_s
             )
-            return await runner.run_single(row, index, request.max_turns, request.completion_params)
-
-        def row_ended(place: int, _: object, result: LocalRunResult) -> None:
-            early[place] = result
-            while (following := early.pop(len(outcome.rows), None)) is not None:
-                outcome.add(following)
-                hooks.row_ended(len(outcome.rows), prepared.total, following)
-
-        began = time.perf_counter()
-        try:
-            await run_all(
-                prepared.rows(),
-                run_row,
-                limit=request.batch_size,
-                done=row_ended,
-                started=lambda dispatcher: hooks.started(
-                    lambda: dispatcher.halt(Stop("interrupted", _INTERRUPTED))
-                ),
+            finished[index] = await runner.run_single(
+                row, index, request.max_turns, request.completion_params
             )
+            # Rows are reported in order.
+            while (result := finished.pop(request.offset + len(outcome.rows), None)) is not None:
+                outcome.add(result)
+                hooks.row_ended(len(outcome.rows), prepared.total, result)
+            return True
+
+        started = time.perf_counter()
+        dispatcher = Dispatcher(prepared.rows(), run_row, limit=request.batch_size)
+        try:
+            hooks.started(lambda: dispatcher.halt(Stop("interrupted", "interrupted")))
+            stop = await dispatcher.run()
+            if stop is not None and stop.error is not None:
+                raise stop.error
         finally:
             hooks.ended()
-            for place in sorted(early):
-                outcome.add(early[place])
-            outcome.duration_ms = (time.perf_counter() - began) * 1000.0
+            for index in sorted(finished):
+                outcome.add(finished[index])
+            outcome.duration_ms = (time.perf_counter() - started) * 1000.0
             write_outcome(outcome, request.output)
     return outcome
 
@@ -365,7 +360,7 @@ async def run_session(prepared: PreparedAgentTest, terminal: SessionTerminal) ->
 
     request = prepared.request
     outcome = AgentTestOutcome()
-    began = time.perf_counter()
+    started = time.perf_counter()
     async with prepared.open_model() as model:
         session = InteractiveRunner(
             prepared.agent, ExternalLLMClient.sharing(model), request.debug, terminal=terminal
@@ -383,7 +378,7 @@ async def run_session(prepared: PreparedAgentTest, terminal: SessionTerminal) ->
             for index in sorted(last):
                 outcome.add(last[index])
             outcome.planned = len(outcome.rows)
-            outcome.duration_ms = (time.perf_counter() - began) * 1000.0
+            outcome.duration_ms = (time.perf_counter() - started) * 1000.0
             write_outcome(outcome, request.output)
     return outcome
 

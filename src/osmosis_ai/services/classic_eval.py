@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,6 @@ from osmosis_ai.evaluation.agent_loop.inputs import (
     MAX_TOKENS_TOTAL,
     DatasetReader,
     build_completion_params,
-    require_tools,
 )
 from osmosis_ai.evaluation.spec import EvalRunOptions
 from osmosis_ai.workspace.layout import WorkspaceDirectory
@@ -29,7 +29,6 @@ from osmosis_ai.workspace.layout import WorkspaceDirectory
 if TYPE_CHECKING:
     from osmosis_ai.datasets import Selection
     from osmosis_ai.evaluation.agent_loop.eval_run import ClassicResults, ImportedAgent, LoopDataset
-    from osmosis_ai.evaluation.agent_loop.llm_client import ChosenModel
     from osmosis_ai.evaluation.hooks import RunHooks, RunSummary
     from osmosis_ai.evaluation.spec import EvalRunSpec
     from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
@@ -131,12 +130,11 @@ class PreparedClassicEval:
     spec: EvalRunSpec
     dataset: LoopDataset
     selection: Selection
-    model: ChosenModel
 
     @property
     def workspace(self) -> WorkspaceDirectory:
         """The current directory: a classic evaluation keeps its run there, whether or not it is a workspace."""
-        return WorkspaceDirectory(self.source.directory)
+        return WorkspaceDirectory(self.source.path)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -171,6 +169,7 @@ def prepare_classic_eval(request: ClassicEvalRequest) -> PreparedClassicEval:
     from osmosis_ai.evaluation.agent_loop.eval_run import (
         ImportedAgent,
         imported_files,
+        require_tools,
         require_writable_results,
     )
     from osmosis_ai.evaluation.agent_loop.llm_client import choose_model
@@ -197,20 +196,18 @@ def prepare_classic_eval(request: ClassicEvalRequest) -> PreparedClassicEval:
             rollout_id_prefix="eval",
         )
         eval_fns = tuple(load_eval_fns(request.eval_fns))
-    model = choose_model(
-        request.model, base_url=request.base_url, api_key=request.api_key, probing=request.probe
-    )
+    endpoint = choose_model(request.model, base_url=request.base_url, api_key=request.api_key)
     is_limited = request.options.budget.max_cost_usd is not None
-    if is_limited and model.endpoint is not None and price_of(model.endpoint) is None:
+    if is_limited and endpoint is not None and price_of(endpoint) is None:
         raise OsmosisError(
-            f"`--max-cost` needs the price of `{model.name}`, and it is not known.",
+            f"`--max-cost` needs the price of `{request.model}`, which is unknown.",
             hint="limit the run with `--max-total-tokens` or `--max-time` instead",
         )
     if request.output is not None:
         require_writable_results(request.output)
     # Not validated: a config's path may not look like `C:...`, but a module may.
     experiment = Experiment.model_construct(
-        rollout=agent.name, entrypoint=request.module, model_path=model.name, dataset=dataset.name
+        rollout=agent.name, entrypoint=request.module, model_path=request.model.strip(), dataset=dataset.name
     )
     evaluation = EvaluationSettings(
         n=request.n,
@@ -234,16 +231,14 @@ def prepare_classic_eval(request: ClassicEvalRequest) -> PreparedClassicEval:
         agent=agent,
         eval_fns=eval_fns,
         source=ImportedAgent(
-            reference=request.module,
-            directory=directory,
-            settings=hosting,
-            base_url=request.base_url,
-            files=imported_files(directory.resolve(), request.module, *request.eval_fns),
+            directory,
+            hosting,
+            request.base_url,
+            imported_files(directory.resolve(), request.module, *request.eval_fns),
         ),
         spec=EvalRunSpec(experiment, evaluation),
         dataset=dataset,
         selection=selection,
-        model=model,
     )
 
 
@@ -256,6 +251,7 @@ async def run_classic_eval(prepared: PreparedClassicEval, hooks: RunHooks) -> Cl
     from osmosis_ai._version import __version__
     from osmosis_ai.config.written import config_text
     from osmosis_ai.evaluation.agent_loop.eval_run import recorded_runs, summarize_runs, write_results
+    from osmosis_ai.evaluation.agent_loop.llm_client import open_endpoint
     from osmosis_ai.evaluation.runner import EvalRunner
     from osmosis_ai.redaction import Redactor
 
@@ -275,7 +271,13 @@ async def run_classic_eval(prepared: PreparedClassicEval, hooks: RunHooks) -> Cl
         rollout=prepared.source,
         output_root=workspace.evals_dir,
         hooks=hooks,
-        open_model=prepared.model.open,
+        open_model=partial(
+            open_endpoint,
+            request.model,
+            base_url=request.base_url,
+            api_key=request.api_key,
+            probing=request.probe,
+        ),
         provenance={
             "sdk_version": __version__,
             "dataset_name": prepared.dataset.name,

@@ -24,7 +24,7 @@ from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
 from osmosis_ai.evaluation.export import ExportedRun, read_run
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
 from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.evaluation.metrics_models import Estimates
+from osmosis_ai.evaluation.metrics import Estimates
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.files import cache_dir, write_json
@@ -357,7 +357,7 @@ def _write_journal(run: ExportedRun, target: Path) -> _ListedSamples:
         unread += 1
 
     with target.open("wb") as lines:
-        for known in run.listed(left_out=count):
+        for known in run.listed(skipped=count):
             record = TerminalRecord(**{"duration_ms": 0, **known})
             lines.write(record.to_line())
             rows, attempts = max(rows, record.row_index + 1), max(attempts, record.run_index + 1)

@@ -154,7 +154,7 @@ def test_models_and_results_files_that_cannot_work_are_found_before_the_run(
 
     (project.root / "file").write_text("")
     for path in (".", "file/results.json"):
-        assert f"the results cannot be written to `{path}`" in refusal(cli, *project.words("-o", path))
+        assert f"Results file cannot be written: '{path}'" in refusal(cli, *project.words("-o", path))
     assert project.runs == []
 
 

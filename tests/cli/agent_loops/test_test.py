@@ -136,7 +136,7 @@ def test_failed_rows_say_why_as_it_is_and_count_their_tokens(loop: Loop) -> None
         [
             "ValueError: bad [red]luck (tried_agent.py:",
             "no [bold]calculator",
-            "run returned NoneType; it must return what ctx.complete",
+            "run returned NoneType; it must return ctx.complete(...) or",
             "no catalogue",
             "Tool validation error: get_tools returned None",
             "OK",
@@ -148,7 +148,7 @@ def test_failed_rows_say_why_as_it_is_and_count_their_tokens(loop: Loop) -> None
     hung = loop.test("--offset", "6", "--timeout", "0.05s", "--no-probe")
     assert hung.status == 1
     assert "Row 6: FAILED" in hung.err
-    assert "the agent did not end within 0.05 s." in hung.err
+    assert "the agent did not finish within 0.05 s." in hung.err
 
 
 def test_tokens_that_the_model_does_not_report_are_unknown(loop: Loop) -> None:

@@ -16,7 +16,6 @@ from osmosis_ai.evaluation.agent_loop.eval_run import (
     summarize_runs,
     write_results,
 )
-from osmosis_ai.evaluation.agent_loop.eval_runner import pass_at_k, summarize_scores
 from osmosis_ai.evaluation.agent_loop.inputs import (
     REQUIRED_COLUMNS,
     DatasetReader,
@@ -24,6 +23,7 @@ from osmosis_ai.evaluation.agent_loop.inputs import (
     dataset_row_to_request,
     loop_row,
 )
+from osmosis_ai.evaluation.agent_loop.runner import pass_at_k, summarize_scores
 from osmosis_ai.evaluation.journal import load_results
 from osmosis_ai.evaluation.metrics import compute_metrics
 from osmosis_ai.evaluation.record import TerminalRecord
@@ -53,13 +53,14 @@ def results_of(run: Path, table: AttemptTable) -> ClassicResults:
         run_dir=run,
         total_work_items=len(table),
         succeeded=table.count("success"),
+        failed=table.count("failed"),
         duration_ms=5,
         metrics=compute_metrics(table),
     )
     return summarize_runs(summary, table, eval_fns=["a:fn"], pass_threshold=1.0)
 
 
-def test_the_file_is_written_row_by_row_as_if_at_once(tmp_path: Path) -> None:
+def test_the_streamed_results_file_equals_one_written_at_once(tmp_path: Path) -> None:
     records = [
         record(0, 0, scores={"a:fn": 1.0}, tokens=3, cost_usd=0.5, finish_reason="stop"),
         record(0, 1, "failed", error="said\n“no”", tokens=2),
@@ -114,7 +115,7 @@ def test_the_file_is_written_row_by_row_as_if_at_once(tmp_path: Path) -> None:
     assert (summary["total_tokens"], summary["cost_usd"], summary["total_duration_ms"]) == (5, 0.5, 5.0)
 
 
-def test_an_agent_that_rewards_itself_now_and_then_has_a_score_in_those_runs_alone(tmp_path: Path) -> None:
+def test_the_agents_own_reward_is_summarized_over_the_runs_that_have_one(tmp_path: Path) -> None:
     records = [
         record(0, 0, scores={"a:fn": 0.0}),
         record(0, 1, scores={"a:fn": 0.0, "agent": 1.0}),
@@ -127,7 +128,7 @@ def test_an_agent_that_rewards_itself_now_and_then_has_a_score_in_those_runs_alo
     assert agent.estimate is not None and (agent.estimate.value, agent.estimate.n) == (1.0, 1)
 
 
-def test_rows_that_are_copies_count_as_one_row_in_an_interval(tmp_path: Path) -> None:
+def test_duplicate_rows_of_a_run_count_as_one_in_its_intervals(tmp_path: Path) -> None:
     records = [
         record(row, 0, scores={"a:fn": row % 2}, row_digest=f"{row // 2 + 1:016x}" * 2) for row in range(8)
     ]
@@ -145,7 +146,7 @@ def test_the_latest_record_of_a_run_counts(tmp_path: Path) -> None:
         assert [(each.run_index, each.status) for each in runs] == [(0, "success"), (1, "success")]
 
 
-def test_documented_numbers_count_a_run_without_a_score_as_zero_and_ours_leave_it_out() -> None:
+def test_documented_statistics_count_a_missing_score_as_zero_and_estimates_leave_it_out() -> None:
     found = summarize_scores([[1.0, None], [0.5, 0.5]], n_runs=2, pass_threshold=1.0)
     assert (found.mean, found.min, found.max) == (0.5, 0.0, 1.0)
     assert found.std == pytest.approx(0.125**0.5)  # the population's
@@ -157,7 +158,7 @@ def test_documented_numbers_count_a_run_without_a_score_as_zero_and_ours_leave_i
     assert found.pass_at_k_estimates[1].value == 0.5
 
 
-def test_no_threshold_makes_a_run_without_a_score_pass() -> None:
+def test_a_missing_score_passes_no_threshold() -> None:
     found = summarize_scores([[None, None], [-1.0, -2.0]], n_runs=2, pass_threshold=-5.0)
     assert found.pass_at_k == {1: 0.5}
     assert found.pass_at_k_estimates[2].value == 1.0
@@ -171,7 +172,7 @@ def test_one_run_per_row_has_no_documented_pass_at_k_but_a_pass_rate() -> None:
     assert list(found.to_json())[:5] == ["mean", "std", "min", "max", "scored"]
 
 
-def test_rows_that_are_copies_count_as_one_in_the_interval() -> None:
+def test_duplicate_rows_count_as_one_in_an_interval() -> None:
     scores: list[list[float | None]] = [[0.1], [0.5], [0.9], [0.9]]
     apart = summarize_scores(scores, n_runs=1, pass_threshold=1.0)
     found = summarize_scores(scores, n_runs=1, pass_threshold=1.0, clusters=[0, 1, 2, 2])
@@ -181,23 +182,23 @@ def test_rows_that_are_copies_count_as_one_in_the_interval() -> None:
     assert (found.estimate.at_most or 0) > (apart.estimate.at_most or 0)
 
 
-def test_a_k_that_is_asked_for_stands_beside_the_documented_ones() -> None:
+def test_additional_ks_are_reported_with_the_documented_ones() -> None:
     found = summarize_scores([[1.0, None], [0.5, 0.5]], n_runs=2, pass_threshold=1.0, ks=(2,))
     assert found.pass_at_k == {1: 0.25, 2: 0.5}
     assert found.to_json()["pass_at_2"] == 0.5
 
 
-def test_nothing_is_summarized_as_nothing() -> None:
+def test_no_rows_have_an_empty_summary() -> None:
     found = summarize_scores([], n_runs=3, pass_threshold=1.0)
     assert (found.mean, found.std, found.pass_at_k, found.scored) == (0.0, 0.0, {}, 0)
 
 
-def test_pass_at_k_at_its_borders() -> None:
+def test_pass_at_k_at_its_limits() -> None:
     assert pass_at_k(10, 7, 3) == pytest.approx(0.99167, abs=1e-5)
     assert [pass_at_k(5, 0, 3), pass_at_k(2, 1, 5), pass_at_k(5, 5, 1), pass_at_k(5, 4, 2)] == [0, 1, 1, 1]
 
 
-def test_every_k_is_documented_a_power_of_two_or_asked_for() -> None:
+def test_estimates_cover_documented_ks_powers_of_two_and_additional_ks() -> None:
     def ks(n: int, *further: int) -> list[int]:
         found = summarize_scores([[1.0] * n], n_runs=n, pass_threshold=1.0, ks=further)
         return list(found.pass_at_k_estimates)
@@ -239,7 +240,7 @@ def test_known_columns_are_found_in_any_case_and_ground_truth_is_optional(tmp_pa
         (question(1, level=float("inf")), "Row 7: 'level' is inf, which JSON cannot hold."),
     ],
 )
-def test_a_row_that_no_agent_can_take_is_named_by_its_place(record: object, words: str) -> None:
+def test_an_invalid_row_is_rejected_with_its_index(record: object, words: str) -> None:
     with pytest.raises(DatasetValidationError) as caught:
         loop_row(record, 7)
     assert caught.value.message == words
@@ -260,7 +261,7 @@ def test_rows_stream_in_bounded_memory(tmp_path: Path, extension: str, megabytes
     assert peak < megabytes << 20
 
 
-def test_a_row_becomes_the_request_that_an_agent_gets() -> None:
+def test_a_row_becomes_the_agents_request() -> None:
     row = question(3, Level=2)
     request = dataset_row_to_request(row, 5)
     assert request.rollout_id == "local-5"
@@ -286,7 +287,7 @@ def test_a_row_becomes_the_request_that_an_agent_gets() -> None:
     assert (request.completion_params, request.max_turns) == ({"temperature": 0.5}, 2)
 
 
-def test_typed_columns_of_parquet_come_as_json(tmp_path: Path) -> None:
+def test_typed_parquet_columns_become_json(tmp_path: Path) -> None:
     import datetime
     import decimal
 
@@ -314,7 +315,7 @@ def test_typed_columns_of_parquet_come_as_json(tmp_path: Path) -> None:
     }
 
 
-def test_a_row_too_large_for_a_request_is_named() -> None:
+def test_a_row_too_large_for_a_request_is_rejected_with_its_index() -> None:
     row = {"system_prompt": "s", "user_prompt": "u", "blob": "x" * 1_100_000}
     with pytest.raises(DatasetValidationError, match=r"^Row 4: .*exceeds maximum of 1048576 bytes"):
         dataset_row_to_request(row, 4)

@@ -21,9 +21,10 @@ from osmosis_ai.evaluation.agent_loop.runner import (
     LocalRolloutRunner,
     LocalRunResult,
     LocalTestRunner,
-    run_all,
     validate_tools,
 )
+from osmosis_ai.llm.client import ModelClient
+from osmosis_ai.llm.providers import ModelEndpoint
 from osmosis_ai.rollout.eval.evaluation import (
     EvalFnWrapper,
     EvalRunner,
@@ -44,16 +45,16 @@ async def run(agent: Agent, **options: Any) -> LocalRunResult:
     return await LocalTestRunner(agent, ScriptedClient(), **options).run_single(row(), 3)
 
 
-async def test_a_row_is_run_under_its_own_id_with_its_own_count_of_tokens() -> None:
+async def test_each_row_has_its_own_rollout_id_and_token_usage() -> None:
     agent, client = Agent(), ScriptedClient()
     assert isinstance(client, LocalLLMClientProtocol)
     runner = LocalTestRunner(agent, client)
-    told: list[tuple[int, int, int]] = []
+    progress: list[tuple[int, int, int]] = []
     batch = await runner.run_batch(
         [row("a"), row("b", level=2)],
         max_turns=4,
         completion_params={"temperature": 0.5},
-        on_progress=lambda current, total, result: told.append((current, total, result.row_index)),
+        on_progress=lambda current, total, result: progress.append((current, total, result.row_index)),
         start_index=5,
     )
     assert [request.rollout_id for request in agent.requests] == ["test-5", "test-6"]
@@ -62,7 +63,7 @@ async def test_a_row_is_run_under_its_own_id_with_its_own_count_of_tokens() -> N
     assert request.completion_params == {"temperature": 0.5}
     expected = {"row_index": 6, "level": 2, "execution_mode": "test", "test_mode": True, "ground_truth": "2"}
     assert expected.items() <= request.metadata.items()
-    assert told == [(1, 2, 5), (2, 2, 6)]
+    assert progress == [(1, 2, 5), (2, 2, 6)]
     assert client.resets == 2
     assert (batch.total, batch.passed, batch.failed, batch.total_tokens) == (2, 2, 0, 16)
     assert batch.results[0].to_json() | {"duration_ms": 0} == {
@@ -76,7 +77,7 @@ async def test_a_row_is_run_under_its_own_id_with_its_own_count_of_tokens() -> N
     }
 
 
-async def test_tools_are_offered_during_the_run_and_taken_away_after_success_and_error() -> None:
+async def test_tools_are_set_for_the_run_and_cleared_after_success_and_error() -> None:
     async def fail(ctx: Any) -> Any:
         await ctx.chat([{"role": "user", "content": "x"}])
         raise ValueError("boom")
@@ -114,7 +115,7 @@ async def _key_error(ctx: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "run_, said, tokens",
+    "run_, message, tokens",
     [
         (_says_why, "the calculator is broken", 8),
         (_returns_nothing, "run returned NoneType", 0),
@@ -123,14 +124,14 @@ async def _key_error(ctx: Any) -> Any:
         (_key_error, "answer", 0),
     ],
 )
-async def test_an_agent_that_fails_in_any_way_fails_its_row_alone(run_: Any, said: str, tokens: int) -> None:
+async def test_any_failure_of_the_agent_fails_only_its_row(run_: Any, message: str, tokens: int) -> None:
     result = await run(Agent(run_))
     assert not result.success
-    assert said in (result.error or "")
+    assert message in (result.error or "")
     assert result.token_usage["total_tokens"] == tokens
 
 
-async def test_a_run_that_is_not_async_fails_the_row_and_says_so() -> None:
+async def test_a_run_method_that_is_not_async_fails_the_row() -> None:
     class Synchronous(Agent):
         def run(self, ctx: Any) -> Any:
             return ctx.complete([])
@@ -138,23 +139,23 @@ async def test_a_run_that_is_not_async_fails_the_row_and_says_so() -> None:
     assert (await run(Synchronous())).error == "Synchronous.run must be `async def`."
 
 
-async def test_an_agent_that_hangs_is_cut_off_and_one_in_time_is_not() -> None:
+async def test_an_agent_that_hangs_is_stopped_at_the_time_limit() -> None:
     async def hang(ctx: Any) -> Any:
         await asyncio.Event().wait()
 
     result = await run(Agent(hang), timeout_s=0.01)
-    assert result.error == "the agent did not end within 0.01 s."
+    assert result.error == "the agent did not finish within 0.01 s."
     assert (await run(Agent(), timeout_s=60)).success
 
 
-async def test_an_agents_own_time_out_is_not_ours() -> None:
+async def test_the_agents_own_timeout_error_is_reported_unchanged() -> None:
     async def own(ctx: Any) -> Any:
         raise asyncio.TimeoutError("the search took too long")
 
     assert (await run(Agent(own), timeout_s=60)).error == "the search took too long"
 
 
-async def test_debugging_writes_an_event_file_that_no_row_leads_elsewhere(tmp_path: Path) -> None:
+async def test_debugging_writes_an_event_file_per_row(tmp_path: Path) -> None:
     async def logs(ctx: Any) -> Any:
         ctx.log_event("thought", depth=2)
         return await answer(ctx)
@@ -192,15 +193,15 @@ def evaluator(agent: Agent, *functions: Any, **options: Any) -> EvalRunner:
     )
 
 
-async def test_every_run_is_scored_by_every_function_under_an_id_of_its_own() -> None:
+async def test_every_run_has_its_own_id_and_is_scored_by_every_function() -> None:
     agent = Agent(without_reward)
-    told: list[tuple[int, int, int]] = []
+    progress: list[tuple[int, int, int]] = []
     result = await evaluator(agent, exact, long_enough).run_eval(
         [row("is it 2"), row("is it 3", bonus=0.5)],
         n_runs=2,
         max_turns=3,
         completion_params={"temperature": 0.2},
-        on_progress=lambda current, total, run: told.append((current, total, run.run_index)),
+        on_progress=lambda current, total, run: progress.append((current, total, run.run_index)),
         start_index=4,
     )
     ids = [request.rollout_id for request in agent.requests]
@@ -208,7 +209,7 @@ async def test_every_run_is_scored_by_every_function_under_an_id_of_its_own() ->
     metadata = agent.requests[3].metadata
     assert {"execution_mode": "eval", "run_index": 1, "row_index": 5}.items() <= metadata.items()
     assert agent.requests[0].completion_params == {"temperature": 0.2}
-    assert told == [(1, 4, 0), (2, 4, 1), (3, 4, 0), (4, 4, 1)]
+    assert progress == [(1, 4, 0), (2, 4, 1), (3, 4, 0), (4, 4, 1)]
     assert [row.row_index for row in result.rows] == [4, 5]
     assert result.rows[1].runs[0].scores == {"exact": 0.0, "long_enough": 2.0}
     assert (result.total_rows, result.total_runs, result.total_tokens, result.n_runs) == (2, 4, 32, 2)
@@ -234,7 +235,7 @@ async def test_a_failed_run_has_no_scores_counts_as_zero_and_never_passes() -> N
     assert (summary.estimate.value, summary.scored, summary.unscored) == (1.0, 3, 3)
 
 
-async def test_a_function_without_a_finite_number_leaves_its_score_out_with_the_reason() -> None:
+async def test_a_function_that_returns_no_finite_number_leaves_a_reason_instead_of_a_score() -> None:
     result = await evaluator(Agent(without_reward), exact, broken, not_a_number).run_eval([row("is it 2")])
     (run,) = result.rows[0].runs
     assert run.success
@@ -244,15 +245,13 @@ async def test_a_function_without_a_finite_number_leaves_its_score_out_with_the_
     assert result.eval_summaries["broken"].unscored == 1
 
 
-async def test_the_agents_own_reward_is_no_score_of_an_eval_function() -> None:
+async def test_the_agents_own_reward_is_not_an_eval_functions_score() -> None:
     result = await evaluator(Agent(), exact).run_eval([row("is it 2")])
-    assert (result.rows[0].runs[0].scores, result.rows[0].runs[0].reward) == ({"exact": 1.0}, 0.5)
+    assert result.rows[0].runs[0].scores == {"exact": 1.0}
     assert set(result.eval_summaries) == {"exact"}
-    assert result.reward_summary is not None and result.reward_summary.mean == 0.5
-    assert "Agent reward" in format_eval_report(result)
 
 
-async def test_runs_go_on_beside_each_other_on_clients_of_their_own_and_come_back_in_order() -> None:
+async def test_concurrent_runs_have_their_own_clients_and_ordered_results() -> None:
     clients: list[ScriptedClient] = []
     together = asyncio.Event()
     waiting = 0
@@ -285,7 +284,7 @@ async def test_runs_go_on_beside_each_other_on_clients_of_their_own_and_come_bac
     assert [each.runs[0].scores["exact"] for each in result.rows] == [0, 0, 1, 0, 0]
 
 
-async def test_without_a_factory_one_run_goes_on_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_a_client_factory_runs_are_sequential(caplog: pytest.LogCaptureFixture) -> None:
     running = most = 0
 
     async def counts_the_others(ctx: Any) -> Any:
@@ -302,7 +301,7 @@ async def test_without_a_factory_one_run_goes_on_at_a_time(caplog: pytest.LogCap
     assert "llm_client_factory" in caplog.text
 
 
-async def test_one_run_can_be_made_alone() -> None:
+async def test_a_single_run_can_be_evaluated() -> None:
     run = await evaluator(Agent(), exact).run_single(row("is it 2"), 7, 1)
     assert isinstance(run, EvalRunResult)
     assert (run.run_index, run.success, run.tokens) == (1, True, 8)
@@ -311,7 +310,7 @@ async def test_one_run_can_be_made_alone() -> None:
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-async def test_the_model_stops_after_each_reply_while_it_is_paused() -> None:
+async def test_a_paused_model_stops_after_each_reply() -> None:
     steps: list[InteractiveStep] = []
 
     async def on_step(step: InteractiveStep) -> None:
@@ -336,7 +335,7 @@ async def test_the_model_stops_after_each_reply_while_it_is_paused() -> None:
     assert model.closed
 
 
-async def test_a_session_without_a_terminal_of_its_own_asks_on_standard_input(
+async def test_a_session_reads_standard_input_by_default(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers = iter(["1", "t", "q", "0", "c", ""])
@@ -365,7 +364,7 @@ async def test_a_session_without_a_terminal_of_its_own_asks_on_standard_input(
     assert [request.rollout_id for request in agent.requests] == ["test-1", "test-0"]
 
 
-async def test_a_call_carries_the_tools_and_every_argument_and_counts_its_tokens() -> None:
+async def test_a_call_sends_tools_and_arguments_and_counts_tokens() -> None:
     schema = OpenAIFunctionToolSchema(
         type="function", function=OpenAIFunctionSchema(name="look", description="Look.")
     )
@@ -399,12 +398,22 @@ async def test_a_call_carries_the_tools_and_every_argument_and_counts_its_tokens
     assert "tools" not in second
 
 
-async def test_a_missing_key_is_said_at_the_first_call() -> None:
+async def test_a_shared_client_calls_the_same_endpoint_from_another_event_loop() -> None:
+    async with StandInModel() as model:
+        endpoint = ModelEndpoint("m", "openai", "m", "openai", model.base_url, "no-key")
+        async with ModelClient(endpoint) as shared:
+            client = ExternalLLMClient.sharing(shared)
+            await client.chat_completions(HELLO)
+            await asyncio.to_thread(asyncio.run, client.chat_completions(HELLO))
+        assert model.calls == 2
+
+
+async def test_a_missing_key_is_reported_at_the_first_call() -> None:
     with pytest.raises(ProviderError, match=r"Authentication failed: .*OPENAI_API_KEY"):
         await ExternalLLMClient().chat_completions(HELLO)
 
 
-def test_the_users_own_files_count_and_modules_made_at_run_time_do_not(
+def test_only_existing_files_of_the_user_are_part_of_the_source(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here = Path.cwd()
@@ -417,7 +426,7 @@ def test_the_users_own_files_count_and_modules_made_at_run_time_do_not(
     assert imported_files(here.resolve(), "own_agent:agent_loop") == (own.resolve(),)
 
 
-async def test_the_report_is_plain_text_whatever_prints_it() -> None:
+async def test_the_report_is_plain_text_with_any_console() -> None:
     result = await evaluator(Agent(without_reward), exact).run_eval([row("is it 2"), row("x")], n_runs=3)
     text = format_eval_report(result)
     assert "Evaluation Results:" in text
@@ -445,7 +454,9 @@ async def test_the_report_is_plain_text_whatever_prints_it() -> None:
 @pytest.mark.parametrize(
     "reward, written", [(np.float32(0.5), 0.5), (float("nan"), None), ("good", None), (True, 1.0)]
 )
-async def test_a_reward_that_is_no_number_is_written_as_none(reward: Any, written: float | None) -> None:
+async def test_a_reward_that_is_not_a_finite_number_is_written_as_null(
+    reward: Any, written: float | None
+) -> None:
     async def rewarded(ctx: Any) -> Any:
         return ctx.complete([], reward=reward)
 
@@ -460,7 +471,7 @@ def _schema(name: str = "add", kind: str = "object") -> OpenAIFunctionToolSchema
 
 
 @pytest.mark.parametrize(
-    "tools, said",
+    "tools, message",
     [
         (None, "get_tools returned None; it must return a list"),
         ((ADD,), "get_tools returned tuple"),
@@ -475,34 +486,9 @@ def _schema(name: str = "add", kind: str = "object") -> OpenAIFunctionToolSchema
         ([_schema(kind="array")], "parameters.type must be 'object'"),
     ],
 )
-async def test_tools_that_no_model_can_be_offered_fail_the_row_and_say_why(tools: Any, said: str) -> None:
-    with pytest.raises(ToolValidationError, match=said):
+async def test_invalid_tools_fail_the_row_with_the_reason(tools: Any, message: str) -> None:
+    with pytest.raises(ToolValidationError, match=message):
         validate_tools(tools)
     result = await run(Agent(tools=tools))
     assert (result.error or "").startswith("Tool validation error:")
-    assert said in (result.error or "")
-
-
-async def test_items_run_beside_each_other_up_to_the_limit_and_an_error_of_ours_comes_out() -> None:
-    gate, running, most = asyncio.Event(), 0, 0
-
-    async def one(item: int) -> int:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        if running == 3:
-            gate.set()
-        await gate.wait()
-        running -= 1
-        return item * 10
-
-    ended: dict[int, int] = {}
-    await run_all(range(7), one, limit=3, done=lambda place, _, value: ended.__setitem__(place, value))
-    assert ended == {place: place * 10 for place in range(7)}
-    assert most == 3
-
-    def refuse(*_: Any) -> None:
-        raise OSError("the disk is full")
-
-    with pytest.raises(OSError, match="the disk is full"):
-        await run_all([1], one, limit=1, done=refuse)
+    assert message in (result.error or "")

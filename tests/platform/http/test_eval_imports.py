@@ -313,9 +313,9 @@ CANNOT_BE_ANNOUNCED: list[tuple[dict[str, Any], str]] = [
     ({"manifest_digest": "x"}, "manifest_digest"),
     ({"files": []}, "`index.jsonl` is missing"),
     (_with_file(f"{TRIAL}/artifacts/dump.bin", 10 * 1000**3), "10,000,000,000 bytes"),
-    (_with_file(f"{TRIAL}/artifacts/../../../../etc/passwd"), "no path below"),
-    (_with_file("/etc/passwd"), "no path below"),
-    (_with_file(f"{TRIAL}/artifacts//x"), "no path below"),
+    (_with_file(f"{TRIAL}/artifacts/../../../../etc/passwd"), "not below"),
+    (_with_file("/etc/passwd"), "not below"),
+    (_with_file(f"{TRIAL}/artifacts//x"), "not below"),
     (_with_file(f"{TRIAL}/artifacts/a\\b"), "characters that are not allowed"),
     (_with_file(f"{TRIAL}/artifacts/a\u0000b"), "characters that are not allowed"),
     (_with_file(f"{TRIAL}/artifacts/manifest.json"), "not a file of an uploaded run"),
@@ -423,7 +423,7 @@ def _having(path: str, content: Any) -> LocalRun:
 
 FIRST = f"rollout_trials/{rollout_id(0)}/trajectory.json"
 INCONSISTENT: list[tuple[LocalRun, str]] = [
-    (_spoilt(rollout_id=rollout_id(0)), "two samples have the rollout id"),
+    (_spoilt(rollout_id=rollout_id(0)), "two samples have the rollout ID"),
     (_spoilt(trajectory_filename=None), "the index names another trajectory"),
     (_having("progress.json", {"total_runs": 7, "sampled_rows": 3, "total_dataset_rows": 9}), "7 samples"),
     (

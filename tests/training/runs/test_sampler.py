@@ -61,6 +61,7 @@ async def sampling(
             timeouts=AttemptTimeouts(agent_timeout_s, grader_timeout_s),
             redact=Redactor(()),
             note=notes.append,
+            trajectory_root=tmp_path / "trials",
         )
         async with runner:
             yield RolloutSampler(runner, bridge), notes

@@ -18,7 +18,7 @@ from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.agent_loop.eval_run import ClassicResults
-    from osmosis_ai.evaluation.agent_loop.eval_runner import EvalEvalSummary
+    from osmosis_ai.evaluation.agent_loop.runner import EvalEvalSummary
     from osmosis_ai.evaluation.hooks import RunPlan
     from osmosis_ai.evaluation.record import TerminalRecord
     from osmosis_ai.evaluation.statistics import Estimate
@@ -144,8 +144,8 @@ def _runs(request: ClassicEvalRequest, result: ClassicResults) -> Iterator[Row]:
     yield "Rows", formats.count(result.rows)
     yield "Runs per row", request.n
     yield "Runs", formats.count(result.runs)
-    if result.failed:
-        yield "  failed", Styled(formats.count(result.failed), "bad")
+    if summary.failed:
+        yield "  failed", Styled(formats.count(summary.failed), "bad")
     if result.pending:
         yield "  left", Styled(formats.count(result.pending), "pending")
     if summary.resumed:

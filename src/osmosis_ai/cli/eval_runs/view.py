@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from osmosis_ai.datasets.selection import RowsDrawn
     from osmosis_ai.evaluation.comparison.run_samples import RunSlice
     from osmosis_ai.evaluation.hooks import FailedRow, RunPlan, RunSummary
-    from osmosis_ai.evaluation.metrics_models import Estimates
+    from osmosis_ai.evaluation.metrics import Estimates
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.eval_runs.info import WatchedRun
     from osmosis_ai.services.eval_runs.run import EvalRunResult, PreparedEvalRun

@@ -1,6 +1,6 @@
-"""`eval -m` on the evaluation engine: an imported agent and its rows as the engine's inputs, and the documented results.
+"""`osmosis eval -m` on the evaluation engine: an imported agent and its rows as inputs, and the documented results.
 
-The results are read from the journal and the table of the run, so a resumed run has those of an undisturbed one.
+The results are read from the run's journal and table, so resuming a run does not change them.
 """
 
 from __future__ import annotations
@@ -9,95 +9,70 @@ import contextlib
 import hashlib
 import json
 import os
-import site
 import sys
-import sysconfig
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.datasets import DatasetRow, Selection, file_digest
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.agent_loop.eval_runner import EvalEvalSummary, summarize_scores
-from osmosis_ai.evaluation.agent_loop.inputs import DatasetReader, other_columns, row_messages
+from osmosis_ai.evaluation.agent_loop.inputs import (
+    DatasetReader,
+    DatasetValidationError,
+    ToolValidationError,
+    dataset_row_to_request,
+    other_columns,
+    row_messages,
+)
+from osmosis_ai.evaluation.agent_loop.runner import EvalEvalSummary, summarize_scores
 from osmosis_ai.evaluation.hooks import RunSummary
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.evaluation.sources import RolloutSource, ServerSetting
-from osmosis_ai.evaluation.spec import DatasetInput
+from osmosis_ai.evaluation.sources import ProjectSource, ServerSetting
+from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
 from osmosis_ai.files import replacing_or_streaming, require_writable
 from osmosis_ai.rollout.loop.eval_functions import AGENT_SCORE
+from osmosis_ai.rollout.loop.loading import describe_failure, is_user_file
+from osmosis_ai.rollout.loop.tool_schemas import InvalidToolError, check_tools
 
 if TYPE_CHECKING:
     from osmosis_ai.controller.environments import RolloutEnvironment
     from osmosis_ai.controller.server_process import RolloutServer
-    from osmosis_ai.datasets import DatasetRow, Selection
     from osmosis_ai.evaluation.results import AttemptTable
+    from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
     from osmosis_ai.rollout.loop.workflow import HostedLoopSettings
 
-_PACKAGE = Path(__file__).parents[2]
+_MAX_ROWS_TRIED = 100
 
 
-@dataclass(frozen=True)
-class ImportedAgent(RolloutSource):
-    """An agent that this process has imported and its server imports again, in the same interpreter and directory.
-
-    Attributes:
-        reference: ``module:attribute``.
-        files: the user's own files among the modules that the agent and its eval functions import.
-    """
-
-    reference: str
-    directory: Path
-    settings: HostedLoopSettings
-    base_url: str | None
-    files: tuple[Path, ...]
-
-    def source_digest(self, output_root: Path) -> str:
-        """Return the digest of the agent's files."""
-        digest = hashlib.sha256()
-        for path in self.files:
-            try:
-                content = path.read_bytes()
-            except OSError as error:
-                raise OsmosisError(f"A file of the agent cannot be read: '{path}' ({error}).") from None
-            digest.update(os.fsencode(os.path.relpath(path, self.directory)) + b"\0")
-            digest.update(hashlib.sha256(content).digest())
-        return digest.hexdigest()
-
-    def inputs(self) -> dict[str, Any]:
-        """Return how the agent is hosted, and the address of its model."""
-        hosted = self.settings.model_dump(mode="json", exclude={"debug_dir"})
-        return {"agent_loop": {**hosted, "base_url": self.base_url}}
-
-    async def server(self, setting: ServerSetting) -> tuple[RolloutEnvironment, RolloutServer]:
-        """Return the agent's server; its settings are in one variable, which no list of processes shows."""
-        from osmosis_ai.controller.server_process import prepare_server
-        from osmosis_ai.rollout.loop.workflow import SETTINGS_ENV
-
-        return await prepare_server(
-            self.directory,
-            self.reference,
-            environ={**setting.environ, SETTINGS_ENV: self.settings.model_dump_json()},
-            variables=setting.spec.env,
-            secret_values=setting.secret_values,
-            artifact_root=setting.directory.trials,
-            log_path=setting.directory.server_log,
-            cache_dir=setting.cache_dir,
-            note=setting.note,
-            port=setting.port,
-        )
+def require_tools(
+    agent: RolloutAgentLoop, rows: Iterable[Mapping[str, Any]], *, first_index: int = 0, **request: Any
+) -> None:
+    """Check that an agent has valid tools for one of the first rows, since its tools may depend on the row."""
+    first_problem = None
+    for index, row in enumerate(islice(rows, _MAX_ROWS_TRIED), first_index):
+        try:
+            check_tools(agent.get_tools(dataset_row_to_request(row, index, **request)), agent.name)
+            return
+        except DatasetValidationError:
+            continue  # this row's attempts fail, with this message
+        except InvalidToolError as error:
+            problem = error.message
+        except (Exception, SystemExit) as error:  # raised by the user's code
+            problem = f"get_tools of '{agent.name}' failed: {describe_failure(error)}"
+        first_problem = first_problem or problem
+    if first_problem is not None:
+        hint = "run 'osmosis validate -m MODULE:AGENT' to list all problems"
+        raise ToolValidationError(first_problem, hint=hint)
 
 
 def imported_files(directory: Path, *references: str) -> tuple[Path, ...]:
-    """Return the user's own files among the imported modules: those in ``directory`` or in the packages referred to."""
+    """Return the user's imported files in ``directory`` or in the packages of the ``module:attribute`` references."""
     packages = {reference.partition(":")[0].partition(".")[0] for reference in references}
-    paths = sysconfig.get_paths()
-    libraries = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    installed = [_PACKAGE, *(Path(place).resolve() for place in {*libraries, *site.getsitepackages()})]
     found = set()
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -106,36 +81,66 @@ def imported_files(directory: Path, *references: str) -> tuple[Path, ...]:
         path = Path(file).resolve()
         is_wanted = name.partition(".")[0] in packages or path.is_relative_to(directory)
         # Modules made at run time name files that do not exist: torch's have "_classes.py".
-        if is_wanted and path.is_file() and not any(map(path.is_relative_to, installed)):
+        if is_wanted and path.is_file() and is_user_file(file):
             found.add(path)
     return tuple(sorted(found))
 
 
+class ImportedAgent(ProjectSource):
+    """An agent of the current directory, which its server imports again with the same interpreter."""
+
+    def __init__(
+        self, directory: Path, settings: HostedLoopSettings, base_url: str | None, files: tuple[Path, ...]
+    ) -> None:
+        super().__init__(directory)
+        self.settings = settings
+        self.base_url = base_url
+        self.files = files
+
+    def source_digest(self, output_root: Path) -> str:
+        """Return the digest of the user's files that the agent and its eval functions import."""
+        digest = hashlib.sha256()
+        for path in self.files:
+            try:
+                content = file_digest(path)
+            except OSError as error:
+                raise OsmosisError(f"A file of the agent cannot be read: '{path}' ({error}).") from None
+            digest.update(os.fsencode(os.path.relpath(path, self.path)) + b"\0" + content.encode())
+        return digest.hexdigest()
+
+    def grader_digest(self, spec: EvalRunSpec, output_root: Path) -> None:
+        """Return None: the eval functions are part of the source digest."""
+
+    def inputs(self) -> dict[str, Any]:
+        """Return how the agent is hosted, and the address of its model."""
+        hosted = self.settings.model_dump(mode="json", exclude={"debug_dir"})
+        return {"agent_loop": {**hosted, "base_url": self.base_url}}
+
+    async def server(self, setting: ServerSetting) -> tuple[RolloutEnvironment, RolloutServer]:
+        """Return the agent's server; its settings are in a variable, which process lists do not show."""
+        from osmosis_ai.rollout.loop.workflow import SETTINGS_ENV
+
+        environ = {**setting.environ, SETTINGS_ENV: self.settings.model_dump_json()}
+        return await super().server(replace(setting, environ=environ))
+
+
 @dataclass(frozen=True)
 class LoopDataset(DatasetInput):
-    """The rows of an agent loop: prompts become messages, other columns metadata."""
+    """The rows of an agent loop: prompts become messages, other columns become metadata."""
 
     def rows(self, selection: Selection) -> Iterator[tuple[int, DatasetRow]]:
         """Yield (row_index, row) of the selected rows, which are contiguous."""
-        from osmosis_ai.datasets import DatasetRow
-
         first, count = selection.indices[0], 0
-        for count, row in enumerate(DatasetReader(self.path).iter_rows(len(selection), first), 1):
-            yield (
-                count - 1,
-                DatasetRow(
-                    source_row_index=first + count - 1,
-                    messages=row_messages(row),
-                    label=row["ground_truth"],
-                    metadata=other_columns(row) or None,
-                ),
-            )
+        for row in DatasetReader(self.path).iter_rows(len(selection), first):
+            metadata = other_columns(row) or None
+            yield count, DatasetRow(first + count, row_messages(row), row["ground_truth"], metadata)
+            count += 1
         if count < len(selection):
             raise OsmosisError(f"'{self.path}' no longer has row {first + count}: the file was changed.")
 
 
 def recorded_runs(events: Path, table: AttemptTable) -> Iterator[list[TerminalRecord]]:
-    """Yield the latest records of each row that has one, by row and run."""
+    """Yield the latest records of each row that has one, ordered by row and run."""
     if not events.exists():
         return
     with JournalReader(events) as journal:
@@ -146,13 +151,11 @@ def recorded_runs(events: Path, table: AttemptTable) -> Iterator[list[TerminalRe
 
 @dataclass(frozen=True)
 class ClassicResults:
-    """The results of a classic evaluation.
+    """Results of an evaluation: the session's summary, and statistics of each eval function.
 
     Attributes:
-        summary: how the run ended.
-        functions: the numbers of each eval function.
-        reward: those of the agent's own reward; None if no run has one.
-        rows: rows with at least one finished run.
+        reward: statistics of the agent's own reward; None if no run has one.
+        rows: number of rows with at least one finished run.
     """
 
     summary: RunSummary
@@ -162,20 +165,16 @@ class ClassicResults:
 
     @property
     def runs(self) -> int:
-        """Finished runs."""
+        """Number of finished runs."""
         return self.summary.total_work_items - self.pending
 
     @property
-    def failed(self) -> int:
-        return self.runs - self.summary.succeeded
-
-    @property
     def pending(self) -> int:
-        """Runs without a result; a failed run that is to be redone has one."""
+        """Number of runs without a result; a failed run that will be retried has one."""
         return self.summary.metrics.estimates.counts.pending
 
     def to_json(self) -> dict[str, Any]:
-        """Return the documented ``summary``, with our fields added."""
+        """Return the documented ``summary``, with further fields."""
         estimates = self.summary.metrics.estimates
         without_tokens = estimates.tokens.unreported_samples
         return {
@@ -185,7 +184,7 @@ class ClassicResults:
             "total_tokens": estimates.tokens.total,
             "total_duration_ms": float(self.summary.duration_ms),
             "succeeded_runs": self.summary.succeeded,
-            "failed_runs": self.failed,
+            "failed_runs": self.summary.failed,
             "pending_runs": self.pending,
             "cost_usd": estimates.cost_usd.total,
             **({"reward": self.reward.to_json()} if self.reward is not None else {}),
@@ -203,9 +202,9 @@ def summarize_runs(
 ) -> ClassicResults:
     """Return the results of a run, with the scores of its journal."""
     scores: dict[str, list[list[float | None]]] = {name: [] for name in (*eval_fns, AGENT_SCORE)}
-    copies, clusters = table.clusters(), []
+    first_copies, clusters = table.clusters(), []
     for records in recorded_runs(RunDirectory(summary.run_dir).events, table):
-        clusters.append(int(copies[records[0].row_index]))
+        clusters.append(int(first_copies[records[0].row_index]))
         for name, rows in scores.items():
             rows.append([run_scores(record).get(name) for record in records])
     functions = {
@@ -221,11 +220,34 @@ def run_scores(record: TerminalRecord) -> Mapping[str, float]:
     return (record.scores or {}) if record.status == "success" else {}
 
 
-def run_json(record: TerminalRecord) -> dict[str, Any]:
-    """Return a run's entry in the results file: the documented fields, then those of ours that have a value."""
+def require_writable_results(path: Path) -> None:
+    """Check that the results file can be written, and create its directory."""
+    with _writing(path):
+        require_writable(path)
+
+
+def write_results(
+    path: Path, config: Mapping[str, Any], summary: Mapping[str, Any], rows: Iterable[list[TerminalRecord]]
+) -> None:
+    """Write the documented results file row by row, completely or not at all."""
+    with _writing(path), replacing_or_streaming(path, mode=0o644) as out:
+        head = _json({"config": config, "summary": summary}).removesuffix(b"\n}")
+        out.write(head + b',\n  "rows": [')
+        for number, records in enumerate(rows):
+            index = records[0].source_row_index
+            row = {
+                "row_index": records[0].row_index if index is None else index,
+                "runs": [_run_json(record) for record in records],
+            }
+            out.write((b",\n" if number else b"\n") + _json(row, prefix="    "))
+        out.write(b"\n  ]\n}\n")
+
+
+def _run_json(record: TerminalRecord) -> dict[str, Any]:
+    """Return a run's entry in the results file: the documented fields, then further ones that have a value."""
     scores, unscored = dict(run_scores(record)), dict(record.unscored or {})
     reward = scores.pop(AGENT_SCORE, None)
-    ours = {
+    further = {
         "reward_error": unscored.pop(AGENT_SCORE, None),
         "unscored": unscored,
         "finish_reason": record.finish_reason,
@@ -242,32 +264,8 @@ def run_json(record: TerminalRecord) -> dict[str, Any]:
         "tokens": None if record.has_unknown_tokens else record.tokens or 0,
         **({"error": record.error} if record.error else {}),
         **({"reward": reward} if reward is not None else {}),
-        **{name: value for name, value in ours.items() if value},
+        **{name: value for name, value in further.items() if value},
     }
-
-
-def require_writable_results(path: Path) -> None:
-    """Check that the results file can be written, and create its directory."""
-    with _writing(path):
-        require_writable(path)
-
-
-def write_results(
-    path: Path, config: Mapping[str, Any], summary: Mapping[str, Any], rows: Iterable[list[TerminalRecord]]
-) -> None:
-    """Write the documented results file row by row, completely or not at all."""
-    with _writing(path), replacing_or_streaming(path, mode=0o644) as out:
-        head = json.dumps({"config": config, "summary": summary}, indent=2, ensure_ascii=False)
-        out.write(_encoded(head.removesuffix("\n}")) + b',\n  "rows": [')
-        separator = "\n"
-        for records in rows:
-            first = records[0]
-            index = first.source_row_index if first.source_row_index is not None else first.row_index
-            row = {"row_index": index, "runs": [run_json(record) for record in records]}
-            text = json.dumps(row, indent=2, ensure_ascii=False)
-            out.write(_encoded(separator + textwrap.indent(text, "    ")))
-            separator = ",\n"
-        out.write(b"]\n}\n" if separator == "\n" else b"\n  ]\n}\n")
 
 
 @contextlib.contextmanager
@@ -276,11 +274,12 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OsmosisError(
-            f"the results cannot be written to `{path}`: {error.strerror or error}.",
-            hint="name a file in a directory that you may write to: -o FILE",
+            f"Results file cannot be written: '{path}' ({error.strerror or error}).",
+            hint="pass a writable path with '-o FILE'",
         ) from None
 
 
-def _encoded(text: str) -> bytes:
+def _json(value: Mapping[str, Any], prefix: str = "") -> bytes:
+    text = textwrap.indent(json.dumps(value, indent=2, ensure_ascii=False), prefix)
     # A lone surrogate, which a model may produce, becomes its JSON escape.
     return text.encode("utf-8", "backslashreplace")

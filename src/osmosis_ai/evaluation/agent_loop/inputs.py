@@ -1,23 +1,23 @@
-"""The inputs of an agent loop in this process: the agent, the rows of its dataset and the requests made of them.
+"""Inputs of an agent loop that runs in this process: dataset rows and the requests made from them.
 
-Rows have ``system_prompt`` and ``user_prompt``, and optionally ``ground_truth``. They stream, and a row is checked only
-when it is used. Its index is its position in the file, from 0.
+A row has the columns ``system_prompt`` and ``user_prompt``, and optionally ``ground_truth``. Rows stream, and a row is
+checked only when it is used. Its index is its position in the file, from 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, cast
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.rollout.loop.loading import load_agent_loop
 
 if TYPE_CHECKING:
     from osmosis_ai.datasets.reader import RecordReader
-    from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
     from osmosis_ai.rollout.loop.schemas import RolloutRequest
 
 DEFAULT_MODEL = "gpt-5-mini"
@@ -26,16 +26,14 @@ MAX_TOKENS_TOTAL = 4096
 REQUIRED_COLUMNS = ["user_prompt", "system_prompt"]
 KNOWN_COLUMNS = frozenset((*REQUIRED_COLUMNS, "ground_truth"))
 _SUFFIXES = (".json", ".jsonl", ".parquet")
-# An agent that has no usable tools for this many rows is refused.
-_MAX_ROWS_TRIED = 100
 
 
 class LocalExecutionError(OsmosisError):
-    """A row, or all rows, of a local run cannot be executed."""
+    """A local run, or one of its rows, cannot be executed."""
 
 
 class DatasetParseError(LocalExecutionError):
-    """A dataset file is not in its format."""
+    """A dataset file cannot be read."""
 
 
 class DatasetValidationError(LocalExecutionError):
@@ -58,18 +56,20 @@ class ProviderError(LocalExecutionError):
 
 
 class LoopRow(TypedDict):
-    """A row: the known columns by their lower-case names, and all other columns unchanged."""
+    """A row: the known columns with lower-case names, and all other columns unchanged."""
 
     system_prompt: str
     user_prompt: str
     ground_truth: str | None
 
 
-DatasetRow = LoopRow  # the SDK's name
+# Names of the public SDK.
+DatasetRow = LoopRow
+load_agent = load_agent_loop
 
 
 class DatasetReader:
-    """Reads the rows of one ``.json``, ``.jsonl`` or ``.parquet`` file."""
+    """Reads the rows of a ``.json``, ``.jsonl`` or ``.parquet`` file."""
 
     def __init__(self, file_path: str | Path) -> None:
         self.file_path = Path(file_path)
@@ -79,8 +79,7 @@ class DatasetReader:
             raise MissingDatasetError(f"Dataset file not found: {self.file_path} {problem}.")
         if self._suffix not in _SUFFIXES:
             raise DatasetParseError(
-                f"Unsupported file format: {self.file_path.name}; a dataset is a {', '.join(_SUFFIXES[:-1])} "
-                f"or {_SUFFIXES[-1]} file."
+                f"Unsupported file format: {self.file_path.name} (supported: {', '.join(_SUFFIXES)})."
             )
 
     def __len__(self) -> int:
@@ -107,17 +106,17 @@ class DatasetReader:
             yield loop_row(reader.exactly(number, record), index)
 
     def _open(self) -> RecordReader | None:
-        """Return the file's reader; None for an empty ``.jsonl``, which has no rows."""
+        """Return the file's reader; None for an empty ``.jsonl`` file, which has no rows."""
         from osmosis_ai.datasets.formats import open_reader
 
         if self._suffix == ".jsonl" and self.file_path.stat().st_size == 0:
             return None
         try:
-            return open_reader(self.file_path, report=self._refuse, uniform=False)
+            return open_reader(self.file_path, report=self._fail, uniform=False)
         except OsmosisError as error:
             raise DatasetParseError(error.message, hint=error.hint) from None
 
-    def _refuse(self, problem: str) -> NoReturn:
+    def _fail(self, problem: str) -> NoReturn:
         kind = "Parquet" if self._suffix == ".parquet" else self._suffix[1:].upper()
         raise DatasetParseError(f"Invalid {kind} in {self.file_path}: {problem}.")
 
@@ -127,11 +126,11 @@ def loop_row(record: object, index: int) -> LoopRow:
     from osmosis_ai.datasets.reader import name_of_type
     from osmosis_ai.datasets.rows import as_text
 
-    def refuse(problem: str) -> NoReturn:
+    def fail(problem: str) -> NoReturn:
         raise DatasetValidationError(f"Row {index}: {problem}.")
 
     if not isinstance(record, Mapping):
-        refuse(f"Expected object, found {name_of_type(record)}")
+        fail(f"Expected object, found {name_of_type(record)}")
     row: dict[str, Any] = {}
     for name, value in record.items():
         if name.lower() in KNOWN_COLUMNS:
@@ -140,25 +139,25 @@ def loop_row(record: object, index: int) -> LoopRow:
             row[name] = _json_value(value, name, index)
     missing = [name for name in REQUIRED_COLUMNS if name not in row]
     if missing:
-        refuse(f"Missing required columns: {', '.join(missing)} (found: {', '.join(record) or 'none'})")
+        fail(f"Missing required columns: {', '.join(missing)} (found: {', '.join(record) or 'none'})")
     for name in REQUIRED_COLUMNS:
         if row[name] is None:
-            refuse(f"'{name}' cannot be null")
+            fail(f"'{name}' cannot be null")
         if not isinstance(row[name], str):
-            refuse(f"'{name}' must be a string, found {name_of_type(row[name])}")
+            fail(f"'{name}' must be a string, found {name_of_type(row[name])}")
         if not row[name].strip():
-            refuse(f"'{name}' cannot be empty")
+            fail(f"'{name}' cannot be empty")
     answer = row.get("ground_truth")
     if isinstance(answer, bool | int | float | Decimal):
         answer = as_text(answer)
     if not isinstance(answer, str | None):
-        refuse(f"'ground_truth' must be a string, found {name_of_type(answer)}")
+        fail(f"'ground_truth' must be a string, found {name_of_type(answer)}")
     row["ground_truth"] = answer or None
     return cast(LoopRow, row)
 
 
 def _json_value(value: Any, name: str, index: int) -> Any:
-    """Return the value of another column as JSON, in which a request's metadata is sent; NaN becomes null."""
+    """Return a column's value as JSON, since requests contain it; NaN becomes null."""
     if isinstance(value, float):
         if math.isinf(value):
             raise DatasetValidationError(f"Row {index}: '{name}' is {value}, which JSON cannot hold.")
@@ -175,7 +174,7 @@ def _json_value(value: Any, name: str, index: int) -> Any:
 
 
 def row_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the first messages of a row's conversation."""
+    """Return the initial messages of a row's conversation."""
     return [
         {"role": "system", "content": row["system_prompt"]},
         {"role": "user", "content": row["user_prompt"]},
@@ -197,10 +196,10 @@ def dataset_row_to_request(
     rollout_id: str | None = None,
     metadata_overrides: dict[str, Any] | None = None,
 ) -> RolloutRequest:
-    """Return the request that an agent loop gets for a row.
+    """Return an agent loop's request for a row.
 
     Raises:
-        DatasetValidationError: the row does not fit a request.
+        DatasetValidationError: the row does not fit into a request.
     """
     from pydantic import ValidationError
 
@@ -222,20 +221,13 @@ def dataset_row_to_request(
         raise DatasetValidationError(f"Row {row_index}: invalid request: {reason}.") from None
 
 
-def load_agent(module: str) -> RolloutAgentLoop:
-    """Return the agent that ``module:attribute`` names."""
-    from osmosis_ai.rollout.loop.loading import load_agent_loop
-
-    return load_agent_loop(module)
-
-
 def load_dataset_rows(
     dataset: str | Path, limit: int | None = None, offset: int = 0, empty: str = "No rows to evaluate"
 ) -> list[LoopRow]:
     """Return rows of a dataset file.
 
     Raises:
-        DatasetValidationError: a row is invalid, or there is no row; ``empty`` begins that message.
+        DatasetValidationError: a row is invalid, or there are no rows; ``empty`` begins that message.
     """
     rows = DatasetReader(dataset).read(limit, offset)
     if not rows:
@@ -246,34 +238,6 @@ def load_dataset_rows(
 def build_completion_params(
     temperature: float | None = None, max_tokens: int | None = None
 ) -> dict[str, Any]:
-    """Return the sampling parameters of a request, without unset ones."""
+    """Return the sampling parameters that are set."""
     given = {"temperature": temperature, "max_tokens": max_tokens}
     return {name: value for name, value in given.items() if value is not None}
-
-
-def require_tools(
-    agent: RolloutAgentLoop, rows: Iterable[Mapping[str, Any]], *, first_index: int = 0, **request: Any
-) -> None:
-    """Check that an agent has usable tools for some of the first rows, since its tools may depend on the row.
-
-    Raises:
-        ToolValidationError: it has not; the message is that of the first row.
-    """
-    from osmosis_ai.rollout.loop.loading import describe_failure
-    from osmosis_ai.rollout.loop.tool_schemas import InvalidToolError, check_tools
-
-    first: ToolValidationError | None = None
-    for index, row in enumerate(islice(rows, _MAX_ROWS_TRIED), first_index):
-        try:
-            check_tools(agent.get_tools(dataset_row_to_request(row, index, **request)), agent.name)
-            return
-        except DatasetValidationError:
-            continue  # this row's attempts fail, with this message
-        except InvalidToolError as error:
-            hint = "run `osmosis validate -m MODULE:AGENT` to list all problems"
-            problem = ToolValidationError(error.message, hint=hint)
-        except (Exception, SystemExit) as error:  # the user's code
-            problem = ToolValidationError(f"get_tools of '{agent.name}' failed: {describe_failure(error)}")
-        first = first or problem
-    if first is not None:
-        raise first

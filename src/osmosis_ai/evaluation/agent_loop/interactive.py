@@ -1,6 +1,6 @@
-"""Step through an agent loop: after each reply of the model, the session shows it and asks what to do.
+"""Interactive debugger of `osmosis test`: shows each reply of the model and asks how to continue.
 
-The agent sees a slow model. Leaving a run raises an exception through its code that ``except Exception`` does not catch.
+To the agent this looks like a slow model. Leaving a run raises an exception that ``except Exception`` does not catch.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import textwrap
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,6 @@ from osmosis_ai.evaluation.agent_loop.runner import (
 
 if TYPE_CHECKING:
     from osmosis_ai.rollout.loop.agent import CompletionsResult, RolloutAgentLoop
-    from osmosis_ai.rollout.loop.schemas import RolloutMetrics
 
 ABORTED = "Aborted by user"
 STEP_PROMPT = "[Enter] next, [c]ontinue, [m]essages, [t]ools, [r]ow N, [q]uit, [?] help > "
@@ -36,23 +36,16 @@ HELP = """\
   c, continue        continue to the end of this run
   m, messages        show the conversation so far
   t, tools           show the tools offered to the model
-  r, r N, row N      run this row again, or row N
+  r, r N, row N, N   run the last row again, or row N
   q, quit, exit      leave this run; between runs, leave the session
   ?, help            show this
   Ctrl-D, Ctrl-C     leave the session"""
-CHOOSING_HELP = """\
-  N, row N           run row N
-  r, row             run the last row again
-  q, quit, exit      leave the session
-  ?, help            show this
-  Ctrl-D, Ctrl-C     leave the session"""
-
-_NEXT, _CONTINUE, _MESSAGES, _TOOLS = ("", "n", "next"), ("c", "continue"), ("m", "messages"), ("t", "tools")
-_ROW, _QUIT = ("r", "row"), ("q", "quit", "exit")
+_COMMANDS = {"": "next", "n": "next", "c": "continue", "m": "messages", "t": "tools", "r": "row"}
+_COMMANDS |= {"q": "quit", "exit": "quit"}
 
 
 class SessionTerminal:
-    """Where a session asks and shows; the standard streams unless a subclass says otherwise."""
+    """Input and output of a session: the standard streams, unless a subclass overrides them."""
 
     left = False  # whether the user has left the session
 
@@ -88,7 +81,7 @@ class SessionLeft(RunAborted):
 
 
 class InteractiveLLMClient:
-    """A model that calls ``on_step`` after each reply until ``paused`` is False."""
+    """A model that calls ``on_step`` after each reply while ``paused`` is True."""
 
     def __init__(
         self,
@@ -102,28 +95,20 @@ class InteractiveLLMClient:
         self.steps: list[InteractiveStep] = []
         self.messages: list[dict[str, Any]] = []
         self.tools: list[Any] = []
+        self.clear_tools = llm_client.clear_tools  # `tools` keeps the last ones for display
+        self.reset_metrics = llm_client.reset_metrics
+        self.get_metrics = llm_client.get_metrics
 
     def set_tools(self, tools: Sequence[Any]) -> None:
         self.tools = list(tools)
         self._client.set_tools(tools)
 
-    def clear_tools(self) -> None:
-        """Offer no tools; :attr:`tools` keeps the last ones, which the user may still look at."""
-        self._client.clear_tools()
-
-    def reset_metrics(self) -> None:
-        self._client.reset_metrics()
-
-    def get_metrics(self) -> RolloutMetrics:
-        return self._client.get_metrics()
-
     async def close(self) -> None:
-        close = getattr(self._client, "close", None)
-        if close is not None:
-            await close()
+        if hasattr(self._client, "close"):
+            await self._client.close()
 
     async def chat_completions(self, messages: list[dict[str, Any]], **kwargs: Any) -> CompletionsResult:
-        """Return the model's reply after the session's step."""
+        """Return the model's reply after the user continues."""
         result = await self._client.chat_completions(messages, **kwargs)
         step = InteractiveStep(
             turn=len(self.steps) + 1,
@@ -135,11 +120,11 @@ class InteractiveLLMClient:
         self.steps.append(step)
         self.messages = [*messages, step.message]
         if self.paused and self.on_step is not None:
-            asked = time.perf_counter()
+            started = time.perf_counter()
             try:
                 await self.on_step(step)
             finally:
-                self.waited_ms += (time.perf_counter() - asked) * 1000.0
+                self.waited_ms += (time.perf_counter() - started) * 1000.0
         return result
 
 
@@ -160,8 +145,8 @@ class InteractiveRunner:
         self.debug = debug
         self.debug_dir = debug_dir
         self.results: list[LocalRunResult] = []
-        self._chosen: int | None = None
-        self._last: int | None = None
+        self._last_row: int | None = None
+        self._next_row: int | None = None
         self._client = InteractiveLLMClient(llm_client)
 
     async def run_session(
@@ -173,19 +158,17 @@ class InteractiveRunner:
         initial_row: int | None = None,
     ) -> list[LocalRunResult]:
         """Let the user choose rows until they leave."""
-        self._chosen = initial_row
+        self._next_row = initial_row
+        prompt = f"Select a row to test [{rows[0]}-{rows[-1]}] or 'q' to quit: "
         try:
             while True:
-                if self._chosen is None:
-                    await self._choose(rows)
-                    continue
-                index, self._chosen = self._chosen, None
-                if index not in rows:
+                if self._next_row is None and await self._ask(prompt, "quit") == "quit":
+                    break
+                index, self._next_row = self._next_row, None
+                if index is None or index not in rows:
                     self.terminal.say(f"Row {index} is out of range [{rows[0]}-{rows[-1]}].")
                     continue
-                result = await self.run_row(row_at(index), index, max_turns, completion_params)
-                if result.error == ABORTED:
-                    self.terminal.say(f"{ABORTED}.")
+                await self._run_row(row_at(index), index, max_turns, completion_params)
         except SessionLeft:
             pass
         except asyncio.CancelledError:
@@ -193,92 +176,70 @@ class InteractiveRunner:
                 raise
         return self.results
 
-    async def run_row(
-        self,
-        row: Mapping[str, Any],
-        row_index: int,
-        max_turns: int = DEFAULT_MAX_TURNS,
-        completion_params: dict[str, Any] | None = None,
-    ) -> LocalRunResult:
+    async def _run_row(
+        self, row: Mapping[str, Any], row_index: int, max_turns: int, params: dict[str, Any] | None
+    ) -> None:
         """Step through one row."""
-        self._last, self._client = row_index, InteractiveLLMClient(self.llm_client, self._pause)
-        client = self._client
+        self._last_row = row_index
+        self._client = client = InteractiveLLMClient(self.llm_client, self._pause)
         runner = LocalTestRunner(self.agent_loop, client, self.debug, self.debug_dir)
         self.terminal.say(f"\nRow {row_index}")
         self._show_messages(row_messages(row))
         try:
-            result = await runner.run_single(row, row_index, max_turns, completion_params)
-        except (RunAborted, asyncio.CancelledError) as left:
+            result = await runner.run_single(row, row_index, max_turns, params)
+        except (RunAborted, asyncio.CancelledError) as error:
             usage = token_usage(client.get_metrics())
-            self.results.append(LocalRunResult(row_index, success=False, error=ABORTED, token_usage=usage))
-            if type(left) is not RunAborted:
+            self.results.append(LocalRunResult(row_index, False, error=ABORTED, token_usage=usage))
+            if type(error) is not RunAborted:
                 raise
-            return self.results[-1]
+            self.terminal.say(f"{ABORTED}.")
+            return
         result.duration_ms = max(0.0, result.duration_ms - client.waited_ms)
         self.results.append(result)
-        self._show_outcome(result)
-        if await self._decide(RESULT_PROMPT, _NEXT, _QUIT) == _QUIT:
+        self._show_result(result)
+        if await self._ask(RESULT_PROMPT, "next", "quit") == "quit":
             raise SessionLeft
-        return result
-
-    async def _choose(self, rows: range) -> None:
-        word, number = await self._ask(f"Select a row to test [{rows[0]}-{rows[-1]}] or 'q' to quit: ")
-        if word in _QUIT:
-            raise SessionLeft
-        if word.isdecimal():
-            self._chosen = int(word)
-        elif word in _ROW and (number is not None or self._last is not None):
-            self._chosen = self._last if number is None else number
-        else:
-            self.terminal.say(CHOOSING_HELP)
 
     async def _pause(self, step: InteractiveStep) -> None:
         """Show a reply and ask how to continue."""
         self.terminal.say(f"[assistant, turn {step.turn}, finish reason {step.finish_reason}]")
         self._show_message(step.message)
-        decision = await self._decide(STEP_PROMPT, _NEXT, _CONTINUE, _QUIT)
-        if decision in (_QUIT, _ROW):
+        command = await self._ask(STEP_PROMPT, "next", "continue", "quit")
+        if command in ("quit", "row"):
             raise RunAborted
-        self._client.paused = decision == _NEXT
+        self._client.paused = command == "next"
 
-    async def _decide(self, prompt: str, *decisions: tuple[str, ...]) -> tuple[str, ...]:
-        """Show details until the user takes one of the ``decisions`` or chooses a row."""
+    async def _ask(self, prompt: str, *decisions: str) -> str:
+        """Show details until the user enters one of the ``decisions`` or chooses the next row."""
         while True:
-            word, number = await self._ask(prompt)
-            if word in _ROW:
-                self._chosen = self._last if number is None else number
-                return _ROW
-            for decision in decisions:
-                if word in decision:
-                    return decision
-            self._show_details(word)
+            line = await self.terminal.ask(prompt)
+            if line is None:
+                raise SessionLeft
+            word, _, row = line.strip().lower().partition(" ")
+            if word.isdecimal():
+                word, row = "row", word
+            command = _COMMANDS.get(word, word)
+            if command == "row" and (row.strip().isdecimal() or (not row and self._last_row is not None)):
+                self._next_row = int(row) if row else self._last_row
+                return command
+            if command in decisions:
+                return command
+            self._show_details(command)
 
-    async def _ask(self, prompt: str) -> tuple[str, int | None]:
-        """Return the word and the number that the user types; an invalid number makes the word '?'."""
-        line = await self.terminal.ask(prompt)
-        if line is None:
-            raise SessionLeft
-        word, _, number = line.strip().partition(" ")
-        if not number.strip():
-            return word.lower(), None
-        return (word.lower(), int(number)) if number.strip().isdecimal() else ("?", None)
-
-    def _show_details(self, word: str) -> None:
+    def _show_details(self, command: str) -> None:
         from osmosis_ai.rollout.loop.tool_schemas import tool_payload
 
-        if word in _MESSAGES:
+        if command == "messages":
             self._show_messages(self._client.messages)
-        elif word not in _TOOLS:
+        elif command != "tools":
             self.terminal.say(HELP)
         elif not self._client.tools:
             self.terminal.say("  no tools")
         else:
             for tool in self._client.tools:
                 function = tool_payload(tool)["function"]
-                parameters = json.dumps(function.get("parameters") or {}, ensure_ascii=False)
-                self.terminal.say(
-                    f"  {function.get('name')}: {function.get('description', '')}\n    {parameters}"
-                )
+                self.terminal.say(f"  {function.get('name')}: {function.get('description', '')}")
+                self.terminal.say(f"    {json.dumps(function.get('parameters') or {}, ensure_ascii=False)}")
 
     def _show_messages(self, messages: Sequence[Mapping[str, Any]]) -> None:
         for message in messages:
@@ -289,22 +250,18 @@ class InteractiveRunner:
         content = message.get("content")
         if content:
             text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-            self.terminal.say(_indented(text))
+            self.terminal.say(textwrap.indent(text, "  "))
         for call in message.get("tool_calls") or []:
             function = call.get("function") or {}
             self.terminal.say(f"  -> {function.get('name')}({function.get('arguments')})")
 
-    def _show_outcome(self, result: LocalRunResult) -> None:
-        lines = [f"Status: {'OK' if result.success else 'FAILED'}"]
+    def _show_result(self, result: LocalRunResult) -> None:
+        say = self.terminal.say
+        say(f"\nResult:\n  Status: {'OK' if result.success else 'FAILED'}")
         if not result.success:
-            lines.append(f"Error: {result.raised or result.error}")
+            say(textwrap.indent(f"Error: {result.raised or result.error}", "  "))
         if result.result is not None:
-            lines.append(f"Reward: {'-' if result.result.reward is None else result.result.reward}")
-            lines.append(f"Finish reason: {result.result.finish_reason}")
-        lines.append(f"Duration: {format_duration(result.duration_ms)}")
-        lines.append(f"Tokens: {format_tokens(result.total_tokens)}")
-        self.terminal.say("\nResult:\n" + _indented("\n".join(lines)))
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())
+            say(f"  Reward: {'-' if result.result.reward is None else result.result.reward}")
+            say(f"  Finish reason: {result.result.finish_reason}")
+        say(f"  Duration: {format_duration(result.duration_ms)}")
+        say(f"  Tokens: {format_tokens(result.total_tokens)}")

@@ -6,18 +6,21 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from contextlib import asynccontextmanager
+from typing import Any
 
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.agent_loop.inputs import DEFAULT_MODEL, ProviderError
-
-if TYPE_CHECKING:
-    from osmosis_ai.llm.client import ModelClient
-    from osmosis_ai.llm.errors import Category
-    from osmosis_ai.llm.providers import ModelEndpoint
-    from osmosis_ai.rollout.loop.agent import CompletionsResult
-    from osmosis_ai.rollout.loop.schemas import RolloutMetrics
+from osmosis_ai.evaluation.sources import open_policy
+from osmosis_ai.inference.catalog import BUILT_IN_PREFIX, built_in_model
+from osmosis_ai.llm.chosen_endpoint import choose_endpoint, probe
+from osmosis_ai.llm.client import ModelClient
+from osmosis_ai.llm.errors import Category, ModelCallError
+from osmosis_ai.llm.finish_reasons import FinishReason
+from osmosis_ai.llm.providers import ModelEndpoint
+from osmosis_ai.rollout.loop.agent import CompletionsResult
+from osmosis_ai.rollout.loop.schemas import RolloutMetrics
+from osmosis_ai.rollout.loop.tool_schemas import tool_payload
 
 _KINDS: Mapping[Category, str] = {
     "rate_limit": "Rate limit exceeded",
@@ -25,31 +28,29 @@ _KINDS: Mapping[Category, str] = {
     "timeout": "Request timed out",
     "context_length": "Context window exceeded",
 }
-# The model is chosen by the command, and replies are never streamed.
+# The command chooses the model, and replies are never streamed.
 _IGNORED_ARGUMENTS = frozenset({"model", "stream", "stream_options"})
 
 
 class ExternalLLMClient:
-    """Calls a model for one rollout at a time: holds its tools and counts its tokens. An async context manager."""
+    """Calls a model for one rollout at a time, with its tools and token counts. An async context manager."""
 
     def __init__(
         self, model: str = DEFAULT_MODEL, api_key: str | None = None, api_base: str | None = None
     ) -> None:
         self.model = model if "/" in model else f"openai/{model}"
         self._name, self._api_key, self._api_base = model, api_key, api_base
-        self._shared: ModelClient | None = None
+        self._endpoint: ModelEndpoint | None = None
         self._client: ModelClient | None = None
-        self._stack: AsyncExitStack | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._opening = asyncio.Lock()
-        self._tools: list[dict[str, Any]] | None = None
+        self._tools: list[dict[str, Any]] = []
         self.reset_metrics()
 
     @classmethod
     def sharing(cls, client: ModelClient) -> ExternalLLMClient:
-        """Return a client that calls through ``client`` and leaves it open."""
+        """Return a client that calls through ``client`` in this event loop."""
         found = cls(client.model_path)
-        found._shared = client
+        found._endpoint, found._client, found._loop = client.endpoint, client, asyncio.get_running_loop()
         return found
 
     async def __aenter__(self) -> ExternalLLMClient:
@@ -60,28 +61,18 @@ class ExternalLLMClient:
 
     def set_tools(self, tools: Sequence[Any]) -> None:
         """Offer these tools, schemas or dicts, with every further call."""
-        from osmosis_ai.rollout.loop.tool_schemas import tool_payload
-
-        self._tools = [tool_payload(tool) for tool in tools] or None
+        self._tools = [tool_payload(tool) for tool in tools]
 
     def clear_tools(self) -> None:
-        self._tools = None
+        self._tools = []
 
     def reset_metrics(self) -> None:
-        self._calls = self._prompt_tokens = self._completion_tokens = 0
-        self._latency_ms = 0.0
+        self._metrics = RolloutMetrics()
         self.finish_reasons: dict[str, int] = {}
 
     def get_metrics(self) -> RolloutMetrics:
         """Return the calls, tokens and latency since the last reset."""
-        from osmosis_ai.rollout.loop.schemas import RolloutMetrics
-
-        return RolloutMetrics(
-            llm_latency_ms=self._latency_ms,
-            num_llm_calls=self._calls,
-            prompt_tokens=self._prompt_tokens,
-            response_tokens=self._completion_tokens,
-        )
+        return self._metrics.model_copy()
 
     async def chat_completions(self, messages: list[dict[str, Any]], **kwargs: Any) -> CompletionsResult:
         """Return the model's reply; further arguments are those of OpenAI's protocol.
@@ -89,17 +80,13 @@ class ExternalLLMClient:
         Raises:
             ProviderError: the call failed.
         """
-        from osmosis_ai.llm.errors import ModelCallError
-        from osmosis_ai.llm.finish_reasons import FinishReason
-        from osmosis_ai.rollout.loop.agent import CompletionsResult
-
         body: dict[str, Any] = {"messages": messages}
         if self._tools:
             body["tools"] = self._tools
         for name, value in kwargs.items():
             if value is not None and name not in _IGNORED_ARGUMENTS:
                 body[name] = value
-        client = await self._open()
+        client = self._open()
         started = time.perf_counter()
         try:
             completion = await client.complete(body)
@@ -110,53 +97,42 @@ class ExternalLLMClient:
                 f"{kind}: {error.message}", code=error.code, details=error.details, hint=error.hint
             ) from error
         finally:
-            self._latency_ms += (time.perf_counter() - started) * 1000.0
-            self._calls += 1
+            self._metrics.llm_latency_ms += (time.perf_counter() - started) * 1000.0
+            self._metrics.num_llm_calls += 1
         usage, choice, finish = completion.usage, completion.response["choices"][0], FinishReason()
         if usage is not None:
-            self._prompt_tokens += usage.prompt_tokens
-            self._completion_tokens += usage.completion_tokens
+            self._metrics.prompt_tokens += usage.prompt_tokens
+            self._metrics.response_tokens += usage.completion_tokens
         finish.read(completion.response)
         if finish.value is not None:
             self.finish_reasons[finish.value] = self.finish_reasons.get(finish.value, 0) + 1
+        counts = ("prompt_tokens", "completion_tokens", "total_tokens")
         return CompletionsResult(
             message={name: value for name, value in choice["message"].items() if value is not None},
-            token_ids=[],
-            logprobs=[],
-            usage={
-                name: getattr(usage, name) if usage is not None else 0
-                for name in ("prompt_tokens", "completion_tokens", "total_tokens")
-            },
+            usage={name: getattr(usage, name, 0) for name in counts},
             finish_reason=choice.get("finish_reason") or "stop",
         )
 
     async def close(self) -> None:
         """Close the connections; may be called again."""
-        stack, self._stack = self._stack, None
-        if stack is not None:
-            self._client = None
-            await stack.aclose()
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
 
-    async def _open(self) -> ModelClient:
-        """Return the model's client, opened by the first call in this event loop."""
-        from osmosis_ai.errors import OsmosisError
-
-        if self._shared is not None:
-            return self._shared
+    def _open(self) -> ModelClient:
+        """Return the model's client; each event loop needs its own, since connections belong to one."""
+        if self._endpoint is None:
+            try:
+                self._endpoint = choose_endpoint(
+                    self._name, os.environ, base_url=self._api_base, api_key=self._api_key
+                )
+            except OsmosisError as error:
+                kind = _KINDS["auth"] if "missing_variable" in error.details else "Unexpected error"
+                raise ProviderError(f"{kind}: {error.message}", hint=error.hint) from None
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:  # connections belong to one event loop
-            self._loop, self._opening, self._client = loop, asyncio.Lock(), None
-        async with self._opening:
-            if self._client is None:
-                stack = AsyncExitStack()
-                opened = open_model(self._name, api_key=self._api_key, api_base=self._api_base)
-                try:
-                    self._client = await stack.enter_async_context(opened)
-                except OsmosisError as error:
-                    kind = _KINDS["auth"] if "missing_variable" in error.details else "Unexpected error"
-                    raise ProviderError(f"{kind}: {error.message}", hint=error.hint) from None
-                self._stack = stack
-            return self._client
+        if self._client is None or self._loop is not loop:
+            self._client, self._loop = ModelClient(self._endpoint), loop
+        return self._client
 
 
 def create_llm_client(
@@ -166,62 +142,40 @@ def create_llm_client(
     return ExternalLLMClient(model, api_key=api_key, api_base=base_url)
 
 
-@dataclass(frozen=True)
-class ChosenModel:
-    """A model whose name, address and key are valid; ``endpoint`` is None for a built-in one, started on demand."""
-
-    name: str
-    endpoint: ModelEndpoint | None
-    probing: bool
-
-    @asynccontextmanager
-    async def open(
-        self, env: Mapping[str, str], lost: Callable[[Exception], None]
-    ) -> AsyncIterator[ModelEndpoint]:
-        """Start or probe the model; ``lost`` is called if a started one dies."""
-        from osmosis_ai.evaluation.sources import open_policy
-        from osmosis_ai.llm.chosen_endpoint import probe
-
-        if self.endpoint is None:
-            async with open_policy(self.name, env, lost) as endpoint:
-                yield endpoint
-        else:
-            yield await probe(self.endpoint) if self.probing else self.endpoint
-
-
 def choose_model(
-    name: str, *, base_url: str | None = None, api_key: str | None = None, probing: bool = False
-) -> ChosenModel:
-    """Return the model of `--model`, `--base-url` and `--api-key`.
-
-    Raises:
-        OsmosisError: there is no such model, or its address or key is invalid or missing.
-    """
-    from osmosis_ai.inference.catalog import BUILT_IN_PREFIX, built_in_model
-    from osmosis_ai.llm.chosen_endpoint import choose_endpoint
-
-    name = name.strip()
-    if base_url is None and name.startswith(BUILT_IN_PREFIX):
-        built_in_model(name)
-        return ChosenModel(name, None, probing)
-    return ChosenModel(name, choose_endpoint(name, os.environ, base_url=base_url, api_key=api_key), probing)
+    name: str, *, base_url: str | None = None, api_key: str | None = None
+) -> ModelEndpoint | None:
+    """Return the endpoint of `--model`, `--base-url` and `--api-key`; None for a built-in model, which has a server."""
+    if base_url is None and name.strip().startswith(BUILT_IN_PREFIX):
+        built_in_model(name.strip())
+        return None
+    return choose_endpoint(name, os.environ, base_url=base_url, api_key=api_key)
 
 
 @asynccontextmanager
-async def open_model(
+async def open_endpoint(
     name: str,
+    env: Mapping[str, str],
+    lost: Callable[[Exception], None],
     *,
+    base_url: str | None = None,
     api_key: str | None = None,
-    api_base: str | None = None,
     probing: bool = False,
-    calls_at_once: int = 64,
-) -> AsyncIterator[ModelClient]:
-    """Open the client of a model; raises as :func:`choose_model`."""
-    from osmosis_ai.llm.client import ModelClient
+) -> AsyncIterator[ModelEndpoint]:
+    """Open the endpoint of a chosen model; a built-in one is started, and ``lost`` is called if it dies."""
+    endpoint = choose_model(name, base_url=base_url, api_key=api_key)
+    if endpoint is not None:
+        yield await probe(endpoint) if probing else endpoint
+    else:
+        async with open_policy(name.strip(), env, lost) as started:
+            yield started
 
-    chosen = choose_model(name, base_url=api_base, api_key=api_key, probing=probing)
+
+@asynccontextmanager
+async def open_model(name: str, *, calls_at_once: int = 64, **options: Any) -> AsyncIterator[ModelClient]:
+    """Open the client of a chosen model; ``options`` are those of :func:`open_endpoint`."""
     async with (
-        chosen.open(os.environ, lambda _: None) as endpoint,
+        open_endpoint(name, os.environ, lambda _: None, **options) as endpoint,
         ModelClient(endpoint, max_connections=calls_at_once) as client,
     ):
         yield client

@@ -1,52 +1,60 @@
-"""Run an agent loop on rows in this process: ``LocalRolloutRunner``, and ``LocalTestRunner`` of `osmosis test`.
+"""Runs agent loops in this process: the runners, results and report of the 0.2 SDK.
 
-Whatever the agent does, its row ends in a :class:`LocalRunResult`. Only cancellation and interrupts pass through.
+Whatever the agent does, its row ends with a result; only cancellation and interrupts propagate. A failed run has no
+scores. If an eval function returns no finite number, its score is missing and ``unscored`` has the reason. A missing
+score never passes. The documented statistics count it as 0.0, and the estimates leave it out.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+
+from pydantic import BaseModel
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation import pass_at_k as unbiased
+from osmosis_ai.evaluation import statistics
 from osmosis_ai.evaluation.agent_loop.inputs import (
     DEFAULT_MAX_TURNS,
     LocalExecutionError,
     ToolValidationError,
     dataset_row_to_request,
 )
+from osmosis_ai.evaluation.statistics import Estimate
 from osmosis_ai.llm.finish_reasons import FLAGGED_NAMES
+from osmosis_ai.rollout.backend.local.deadline import DeadlineExceededError, run_within
+from osmosis_ai.rollout.loop.agent import LLMClientProtocol, RolloutAgentLoop, RolloutResult
+from osmosis_ai.rollout.loop.context import AgentLoopContext
+from osmosis_ai.rollout.loop.eval_functions import EvalFnError, EvalFnWrapper, finite_score, wrap_eval_fns
+from osmosis_ai.rollout.loop.loading import describe_failure
+from osmosis_ai.rollout.loop.schemas import RolloutMetrics, RolloutRequest
+from osmosis_ai.rollout.loop.tool_schemas import tool_problems
 
-if TYPE_CHECKING:
-    from osmosis_ai.controller.dispatcher import Dispatcher, Stop
-    from osmosis_ai.rollout.loop.agent import CompletionsResult, RolloutAgentLoop, RolloutResult
-    from osmosis_ai.rollout.loop.schemas import RolloutMetrics, RolloutRequest
+logger = logging.getLogger(__name__)
 
-Item = TypeVar("Item")
-Done = TypeVar("Done")
+DOCUMENTED_KS = (1, 3, 5, 10)
+_ESTIMATE_FIELDS = ("value", "stderr", "low", "high", "n", "clusters")
 
 
 @runtime_checkable
-class LocalLLMClientProtocol(Protocol):
-    """The model of a rollout in this process."""
-
-    async def chat_completions(self, messages: list[dict[str, Any]], **kwargs: Any) -> CompletionsResult: ...
+class LocalLLMClientProtocol(LLMClientProtocol, Protocol):
+    """Model of an agent loop in this process."""
 
     def set_tools(self, tools: Sequence[Any]) -> None: ...
-
     def clear_tools(self) -> None: ...
-
     def reset_metrics(self) -> None: ...
-
-    def get_metrics(self) -> RolloutMetrics: ...
 
 
 @dataclass
 class LocalRunResult:
-    """The result of one row; ``raised`` adds the type and place of the agent's exception to ``error``."""
+    """Result of one row; ``raised`` is ``error`` with the type and place of the agent's exception."""
 
     row_index: int
     success: bool
@@ -59,7 +67,7 @@ class LocalRunResult:
 
     @property
     def flagged_finishes(self) -> list[str]:
-        """What happened to replies: truncated, filtered or refused."""
+        """Problems of the model's replies: truncated, filtered or refused."""
         return [name for reason, name in FLAGGED_NAMES.items() if reason in self.finish_reasons]
 
     @property
@@ -68,16 +76,11 @@ class LocalRunResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the row's entry in the results file of `osmosis test`."""
-        from osmosis_ai.rollout.loop.eval_functions import EvalFnError, finite_score
-
-        reward, finish_reason = (
-            getattr(self.result, "reward", None),
-            getattr(self.result, "finish_reason", None),
-        )
         try:
-            reward = None if reward is None else finite_score(reward)
+            reward = finite_score(getattr(self.result, "reward", None))
         except EvalFnError:
             reward = None
+        finish_reason = getattr(self.result, "finish_reason", None)
         return {
             "row_index": self.row_index,
             "success": self.success,
@@ -92,7 +95,7 @@ class LocalRunResult:
 
 @dataclass
 class LocalBatchResult:
-    """The results of several rows, in their order."""
+    """Results of several rows, in order."""
 
     results: list[LocalRunResult]
     total: int
@@ -105,7 +108,7 @@ class LocalBatchResult:
 class LocalRolloutRunner:
     """Runs an agent loop on rows, one after the other.
 
-    A client may lack every method of :class:`LocalLLMClientProtocol` except ``chat_completions`` and ``get_metrics``.
+    The client needs only the methods ``chat_completions`` and ``get_metrics``.
     """
 
     def __init__(
@@ -136,47 +139,37 @@ class LocalRolloutRunner:
         request_metadata: Mapping[str, Any] | None = None,
     ) -> LocalRunResult:
         """Run the agent on one row."""
-        from osmosis_ai.rollout.loop.loading import describe_failure
-
         self._call_client("reset_metrics")
-        can_reset = hasattr(self.llm_client, "reset_metrics")
-        before = {} if can_reset else token_usage(self.llm_client.get_metrics())
+        before = token_usage(self.llm_client.get_metrics())
         started = time.perf_counter()
-        result, error, raised = None, None, None
+        run = LocalRunResult(row_index, success=False)
         try:
             request = dataset_row_to_request(
                 row,
                 row_index,
-                max_turns=max_turns,
+                max_turns,
                 completion_params=completion_params,
-                rollout_id_prefix=self.rollout_id_prefix,
-                rollout_id=rollout_id,
+                rollout_id=rollout_id or f"{self.rollout_id_prefix}-{row_index}",
                 metadata_overrides={**self.request_metadata, **(request_metadata or {})},
             )
-            result = await self._run_agent(request)
-            error = _error_of(result)
-        except ToolValidationError as refused:
-            error = f"Tool validation error: {refused}"
-        except (Exception, SystemExit) as failure:  # whatever the user's code raises is its row's result
-            error = str(failure) or type(failure).__name__
-            raised = failure.message if isinstance(failure, OsmosisError) else describe_failure(failure)
+            run.result = await self._run_agent(request)
+            run.error = _error_of(run.result)
+        except ToolValidationError as error:
+            run.error = f"Tool validation error: {error}"
+        except (Exception, SystemExit) as error:  # raised by the user's code
+            run.error = str(error) or type(error).__name__
+            run.raised = error.message if isinstance(error, OsmosisError) else describe_failure(error)
         finally:
             self._call_client("clear_tools")
-        counted = token_usage(self.llm_client.get_metrics())
-        counted = {name: count - before.get(name, 0) for name, count in counted.items()}
-        own_metrics = getattr(result, "metrics", None)
-        if own_metrics is not None and not any(counted.values()):
-            counted = token_usage(own_metrics)  # the agent called a model without the client
-        return LocalRunResult(
-            row_index,
-            success=error is None,
-            result=result,
-            error=error,
-            duration_ms=(time.perf_counter() - started) * 1000.0,
-            token_usage=counted,
-            raised=raised,
-            finish_reasons=dict(getattr(self.llm_client, "finish_reasons", {})),
-        )
+        run.success = run.error is None
+        run.duration_ms = (time.perf_counter() - started) * 1000.0
+        usage = token_usage(self.llm_client.get_metrics())
+        run.token_usage = {name: count - before[name] for name, count in usage.items()}
+        metrics = getattr(run.result, "metrics", None)
+        if metrics is not None and not any(run.token_usage.values()):
+            run.token_usage = token_usage(metrics)  # the agent called a model without the client
+        run.finish_reasons = dict(getattr(self.llm_client, "finish_reasons", {}))
+        return run
 
     async def run_batch(
         self,
@@ -194,15 +187,9 @@ class LocalRolloutRunner:
             results.append(result)
             if on_progress is not None:
                 on_progress(number + 1, len(rows), result)
-        passed = sum(result.success for result in results)
-        return LocalBatchResult(
-            results=results,
-            total=len(results),
-            passed=passed,
-            failed=len(results) - passed,
-            total_duration_ms=(time.perf_counter() - started) * 1000.0,
-            total_tokens=sum(result.total_tokens for result in results),
-        )
+        duration_ms = (time.perf_counter() - started) * 1000.0
+        passed, tokens = sum(run.success for run in results), sum(run.total_tokens for run in results)
+        return LocalBatchResult(results, len(rows), passed, len(rows) - passed, duration_ms, tokens)
 
     def _call_client(self, method: str, *arguments: Any) -> None:
         call = getattr(self.llm_client, method, None)
@@ -210,33 +197,19 @@ class LocalRolloutRunner:
             call(*arguments)
 
     async def _run_agent(self, request: RolloutRequest) -> Any:
-        from osmosis_ai.rollout.backend.local.deadline import DeadlineExceededError, run_within
-        from osmosis_ai.rollout.loop.context import AgentLoopContext
-
         tools = self.agent_loop.get_tools(request)
         validate_tools(tools)
         self._call_client("set_tools", tools)
-        if self.debug_dir is not None and not Path(self.debug_dir).exists():
-            Path(self.debug_dir).mkdir(parents=True)
-            (Path(self.debug_dir) / ".gitignore").write_text("*\n")
         context = AgentLoopContext(
-            request=request,
-            tools=tools,
-            llm=self.llm_client,
-            _start_time=time.monotonic(),
-            _debug_dir=self.debug_dir,
+            request, tools, self.llm_client, _start_time=time.monotonic(), _debug_dir=self.debug_dir
         )
         running: Any = self.agent_loop.run(context)  # type: ignore[arg-type]
-        if not isinstance(running, Awaitable):
+        if not asyncio.iscoroutine(running):
             raise LocalExecutionError(f"{type(self.agent_loop).__name__}.run must be `async def`.")
-
-        async def run() -> Any:
-            return await running
-
         try:
-            return await run_within(run(), self.timeout_s)
+            return await run_within(running, self.timeout_s)
         except DeadlineExceededError:
-            raise LocalExecutionError(f"the agent did not end within {self.timeout_s:g} s.") from None
+            raise LocalExecutionError(f"the agent did not finish within {self.timeout_s:g} s.") from None
 
 
 class LocalTestRunner(LocalRolloutRunner):
@@ -250,67 +223,31 @@ class LocalTestRunner(LocalRolloutRunner):
         debug_dir: str | Path | None = None,
         timeout_s: float | None = None,
     ) -> None:
+        metadata = {"execution_mode": "test", "test_mode": True}
         super().__init__(
-            agent_loop,
-            llm_client,
-            debug,
-            debug_dir or "./test_debug",
-            rollout_id_prefix="test",
-            request_metadata={"execution_mode": "test", "test_mode": True},
-            timeout_s=timeout_s,
+            agent_loop, llm_client, debug, debug_dir or "./test_debug", "test", metadata, timeout_s
         )
 
 
-# The SDK's names.
+# Names of the public SDK.
 LocalTestRunResult = LocalRunResult
 LocalTestBatchResult = LocalBatchResult
 
 
-async def run_all(
-    items: Iterable[Item],
-    run_one: Callable[[Item], Awaitable[Done]],
-    *,
-    limit: int,
-    done: Callable[[int, Item, Done], None],
-    started: Callable[[Dispatcher[tuple[int, Item]]], None] = lambda _: None,
-) -> Stop | None:
-    """Run ``run_one`` on all items, at most ``limit`` at once; an error of ``done`` stops it."""
-    from osmosis_ai.controller.dispatcher import Dispatcher
-
-    async def attempt(numbered: tuple[int, Item]) -> bool:
-        number, item = numbered
-        done(number, item, await run_one(item))
-        return True
-
-    dispatcher = Dispatcher(iter(enumerate(items)), attempt, limit=limit)
-    started(dispatcher)
-    stop = await dispatcher.run()
-    if stop is not None and stop.error is not None:
-        raise stop.error
-    return stop
-
-
 def validate_tools(tools: Any) -> None:
-    """Check the result of ``get_tools``: schemas, dicts or objects of the same shape.
+    """Check the result of ``get_tools``: schemas, dicts or objects with the same attributes.
 
     Raises:
         ToolValidationError: the message names the first invalid tool and its problems.
     """
-    from pydantic import BaseModel
-
-    from osmosis_ai.rollout.loop.tool_schemas import tool_payload, tool_problems
-
     if not isinstance(tools, list):
         given = "None" if tools is None else type(tools).__name__
         raise ToolValidationError(f"get_tools returned {given}; it must return a list.")
     for number, tool in enumerate(tools):
-        known = isinstance(tool, BaseModel | Mapping)
         problems = [
             f"{problem.field}: {problem.message}"
-            for problem in tool_problems(
-                tool_payload(tool) if known else _tool_dict(tool), f"tools[{number}]"
-            )
-            # A dict is sent unchanged; anything else must have OpenAI's shape.
+            for problem in tool_problems(_as_tool(tool), f"tools[{number}]")
+            # Providers may accept other parameters in a dict, which is sent unchanged.
             if problem.is_error
             or (problem.code == "PARAMETERS_TYPE_NOT_OBJECT" and not isinstance(tool, Mapping))
         ]
@@ -318,18 +255,16 @@ def validate_tools(tools: Any) -> None:
             raise ToolValidationError(f"{'; '.join(problems)}.")
 
 
-def _tool_dict(tool: Any) -> dict[str, Any]:
-    """Return an object that is neither a schema nor a dict as a tool's dict, read by its attributes."""
+def _as_tool(tool: Any) -> Any:
+    """Return a tool; an object that is neither a schema nor a dict becomes a dict of its attributes."""
+    if isinstance(tool, BaseModel | Mapping):
+        return tool
     function = getattr(tool, "function", None)
     if function is not None and not isinstance(function, Mapping):
-        parameters = getattr(function, "parameters", None)
+        function = {name: getattr(function, name, None) for name in ("name", "description", "parameters")}
+        parameters = function["parameters"]
         if parameters is not None and not isinstance(parameters, Mapping):
-            parameters = {"type": getattr(parameters, "type", "object")}
-        function = {
-            "name": getattr(function, "name", None),
-            "description": getattr(function, "description", None),
-            "parameters": parameters,
-        }
+            function["parameters"] = {"type": getattr(parameters, "type", "object")}
     return {"type": "function", "function": function}
 
 
@@ -337,7 +272,7 @@ def _error_of(result: Any) -> str | None:
     """Return why a rollout failed; None if it succeeded."""
     status = getattr(result, "status", None)
     if status is None:
-        return f"run returned {type(result).__name__}; it must return what ctx.complete(...) or ctx.error(...) gives"
+        return f"run returned {type(result).__name__}; it must return ctx.complete(...) or ctx.error(...)"
     status = getattr(status, "value", status)
     if status == "COMPLETED":
         return None
@@ -345,17 +280,289 @@ def _error_of(result: Any) -> str | None:
 
 
 def token_usage(metrics: RolloutMetrics) -> dict[str, int]:
-    """Return the token counts of a result; a count of a user's client that is no integer counts as 0."""
-    prompt, completion, calls = (
-        count if isinstance(count, int) else 0
-        for count in (metrics.prompt_tokens, metrics.response_tokens, metrics.num_llm_calls)
-    )
+    """Return the token counts of a result; counts that are not integers become 0."""
+    counts = (metrics.prompt_tokens, metrics.response_tokens, metrics.num_llm_calls)
+    prompt, completion, calls = (count if isinstance(count, int) else 0 for count in counts)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "num_llm_calls": calls,
     }
+
+
+@dataclass
+class EvalEvalSummary:
+    """Statistics of one eval function."""
+
+    mean: float
+    std: float
+    min: float
+    max: float
+    pass_at_k: dict[int, float] = field(default_factory=dict)
+    scored: int = 0
+    unscored: int = 0
+    estimate: Estimate | None = None
+    pass_at_k_estimates: dict[int, Estimate] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the documented fields of a results file, followed by further ones."""
+        return {
+            "mean": self.mean,
+            "std": self.std,
+            "min": self.min,
+            "max": self.max,
+            **{f"pass_at_{k}": value for k, value in self.pass_at_k.items()},
+            "scored": self.scored,
+            "unscored": self.unscored,
+            "estimate": _estimate_json(self.estimate) if self.estimate is not None else None,
+            "pass_at_k_estimates": {str(k): _estimate_json(e) for k, e in self.pass_at_k_estimates.items()},
+        }
+
+
+def _estimate_json(estimate: Estimate) -> dict[str, Any]:
+    return {name: getattr(estimate, name) for name in _ESTIMATE_FIELDS}
+
+
+def summarize_scores(
+    rows: Sequence[Sequence[float | None]],
+    *,
+    n_runs: int,
+    pass_threshold: float,
+    ks: Collection[int] = (),
+    clusters: Sequence[int] | None = None,
+) -> EvalEvalSummary:
+    """Return the statistics of one eval function.
+
+    Args:
+        rows: the scores of each row's runs; None is a missing score.
+        n_runs: planned runs per row; with one there is no documented pass@k.
+        pass_threshold: lowest score that passes.
+        ks: additional values of k for pass@k.
+        clusters: a number per row; rows with equal numbers are duplicates and count as one in intervals.
+    """
+    every = [score if score is not None else 0.0 for row in rows for score in row]
+    scored = [(index, score) for index, row in enumerate(rows) for score in row if score is not None]
+    attempts = [sum(score is not None for score in row) for row in rows]
+    passes = [sum(score is not None and score >= pass_threshold for score in row) for row in rows]
+    documented_ks = {k for k in (*DOCUMENTED_KS, *ks) if k <= n_runs}
+    powers_of_two = {1 << exponent for exponent in range(n_runs.bit_length())}
+    documented = {}
+    if n_runs > 1 and rows:
+        for k in sorted(documented_ks):
+            by_row = [pass_at_k(len(row), passed, k) for row, passed in zip(rows, passes, strict=True)]
+            documented[k] = sum(by_row) / len(rows)
+    estimates = {
+        k: unbiased.estimate_pass_at_k(attempts, passes, k, clusters)
+        for k in sorted(documented_ks | powers_of_two)
+    }
+    described = statistics.describe(every or [0.0])
+    assert described is not None
+    return EvalEvalSummary(
+        mean=described.mean,
+        std=described.std,
+        min=described.min,
+        max=described.max,
+        pass_at_k=documented,
+        scored=len(scored),
+        unscored=len(every) - len(scored),
+        estimate=statistics.estimate_reward(
+            [score for _, score in scored],
+            [index for index, _ in scored],
+            [clusters[index] for index, _ in scored] if clusters is not None else None,
+        ),
+        pass_at_k_estimates={k: estimate for k, estimate in estimates.items() if estimate is not None},
+    )
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Return the chance that one of ``k`` of ``n`` runs passes if ``c`` of the ``n`` did; 1 if ``n <= k``."""
+    if c <= 0:
+        return 0.0
+    return 1.0 if n <= k or c >= n else unbiased.pass_at_k(n, c, k)
+
+
+@dataclass
+class InProcessRunResult:
+    """One run of one row."""
+
+    run_index: int
+    success: bool
+    scores: dict[str, float] = field(default_factory=dict)
+    duration_ms: float = 0.0
+    tokens: int = 0
+    error: str | None = None
+    unscored: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class EvalRowResult:
+    """Runs of one row."""
+
+    row_index: int
+    runs: list[InProcessRunResult]
+
+
+@dataclass
+class EvalResult:
+    """All rows, with a summary of each eval function."""
+
+    rows: list[EvalRowResult]
+    eval_summaries: dict[str, EvalEvalSummary]
+    total_rows: int
+    total_runs: int
+    total_tokens: int
+    total_duration_ms: float
+    n_runs: int
+    pass_threshold: float
+
+
+class InProcessEvalRunner:
+    """Evaluates an agent loop on rows; concurrent runs need ``llm_client_factory``, since each has its own client."""
+
+    def __init__(
+        self,
+        agent_loop: RolloutAgentLoop,
+        llm_client: LocalLLMClientProtocol,
+        eval_fns: Sequence[EvalFnWrapper | Callable[..., Any]],
+        debug: bool = False,
+        debug_dir: str | Path | None = None,
+        llm_client_factory: Callable[[], LocalLLMClientProtocol] | None = None,
+    ) -> None:
+        self.agent_loop = agent_loop
+        self.llm_client = llm_client
+        self.eval_fns = wrap_eval_fns(eval_fns)
+        self.debug = debug
+        self.debug_dir = debug_dir
+        self.llm_client_factory = llm_client_factory
+
+    async def run_single(
+        self,
+        row: Mapping[str, Any],
+        row_index: int,
+        run_index: int,
+        max_turns: int = DEFAULT_MAX_TURNS,
+        completion_params: dict[str, Any] | None = None,
+        runner: LocalRolloutRunner | None = None,
+    ) -> InProcessRunResult:
+        """Run the agent on a row once and score the result."""
+        ran = await (runner or self._runner(self.llm_client)).run_single(
+            row,
+            row_index,
+            max_turns,
+            completion_params,
+            rollout_id=f"eval-{row_index}-run-{run_index}",
+            request_metadata={"execution_mode": "eval", "run_index": run_index},
+        )
+        run = InProcessRunResult(run_index, ran.success, {}, ran.duration_ms, ran.total_tokens, ran.error)
+        if not ran.success or ran.result is None:
+            return run
+        for eval_fn in self.eval_fns:
+            score = await eval_fn.score(ran.result.final_messages, row.get("ground_truth"), dict(row))
+            if score.value is not None:
+                run.scores[eval_fn.name] = score.value
+            else:
+                run.unscored[eval_fn.name] = score.reason or "the function returned no score"
+        return run
+
+    async def run_eval(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        n_runs: int = 1,
+        max_turns: int = DEFAULT_MAX_TURNS,
+        completion_params: dict[str, Any] | None = None,
+        pass_threshold: float = 1.0,
+        on_progress: Callable[[int, int, InProcessRunResult], None] | None = None,
+        start_index: int = 0,
+        batch_size: int = 1,
+    ) -> EvalResult:
+        """Run every row ``n_runs`` times, at most ``batch_size`` runs at once."""
+        if n_runs < 1 or batch_size < 1:
+            raise ValueError("n_runs and batch_size must be >= 1.")
+        total = len(rows) * n_runs
+        factory, limit = self.llm_client_factory, min(batch_size, total)
+        if limit > 1 and factory is None:
+            logger.warning("running one at a time: %d concurrent runs need an llm_client_factory", limit)
+        started = time.perf_counter()
+        clients = [factory() for _ in range(limit)] if limit > 1 and factory is not None else []
+        pending = product(range(len(rows)), range(n_runs))
+        runs: dict[tuple[int, int], InProcessRunResult] = {}
+
+        async def work(client: LocalLLMClientProtocol) -> None:
+            runner = self._runner(client)
+            for position, run_index in pending:
+                run = await self.run_single(
+                    rows[position], start_index + position, run_index, max_turns, completion_params, runner
+                )
+                runs[position, run_index] = run
+                if on_progress is not None:
+                    on_progress(len(runs), total, run)
+
+        workers = [asyncio.create_task(work(client)) for client in clients or [self.llm_client]]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            for client in clients:
+                if hasattr(client, "close"):
+                    await client.close()
+        duration_ms = (time.perf_counter() - started) * 1000.0
+        results = [
+            EvalRowResult(start_index + position, [runs[position, run] for run in range(n_runs)])
+            for position in range(len(rows))
+        ]
+        summaries = {}
+        for eval_fn in self.eval_fns:
+            scores = [[run.scores.get(eval_fn.name) for run in row.runs] for row in results]
+            summaries[eval_fn.name] = summarize_scores(scores, n_runs=n_runs, pass_threshold=pass_threshold)
+        tokens = sum(run.tokens for run in runs.values())
+        return EvalResult(results, summaries, len(rows), total, tokens, duration_ms, n_runs, pass_threshold)
+
+    def _runner(self, client: LocalLLMClientProtocol) -> LocalRolloutRunner:
+        return LocalRolloutRunner(self.agent_loop, client, self.debug, self.debug_dir)
+
+
+# Names of the public SDK.
+EvalRunResult = InProcessRunResult
+EvalRunner = InProcessEvalRunner
+
+
+def format_eval_report(result: EvalResult, console: Any = None) -> str:
+    """Return the report of an evaluation as plain text; also print it if a console is given."""
+    ks = sorted({k for summary in result.eval_summaries.values() for k in summary.pass_at_k})
+    table = [["Eval Function", "Mean", "Min", "Max", "Std", *(f"pass@{k}" for k in ks), "Scored", "95 % CI"]]
+    for name, summary in result.eval_summaries.items():
+        estimate, interval = summary.estimate, "-"
+        if estimate is not None and estimate.low is not None and estimate.high is not None:
+            interval = f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
+        table.append(
+            [
+                name,
+                *(f"{value:.3f}" for value in (summary.mean, summary.min, summary.max, summary.std)),
+                *(f"{summary.pass_at_k[k] * 100:.1f}%" if k in summary.pass_at_k else "-" for k in ks),
+                f"{summary.scored}/{summary.scored + summary.unscored}",
+                interval,
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        "Evaluation Results:",
+        f"  Rows: {result.total_rows}",
+        f"  Runs per row: {result.n_runs}",
+        f"  Total runs: {result.total_runs}",
+        f"  Duration: {format_duration(result.total_duration_ms)}",
+        f"  Total tokens: {format_tokens(result.total_tokens)}",
+        "",
+    ]
+    for row in table:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append(f"  {' | '.join(cells).rstrip()}")
+    text = "\n".join(lines)
+    if console is not None:
+        console.print(text)
+    return text
 
 
 def format_duration(duration_ms: float) -> str:
@@ -367,5 +574,5 @@ def format_duration(duration_ms: float) -> str:
 
 
 def format_tokens(tokens: int) -> str:
-    """Return a number of tokens with thousands separated."""
+    """Return a number of tokens with thousands separators."""
     return f"{tokens:,}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from osmosis_ai.evaluation.attempt_copies import item_name
+from osmosis_ai.evaluation.attempt_files import item_name
 
 CHECKPOINTS, RESUME = "checkpoints", "resume"
 """Upload name prefixes of kept adapters and of resume archives."""

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, String, and_, cast, literal, select
 from sqlalchemy.orm import Session
 
-from osmosis_ai.evaluation.attempt_copies import item_name
+from osmosis_ai.evaluation.attempt_files import item_name
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.viewer.found_runs import of_family
 from osmosis_ai.viewer.source import SampleEntry

@@ -12,7 +12,7 @@ import orjson
 from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
-from osmosis_ai.evaluation.metrics_models import Estimates
+from osmosis_ai.evaluation.metrics import Estimates
 from osmosis_ai.platform.db.keyed_lists import moment_of, text_of
 from osmosis_ai.platform.db.keyset import KeysetOrder, KeysetPlace, read_page
 from osmosis_ai.platform.db.run_numbers import duration_ms

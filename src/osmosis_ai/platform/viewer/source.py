@@ -13,16 +13,16 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.errors import ConflictError, NotFoundError
-from osmosis_ai.evaluation.attempt_copies import item_name
 from osmosis_ai.evaluation.attempt_files import (
     MOST_OF_DIAGNOSTICS,
     StoredArtifact,
     StoredConversation,
+    item_name,
     no_sample,
     traceback_in,
 )
 from osmosis_ai.evaluation.local_runs import RunKind
-from osmosis_ai.evaluation.metrics_models import Estimates
+from osmosis_ai.evaluation.metrics import Estimates
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStoreError
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.log_lines import storable

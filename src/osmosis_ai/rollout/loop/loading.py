@@ -106,11 +106,11 @@ def _last_own_frame(error: BaseException) -> str | None:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_shown(error.filename)}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _is_own(frame.filename)]
+    own = [frame for frame in frames if is_user_file(frame.filename)]
     return f"{_shown(own[-1].filename)}:{own[-1].lineno}, in {own[-1].name}" if own else None
 
 
-def _is_own(filename: str) -> bool:
+def is_user_file(filename: str) -> bool:
     """Return whether a file is the user's: not part of Python, an installed package or this package."""
     if filename.startswith("<"):
         return False

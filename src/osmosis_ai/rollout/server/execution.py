@@ -1,8 +1,8 @@
 """Run one admitted rollout, send exactly one terminal report per channel, and archive it.
 
 The workflow's report precedes the grader's. An unreachable controller delays reports but never turns a reward into a
-failure. The conversation is on disk before the final report is sent, so a crash after the acknowledgement loses
-nothing.
+failure. Unless the controller stores the conversation, it is on disk before the final report is sent, so a crash after
+the acknowledgement loses nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 from ..backend.base import ExecutionBackend
 from ..context import RolloutContext
 from ..trajectory.archive import RolloutArchive
-from ..trajectory.report import TrajectoryReport, report_from_response
+from ..trajectory.report import TrajectoryReport, controller_stores_conversation, report_from_response
 from ..types.execution import ExecutionRequest, ExecutionResult
 from ..types.protocol import RolloutInitRequest, RolloutStatus
 from .auth import ControllerAuth
@@ -49,6 +49,7 @@ class RolloutExecution:
         self._best: ExecutionResult | None = None
         self._diagnostics: dict[str, object] | None = None
         self._report: TrajectoryReport | None = None
+        self._controller_stores = False
         self._archive = RolloutArchive(
             rollout_id, label=init.label, metadata=init.metadata, extra_fields=init.extra_fields
         )
@@ -77,7 +78,9 @@ class RolloutExecution:
             logger.exception("the backend failed on rollout %s", self.rollout_id)
         await self._settle()
         self._archive.publish(
-            self._best, self._report, self._diagnostics or (self._best.extra_fields if self._best else None)
+            self._unstored(),
+            self._report,
+            self._diagnostics or (self._best.extra_fields if self._best else None),
         )
 
     async def _on_completed(self, result: ExecutionResult) -> None:
@@ -88,7 +91,7 @@ class RolloutExecution:
         self._remember(result)
         body = completion_body(self.rollout_id, result)
         if self._grader_url is None:
-            self._archive.keep(self._best, self._report)
+            self._archive.keep(self._unstored(), self._report)
         try:
             answer = await self._delivery.deliver(
                 self._init.completion_callback_url, body, self._headers, attempts=ATTEMPTS
@@ -107,7 +110,7 @@ class RolloutExecution:
         self._graded = True
         self._remember(result)
         await self._pay_completion()
-        self._archive.keep(self._best, self._report)
+        self._archive.keep(self._unstored(), self._report)
         await self._deliver_patiently(self._grader_url, grader_body(self.rollout_id, result))
 
     async def _settle(self) -> None:
@@ -133,6 +136,14 @@ class RolloutExecution:
         report = report_from_response(answer)
         if report is not None:
             self._report = report
+        self._controller_stores = self._controller_stores or controller_stores_conversation(answer)
+
+    def _unstored(self) -> ExecutionResult | None:
+        """Return the best result, or None if the controller stores the same conversation."""
+        sample = self._best.sample if self._best is not None else None
+        if self._controller_stores and sample is not None and sample.trajectory_messages == sample.messages:
+            return None
+        return self._best
 
     def _remember(self, result: ExecutionResult) -> None:
         """Keep the latest result with a sample and the latest diagnostics for the archive."""

@@ -12,7 +12,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
@@ -162,9 +162,9 @@ async def save_trajectory(
     archive.publish(result, report, diagnostics or (result.extra_fields if result is not None else None))
 
 
-def encode_trajectory(trajectory: Trajectory) -> str:
+def encode_trajectory(trajectory: Trajectory | Mapping[str, Any]) -> str:
     """Encode a trajectory as ASCII JSON: two-space indent, number arrays on one line, no nulls, no NaN."""
-    content = trajectory.model_dump(exclude_none=True)
+    content = trajectory.model_dump(exclude_none=True) if isinstance(trajectory, Trajectory) else trajectory
     with contextlib.suppress(TypeError):  # integers beyond 64 bits, lone surrogates, keys that are not text
         written = orjson.dumps(content, default=repr, option=orjson.OPT_INDENT_2)
         # orjson formats most conversations correctly, in a tenth of the time.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from osmosis_ai.datasets.selection import RowsDrawn
     from osmosis_ai.evaluation.hooks import ProgressSnapshot
     from osmosis_ai.evaluation.manifest import Manifest
-    from osmosis_ai.evaluation.metrics_models import Estimates
+    from osmosis_ai.evaluation.metrics import Estimates
     from osmosis_ai.evaluation.record import TerminalRecord
     from osmosis_ai.evaluation.run_directory import RunDirectory
     from osmosis_ai.evaluation.run_score import RunScore
@@ -75,7 +75,7 @@ class DescribedEvaluation(DescribedRun):
     @property
     def estimates(self) -> Estimates | None:
         """The intervals and counts; None if missing or in a format that this version does not know."""
-        from osmosis_ai.evaluation.metrics_models import Estimates
+        from osmosis_ai.evaluation.metrics import Estimates
 
         return Estimates.read(self.metrics.estimates) if self.metrics is not None else None
 
@@ -314,7 +314,7 @@ class MergedRuns:
 
     @classmethod
     def of(cls, wire: MergedEvaluation) -> MergedRuns:
-        from osmosis_ai.evaluation.metrics_models import Estimates
+        from osmosis_ai.evaluation.metrics import Estimates
 
         return cls(wire, Estimates.read(wire.estimates))
 
@@ -412,7 +412,7 @@ class WatchedRun:
     @property
     def estimates(self) -> Estimates | None:
         """The recorded estimates."""
-        from osmosis_ai.evaluation.metrics_models import Estimates
+        from osmosis_ai.evaluation.metrics import Estimates
 
         return Estimates.read((self.metrics or {}).get("estimates"))
 
@@ -502,7 +502,7 @@ class RunWatcher:
         if running:
             status: WatchedStatus = "running"
         else:
-            status = "incomplete" if self._table.unrecorded_count else "finished"
+            status = "incomplete" if self._table.open_count else "finished"
         return WatchedRun(
             run_name=self._directory.path.name,
             run_dir=self._directory.path,
@@ -528,7 +528,7 @@ class RunWatcher:
 
         rewards = self._table.rewards
         return ProgressSnapshot(
-            completed=len(self._table) - self._table.unrecorded_count,
+            completed=len(self._table) - self._table.open_count,
             total=len(self._table),
             passed=int((rewards >= self._threshold).sum()),
             failed=self._table.count("failed"),

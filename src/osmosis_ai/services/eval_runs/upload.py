@@ -213,15 +213,18 @@ def _secret_values(manifest: Manifest) -> dict[str, bytes]:
 
 def _files_of(found: RunDirectory, entry: IndexEntry, secrets: Mapping[str, bytes]) -> Iterator[UploadFile]:
     """Yield the trajectory and the artifacts of an attempt."""
-    from osmosis_ai.evaluation.attempt_copies import trajectory_problem
+    from osmosis_ai.evaluation.attempt_files import item_name, trajectory_problem
     from osmosis_ai.evaluation.run_files import ARTIFACTS, RESERVED_ARTIFACT
 
     trial = found.trial(entry.rollout_id)
     if trial.is_symlink():
         raise _refused(f"`{trial}` is a symbolic link", _COPY)
     if entry.trajectory_filename is not None:
-        trajectory = trial / entry.trajectory_filename
-        file = _hashed(found.path, trajectory, secrets)
+        path = trial / entry.trajectory_filename
+        copy = found.trajectories / f"{item_name(entry.row_index, entry.run_index)}.json"
+        # Only servers that write trajectories themselves leave one with their other files.
+        trajectory = path if path.exists() or path.is_symlink() else copy
+        file = _hashed(found.path, trajectory, secrets, wire_path=path)
         with _opened(trajectory) as stream:
             problem = trajectory_problem(stream.read(), entry.rollout_id, entry.row_index, entry.run_index)
         if problem is not None:
@@ -246,10 +249,12 @@ def _below(directory: Path) -> Iterator[Path]:
             yield path
 
 
-def _hashed(root: Path, path: Path, secrets: Mapping[str, bytes]) -> UploadFile:
+def _hashed(
+    root: Path, path: Path, secrets: Mapping[str, bytes], *, wire_path: Path | None = None
+) -> UploadFile:
     from osmosis_ai.evaluation.run_files import name_problem
 
-    relative = path.relative_to(root).as_posix()
+    relative = (wire_path or path).relative_to(root).as_posix()
     problem = name_problem(relative)
     if problem is not None:
         raise _refused(f"`{path}`: {problem}", "rename it, or remove it")

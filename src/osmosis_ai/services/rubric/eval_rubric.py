@@ -415,7 +415,7 @@ async def _judge(
     from osmosis_ai.rubric.session_result import SessionResult
 
     resume = prepared.request.resume
-    journal = Journal.open(journal_path, full_hint=FULL_HINT)
+    journal = Journal(journal_path, full_hint=FULL_HINT)
     session = JudgingSession(
         prepared.spec,
         prepared.index,

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from osmosis_ai.api.wire.training_runs import ValidatedRows
 from osmosis_ai.errors import OsmosisError, reason_of
 from osmosis_ai.evaluation.lenient_json import as_number, as_table
+from osmosis_ai.evaluation.metrics import LEAST_SCORED
 from osmosis_ai.evaluation.run_log import parse_line
-from osmosis_ai.evaluation.run_score import LEAST_SCORED
 from osmosis_ai.files import open_regular
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from osmosis_ai.training.runs.metrics import (

@@ -216,7 +216,7 @@ class Trainer:
 
         spec, directory = self._spec, self._directory
         if spec.served is not None:
-            return spec.served.agent(directory.trials)
+            return spec.served.agent()
         environment, server = await prepare_server(
             spec.rollout_dir,
             spec.entrypoint,
@@ -280,6 +280,7 @@ class Trainer:
             timeouts=AttemptTimeouts(settings.agent_workflow_timeout_s, settings.grader_timeout_s),
             redact=self._redact,
             note=hooks.note,
+            trajectory_root=self._directory.trials,
         )
         return RolloutSampler(await stack.enter_async_context(runner), bridge)
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from osmosis_ai.datasets import DatasetRow, iter_rows, row_digest, sample_rows
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.in_memory import MeasuredRows, evaluate_in_memory
-from osmosis_ai.evaluation.metrics import RunMetrics
-from osmosis_ai.evaluation.run_score import describe_few_scored
+from osmosis_ai.evaluation.metrics import RunMetrics, describe_few_scored
 from osmosis_ai.evaluation.statistics import CONFIDENCE
 from osmosis_ai.training.runs.metrics import (
     VALIDATION_PASS_RATE,
@@ -144,7 +143,7 @@ def rewards_by_row(rows: Sequence[DatasetRow], rewards: Sequence[float | None]) 
 def few_scored(evaluation: RunMetrics) -> str | None:
     """Return what to say beside a validation of which too much has no score; None when nearly all of it has."""
     counts = evaluation.estimates.counts
-    said = describe_few_scored(counts.scored, counts.planned - counts.pending - counts.skipped)
+    said = describe_few_scored(counts.scored, counts.finished)
     reasons = ", ".join(f"{count} x {reason}" for reason, count in counts.unscored.items())
     return f"validation: {said}{f' ({reasons})' if reasons else ''}" if said else None
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from osmosis_ai.evaluation.run_score import LEAST_SCORED, describe_few_scored, format_scored
+from osmosis_ai.evaluation.metrics import LEAST_SCORED, describe_few_scored
+from osmosis_ai.evaluation.run_score import format_scored
 from osmosis_ai.training.runs.metrics import (
     VALIDATION_PLANNED,
     VALIDATION_REWARD,

@@ -15,7 +15,7 @@ from osmosis_ai.evaluation.attempt_files import read_environment
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
 from osmosis_ai.evaluation.local_results import LocalResults, current_numbers, pass_threshold_of
 from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.evaluation.metrics_models import Estimates
+from osmosis_ai.evaluation.metrics import Estimates
 from osmosis_ai.evaluation.opened_run import is_running
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_score import RunScore

@@ -209,9 +209,6 @@ class RunIndex:
         """Return the values of :data:`COLUMNS` except the offset."""
         if record.row_index >= self.rows or record.run_index >= self.n:
             raise not_part_of_run(record.row_index, record.run_index, self.directory.events)
-        tokens, prompt, completion = record.tokens, record.prompt_tokens, record.completion_tokens
-        if tokens is None and prompt is not None and completion is not None:
-            tokens = prompt + completion
         finish = record.finish_reasons
         return (
             record.row_index * self.n + record.run_index,
@@ -219,7 +216,7 @@ class RunIndex:
             record.source_row_index,
             record.row_digest,
             record.reward if record.status == "success" else None,
-            tokens,
+            record.total_tokens,
             record.duration_ms,
             record.model_latency_ms,
             record.cost_usd,

@@ -7,11 +7,8 @@ from typing import Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.comparison.run_samples import RunSlice, run_slices
-from osmosis_ai.evaluation.run_score import (
-    describe_few_scored,
-    number_lines,
-    sample_counts,
-)
+from osmosis_ai.evaluation.metrics import describe_few_scored
+from osmosis_ai.evaluation.run_score import number_lines, sample_counts
 from osmosis_ai.ui.charts.drawing import SvgChart
 from osmosis_ai.ui.numbers import interval
 from osmosis_ai.viewer.access import RenderedPage, Viewing
@@ -124,7 +121,7 @@ def _warnings(detail: RunDetail) -> Sequence[str]:
     if detail.estimates is None:
         return ()
     counts = detail.estimates.counts
-    above = describe_few_scored(counts.scored, counts.planned - counts.pending - counts.skipped)
+    above = describe_few_scored(counts.scored, counts.finished)
     return [warning for warning in detail.estimates.warnings if warning != above]
 
 

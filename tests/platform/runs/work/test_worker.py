@@ -154,7 +154,7 @@ def test_a_machine_without_room_for_what_a_run_needs_leaves_it_for_another(
 
 def test_a_run_whose_journal_this_disk_does_not_take_is_left_for_another(tmp_path: Path) -> None:
     async def recorded() -> None:
-        journal = Journal.open(tmp_path / "events.jsonl")
+        journal = Journal(tmp_path / "events.jsonl")
         with files_of_at_most(0):
             await journal.append(record(0, 0))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from osmosis_ai.evaluation.metrics_models import Estimates, MeasuredRun
+from osmosis_ai.evaluation.metrics import Estimates, MeasuredRun
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbSample

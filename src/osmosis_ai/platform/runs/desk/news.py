@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from osmosis_ai.api.wire.workers import LogPart, RunFilePart, SyncRequest, TrainingNews
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.hooks import ProgressSnapshot
-from osmosis_ai.evaluation.metrics_models import MeasuredRun
+from osmosis_ai.evaluation.metrics import MeasuredRun
 from osmosis_ai.platform.blobs.store import BlobInfo, BlobStore, BlobUpload
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.base import is_readable, upsert

@@ -21,7 +21,7 @@ from osmosis_ai.api.wire.base import wire_time
 from osmosis_ai.api.wire.eval_imports import EvalImportStart
 from osmosis_ai.datasets.selection import Selection
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.attempt_copies import item_name, trajectory_problem
+from osmosis_ai.evaluation.attempt_files import item_name, trajectory_problem
 from osmosis_ai.evaluation.metrics import compute_metrics
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.results import AttemptTable

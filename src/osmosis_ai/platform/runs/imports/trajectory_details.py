@@ -61,7 +61,7 @@ def _measured(calls: Sequence[_ModelCall]) -> dict[str, Any]:
 
 
 def _texts(conversation: Conversation) -> dict[str, Any]:
-    extra = conversation.told.get("sample_extra_fields")
+    extra = conversation.facts.get("sample_extra_fields")
     noted = read_grader_notes(extra if isinstance(extra, Mapping) else {})
     texts = {"notes": noted.notes}
     # The last message that reached a failed agent is not its output.
@@ -80,7 +80,7 @@ def _total(name: str, values: Sequence[float | None]) -> dict[str, float]:
 
 def _model_calls(conversation: Conversation) -> Iterator[_ModelCall]:
     """Yield the model calls of the steps, or those the controller reported if they match no steps."""
-    unmatched = conversation.told.get("unmatched_llm_call_metrics")
+    unmatched = conversation.facts.get("unmatched_llm_call_metrics")
     if isinstance(unmatched, list) and unmatched:
         for call in unmatched:
             if isinstance(call, Mapping):

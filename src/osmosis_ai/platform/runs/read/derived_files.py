@@ -17,7 +17,7 @@ from sqlalchemy import select
 
 from osmosis_ai.api.wire.base import wire_time
 from osmosis_ai.controller.outcomes import Status
-from osmosis_ai.evaluation.attempt_copies import item_name
+from osmosis_ai.evaluation.attempt_files import item_name
 from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE
 from osmosis_ai.evaluation.run_files import IndexEntry
 from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
@@ -94,10 +94,10 @@ class DerivedFiles:
             for sample in rows:
                 trajectory = f"trajectories/{item_name(sample.row_index, sample.run_index)}.json"
                 entry = IndexEntry(
-                    sample.row_index,
-                    sample.run_index,
-                    sample.rollout_id,
-                    cast(Status, sample.status),
+                    row_index=sample.row_index,
+                    run_index=sample.run_index,
+                    rollout_id=sample.rollout_id,
+                    status=cast(Status, sample.status),
                     duration_ms=round(sample.duration_ms) or None,  # zero if it was not stated
                     trajectory_filename=TRAJECTORY_FILE if trajectory in with_trajectory else None,
                     reward=sample.reward,

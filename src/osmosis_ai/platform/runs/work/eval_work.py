@@ -113,6 +113,8 @@ class EvalWork(RunWork[PreparedEval]):
 class _Hooks(RunHooks):
     """Carries what the engine says to the publisher, and what the platform says to the engine."""
 
+    removes_files = True
+
     def __init__(self, publisher: Publisher, interrupt: Interrupt, secret_values: Mapping[str, str]) -> None:
         self._publisher = publisher
         self._interrupt = interrupt

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from osmosis_ai.api.wire.workers import RunFilePart, SentUpload
-from osmosis_ai.evaluation.attempt_copies import NAMED_WITHIN_S, TRAJECTORY_WAIT_S, item_name
-from osmosis_ai.evaluation.attempt_files import read_diagnostics
+from osmosis_ai.evaluation.attempt_files import item_name, read_diagnostics, stored_rollout_ids
 from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE, RunDirectory
 from osmosis_ai.files import open_regular, remove_tree
 from osmosis_ai.platform.blobs.shards import LARGEST_FILE_BYTES, MOST_BYTES, ShardPiece, ShardWriter
@@ -40,9 +39,11 @@ _MOST_BESIDE = 1_000
 """Files that are blobs of their own, of the attempts of a shard."""
 _MOST_TOLD = 8_192
 """Attempts of which a fuller conversation may still come, the newest."""
-_PATIENCE_S = 2 * TRAJECTORY_WAIT_S
-_COPIED_WITHIN_S = 10.0
-"""How long the engine takes at most, on a busy machine, to copy a conversation that has its name."""
+_PATIENCE_S = 60.0
+_WRITTEN_WITHIN_S = 10.0
+"""How long the engine takes at most, on a busy machine, to write the file of a stored conversation."""
+_MOST_STORED_BYTES = 64 << 20
+"""Of the conversations of an earlier worker in the same directory, the last ones are looked at."""
 LONGEST_AGE_S = 0.5
 """Maximum age of an open shard in seconds. Live views lag by at most 2 s, of which the page may take one. The platform
 merges the shards.
@@ -128,6 +129,9 @@ class SampleFiles:
         self._shard: _OpenShard | None = None
         # The newest of which the platform has the files, until the engine has ended.
         self._told: dict[str, _Item] = {}
+        # Rollouts whose conversation the engine has stored, and how far its file has been read.
+        self._stored: set[str] = set()
+        self._stored_read: int | None = None
 
     def expect(self, items: Iterable[RecordedItem], *, resumed: bool = False) -> None:
         """Watch out for the files of these attempts; of ``resumed`` ones, as far as earlier workers have left any here."""
@@ -139,7 +143,17 @@ class SampleFiles:
                 self._expected[row, attempt] = item
 
     def _has_left(self, item: _Item) -> bool:
-        return any(path.exists() for path in self._places(item))
+        return item.rollout_id in self._stored_rollouts() or any(path.exists() for path in self._places(item))
+
+    def _stored_rollouts(self) -> set[str]:
+        path = self._directory.conversations
+        if self._stored_read is None:
+            size = path.stat().st_size if path.exists() else 0
+            self._stored_read = max(0, size - _MOST_STORED_BYTES)
+        for rollout_id, end in stored_rollout_ids(path, self._stored_read):
+            self._stored.add(rollout_id)
+            self._stored_read = end
+        return self._stored
 
     def _places(self, item: _Item) -> tuple[Path, Path, Path]:
         directory = self._directory
@@ -163,14 +177,16 @@ class SampleFiles:
         )
 
     def _will_come(self, item: _Item) -> bool:
-        """Return whether a conversation is here, possibly still in the rollout server's directory, from which it will be copied."""
+        """Return whether the engine has written the conversation's file, or will soon."""
         if self._is_complete(item):
             return True
         trial, waited_s = self._directory.trial(item.rollout_id), self._clock() - item.since
-        within_s = _PATIENCE_S if item.is_resumed else _COPIED_WITHIN_S
-        if (trial / TRAJECTORY_FILE).exists():
-            return waited_s < within_s
-        return waited_s < within_s + NAMED_WITHIN_S and (trial / PENDING_TRAJECTORY_FILE).exists()
+        within_s = _PATIENCE_S if item.is_resumed else _WRITTEN_WITHIN_S
+        return waited_s < within_s and (
+            item.rollout_id in self._stored_rollouts()
+            or (trial / TRAJECTORY_FILE).exists()
+            or (trial / PENDING_TRAJECTORY_FILE).exists()
+        )
 
     def ready(self) -> FileNews:
         """Return what was sent by now; the same until :meth:`written` is called."""
@@ -206,6 +222,7 @@ class SampleFiles:
             trajectory.unlink(missing_ok=True)
             remove_tree(artifacts)
             remove_tree(trial)
+            self._stored.discard(item.rollout_id)
             self._told.pop(item.name, None)
             self._told[item.name] = item
         for name in list(islice(self._told, max(0, len(self._told) - _MOST_TOLD))):

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from ...agent_workflow import AgentWorkflow
-from ...artifacts import create_artifacts_dir
+from ...artifacts import ArtifactsOnDemand
 from ...context import AgentWorkflowContext, GraderContext, rollout_contextvar
 from ...types.execution import ExecutionRequest
 from ...types.output import coerce_output
@@ -15,6 +15,12 @@ from .in_process import InProcessBackend, active_rollout, awaitable
 from .loading import load_class, load_object
 
 DEFAULT_MAX_CONCURRENT = 4
+
+
+class _WorkflowContext(ArtifactsOnDemand, AgentWorkflowContext[Any]): ...
+
+
+class _GraderContext(ArtifactsOnDemand, GraderContext): ...
 
 
 class LocalBackend(InProcessBackend):
@@ -56,12 +62,12 @@ class LocalBackend(InProcessBackend):
         """Run the workflow and return its sample."""
         config = copy.deepcopy(self.workflow_config)
         workflow = self._workflow or self.workflow_cls(config)
-        context = AgentWorkflowContext(
+        context = _WorkflowContext(
             prompt=request.prompt,
             config=config,
             metadata=request.metadata,
-            artifacts_dir=await create_artifacts_dir(self.artifact_root, request.id),
         )
+        context.artifacts_home = self.artifact_root / request.id
         with active_rollout(request.id) as rollout:
             output = coerce_output(await awaitable(workflow.run(context), "run"))
             if output is None:
@@ -80,12 +86,12 @@ class LocalBackend(InProcessBackend):
         # A grader's model calls must never be recorded as the policy's.
         rollout_contextvar.set(None)
         grader = self.grader_cls(self.grader_config)
-        context = GraderContext(
+        context = _GraderContext(
             label=request.label,
             sample=sample,
             metadata=request.metadata,
-            artifacts_dir=await create_artifacts_dir(self.artifact_root, request.id),
         )
+        context.artifacts_home = self.artifact_root / request.id
         await awaitable(grader.grade(context), "grade")
         _check_reward(sample)
 

@@ -1,0 +1,526 @@
+"""Exports of a run for other tools: inspect_ai logs, JSON Lines and Parquet. One sample is in memory at a time.
+
+A local run is read from its journal. A downloaded run is read from ``metrics.json``, ``summary.jsonl``, its downloaded
+conversations, and its journal if that was downloaded too.
+
+inspect_ai's ``.eval`` log (version 2) is a ZIP of JSON documents, one for each sample
+(https://inspect.aisi.org.uk/eval-logs.html). An attempt is an *epoch* there, and the id of a sample is its row's
+position in the dataset.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import msgspec
+import orjson
+
+from osmosis_ai._version import __version__
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.evaluation.attempt_files import item_name, read_regular_file
+from osmosis_ai.evaluation.conversation import (
+    Conversation,
+    Message,
+    answer_of,
+    as_messages,
+    prompt_of,
+    read_conversation,
+)
+from osmosis_ai.evaluation.journal import JournalCorruptionError, JournalReader, replay
+from osmosis_ai.evaluation.local_results import LocalResults, read_local_results
+from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.evaluation.record import FIELD_TYPES
+from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.files import open_regular
+from osmosis_ai.installation import DISTRIBUTION
+from osmosis_ai.rollout.grader_notes import read_grader_notes
+
+INSPECT_LOG_VERSION = 2
+_STOP_REASONS = {"length": "max_tokens", "content_filter": "content_filter", "refusal": "content_filter"}
+_INSPECT_STATUSES = {"finished": "success", "running": "started", "incomplete": "cancelled"}
+_PARQUET_ROW_GROUP = 1000
+# Columns and their types in Parquet. These are fields of a record.
+_RESULT_COLUMNS = {
+    **dict.fromkeys(("tokens", "prompt_tokens", "completion_tokens", "model_calls"), "int64"),
+    "cost_usd": "float64",
+    "duration_ms": "int64",
+    "model_latency_ms": "float64",
+    **dict.fromkeys(("error_type", "category", "boundary", "error", "finish_reason"), "string"),
+    **dict.fromkeys(("row_digest", "notes"), "string"),
+    **dict.fromkeys(("lost_attempts", "judge_calls", "judge_tokens"), "int64"),
+    "judge_cost_usd": "float64",
+    "judge_outside_scale": "int64",
+}
+_COLUMNS = {
+    **dict.fromkeys(("run", "model", "dataset"), "string"),
+    **dict.fromkeys(("row_index", "source_row_index", "attempt"), "int64"),
+    **dict.fromkeys(("rollout_id", "status"), "string"),
+    "reward": "float64",
+    "passed": "bool",
+    **_RESULT_COLUMNS,
+    **dict.fromkeys(("label", "answer"), "string"),
+    "from_model_calls": "bool",
+}
+# Objects in JSON Lines and JSON text in Parquet: their shape may differ from sample to sample.
+_NESTED_RESULTS = ("scores", "unscored", "parts", "judgements", "finish_reasons")
+_NESTED = (*_NESTED_RESULTS, "metadata", "messages")
+
+
+@dataclass(frozen=True)
+class ExportedSample:
+    """One attempt on one row: its result, by the names of ``TerminalRecord``, and its conversation."""
+
+    result: Mapping[str, Any]
+    conversation: Conversation
+    messages: list[Message]
+
+    @property
+    def attempt(self) -> int:
+        """The attempt's number on its row, from 1."""
+        return int(self.result["run_index"]) + 1
+
+    @property
+    def source_row_index(self) -> int:
+        """The row's position in the dataset; among the selected rows if that is unknown."""
+        known = self.result.get("source_row_index")
+        return known if isinstance(known, int) else int(self.result["row_index"])
+
+    @property
+    def answer(self) -> str | None:
+        """The text of the agent's last message; None if only its model calls are known."""
+        return None if self.conversation.from_model_calls else answer_of(self.messages)
+
+
+@dataclass(frozen=True)
+class ExportedRun:
+    """A run as its directory describes it; ``facts`` is ``eval_run`` in ``metrics.json``."""
+
+    directory: Path
+    name: str
+    run_id: str
+    progress: Literal["running", "incomplete", "finished"]
+    facts: Mapping[str, Any]
+    inputs: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    estimates: Mapping[str, Any]
+    local: LocalResults | None = None
+
+    @property
+    def pass_threshold(self) -> float:
+        """The reward from which an attempt passes."""
+        threshold = self.summary.get("pass_threshold")
+        return threshold if isinstance(threshold, (int, float)) else 1.0
+
+    def samples(self) -> Iterator[ExportedSample]:
+        """Yield the samples by row and attempt."""
+        results = self.listed() if self.local is None else self._local_results(self.local)
+        return (_sample(self.directory, result) for result in results)
+
+    def listed(self, *, skipped: Callable[[], None] | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the results in a downloaded run's list of samples, by the names of ``TerminalRecord``.
+
+        Invalid lines and values are an OsmosisError. With ``skipped``, which is called for each such line, they are
+        left out.
+        """
+        files = RunDirectory(self.directory)
+        offsets = _newest_offsets(files.events)
+        seen: set[tuple[int, int]] = set()
+        with open_regular(files.summary) as lines, ExitStack() as stack:
+            journal = stack.enter_context(JournalReader(files.events)) if offsets else None
+            for number, line in enumerate(lines, 1):
+                try:
+                    result = _listed_result(line, lenient=skipped is not None)
+                except (ValueError, KeyError, AttributeError, msgspec.ValidationError):
+                    if skipped is None:
+                        raise OsmosisError(
+                            f"{files.summary}: line {number} is no sample; download the run again."
+                        ) from None
+                    skipped()
+                    continue
+                attempt = (result["row_index"], result["run_index"])
+                if attempt in seen:
+                    continue
+                seen.add(attempt)
+                record = journal.record(offsets[attempt]) if journal and attempt in offsets else None
+                recorded = msgspec.structs.asdict(record) if record is not None else {}
+                yield result | {name: value for name, value in recorded.items() if value is not None}
+
+    def _local_results(self, local: LocalResults) -> Iterator[dict[str, Any]]:
+        events = RunDirectory(self.directory).events
+        if not events.exists():
+            return
+        with JournalReader(events) as journal:
+            for _, _, offset in local.table.recorded():
+                record = journal.record(offset)
+                if record is not None:
+                    yield msgspec.structs.asdict(record)
+
+
+def read_run(directory: Path, *, without_metrics: bool = False) -> ExportedRun:
+    """Read what a directory contains of its run; ``without_metrics`` accepts a download without ``metrics.json``."""
+    found = RunDirectory(directory)
+    if found.manifest.is_file():
+        return _read_local_run(found)
+    metrics = found.read_metrics()
+    if without_metrics and not found.metrics.exists():
+        metrics = {}
+    if metrics is None or not found.summary.is_file():
+        raise NotFoundError(
+            f"there is no run in {directory}.",
+            hint="`osmosis eval download RUN` fetches one of a platform, metrics and trajectories",
+        )
+    facts = _object(metrics.get("eval_run"))
+    return ExportedRun(
+        directory=directory,
+        name=str(facts.get("name") or directory.name),
+        run_id=str(facts.get("id") or directory.name),
+        progress="finished" if facts.get("status") == "finished" else "incomplete",
+        facts=facts,
+        inputs={},
+        provenance={},
+        summary=_object(metrics.get("summary")),
+        estimates=_object(metrics.get("estimates")),
+    )
+
+
+def _read_local_run(found: RunDirectory) -> ExportedRun:
+    manifest = Manifest.load(found.manifest)
+    local = read_local_results(found.path)
+    known = {
+        "model_name": manifest.inputs.get("model_path"),
+        "rollout_name": _object(manifest.inputs.get("rollout")).get("name"),
+        "started_at": manifest.created_at,
+    }
+    return ExportedRun(
+        directory=found.path,
+        name=found.path.name,
+        run_id=manifest.local_run_id,
+        progress="running" if local.running else "incomplete" if local.pending else "finished",
+        facts={**known, **_object((found.read_metrics() or {}).get("eval_run"))},
+        inputs=manifest.inputs,
+        provenance=manifest.provenance,
+        summary=local.metrics.summary,
+        estimates=local.metrics.estimates.model_dump(mode="json"),
+        local=local,
+    )
+
+
+def _listed_result(line: bytes, *, lenient: bool) -> dict[str, Any]:
+    """Return the result in a line of ``summary.jsonl``; ``lenient`` drops invalid values."""
+    result: dict[str, Any] = {}
+    for name, value in orjson.loads(line).items():
+        if name in FIELD_TYPES and value is not None:
+            try:
+                result[name] = msgspec.convert(value, FIELD_TYPES[name])
+            except msgspec.ValidationError:
+                if not lenient:
+                    raise
+    row_index, run_index = result["row_index"], result["run_index"]
+    if lenient:
+        result.setdefault("rollout_id", item_name(row_index, run_index))
+    for required in ("rollout_id", "status"):
+        result[required]
+    return result
+
+
+def _newest_offsets(events: Path) -> dict[tuple[int, int], int]:
+    """Return the offset of each attempt's newest record in a downloaded journal; empty without one."""
+    if not events.is_file():
+        return {}
+    try:
+        return {(record.row_index, record.run_index): offset for offset, _, record in replay(events)}
+    except JournalCorruptionError as error:
+        raise OsmosisError(
+            f"the journal `{events}` is damaged at line {error.details['line']}.",
+            hint="`osmosis eval download RUN --type journal` fetches it again",
+        ) from None
+
+
+def _sample(directory: Path, result: dict[str, Any]) -> ExportedSample:
+    """Return a result with its conversation; what the result lacks is taken from the trajectory."""
+    name = f"{item_name(result['row_index'], result['run_index'])}.json"
+    try:
+        content = read_regular_file(RunDirectory(directory).trajectories / name)
+    except (OSError, ValueError):
+        content = None
+    conversation = read_conversation(content or b"")
+    request = _object(conversation.facts.get("request_extra_fields"))
+    if result.get("source_row_index") is None and isinstance(request.get("source_row_index"), int):
+        result["source_row_index"] = request["source_row_index"]
+    if result.get("notes") is None and result.get("parts") is None:  # a platform lists neither
+        graded = read_grader_notes(_object(conversation.facts.get("sample_extra_fields")))
+        result |= {"notes": graded.notes, "parts": dict(graded.parts) or None}
+    return ExportedSample(result, conversation, as_messages(conversation))
+
+
+def write_jsonl(run: ExportedRun, target: IO[bytes]) -> int:
+    """Write one JSON object a line; return how many."""
+    count = 0
+    for sample in run.samples():
+        target.write(orjson.dumps(_flat(run, sample), option=orjson.OPT_APPEND_NEWLINE))
+        count += 1
+    return count
+
+
+def write_parquet(run: ExportedRun, target: IO[bytes]) -> int:
+    """Write a Parquet file with the columns of JSON Lines; return the number of samples."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    types = {"int64": pa.int64(), "float64": pa.float64(), "string": pa.string(), "bool": pa.bool_()}
+    schema = pa.schema(
+        [(name, types[kind]) for name, kind in _COLUMNS.items()] + [(name, pa.string()) for name in _NESTED]
+    )
+    count = 0
+    rows = (_flat(run, sample) for sample in run.samples())
+    with pq.ParquetWriter(target, schema, compression="zstd") as writer:
+        while group := list(itertools.islice(rows, _PARQUET_ROW_GROUP)):
+            for row in group:
+                row |= {name: orjson.dumps(row[name]).decode() for name in _NESTED if row[name] is not None}
+            writer.write_table(pa.Table.from_pylist(group, schema=schema))
+            count += len(group)
+    return count
+
+
+def _flat(run: ExportedRun, sample: ExportedSample) -> dict[str, Any]:
+    """Return a sample as one flat row, in the order of _COLUMNS and _NESTED."""
+    result, reward = sample.result, sample.result.get("reward")
+    return {
+        "run": run.name,
+        "model": run.facts.get("model_name"),
+        "dataset": run.facts.get("dataset_name"),
+        "row_index": result["row_index"],
+        "source_row_index": sample.source_row_index,
+        "attempt": sample.attempt,
+        "rollout_id": result["rollout_id"],
+        "status": result["status"],
+        "reward": reward,
+        "passed": None if reward is None else reward >= run.pass_threshold,
+        **{name: result.get(name) for name in _RESULT_COLUMNS},
+        "label": sample.conversation.label,
+        "answer": sample.answer,
+        "from_model_calls": sample.conversation.from_model_calls or None,
+        **{name: result.get(name) for name in _NESTED_RESULTS},
+        "metadata": sample.conversation.metadata,
+        "messages": sample.messages,
+    }
+
+
+def write_inspect_log(run: ExportedRun, target: IO[bytes]) -> int:
+    """Write a log of inspect_ai; return how many samples it has."""
+    spec = _inspect_spec(run)
+    step = {"solver": str(run.facts.get("rollout_name") or "rollout"), "params": {}, "params_passed": {}}
+    start = {
+        "version": INSPECT_LOG_VERSION,
+        "eval": spec,
+        "plan": {"name": "plan", "steps": [step], "config": {}},
+    }
+    summaries = []
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        _write_json(archive, "_journal/start.json", start)
+        for sample in run.samples():
+            document = _inspect_sample(run, sample, spec["model"])
+            _write_json(archive, f"samples/{document['id']}_epoch_{document['epoch']}.json", document)
+            summaries.append(_inspect_summary(document))
+        _write_json(archive, "summaries.json", summaries)
+        scored = sum(bool(summary["scores"]) for summary in summaries)
+        _write_json(archive, "header.json", {**start, **_inspect_outcome(run, spec, scored=scored)})
+    return len(summaries)
+
+
+def _write_json(archive: zipfile.ZipFile, name: str, document: Any) -> None:
+    try:
+        content = orjson.dumps(document, default=str)
+    except TypeError:  # a path or a reply that is not valid UTF-8
+        content = json.dumps(document, default=str, ensure_ascii=False).encode(errors="replace")
+    archive.writestr(name, content)
+
+
+def _inspect_spec(run: ExportedRun) -> dict[str, Any]:
+    n, total = run.inputs.get("n", run.summary.get("n_runs")), run.summary.get("total_samples")
+    epochs = n if isinstance(n, int) and n > 0 else 1
+    spec = {
+        "eval_id": run.run_id,
+        "run_id": run.run_id,
+        "created": str(run.facts.get("started_at") or "1970-01-01T00:00:00+00:00"),
+        "task": str(run.facts.get("rollout_name") or run.name),
+        "task_id": run.run_id,
+        "task_version": 0,
+        "task_display_name": run.name,
+        "task_attribs": {},
+        "task_args": {},
+        "task_args_passed": {},
+        "dataset": {
+            "name": run.facts.get("dataset_name"),
+            "samples": total // epochs if isinstance(total, int) else None,
+            "shuffled": False,
+        },
+        "model": str(run.facts.get("model_name") or "unknown"),
+        "model_generate_config": {},
+        "model_args": {},
+        "config": {"epochs": epochs, "log_samples": True},
+        "packages": {DISTRIBUTION: str(run.provenance.get("sdk_version") or __version__)},
+        "metadata": {
+            "osmosis": {"inputs": run.inputs, "provenance": run.provenance, "estimates": run.estimates}
+        },
+    }
+    commit = run.provenance.get("git_head")
+    if isinstance(commit, str):
+        dirty = bool(run.provenance.get("git_dirty"))
+        spec["revision"] = {"type": "git", "origin": "", "commit": commit, "dirty": dirty}
+    return spec
+
+
+def _inspect_outcome(run: ExportedRun, spec: Mapping[str, Any], *, scored: int) -> dict[str, Any]:
+    """Return the parts of a log's header that are known at the end."""
+    tokens = run.summary.get("tokens_used")
+    # A sum of zero means that no attempt reported its tokens.
+    usage = {"total_tokens": tokens} if tokens else None
+    totals = _object(run.estimates.get("tokens"))
+    prompt, completion = totals.get("prompt"), totals.get("completion")
+    if usage and isinstance(prompt, int) and isinstance(completion, int) and prompt + completion == tokens:
+        usage |= {"input_tokens": prompt, "output_tokens": completion}
+    scores = []
+    for name, key, metric in (("reward", "reward", "mean"), ("passed", "pass_rate", "accuracy")):
+        estimate = _object(run.estimates.get(key))
+        if not isinstance(estimate.get("value"), (int, float)):
+            continue
+        # inspect_ai has no intervals: ours is in the metadata.
+        metrics = {metric: {"name": metric, "value": estimate["value"], "metadata": estimate}}
+        if isinstance(estimate.get("stderr"), (int, float)):
+            metrics["stderr"] = {"name": "stderr", "value": estimate["stderr"]}
+        scores.append(
+            {"name": name, "scorer": name, "scored_samples": scored, "params": {}, "metrics": metrics}
+        )
+    return {
+        "status": _INSPECT_STATUSES[run.progress],
+        "results": {
+            "total_samples": run.summary.get("total_samples") or 0,
+            "completed_samples": run.summary.get("completed_samples") or 0,
+            "scores": scores,
+        },
+        "stats": {
+            "started_at": spec["created"],
+            "completed_at": str(run.facts.get("completed_at") or ""),
+            "model_usage": {spec["model"]: usage} if usage else {},
+        },
+    }
+
+
+def _inspect_sample(run: ExportedRun, sample: ExportedSample, model: str) -> dict[str, Any]:
+    result, conversation = sample.result, sample.conversation
+    messages = [_inspect_message(message) for message in sample.messages]
+    prompt = messages[: len(prompt_of(sample.messages))]
+    answers = [message for message in messages if message["role"] == "assistant"]
+    finish_reasons = result.get("finish_reasons") or {}
+    reason = next((reason for name, reason in _STOP_REASONS.items() if name in finish_reasons), "stop")
+    choices = [] if conversation.from_model_calls else answers[-1:]
+    usage = _inspect_usage(result)
+    document = {
+        "id": sample.source_row_index,
+        "epoch": sample.attempt,
+        "input": prompt or f"row {sample.source_row_index}",
+        "target": conversation.label or "",
+        "messages": messages,
+        "output": {
+            "model": model,
+            "choices": [{"message": message, "stop_reason": reason} for message in choices],
+            "completion": sample.answer or "",
+            "usage": usage,
+        },
+        "scores": _inspect_scores(run, sample),
+        "metadata": {
+            **(conversation.metadata or {}),
+            "osmosis": {**result, **({"from_model_calls": True} if conversation.from_model_calls else {})},
+        },
+        "store": {},
+        "events": [],
+        "model_usage": {model: usage} if usage else {},
+        "total_time": _seconds(result.get("duration_ms")),
+        "working_time": _seconds(result.get("model_latency_ms")),
+        "uuid": result["rollout_id"],
+        "attachments": {},
+    }
+    if result["status"] != "success":
+        text = str(result.get("error") or result.get("error_type") or result["status"])
+        document["error"] = {"message": text, "traceback": text, "traceback_ansi": text}
+    return document
+
+
+def _inspect_summary(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a sample's line in inspect_ai's list of samples."""
+    prompt = document["input"]
+    shown = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+    same = ("id", "epoch", "target", "scores", "model_usage", "total_time", "working_time", "uuid")
+    error = document.get("error")
+    return {
+        **{name: document[name] for name in same},
+        "input": shown[:1000],
+        "metadata": {},
+        "completed": True,
+        "message_count": len(document["messages"]),
+        **({"error": error["message"]} if error else {}),
+    }
+
+
+def _inspect_scores(run: ExportedRun, sample: ExportedSample) -> dict[str, Any]:
+    """Return the reward, whether it passes, and the eval functions' scores; empty without a reward."""
+    result, reward = sample.result, sample.result.get("reward")
+    if reward is None:
+        return {}
+    values = {"reward": reward, "passed": reward >= run.pass_threshold, **(result.get("scores") or {})}
+    scores = {name: {"value": value, "answer": sample.answer} for name, value in values.items()}
+    if notes := result.get("notes"):
+        scores["reward"]["explanation"] = notes
+    if parts := result.get("parts"):
+        scores["reward"]["metadata"] = {"parts": parts}
+    return scores
+
+
+def _inspect_usage(result: Mapping[str, Any]) -> dict[str, Any] | None:
+    prompt, completion, cost = (
+        result.get(name) for name in ("prompt_tokens", "completion_tokens", "cost_usd")
+    )
+    if prompt is None or completion is None:
+        return None
+    usage = {"input_tokens": prompt, "output_tokens": completion, "total_tokens": prompt + completion}
+    return usage if cost is None else {**usage, "total_cost": cost}
+
+
+def _inspect_message(message: Message) -> dict[str, Any]:
+    content = message["content"]
+    reasoning = message.get("reasoning_content")
+    if reasoning:
+        content = [{"type": "reasoning", "reasoning": reasoning}, {"type": "text", "text": content}]
+    converted: dict[str, Any] = {"role": message["role"], "content": content}
+    if message.get("tool_calls"):
+        converted["tool_calls"] = [_inspect_tool_call(call) for call in message["tool_calls"]]
+    if "tool_call_id" in message:
+        converted["tool_call_id"] = message["tool_call_id"]
+    return converted
+
+
+def _inspect_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    converted = {"id": call["id"], "function": function["name"], "type": "function"}
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError as error:
+        return {**converted, "arguments": {}, "parse_error": f"{error}: {function['arguments']}"}
+    return {**converted, "arguments": arguments if isinstance(arguments, dict) else {"arguments": arguments}}
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,419 @@
+"""Conversations and artifacts of attempts, as a run stores them."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osmosis_ai.controller.attempt import Attempt, AttemptResult, attempt_seeds
+from osmosis_ai.controller.model_proxy import LastCall, RolloutUsage
+from osmosis_ai.controller.outcomes import Verdict
+from osmosis_ai.datasets import DatasetRow
+from osmosis_ai.evaluation import attempt_files
+from osmosis_ai.evaluation.attempt_files import (
+    LARGEST_TRAJECTORY_BYTES,
+    AttemptFiles,
+    AttemptFilesWriter,
+    conversation_line,
+    trajectory_identity,
+)
+from osmosis_ai.evaluation.journal import Journal
+from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.evaluation.results import AttemptTable
+from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.evaluation.run_log import RunLog
+from osmosis_ai.redaction import Redactor
+from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
+from osmosis_ai.rollout.types import GraderCompleteRequest, GraderStatus, RolloutSample
+from tests.deep_directories import deep_directories
+from tests.evaluation.builders import record
+
+SECRET = "s3cret-value"
+ROW = DatasetRow(7, [{"role": "user", "content": "6 x 7?"}], "42", {"level": 1})
+
+
+class World:
+    """A run directory with one row and a few attempts."""
+
+    def __init__(self, root: Path) -> None:
+        self.directory = RunDirectory(root / "run")
+        self.directory.create()
+        self.table = AttemptTable(1, 25)
+        self.log = RunLog(self.directory.log, Redactor([SECRET]))
+
+    def writer(self) -> AttemptFilesWriter:
+        return AttemptFilesWriter(self.directory, self.table, self.log, Redactor([SECRET]))
+
+    def record(self, run: int = 0) -> TerminalRecord:
+        """Journal a result of the rollout ``r<run>``."""
+        result = record(0, run, rollout_id=f"r{run}")
+
+        async def append() -> int:
+            journal = Journal(self.directory.events)
+            try:
+                return await journal.append(result)
+            finally:
+                await journal.close()
+
+        self.table.set_result(result, asyncio.run(append()))
+        return result
+
+    def trial(self, run: int = 0) -> Path:
+        return self.directory.trial(f"r{run}")
+
+    def server_writes(self, run: int = 0, **changed: object) -> Path:
+        path = self.trial(run) / "trajectory.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"session_id": f"r{run}", "steps": ["server"], **changed}))
+        return path
+
+    def artifact(self, name: str, text: str = "x", *, run: int = 0) -> Path:
+        path = self.trial(run) / "artifacts" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def trajectory(self, run: int = 0) -> Any:
+        path = self.directory.trajectories / f"row_0_run_{run}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def artifacts(self, run: int = 0) -> list[str]:
+        root = self.directory.artifacts / f"row_0_run_{run}"
+        return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+
+    def warnings(self) -> list[str]:
+        return [line for line in self.directory.log.read_text().splitlines() if " WARNING " in line]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+MINE = {"session_id": "r0", "steps": ["controller"]}
+
+
+# What a result's conversation is
+
+
+async def stored(world: World, **changed: Any) -> dict[str, Any] | None:
+    """Return the conversation that is on the disk before the result is journaled."""
+    attempt = Attempt(ROW, 0, 0, attempt_seeds(0, 7, 0))
+    result = AttemptResult(attempt, "r0", Verdict("success", reward=1.0), RolloutUsage(), 1.0, **changed)
+    writer = world.writer()
+    try:
+        await writer.append(result)
+        lines = world.directory.conversations.read_bytes().splitlines()
+    finally:
+        await writer.close()
+    found = json.loads(lines[0]) if lines else None
+    assert found is None or found["rollout_id"] == "r0"
+    return None if found is None else found["trajectory"]
+
+
+def graded(*said: str, **changed: Any) -> GraderCompleteRequest:
+    messages = [{"role": "user", "content": "6 x 7?"}, *({"role": "assistant", "content": s} for s in said)]
+    return GraderCompleteRequest(
+        status=GraderStatus.SUCCESS, sample=RolloutSample(messages=messages, reward=1.0, **changed)
+    )
+
+
+CALL = LastCall(
+    json.dumps({"messages": [{"role": "user", "content": "as called"}]}).encode(),
+    [json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": "forty"}}]}).encode()],
+)
+
+
+async def test_the_samples_messages_are_the_conversation(world: World) -> None:
+    found = await stored(world, grader=graded("42"), last_call=CALL)
+    assert found is not None
+    assert [step["message"] for step in found["steps"]] == ["6 x 7?", "42"]
+    facts = found["extra"]["osmosis"]
+    assert (facts["label"], facts["request_metadata"], facts["reward"]) == ("42", {"level": 1}, 1.0)
+    assert facts["request_extra_fields"] == {"row_index": 0, "run_index": 0, "source_row_index": 7}
+    assert "from_model_calls" not in facts
+
+
+async def test_without_a_sample_the_last_model_call_is(world: World) -> None:
+    found = await stored(world, last_call=CALL)
+    assert found is not None
+    assert [step["message"] for step in found["steps"]] == ["as called", "forty"]
+    assert found["extra"]["osmosis"]["from_model_calls"] is True
+
+
+async def test_an_attempt_without_messages_has_none(world: World) -> None:
+    assert await stored(world) is None
+
+
+async def test_secrets_are_removed_before_anything_is_written(world: World) -> None:
+    assert await stored(world, grader=graded(f"the key is {SECRET}"))
+    assert SECRET not in world.directory.conversations.read_text()
+
+
+@pytest.mark.parametrize("said", ["half a pair: \ud83c", "\x00", "\N{PARTY POPPER}"])
+async def test_any_text_is_stored_and_written(world: World, said: str) -> None:
+    assert await stored(world, grader=graded(said))
+    world_record = await asyncio.to_thread(world.record)
+    writer = world.writer()
+    writer.restore()
+    await writer.close()
+    assert world.trajectory()["steps"][1]["message"] == said
+    files = AttemptFiles(world.directory, world_record.rollout_id, 0, 0)
+    assert files.conversation(max_bytes=1 << 20).content
+
+
+async def test_messages_nested_too_deeply_are_left_out(world: World) -> None:
+    deep: object = SECRET
+    for _ in range(900):
+        deep = [deep]
+    await stored(world, grader=graded("42", extra_fields={"deep": deep}))
+    assert SECRET not in world.directory.conversations.read_text()
+
+
+# The files under readable names
+
+
+async def written(world: World, trajectory: dict[str, Any] | None, *, run: int = 0) -> AttemptFilesWriter:
+    result = await asyncio.to_thread(world.record, run)
+    writer = world.writer()
+    writer.add(result, trajectory)
+    writer.write()
+    await writer.close()
+    return writer
+
+
+async def test_the_controllers_version_is_written_at_once(world: World) -> None:
+    writer = await written(world, MINE)
+    assert writer.has_trajectory(0, 0) and writer.written == 1
+    assert world.trajectory() == MINE
+
+
+async def test_the_servers_version_replaces_it_whenever_it_appears(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.artifact("a.txt")
+    writer = await written(world, MINE)
+    assert world.trajectory() == MINE and world.artifacts() == ["a.txt"]
+    world.server_writes(said=f"the key is {SECRET}")
+    monkeypatch.setattr(attempt_files, "SERVER_FILE_WAIT_S", 0.0)
+    writer.write()
+    assert world.trajectory() == {"session_id": "r0", "steps": ["server"], "said": "the key is [REDACTED]"}
+
+
+async def test_a_slow_server_is_looked_at_again_at_the_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt_files, "SERVER_FILE_WAIT_S", 0.0)
+    world.artifact("a.txt")
+    writer = await written(world, MINE)
+    writer.write()
+    world.server_writes()
+    writer.write()
+    assert world.trajectory() == MINE
+    writer.finish()
+    assert world.trajectory()["steps"] == ["server"]
+
+
+async def test_the_unnamed_version_of_a_killed_server_counts_at_the_end(world: World) -> None:
+    world.server_writes().rename(world.trial() / PENDING_TRAJECTORY_FILE)
+    writer = await written(world, MINE)
+    assert world.trajectory() == MINE
+    writer.finish()
+    assert world.trajectory()["steps"] == ["server"]
+
+
+@pytest.mark.parametrize("has_sample", [True, False])
+def test_a_killed_sessions_files_are_written_by_the_next(world: World, has_sample: bool) -> None:
+    world.record()
+    lines = [conversation_line(name, {"session_id": name}) for name in ("r0", "rX", "r0")]
+    world.directory.conversations.write_bytes(b"".join(lines) + b'{"rollout_id":"torn')
+    world.artifact("notes/a.txt")
+    if not has_sample:
+        world.directory.conversations.unlink()
+        world.server_writes().rename(world.trial() / PENDING_TRAJECTORY_FILE)
+    (world.directory.trajectories / ".row_0_run_0.json.tmp").write_text("half")
+    (world.directory.artifacts / ".row_0_run_0.tmp").mkdir()
+
+    world.writer().restore()
+
+    assert world.trajectory()["session_id"] == "r0"
+    assert world.artifacts() == ["notes/a.txt"]
+    assert [path.name for path in world.directory.trajectories.iterdir()] == ["row_0_run_0.json"]
+    assert not list(world.directory.artifacts.glob(".*"))
+
+
+def test_a_conversation_is_read_from_wherever_it_is(world: World) -> None:
+    files = AttemptFiles(world.directory, "r0", 0, 0)
+    assert files.conversation(max_bytes=1000).missing == "no conversation of this attempt was stored"
+    world.server_writes()
+    assert json.loads(files.conversation(max_bytes=1000).content or b"")["steps"] == ["server"]
+    world.directory.conversations.write_bytes(conversation_line("r0", MINE))
+    assert json.loads(files.conversation(max_bytes=1000).content or b"")["steps"] == ["controller"]
+    world.record()
+    world.writer().restore()
+    found = files.conversation(max_bytes=10)
+    assert found.content is None and found.size > 10 and found.open is not None
+    with found.open() as file:
+        assert json.loads(file.read())["steps"] == ["server"]
+
+
+async def test_a_repeated_attempt_has_the_files_of_its_latest_record(world: World) -> None:
+    world.artifact("old.txt")
+    writer = await written(world, MINE)
+    writer.remove(0, 0)
+    assert not writer.has_trajectory(0, 0) and world.artifacts() == []
+    (world.trial() / "artifacts" / "old.txt").rename(world.trial() / "artifacts" / "new.txt")
+    await written(world, {**MINE, "steps": ["new"]})
+    assert world.trajectory()["steps"] == ["new"] and world.artifacts() == ["new.txt"]
+
+
+# What a rollout may leave
+
+
+def test_the_trajectory_of_another_rollout_is_not_copied(world: World) -> None:
+    world.record()
+    world.server_writes(session_id="another")
+    world.writer().restore()
+    assert world.trajectory() is None
+    assert "it is the trajectory of 'another'" in world.warnings()[0]
+
+
+def test_a_trajectory_too_large_to_read_is_left_out(world: World) -> None:
+    world.record()
+    os.truncate(world.server_writes(), LARGEST_TRAJECTORY_BYTES + 1)
+    world.writer().restore()
+    assert world.trajectory() is None
+    assert "more than 256 MiB" in world.warnings()[0]
+
+
+@pytest.mark.parametrize("levels", [300, 900])
+def test_a_server_file_nested_too_deeply_leaks_nothing(world: World, levels: int) -> None:
+    deep: object = SECRET
+    for _ in range(levels):
+        deep = [deep]
+    world.record()
+    world.server_writes(deep=deep)
+    world.writer().restore()
+    assert SECRET not in json.dumps(world.trajectory())
+
+
+def test_links_and_special_files_are_left_out_with_a_reason(world: World, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("private")
+    folder = world.artifact("kept.txt").parent
+    (folder / "link").symlink_to(outside)
+    (folder / "folder").symlink_to(tmp_path)
+    (folder / f"to-{SECRET}").symlink_to(outside)
+    os.mkfifo(folder / "pipe")
+    world.artifact("a\x1b[31mb.txt")
+    world.artifact("manifest.json", "the server's own")
+    world.artifact("deep/manifest.json", "an artifact")
+    world.record()
+    world.writer().restore()
+    assert world.artifacts() == ["deep/manifest.json", "kept.txt"]
+    (line,) = world.warnings()
+    assert "row 0, attempt 0: left out of its artifacts: " in line
+    for named in (
+        "link (a symbolic link)",
+        "folder (a symbolic link)",
+        "to-[REDACTED] (a symbolic link)",
+        "pipe (a pipe)",
+        "a\\x1b[31mb.txt (its name has characters that are not allowed)",
+    ):
+        assert named in line, line
+    assert "private" not in line and "\x1b" not in line and "kept.txt" not in line and "more" not in line
+
+
+def test_a_linked_artifacts_directory_or_trajectory_is_not_copied(world: World, tmp_path: Path) -> None:
+    world.record()
+    world.trial().mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "a.txt").write_text("private")
+    (world.trial() / "artifacts").symlink_to(tmp_path / "outside")
+    (tmp_path / "t.json").write_text(json.dumps(MINE))
+    (world.trial() / "trajectory.json").symlink_to(tmp_path / "t.json")
+    world.writer().restore()
+    assert world.trajectory() is None and world.artifacts() == []
+    assert "artifacts (a symbolic link)" in world.warnings()[0]
+
+
+def test_a_link_in_place_of_a_rollouts_directory_is_not_followed(world: World, tmp_path: Path) -> None:
+    world.record()
+    neighbour = tmp_path / "neighbour"
+    (neighbour / "artifacts").mkdir(parents=True)
+    (neighbour / "artifacts" / "a.txt").write_text("private")
+    (neighbour / "trajectory.json").write_text(json.dumps(MINE))
+    world.trial().symlink_to(neighbour)
+    world.writer().restore()
+    assert world.trajectory() is None and world.artifacts() == []
+
+
+def test_directories_deeper_than_any_path_are_left_out(world: World) -> None:
+    folder = world.artifact("kept.txt").parent
+    world.record()
+    with deep_directories(folder):
+        world.writer().restore()
+        assert "its path is longer than" in world.warnings()[0]
+        assert world.artifacts() == ["kept.txt"]
+        files = AttemptFiles(world.directory, "r0", 0, 0)
+        assert [each.path for each in files.artifacts()] == ["kept.txt"]
+
+
+def test_a_growing_artifact_is_copied_up_to_its_size_at_the_start(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = world.artifact("grows.txt", "x" * 100)
+    reads = 0
+
+    class Growing(io.BufferedReader):
+        def read(self, size: int | None = -1, /) -> bytes:
+            nonlocal reads
+            reads += 1
+            assert reads < 10
+            with path.open("ab") as writer:
+                writer.write(b"y" * (1 << 20))
+            return super().read(size)
+
+    opened = attempt_files.open_regular
+
+    def grow(name: Path | str, *, dir_fd: int | None = None) -> Any:
+        return Growing(io.FileIO(path)) if name == "grows.txt" else opened(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(attempt_files, "open_regular", grow)
+    world.record()
+    world.writer().restore()
+    assert (world.directory.artifacts / "row_0_run_0" / "grows.txt").read_text() == "x" * 100
+
+
+def test_attempts_with_left_out_files_are_logged_up_to_a_limit(world: World, tmp_path: Path) -> None:
+    for run in range(22):
+        (world.artifact("kept.txt", run=run).parent / "link").symlink_to(tmp_path)
+        world.record(run)
+    writer = world.writer()
+    writer.restore()
+    writer.finish()
+    lines = world.warnings()
+    assert len(lines) == 21 and "artifacts of 2 more attempts were left out, too" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("document", "identity"),
+    [
+        ({"extra": {"osmosis": {"rollout_id": "a"}}, "session_id": "b"}, "a"),
+        ({"session_id": "b", "trajectory_id": "c/1"}, "b"),
+        ({"trajectory_id": "c/1"}, "c"),
+        ({"trajectory_id": "c"}, None),
+        ({"extra": None}, None),
+        ([], None),
+    ],
+)
+def test_a_trajectory_names_its_rollout_in_one_of_three_places(
+    document: object, identity: str | None
+) -> None:
+    assert trajectory_identity(document) == identity

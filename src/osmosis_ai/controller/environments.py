@@ -210,13 +210,13 @@ class Uv:
         for name in _IGNORED_VARIABLES:
             env.pop(name, None)
         env |= {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
-        words = [str(self.path), *arguments]
-        command: Sequence[str] | SandboxedProgram = words
+        plain = [str(self.path), *arguments]
+        command: Sequence[str] | SandboxedProgram = plain
         if self.sandbox is not None:
             # Hard links cannot cross from one mount to another.
             env |= {"UV_CACHE_DIR": str(self.cache), "UV_LINK_MODE": "copy"}
             writable = (self.cache, *self.writable)
-            command = self.sandbox.command(words, cwd=cwd.resolve(), writable=writable, part=_SANDBOX_PART)
+            command = self.sandbox.command(plain, cwd=cwd.resolve(), writable=writable, part=_SANDBOX_PART)
         try:
             with program_start(command, env) as start:
                 result = subprocess.run(
@@ -282,7 +282,7 @@ def prepare_environment(
 ) -> RolloutEnvironment:
     """Return an environment that satisfies a rollout's ``pyproject.toml``; building one can take minutes.
 
-    Later calls use the environment again. If it has local code, it is removed when this process ends.
+    Later calls reuse it, unless it contains local code: then it is removed when this process ends.
     """
     rollout_dir, cache_dir = rollout_dir.resolve(), cache_dir.resolve()
     project = read_project(rollout_dir)
@@ -307,7 +307,7 @@ def prepare_environment(
         raise OsmosisError(
             f"the running Python {platform.python_version()} does not have what "
             f"`{rollout_dir / 'pyproject.toml'}` asks for ({reasons}), "
-            "and uv, which would build an environment for it, was not found.",
+            "and uv, which builds environments, was not found.",
             details={"unmet": unmet},
             hint=f"install it with: {install_command('eval')}",
         )

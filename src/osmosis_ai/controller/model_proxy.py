@@ -42,9 +42,8 @@ DONE = b"data: [DONE]\n\n"
 
 SeedFor = Callable[[int], int]
 Body = dict[str, Any]
-"""The JSON of a request."""
 Names = tuple[str, ...]
-"""Parameters of a request that a model which rejects them does without."""
+"""Names of parameters that are dropped if the model rejects them."""
 Prepare = Callable[[Body], Awaitable[Names]]
 
 

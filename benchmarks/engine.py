@@ -43,7 +43,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
-import openai
 import uvicorn
 
 from osmosis_ai.rollout.agent_workflow import AgentWorkflow
@@ -54,6 +53,8 @@ from osmosis_ai.rollout.server import create_rollout_server
 from osmosis_ai.rollout.types import AgentWorkflowConfig, ConcurrencyConfig
 
 CLIENT, LATENCY_S = os.environ["BENCH_CLIENT"], float(os.environ["BENCH_LATENCY_S"])
+if CLIENT == "openai":
+    import openai
 marks = []  # (wall clock, processor time) at the first rollout's start and at every grading
 
 

@@ -110,7 +110,7 @@ async def proxy_world(model: StandInModel, *, transport: Any = "openai") -> Asyn
 
 
 @asynccontextmanager
-async def serve_proxy(proxy: ModelProxy[Any], token: str) -> AsyncIterator[str]:
+async def serve_proxy(proxy: ModelProxy, token: str) -> AsyncIterator[str]:
     """Serve a model proxy as a run does; gives the URL."""
 
     async def commit(_: TerminalCallbackResult) -> None:

@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -224,7 +225,7 @@ async def test_the_bridge_is_served_and_needs_its_own_key(
 async def test_no_route_takes_the_key_of_another_run(
     store: CallbackStore, journal: Journal, http: aiohttp.ClientSession
 ) -> None:
-    bridge = ProviderProxy(None)  # type: ignore[arg-type]
+    bridge = ProviderProxy(SimpleNamespace(model_path="openai/m"))  # type: ignore[arg-type]
     bridge.open(ROLLOUT_ID)
     listener = CallbackListener(store, auth_token=TOKEN, bridge=bridge, bridge_token=BRIDGE_TOKEN)
     routes = [(route.method, route.resource) for route in listener._application().router.routes()]

@@ -172,7 +172,7 @@ def test_an_environment_has_the_running_sdk(world: World, monkeypatch: pytest.Mo
     assert [entry.name for entry in where.parents[2].iterdir()] == ["osmosis_ai"]
     assert world.fingerprint() == before
     assert world.notes == [
-        f"`osmosis-ai[server]>=9` is not looked up: the SDK is always the one that runs this, {SDK_VERSION}",
+        f"`osmosis-ai[server]>=9` is ignored: the rollout uses the running SDK, {SDK_VERSION}",
         "building an environment for `mine` with uv",
     ]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from osmosis_ai.controller import server_process
 from osmosis_ai.controller.server_process import (
     MAX_RESTARTS,
     AttemptLostError,
-    RestartingServer,
     RolloutServer,
     ServerPool,
     ServerSpec,
@@ -72,128 +71,18 @@ class FakeServer(Service):
 class FakeDriver:
     """Rollouts that never end, on a server that may be gone."""
 
-    def __init__(self, base_url: str, error: Exception | None = None) -> None:
-        self.base_url = base_url
-        self.running = asyncio.Event()
+    def __init__(self, error: Exception | None = None) -> None:
         self.closed = False
         self._error = error
 
     async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
         if self._error is not None:
             raise self._error
-        self.running.set()
         await asyncio.Event().wait()
         raise AssertionError
 
     async def aclose(self) -> None:
         self.closed = True
-
-
-class World:
-    def __init__(self, *starts: bool, error: Exception | None = None) -> None:
-        self.server: Any = FakeServer(*starts)
-        self.drivers: list[FakeDriver] = []
-        self.notes: list[str] = []
-        self._error = error
-        self._changed = asyncio.Event()
-        self.host = RestartingServer(self.server, connect=self._connect, note=self.notes.append)
-
-    def _connect(self, base_url: str) -> Any:
-        self.drivers.append(FakeDriver(base_url, self._error))
-        self._changed.set()
-        return self.drivers[-1]
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[RestartingServer]:
-        await self.host.start()
-        try:
-            yield self.host
-        finally:
-            await self.host.stop()
-
-    async def connected(self, count: int) -> FakeDriver:
-        """Wait until as many servers have come up."""
-        while len(self.drivers) < count:
-            self._changed.clear()
-            await asyncio.wait_for(self._changed.wait(), 60)
-        return self.drivers[count - 1]
-
-    async def start_rollout(self) -> asyncio.Task[RolloutOutcome]:
-        driver = self.drivers[-1]
-        rollout = asyncio.create_task(self.host.run(REQUEST))
-        await asyncio.wait_for(driver.running.wait(), 60)
-        return rollout
-
-
-async def test_attempts_on_a_server_that_dies_are_lost_and_another_server_takes_over() -> None:
-    world = World()
-    async with world.running() as host:
-        assert host.capacity == 8
-        rollouts = [await world.start_rollout() for _ in range(3)]
-        world.server.die()
-        outcomes = await asyncio.gather(*rollouts, return_exceptions=True)
-        assert all(isinstance(lost, AttemptLostError) and lost.death is not None for lost in outcomes)
-
-        waiting = asyncio.create_task(host.run(REQUEST))
-        second = await world.connected(2)
-        await asyncio.wait_for(second.running.wait(), 60)
-        assert host.base_url == "http://server-2"
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-    assert world.server.stopped
-    assert all(driver.closed for driver in world.drivers)
-    assert world.notes == ["the rollout server ended (exit status 1). Starting it again."]
-
-
-async def kill_the_server(world: World) -> None:
-    rollout = await world.start_rollout()
-    world.server.die()
-    await asyncio.gather(rollout, return_exceptions=True)
-
-
-async def test_it_gives_up_when_servers_die_one_after_the_other_and_nothing_finishes() -> None:
-    world = World()
-    async with world.running() as host:
-        for restarts in range(MAX_RESTARTS):
-            await kill_the_server(world)
-            await world.connected(restarts + 2)
-        await kill_the_server(world)
-        with pytest.raises(ServiceDiedError, match=f"died {MAX_RESTARTS + 1} times") as died:
-            await host.run(REQUEST)
-        assert "Traceback" in died.value.message
-    assert world.server.starts == MAX_RESTARTS + 1
-
-
-async def test_a_server_that_dies_while_it_is_started_again_gets_another_chance() -> None:
-    world = World(True, False)
-    async with world.running() as host:
-        await kill_the_server(world)
-        await world.connected(2)
-        assert world.server.starts == 3
-        assert host.capacity == 8
-
-
-async def test_a_server_that_never_starts_again_ends_the_run_with_its_own_words() -> None:
-    world = World(True, *(MAX_RESTARTS * [False]))
-    async with world.running() as host:
-        rollout = await world.start_rollout()
-        world.server.die()
-        await asyncio.gather(rollout, return_exceptions=True)
-        with pytest.raises(ServiceDiedError, match="before it was ready"):
-            await host.run(REQUEST)
-        assert host.base_url is None
-        assert world.server.starts == MAX_RESTARTS + 1
-
-
-async def test_a_connection_that_fails_on_a_living_server_is_a_lost_attempt(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("osmosis_ai.controller.server_process._DEATH_NOTICE_S", 0.01)
-    world = World(error=ConnectionResetError("reset by peer"))
-    async with world.running() as host:
-        with pytest.raises(AttemptLostError, match="reset by peer") as lost:
-            await host.run(REQUEST)
-        assert lost.value.death is None
 
 
 class NamedServer(FakeServer):
@@ -209,7 +98,9 @@ class NamedServer(FakeServer):
 class PoolWorld:
     """Servers without processes, on which rollouts never end."""
 
-    def __init__(self, *servers: Sequence[bool], restarts: int = MAX_RESTARTS) -> None:
+    def __init__(
+        self, *servers: Sequence[bool], restarts: int = MAX_RESTARTS, error: Exception | None = None
+    ) -> None:
         self.servers = [NamedServer("abcdefgh"[place], *starts) for place, starts in enumerate(servers)]
         for server in self.servers:
             server.deaths = self.servers[0].deaths
@@ -217,6 +108,8 @@ class PoolWorld:
         self.notes: list[str] = []
         self.changes: list[int] = []
         self.connected: list[str] = []
+        self.drivers: list[FakeDriver] = []
+        self._error = error
         self.pool = ServerPool(
             self.servers, connect=self._connect, note=self.notes.append, reports_load=False
         )
@@ -235,7 +128,8 @@ class PoolWorld:
                 finally:
                     world.at_work[base_url[7]] -= 1
 
-        return Counting(base_url)
+        self.drivers.append(Counting(self._error))
+        return self.drivers[-1]
 
     async def start(self, *names: str) -> list[asyncio.Task[RolloutOutcome]]:
         """Start a rollout for each name; return when they are where they can be."""
@@ -261,6 +155,63 @@ async def end(rollouts: list[asyncio.Task[RolloutOutcome]]) -> list[BaseExceptio
     for rollout in rollouts:
         rollout.cancel()
     return await asyncio.gather(*rollouts, return_exceptions=True)
+
+
+async def test_attempts_on_a_server_that_dies_are_lost_and_the_next_ones_wait_for_its_restart() -> None:
+    world = PoolWorld([])
+    async with world.pool as pool:
+        assert pool.capacity == 8
+        lost = await world.start("0", "1", "2")
+        await world.kill(0)
+        for attempt in lost:
+            error = attempt.exception()
+            assert isinstance(error, AttemptLostError) and error.death is not None
+        waiting = await world.start("3")
+        assert world.connected == ["http://a-1", "http://a-2"] and world.at_work["a"] == 1
+        await end(waiting)
+    assert world.servers[0].stopped
+    assert all(driver.closed for driver in world.drivers)
+    assert world.notes == ["the rollout server ended (exit status 1). Starting it again."]
+
+
+async def test_it_gives_up_when_servers_die_one_after_the_other_and_nothing_finishes() -> None:
+    world = PoolWorld([])
+    async with world.pool:
+        for _ in range(MAX_RESTARTS + 1):
+            await world.kill(0)
+        with pytest.raises(ServiceDiedError, match=f"died {MAX_RESTARTS + 1} times") as died:
+            await world.pool.run(REQUEST)
+        assert "Traceback" in died.value.message
+    assert world.servers[0].starts == MAX_RESTARTS + 1
+
+
+async def test_a_server_that_dies_while_it_is_started_again_gets_another_chance() -> None:
+    world = PoolWorld([True, False])
+    async with world.pool as pool:
+        await world.kill(0)
+        assert (world.servers[0].starts, pool.capacity) == (3, 8)
+        assert pool.up
+
+
+async def test_a_server_that_never_starts_again_ends_the_run_with_its_own_words() -> None:
+    world = PoolWorld([True, *(MAX_RESTARTS * [False])])
+    async with world.pool as pool:
+        await world.kill(0)
+        with pytest.raises(ServiceDiedError, match="before it was ready"):
+            await pool.run(REQUEST)
+        assert not pool.up
+        assert world.servers[0].starts == MAX_RESTARTS + 1
+
+
+async def test_a_connection_that_fails_on_a_living_server_is_a_lost_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("osmosis_ai.controller.server_process._DEATH_NOTICE_S", 0.01)
+    world = PoolWorld([], error=ConnectionResetError("reset by peer"))
+    async with world.pool as pool:
+        with pytest.raises(AttemptLostError, match="reset by peer") as lost:
+            await pool.run(REQUEST)
+        assert lost.value.death is None
 
 
 async def test_a_rollout_goes_where_there_is_most_room() -> None:
@@ -411,7 +362,7 @@ def test_each_server_has_its_own_log_and_name_and_all_one_budget(tmp_path: Path)
     )
     alone = several(RolloutServer(spec), 1)
     assert (alone[0].spec.name, alone[0].spec.restarts) == ("the rollout server `main.py`", MAX_RESTARTS)
-    servers = several(RolloutServer(spec, health_timeout_s=7.0), 3)
+    servers = several(RolloutServer(replace(spec, health_timeout_s=7.0)), 3)
     assert [server.spec.log_path for server in servers] == [
         tmp_path / f"rollout-server{ending}.log" for ending in ("", "-2", "-3")
     ]

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,10 +87,10 @@ def plain_server(
 
 @pytest.fixture
 def make_spec(tmp_path: Path) -> MakeSpec:
-    def build(source: str, *, entrypoint: str = "main.py", **changes: Any) -> ServerSpec:
+    def build(*sources: str, entrypoint: str = "main.py", **changes: Any) -> ServerSpec:
         path = tmp_path / "rollout" / entrypoint
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(textwrap.dedent(source))
+        path.write_text("".join(map(textwrap.dedent, sources)))
         fields: dict[str, Any] = {
             "rollout_dir": tmp_path / "rollout",
             "entrypoint": entrypoint,
@@ -107,22 +106,17 @@ def make_spec(tmp_path: Path) -> MakeSpec:
     return build
 
 
-@asynccontextmanager
-async def asked(server: RolloutServer, path: str) -> AsyncIterator[aiohttp.ClientResponse]:
-    address = server.base_url
+async def ask(server: RolloutServer | str) -> dict[str, Any]:
+    """Return the health of a server, or of the server at an address, with its headers."""
+    address = server if isinstance(server, str) else server.base_url
     async with (
         open_server_session(address, timeout_s=60) as session,
-        session.get(server_url(address, path)) as reply,
+        session.get(server_url(address, "/health")) as reply,
     ):
-        yield reply
+        return {**await reply.json(content_type=None), "headers": reply.headers}
 
 
-async def ask(server: RolloutServer, path: str = "/health") -> Any:
-    async with asked(server, path) as reply:
-        return await reply.json(content_type=None)
-
-
-async def test_a_server_is_started_known_healthy_and_stopped(make_spec: MakeSpec, tmp_path: Path) -> None:
+async def test_a_server_is_started_known_healthy_and_stopped(make_spec: MakeSpec) -> None:
     spec = make_spec(plain_server())
     async with RolloutServer(spec) as server:
         assert (await ask(server))["status"] == "ok"
@@ -197,7 +191,7 @@ async def test_a_server_that_never_becomes_healthy_is_ended(
 ) -> None:
     # Its socket, on which nobody answers, is asked for longer than the port.
     monkeypatch.setattr(service, "PROBE_TIMEOUT_S", 1200.0)
-    server = RolloutServer(make_spec(plain_server(status=503)), health_timeout_s=600.0)
+    server = RolloutServer(make_spec(plain_server(status=503), health_timeout_s=600.0))
     starting = asyncio.create_task(server.start())
     while server._seen != "status 503":
         assert not starting.done()
@@ -246,8 +240,39 @@ async def test_the_health_of_a_fastapi_server_proves_whose_it_is(make_spec: Make
     """
     async with RolloutServer(make_spec(source)) as server:
         assert server.capacity == 4
-        async with asked(server, "/health") as reply:
-            assert reply.headers["x-osmosis-rollout-instance-id"] == server.spec.env[INSTANCE_ENV]
+        headers = (await ask(server))["headers"]
+        assert headers["x-osmosis-rollout-instance-id"] == server.spec.env[INSTANCE_ENV]
+
+
+async def test_the_clients_that_an_agent_opens_share_one_tls_context(make_spec: MakeSpec) -> None:
+    source = """
+        import os
+        import httpx, openai, uvicorn
+        from fastapi import FastAPI
+
+        app = FastAPI()
+
+        def context(client):
+            return client._transport._pool._ssl_context
+
+        def openai_context():
+            return context(openai.AsyncOpenAI(base_url="http://x/v1", api_key="k")._client)
+
+        @app.get("/health")
+        def health():
+            with httpx.Client() as one, httpx.Client() as other, httpx.Client(verify=httpx.create_ssl_context()) as own:
+                return {
+                    "httpx": context(one) is context(other),
+                    "openai": openai_context() is openai_context(),
+                    "own": context(one) is context(own),
+                }
+
+        if __name__ == "__main__":
+            uvicorn.run(app, port=int(os.environ["_OSMOSIS_ROLLOUT_PORT"]))
+    """
+    async with RolloutServer(make_spec(source)) as server:
+        shared = await ask(server)
+    assert (shared["httpx"], shared["openai"], shared["own"]) == (True, True, False)
 
 
 async def test_the_death_of_the_server_is_noticed_and_explained(make_spec: MakeSpec) -> None:
@@ -313,85 +338,46 @@ SERVE = """
 """
 
 
-def spec_of(directory: Path, *source: str, **changes: Any) -> ServerSpec:
-    (directory / "main.py").write_text("".join(map(textwrap.dedent, source)))
-    fields: dict[str, Any] = {
-        "rollout_dir": directory,
-        "entrypoint": "main.py",
-        "python": Path(sys.executable),
-        "env": dict(os.environ),
-        "artifact_root": directory / "trials",
-        "port": None,
-        "log_path": directory / "server.log",
-        **changes,
-    }
-    return ServerSpec(**fields)
-
-
-async def ask_socket(address: str) -> dict[str, Any]:
-    async with (
-        open_server_session(address, timeout_s=60) as session,
-        session.get(server_url(address, "/health")) as reply,
-    ):
-        told: dict[str, Any] = await reply.json(content_type=None)
-        return told
-
-
 def listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-async def test_uvicorn_is_handed_a_socket_that_nobody_else_reaches_and_no_port(tmp_path: Path) -> None:
+async def test_uvicorn_is_handed_a_socket_that_nobody_else_reaches_and_no_port(make_spec: MakeSpec) -> None:
     notes: list[str] = []
     what_children_inherit = """
         def answer():
             listed = subprocess.run(["ls", "-l", "/proc/self/fd"], capture_output=True, text=True).stdout
             return {"children": listed.count("socket:"), "variables": [name for name in os.environ if "LISTENER" in name]}
     """
-    async with RolloutServer(
-        spec_of(tmp_path, APP, what_children_inherit, SERVE), note=notes.append
-    ) as server:
+    async with RolloutServer(make_spec(APP, what_children_inherit, SERVE, note=notes.append)) as server:
         path = Path(socket_path(server.base_url) or "")
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-        told = await ask_socket(server.base_url)
+        told = await ask(server)
         assert not listens(told["port"])
         assert (told["children"], told["variables"]) == (0, [])
     assert not path.parent.exists() and not notes
     with pytest.raises(aiohttp.ClientConnectorError):
-        await ask_socket(server.base_url)
+        await ask(server)
 
 
 async def test_a_server_that_was_killed_refuses_connections_and_comes_back_with_another_socket(
-    tmp_path: Path,
+    make_spec: MakeSpec,
 ) -> None:
-    async with RolloutServer(spec_of(tmp_path, APP, SERVE)) as server:
+    async with RolloutServer(make_spec(APP, SERVE)) as server:
         before = server.base_url
         os.kill(server.pid, signal.SIGKILL)
         await asyncio.wait_for(server.death(), 60)
         with pytest.raises(aiohttp.ClientConnectorError):
-            await ask_socket(before)
+            await ask(before)
         assert await server.revive()
         assert server.base_url != before
         assert not Path(socket_path(before) or "").parent.exists()
-        assert await ask_socket(server.base_url)
-
-
-async def test_a_server_whose_socket_was_removed_counts_as_dead_and_comes_back_with_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_process, "SOCKET_LOOK_S", 0.01)
-    async with RolloutServer(spec_of(tmp_path, APP, SERVE)) as server:
-        pid = server.pid
-        Path(socket_path(server.base_url) or "").unlink()
-        error = await asyncio.wait_for(server.death(), 60)
-        assert error.message.startswith("the rollout server `main.py` was cut off: its socket was removed")
-        assert await server.revive()
-        assert server.pid != pid and await ask_socket(server.base_url)
+        assert await ask(server)
 
 
 async def test_an_entrypoint_that_serves_by_other_means_listens_on_its_port_and_that_is_said_once(
-    tmp_path: Path,
+    make_spec: MakeSpec,
 ) -> None:
     by_other_means = """
         import asyncio
@@ -409,7 +395,7 @@ async def test_an_entrypoint_that_serves_by_other_means_listens_on_its_port_and_
         asyncio.run(serve())
     """
     notes: list[str] = []
-    async with RolloutServer(spec_of(tmp_path, APP, by_other_means), note=notes.append) as server:
+    async with RolloutServer(make_spec(APP, by_other_means, note=notes.append)) as server:
         assert server.base_url.startswith("http://127.0.0.1:")
         os.kill(server.pid, signal.SIGKILL)
         await asyncio.wait_for(server.death(), 60)
@@ -676,7 +662,7 @@ async def test_it_reaches_the_model_and_leaves_its_result_and_no_address_but_tha
 ) -> None:
     abstract = "\0osmosis-" + secrets.token_hex(8)
     server = server_of(sandbox, tmp_path)
-    server.serve_callbacks(listener)
+    server.callbacks = listener
     with (
         socket.create_server(("127.0.0.1", 0)) as tcp,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
@@ -712,7 +698,7 @@ async def test_a_server_that_is_started_again_is_let_in_again(
     sandbox: Sandbox, listener: CallbackListener, tmp_path: Path
 ) -> None:
     server = server_of(sandbox, tmp_path)
-    server.serve_callbacks(listener)
+    server.callbacks = listener
     async with server:
         assert (await sandboxed_rollout(server, listener, "{}", "r1")).sample is not None
         assert server._process is not None
@@ -726,7 +712,7 @@ async def test_an_entrypoint_that_serves_by_other_means_is_told_to_serve_with_uv
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
     (sandbox.source / "main.py").write_text("import threading; threading.Event().wait()")
-    server = RolloutServer(server_of(sandbox, tmp_path).rollout, health_timeout_s=0.5)
+    server = RolloutServer(replace(server_of(sandbox, tmp_path).rollout, health_timeout_s=0.5))
     with pytest.raises(ServiceError) as late:
         await server.start()
     assert "must serve with uvicorn" in (late.value.hint or "")

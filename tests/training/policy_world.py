@@ -138,5 +138,6 @@ async def policy_world(
                 bridge.open("r1", seed_for=lambda index: index)
                 yield PolicyWorld(bridge, engine, chat, url, http)
             finally:
+                calls = bridge._find("r1")
                 bridge.discard("r1")
-                await asyncio.gather(*bridge._tasks, return_exceptions=True)
+                await asyncio.gather(*(calls.tasks if calls else ()), return_exceptions=True)

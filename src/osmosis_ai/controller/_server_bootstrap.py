@@ -1,19 +1,19 @@
-"""Runs a rollout's entrypoint as ``__main__`` inside the rollout's own environment, or hosts the agent loop it holds.
+"""Runs a rollout's entrypoint as ``__main__`` in the rollout's environment, or serves the agent loop that it defines.
 
-Started as a file by :mod:`osmosis_ai.controller.server_process`: ``python _server_bootstrap.py
-<entrypoint>`` in the rollout's directory, where the entrypoint is a file or the ``module:attribute``
-of an agent loop. The process ends when its parent does, uvicorn listens on the socket that the parent
-made in place of the rollout's port, ``/health`` proves whose server it is, and the project's modules can be imported wherever they lie: beside the
-entrypoint, in ``src/``, or in the project's directory.
+The server process starts with ``python _server_bootstrap.py ENTRYPOINT`` in the rollout's directory. The process ends
+with its parent, uvicorn listens on the parent's socket instead of a port, and ``/health`` proves which process answers.
 """
 
 from __future__ import annotations
 
+import functools
+import gc
 import logging
 import os
 import runpy
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,79 +24,49 @@ from osmosis_ai.supervision import watch_parent
 INSTANCE_ENV = "_OSMOSIS_ROLLOUT_INSTANCE_ID"
 LISTENER_ENV = "_OSMOSIS_ROLLOUT_LISTENER_FD"
 INSTANCE_HEADER = "x-osmosis-rollout-instance-id"
-_CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
 
 
 def main(entrypoint: str) -> None:
-    """Become the entrypoint."""
     watch_parent()
+    # Imports allocate many objects that stay, so collecting more rarely makes the server start faster.
+    gc.set_threshold(20_000)
+    for name in ("httpx", "httpcore"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # A server does not need the command line of httpx, whose imports (rich, click) take 30 ms.
+    sys.modules["httpx._main"] = None  # type: ignore[assignment]
     project = Path.cwd()
     is_attribute = names_an_attribute(entrypoint)
     path = Path(entrypoint).resolve()
-    beside = project if is_attribute else path.parent
-    places = dict.fromkeys(str(place) for place in (beside, project / "src", project) if place.is_dir())
-    # Python put this file's directory first, whose modules must not shadow the project's.
-    here = str(Path(__file__).resolve().parent)
-    sys.path[:] = [*places, *(place for place in sys.path if place not in places and place != here)]
-    _make_clients_cheap()
-    instance_id = os.environ.get(INSTANCE_ENV)
-    if instance_id:
+    _set_import_path(project if is_attribute else path.parent, project)
+    if instance_id := os.environ.get(INSTANCE_ENV):
         _prove_ownership(instance_id)
     listener = os.environ.pop(LISTENER_ENV, None)
-    if listener:
-        _listen_on(socket.socket(fileno=int(listener)), os.environ["_OSMOSIS_ROLLOUT_PORT"])
-    if is_attribute:
-        _host("serve_reference", entrypoint)
-    elif holds_an_agent_loop(path):
-        _host("serve_entrypoint", path)
-    else:
-        sys.argv = [str(path)]
+    _configure_uvicorn(socket.socket(fileno=int(listener)) if listener else None)
+    sys.argv = [entrypoint if is_attribute else str(path)]
+    if not is_attribute and not holds_an_agent_loop(path):
         runpy.run_path(str(path), run_name="__main__")
+        return
+    from osmosis_ai.rollout.loop.hosting import serve_entrypoint, serve_reference
 
-
-def _host(how: str, entrypoint: Any) -> None:
-    """Serve an agent loop; what is wrong with it is said in one line, which the log ends with."""
-    from osmosis_ai.rollout.loop import hosting
-
-    sys.argv = [str(entrypoint)]
     try:
-        getattr(hosting, how)(entrypoint)
+        serve_reference(entrypoint) if is_attribute else serve_entrypoint(path)
     except OsmosisError as error:
         sys.exit(f"{error.message}" + (f" ({error.hint})" if error.hint else ""))
 
 
-def _make_clients_cheap() -> None:
-    """Let the clients that agents open by themselves, often one a rollout, cost and write less."""
-    for name in ("httpx", "httpcore"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    try:
-        from httpx._transports import default
-    except ImportError:
-        return
-    create = getattr(default, "create_ssl_context", None)
-    if create is None:
-        # Another release keeps it elsewhere; its clients cost what they cost.
-        return
-    contexts: dict[tuple[str | None, ...], Any] = {}
-
-    def create_once(verify: Any = True, cert: Any = None, trust_env: bool = True) -> Any:
-        if verify is not True or cert is not None:
-            return create(verify=verify, cert=cert, trust_env=trust_env)
-        key = tuple(os.environ.get(name) for name in _CERTIFICATE_VARIABLES) if trust_env else ()
-        if key not in contexts:
-            contexts[key] = create(verify=verify, cert=cert, trust_env=trust_env)
-        return contexts[key]
-
-    # Its own transports' name alone: who asks httpx for a context, to change it, gets one of their own.
-    default.create_ssl_context = create_once  # type: ignore[attr-defined]
+def _set_import_path(entrypoint_dir: Path, project: Path) -> None:
+    """Let the entrypoint import modules from its own directory, from `src` and from the project's directory."""
+    ours = dict.fromkeys(str(each) for each in (entrypoint_dir, project / "src", project) if each.is_dir())
+    # Python puts this file's directory first, and its modules would hide the project's.
+    hidden = {*ours, str(Path(__file__).resolve().parent)}
+    sys.path[:] = [*ours, *(each for each in sys.path if each not in hidden)]
 
 
 def _prove_ownership(instance_id: str) -> None:
-    """Make every Starlette or FastAPI application name this instance on ``/health``."""
+    """Add a header with this instance's id to the ``/health`` responses of Starlette and FastAPI applications."""
     try:
         from starlette.applications import Starlette
-    except ImportError:
-        # The entrypoint fails on it by itself, or serves by other means.
+    except ImportError:  # the entrypoint serves in another way, or fails by itself
         return
     serve = Starlette.__call__
     header = (INSTANCE_HEADER.encode(), instance_id.encode())
@@ -113,30 +83,52 @@ def _prove_ownership(instance_id: str) -> None:
     Starlette.__call__ = serve_with_proof  # type: ignore[method-assign]
 
 
-def _listen_on(listener: socket.socket, port: str) -> None:
-    """Have uvicorn take ``listener`` wherever the entrypoint asks it for the rollout's port."""
-    # What the agent starts has no business with it.
-    listener.set_inheritable(False)
+def _configure_uvicorn(listener: socket.socket | None) -> None:
+    """Let uvicorn use the listener in place of the rollout's port."""
+    if listener is not None:
+        listener.set_inheritable(False)  # processes that the agent starts must not have it
     try:
         import uvicorn
-    except ImportError:
-        # It serves by other means, on the port.
-        listener.close()
+    except ImportError:  # the entrypoint serves in another way, on the port
+        if listener is not None:
+            listener.close()
         return
     serve, bind = uvicorn.Server.serve, uvicorn.Config.bind_socket
+    port = os.environ.get("_OSMOSIS_ROLLOUT_PORT")
 
-    def is_meant(config: uvicorn.Config) -> bool:
-        return str(config.port) == port and config.uds is None and config.fd is None
+    def listener_for(config: uvicorn.Config) -> socket.socket | None:
+        is_rollout_port = str(config.port) == port and config.uds is None and config.fd is None
+        return listener if is_rollout_port else None
 
-    async def serve_there(self: uvicorn.Server, sockets: list[socket.socket] | None = None) -> None:
-        await serve(self, [listener] if sockets is None and is_meant(self.config) else sockets)
+    async def serve_on_listener(self: uvicorn.Server, sockets: list[socket.socket] | None = None) -> None:
+        _share_tls_contexts()
+        found = listener_for(self.config) if sockets is None else None
+        await serve(self, [found] if found is not None else sockets)
 
-    def bind_there(self: uvicorn.Config) -> socket.socket:
-        # Called where there are several workers, each of which is handed what this returns.
-        return listener if is_meant(self) else bind(self)
+    def bind_listener(self: uvicorn.Config) -> socket.socket:
+        return listener_for(self) or bind(self)  # several workers share the result
 
-    uvicorn.Server.serve = serve_there  # type: ignore[method-assign]
-    uvicorn.Config.bind_socket = bind_there  # type: ignore[method-assign]
+    uvicorn.Server.serve = serve_on_listener  # type: ignore[method-assign]
+    uvicorn.Config.bind_socket = bind_listener  # type: ignore[method-assign]
+
+
+def _share_tls_contexts() -> None:
+    """Share one default TLS context among HTTP clients: it takes 25 ms, and agents often open a client per rollout."""
+    for library in ("httpx", "httpx2"):  # `openai` uses the second from version 3 on
+        transports: Any = sys.modules.get(f"{library}._transports.default")
+        if hasattr(transports, "create_ssl_context"):
+            # Only the transports' own name: a caller of `httpx.create_ssl_context` may change its context.
+            transports.create_ssl_context = _sharing(transports.create_ssl_context)
+
+
+def _sharing(create: Callable[..., Any]) -> Callable[..., Any]:
+    shared = functools.cache(create)
+
+    def create_once(**options: Any) -> Any:
+        is_default = options.get("verify") is True and options.get("cert") is None
+        return shared(**options) if is_default else create(**options)
+
+    return create_once
 
 
 if __name__ == "__main__":

@@ -174,7 +174,7 @@ class AttemptResults(ABC):
 class AttemptServices:
     """The services that attempts use."""
 
-    model_proxy: ModelProxy[Any]
+    model_proxy: ModelProxy
     servers: ServerPool
     timeouts: AttemptTimeouts
     trajectory_root: Path | None = None

@@ -234,7 +234,7 @@ class RolloutRunner:
 
     def __init__(
         self,
-        model_proxy: ModelProxy[Any],
+        model_proxy: ModelProxy,
         *,
         model_key: str,
         server: RolloutServer | RemoteAgent,
@@ -279,7 +279,7 @@ class RolloutRunner:
             self._callbacks = CallbackListener(
                 self._store, auth_token=self._callback_key, bridge=model_proxy, bridge_token=model_key
             )
-            server.serve_callbacks(self._callbacks)
+            server.callbacks = self._callbacks
             self._servers = ServerPool(several(server, servers), connect=self._connect, note=note)
         self._services = AttemptServices(model_proxy, self._servers, timeouts, trajectory_root)
         self._monitor = LoopMonitor()

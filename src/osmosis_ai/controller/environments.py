@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
@@ -65,15 +65,10 @@ class RolloutProject:
     can_be_copied: bool
 
     @property
-    def sdk_requirements(self) -> list[Requirement]:
-        """Its requirements on the SDK."""
-        return [requirement for requirement in self.dependencies if _is_sdk(requirement)]
-
-    @property
     def sdk_extras(self) -> list[str]:
         """The SDK's extras it needs; `server` is always one of them."""
-        named = {canonicalize_name(extra) for need in self.sdk_requirements for extra in need.extras}
-        return sorted(named | {"server"})
+        named = {extra for need in self.dependencies if _is_sdk(need) for extra in need.extras}
+        return sorted({"server", *map(canonicalize_name, named)})
 
     @property
     def has_local_code(self) -> bool:
@@ -181,23 +176,6 @@ def _unmet(needs: Iterable[Requirement], *, extra: str, seen: set[tuple[str, str
                 yield from _unmet(of_extras, extra=key[1], seen=seen)
 
 
-def _sdk_notices(project: RolloutProject) -> list[str]:
-    """Return the project's requirements on the SDK that the running SDK does not meet."""
-    sdk = metadata.distribution(DISTRIBUTION)
-    notices = [
-        f"`{_without_credentials(str(need))}` is not looked up: "
-        f"the SDK is always the one that runs this, {sdk.version}"
-        for need in project.sdk_requirements
-        if need.url or not need.specifier.contains(sdk.version, prereleases=True)
-    ]
-    provided = {canonicalize_name(extra) for extra in sdk.metadata.get_all("Provides-Extra") or ()}
-    return notices + [
-        f"`{DISTRIBUTION}[{extra}]` adds nothing: the SDK has no extra of this name"
-        for extra in project.sdk_extras
-        if extra not in provided
-    ]
-
-
 class UvError(OsmosisError):
     """uv failed; the message ends with its own reason."""
 
@@ -232,13 +210,13 @@ class Uv:
         for name in _IGNORED_VARIABLES:
             env.pop(name, None)
         env |= {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
-        words = [str(self.path), *arguments]
-        command: Sequence[str] | SandboxedProgram = words
+        plain = [str(self.path), *arguments]
+        command: Sequence[str] | SandboxedProgram = plain
         if self.sandbox is not None:
             # Hard links cannot cross from one mount to another.
             env |= {"UV_CACHE_DIR": str(self.cache), "UV_LINK_MODE": "copy"}
             writable = (self.cache, *self.writable)
-            command = self.sandbox.command(words, cwd=cwd.resolve(), writable=writable, part=_SANDBOX_PART)
+            command = self.sandbox.command(plain, cwd=cwd.resolve(), writable=writable, part=_SANDBOX_PART)
         try:
             with program_start(command, env) as start:
                 result = subprocess.run(
@@ -304,14 +282,18 @@ def prepare_environment(
 ) -> RolloutEnvironment:
     """Return an environment that satisfies a rollout's ``pyproject.toml``; building one can take minutes.
 
-    Later calls use the environment again. If it has local code, it is removed when this process ends.
+    Later calls reuse it, unless it contains local code: then it is removed when this process ends.
     """
     rollout_dir, cache_dir = rollout_dir.resolve(), cache_dir.resolve()
     project = read_project(rollout_dir)
     if project is None:
         return running_environment(" (the rollout has no pyproject.toml)")
-    for notice in _sdk_notices(project):
-        note(notice)
+    sdk_version = metadata.version(DISTRIBUTION)
+    for need in project.dependencies:
+        if _is_sdk(need) and (need.url or not need.specifier.contains(sdk_version, prereleases=True)):
+            note(
+                f"`{_without_credentials(str(need))}` is ignored: the rollout uses the running SDK, {sdk_version}"
+            )
     unmet = unmet_requirements(project)
     lock_file = rollout_dir / "uv.lock"
     if not unmet:
@@ -325,7 +307,7 @@ def prepare_environment(
         raise OsmosisError(
             f"the running Python {platform.python_version()} does not have what "
             f"`{rollout_dir / 'pyproject.toml'}` asks for ({reasons}), "
-            "and uv, which would build an environment for it, was not found.",
+            "and uv, which builds environments, was not found.",
             details={"unmet": unmet},
             hint=f"install it with: {install_command('eval')}",
         )
@@ -337,12 +319,7 @@ def prepare_environment(
     directory = environments / _environment_key(project, rollout_dir, python, version, sandboxed_uv)
     with contextlib.ExitStack() as stack:
         if not project.has_local_code:
-            lock = _lock_of(directory)
-            try:
-                stack.enter_context(lock.acquire(timeout=1))
-            except Timeout:
-                note("waiting for another process that builds the same environment")
-                stack.enter_context(lock.acquire())
+            stack.enter_context(_lock_of(directory))
         if os.access(directory / "environment" / "bin" / "python", os.X_OK):
             os.utime(directory)
         else:

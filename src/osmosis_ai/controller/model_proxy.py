@@ -8,12 +8,13 @@ import math
 import os
 import time
 from abc import ABC, abstractmethod
-from collections import OrderedDict
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any
 
 from aiohttp import web
 
@@ -40,23 +41,24 @@ PING_INTERVAL_S = 15.0
 DONE = b"data: [DONE]\n\n"
 
 SeedFor = Callable[[int], int]
-Prepare = Callable[[dict[str, Any]], Awaitable[tuple[str, ...]]]
+Body = dict[str, Any]
+Names = tuple[str, ...]
+"""Names of parameters that are dropped if the model rejects them."""
+Prepare = Callable[[Body], Awaitable[Names]]
 
 
 @dataclass(frozen=True, slots=True)
 class LastCall:
-    """The latest model call of a rollout, and its answer as far as it arrived."""
+    """The latest model call of a rollout, and as much of its answer as arrived."""
 
     request: bytes
     pieces: Sequence[bytes]
 
     def messages(self) -> list[dict[str, Any]]:
-        """Return the conversation, including the model's answer if there is one."""
+        """Return the conversation, including the model's answer if it has one."""
         body = loads(self.request)
         sent = body.get("messages")
-        messages = (
-            [message for message in sent if isinstance(message, dict)] if isinstance(sent, list) else []
-        )
+        messages = [each for each in sent if isinstance(each, dict)] if isinstance(sent, list) else []
         if not self.pieces:
             return messages
         content = b"".join(self.pieces)
@@ -93,9 +95,9 @@ def _streamed_message(content: bytes) -> dict[str, Any]:
             call["id"] = part.get("id") or call.get("id")
             call["type"] = part.get("type") or call.get("type") or "function"
         for name, value in delta.items():
-            grows = isinstance(value, str) and name != "role" and isinstance(message.get(name), str)
+            is_text = isinstance(value, str) and name != "role" and isinstance(message.get(name), str)
             if value is not None:
-                message[name] = message[name] + value if grows else value
+                message[name] = message[name] + value if is_text else value
     if calls:
         message["tool_calls"] = [calls[index] for index in sorted(calls)]
     return message
@@ -117,22 +119,23 @@ class RolloutUsage:
     report: dict[str, Any] | None = None
 
 
+@dataclass(eq=False)
 class Call:
     """One model call of a rollout; its answer arrives in pieces, and any number of clients read it from the start."""
 
-    def __init__(self, index: int, digest: int | None, request: bytes | None, *, recorded: bool) -> None:
-        self.index = index
-        self.digest = digest
-        self.request = request
-        self.recorded = recorded
-        self.pieces: list[bytes] = []
-        self.draft: list[bytes] = []
-        self.finished = False
-        self.error: Exception | None = None
-        self.task: asyncio.Task[None] | None = None
-        self._clients: list[asyncio.BaseTransport] = []
-        self._delivered = False
-        self._changed = asyncio.Event()
+    rollout_id: str
+    index: int
+    digest: int | None
+    request: bytes | None
+    recorded: bool
+    pieces: list[bytes] = field(default_factory=list)
+    draft: list[bytes] = field(default_factory=list)
+    """Part of an answer that clients do not see yet, because the call may be repeated."""
+    finished: bool = False
+    error: Exception | None = None
+    _clients: list[asyncio.BaseTransport] = field(default_factory=list)
+    _delivered: bool = False
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def append(self, piece: bytes) -> None:
         self.pieces.append(piece)
@@ -144,7 +147,7 @@ class Call:
             self.finished, self.error = True, error
             self._notify()
 
-    async def wait_beyond(self, position: int, *, timeout_s: float) -> bool:
+    async def wait_beyond(self, position: int, *, timeout_s: float | None = None) -> bool:
         """Wait for more than ``position`` pieces or the end; return False after ``timeout_s``."""
         try:
             while len(self.pieces) <= position and not self.finished:
@@ -153,19 +156,14 @@ class Call:
             return False
         return True
 
-    async def wait_finished(self) -> None:
-        while not self.finished:
-            await self._changed.wait()
-
     def add_client(self, request: web.Request) -> None:
         if request.transport is not None:
             self._clients.append(request.transport)
 
     def mark_delivered(self, request: web.Request) -> None:
         """Note that the whole answer was written to a client."""
-        self._delivered = self._delivered or (
-            request.transport is not None and not request.transport.is_closing()
-        )
+        if request.transport is not None and not request.transport.is_closing():
+            self._delivered = True
 
     @property
     def is_abandoned(self) -> bool:
@@ -173,6 +171,7 @@ class Call:
         return not self._delivered and all(client.is_closing() for client in self._clients)
 
     def _notify(self) -> None:
+        # A new event: a waiter that is about to wait for the old one still sees it.
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -186,69 +185,64 @@ class CallMetrics:
     latency_s: float = 0.0
     attempts: int = 1
     prompt_token_ids: list[int] | None = None
-    completion_token_ids: list[int] | None = None
-    logprobs: list[float] | None = None
-    ended_at: datetime | None = None
+    completion_token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
     finish: FinishReason = field(default_factory=FinishReason)
-    _report: dict[str, Any] | None = None
 
     def read(self, response: Mapping[str, Any]) -> None:
-        """Add the tokens in a completion or in a chunk of one."""
+        """Add the tokens in a completion or in a chunk of one; of further choices, only the usage counts."""
         self.finish.read(response)
-        ids = response.get("prompt_token_ids")
-        # Of the other choices, only the tokens count.
+        prompt_ids = response.get("prompt_token_ids")
         for choice in _first_choices(response):
-            ids = ids or choice.get("prompt_token_ids")
+            prompt_ids = prompt_ids or choice.get("prompt_token_ids")
             extra, logprobs = choice.get("provider_specific_fields"), choice.get("logprobs")
             sampled = choice.get("token_ids") or (extra.get("token_ids") if isinstance(extra, dict) else None)
             if isinstance(sampled, list):
-                self.completion_token_ids = self.completion_token_ids or []
                 self.completion_token_ids += sampled
             entries = logprobs.get("content") if isinstance(logprobs, dict) else None
             if isinstance(entries, list):
-                values = [each["logprob"] for each in entries if isinstance(each, dict) and "logprob" in each]
-                self.logprobs = self.logprobs or []
-                self.logprobs += values
-        if isinstance(ids, list):
-            self.prompt_token_ids = ids
+                self.logprobs += [
+                    each["logprob"] for each in entries if isinstance(each, dict) and "logprob" in each
+                ]
+        if isinstance(prompt_ids, list):
+            self.prompt_token_ids = prompt_ids
 
-    def report(self, model: str) -> dict[str, Any]:
-        """Return the entry of the trajectory report (ATIF metrics) of an answered call, without unknown facts."""
-        if self._report is None:
-            extra: dict[str, Any] = {
-                "latency_ms": round(self.latency_s * 1000, 3),
-                "attempts": self.attempts,
-                "finish_reason": self.finish.value,
-            }
-            if self.ended_at is not None:
-                started_at = self.ended_at - timedelta(seconds=self.latency_s)
-                extra["started_at"] = started_at.isoformat(timespec="milliseconds")
-            usage = self.usage
-            entry = {
-                "model_name": model,
-                "prompt_tokens": usage.prompt_tokens if usage else None,
-                "completion_tokens": usage.completion_tokens if usage else None,
-                "cached_tokens": usage.cached_tokens if usage else None,
-                "cost_usd": self.cost_usd,
-                "prompt_token_ids": self.prompt_token_ids,
-                "completion_token_ids": self.completion_token_ids,
-                "logprobs": self.logprobs,
-                "extra": {name: value for name, value in extra.items() if value is not None},
-            }
-            self._report = {name: value for name, value in entry.items() if value is not None}
-        return self._report
+    def entry(self, model: str, ended_at: datetime) -> dict[str, Any]:
+        """Return the call's entry in the trajectory report (ATIF metrics), without unknown facts."""
+        usage, started_at = self.usage, ended_at - timedelta(seconds=self.latency_s)
+        extra = {
+            "latency_ms": round(self.latency_s * 1000, 3),
+            "attempts": self.attempts,
+            "finish_reason": self.finish.value,
+            "started_at": started_at.isoformat(timespec="milliseconds"),
+        }
+        entry = {
+            "model_name": model,
+            "prompt_tokens": usage.prompt_tokens if usage else None,
+            "completion_tokens": usage.completion_tokens if usage else None,
+            "cached_tokens": usage.cached_tokens if usage else None,
+            "cost_usd": self.cost_usd,
+            "prompt_token_ids": self.prompt_token_ids,
+            "completion_token_ids": self.completion_token_ids or None,
+            "logprobs": self.logprobs or None,
+            "extra": {name: value for name, value in extra.items() if value is not None},
+        }
+        return {name: value for name, value in entry.items() if value is not None}
 
 
 class RolloutCalls:
     """The calls of one open rollout."""
 
-    def __init__(self) -> None:
-        self.seed_for: SeedFor | None = None
+    def __init__(self, rollout_id: str, model: str, seed_for: SeedFor | None) -> None:
+        self._rollout_id = rollout_id
+        self.seed_for = seed_for
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._model = model
         self._next_index = 0
         self._by_digest: dict[int | None, list[Call]] = {}
-        self._answered: OrderedDict[Call, int] = OrderedDict()
+        self._answered: deque[tuple[Call, int]] = deque()
         self._answered_bytes = 0
-        self._metrics: dict[int, CallMetrics] = {}
+        self._metrics: dict[int, tuple[CallMetrics, dict[str, Any]]] = {}
         self._freed_indices: dict[int | None, int] = {}
         self._last_failure: tuple[int, ModelCallError] | None = None
         self._last_recorded: Call | None = None
@@ -267,27 +261,27 @@ class RolloutCalls:
         index = self._freed_indices.pop(digest, None)
         if index is None:
             index, self._next_index = self._next_index, self._next_index + 1
-        call = Call(index, digest, request, recorded=recorded)
+        call = Call(self._rollout_id, index, digest, request, recorded)
         previous, self._last_begun = self._last_begun, call
         if previous is not None and previous.finished:
-            self._release(previous)
+            self._drop_request(previous)
         self._by_digest.setdefault(digest, []).append(call)
         return call
 
     def answered(self, call: Call, metrics: CallMetrics) -> None:
         """Record a call that was answered, and keep its answer for a client that repeats it."""
-        metrics.ended_at = datetime.now(timezone.utc)
-        self._metrics[call.index] = metrics
+        self._metrics[call.index] = metrics, metrics.entry(self._model, datetime.now(timezone.utc))
         last = self._last_recorded
         if call.recorded and (last is None or call.index > last.index):
             self._last_recorded = call
             if last is not None:
-                self._release(last)
-        self._release(call)
-        self._answered[call] = size = sum(map(len, call.pieces))
+                self._drop_request(last)
+        self._drop_request(call)
+        size = sum(map(len, call.pieces))
+        self._answered.append((call, size))
         self._answered_bytes += size
         while self._answered_bytes > KEPT_ANSWER_BYTES and len(self._answered) > 1:
-            oldest, size = self._answered.popitem(last=False)
+            oldest, size = self._answered.popleft()
             self._answered_bytes -= size
             self._forget(oldest)
 
@@ -309,36 +303,30 @@ class RolloutCalls:
             return None
         return LastCall(last.request, (*last.pieces, *last.draft))
 
-    def cancel(self) -> None:
-        for calls in self._by_digest.values():
-            for call in calls:
-                if call.task is not None:
-                    call.task.cancel()
-
-    def usage(self, model: str) -> RolloutUsage:
-        total = RolloutUsage(calls=len(self._metrics))
+    def usage(self) -> RolloutUsage:
+        answered = [self._metrics[index] for index in sorted(self._metrics)]
+        metrics = [each for each, _ in answered]
+        counted = [each.usage for each in metrics if each.usage is not None]
+        costs = [each.cost_usd for each in metrics if each.cost_usd is not None]
+        finishes = [each.finish.value for each in metrics]
+        total = RolloutUsage(
+            calls=len(metrics),
+            prompt_tokens=sum(usage.prompt_tokens for usage in counted),
+            completion_tokens=sum(usage.completion_tokens for usage in counted),
+            total_tokens=sum(usage.total_tokens for usage in counted),
+            uncounted=len(metrics) - len(counted),
+            cost_usd=math.fsum(costs) if len(costs) == len(metrics) else None,
+            model_latency_s=[each.latency_s for each in metrics],
+            finish_reasons=dict(Counter(finish for finish in finishes if finish is not None)),
+        )
         if self._last_failure is not None and self._last_failure[0] > max(self._metrics, default=-1):
             total.last_error = self._last_failure[1]
-        ordered = [self._metrics[index] for index in sorted(self._metrics)]
-        costs = [metrics.cost_usd for metrics in ordered if metrics.cost_usd is not None]
-        total.cost_usd = math.fsum(costs) if len(costs) == len(ordered) else None
-        for metrics in ordered:
-            total.model_latency_s.append(metrics.latency_s)
-            if (finish := metrics.finish.value) is not None:
-                total.finish_reasons[finish] = total.finish_reasons.get(finish, 0) + 1
-            if metrics.usage is None:
-                total.uncounted += 1
-            else:
-                total.prompt_tokens += metrics.usage.prompt_tokens
-                total.completion_tokens += metrics.usage.completion_tokens
-                total.total_tokens += metrics.usage.total_tokens
-        if ordered:
-            sample = {"model_name": model, "llm_call_metrics": [metrics.report(model) for metrics in ordered]}
-            total.report = {"model_name": model, "samples": {"main": sample}}
+        if answered:
+            sample = {"model_name": self._model, "llm_call_metrics": [entry for _, entry in answered]}
+            total.report = {"model_name": self._model, "samples": {"main": sample}}
         return total
 
-    def _release(self, call: Call) -> None:
-        """Drop the request of a call, unless it is the last one."""
+    def _drop_request(self, call: Call) -> None:
         if call is not self._last_begun and call is not self._last_recorded:
             call.request = None
 
@@ -355,9 +343,6 @@ _STATUS: dict[Category, tuple[int, str]] = {
     "connection": (502, "api_error"),
     "server": (502, "api_error"),
     "invalid_reply": (502, "api_error"),
-}
-# If the agent's request is at fault, the provider's status takes precedence.
-_REQUEST_STATUS: dict[Category, tuple[int, str]] = {
     "auth": (401, "authentication_error"),
     "not_found": (404, "not_found_error"),
     "bad_request": (400, "invalid_request_error"),
@@ -380,9 +365,11 @@ class RefusedCallError(Exception):
 
 def refusal(status: int, message: str, code: str) -> web.Response:
     """Return an error of the proxy itself."""
-    return _error_response(
-        status, {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-    )
+    return _error_response(status, _error(message, "invalid_request_error", code))
+
+
+def _error(message: str, kind: str, code: object, param: object = None) -> dict[str, Any]:
+    return {"message": message, "type": kind, "param": param, "code": code}
 
 
 def _error_response(status: int, error: dict[str, Any]) -> web.Response:
@@ -396,33 +383,23 @@ def _error_response(status: int, error: dict[str, Any]) -> web.Response:
 
 def _describe(error: Exception) -> tuple[int, dict[str, Any]]:
     """Return the HTTP status and the error object of a failed call."""
-    if isinstance(error, ModelCallError):
-        if error.category in _STATUS:
-            status, kind = _STATUS[error.category]
-        else:
-            status, kind = _REQUEST_STATUS[error.category]
-            status = error.status or status
-        body, is_too_long = error.body or {}, error.category == "context_length"
-        code = body.get("code") or ("context_length_exceeded" if is_too_long else error.category)
-        message, param = error.message, body.get("param")
-    elif isinstance(error, RolloutClosedError):
-        status, message, kind = 404, "the rollout has ended", "invalid_request_error"
-        code, param = "rollout_not_found", None
-    else:
-        status, message, kind = 500, "the model call could not be served", "api_error"
-        code, param = "internal", None
-    return status, {"message": message, "type": kind, "param": param, "code": code}
+    if isinstance(error, RolloutClosedError):
+        return 404, _error("the rollout has ended", "invalid_request_error", "rollout_not_found")
+    if not isinstance(error, ModelCallError):
+        return 500, _error("the model call could not be served", "api_error", "internal")
+    status, kind = _STATUS[error.category]
+    if status in (400, 401, 404):  # the provider's own status says more about the request's mistake
+        status = error.status or status
+    body, is_too_long = error.body or {}, error.category == "context_length"
+    code = body.get("code") or ("context_length_exceeded" if is_too_long else error.category)
+    return status, _error(error.message, kind, code, body.get("param"))
 
 
-CallsT = TypeVar("CallsT", bound=RolloutCalls)
-
-
-class ModelProxy(ABC, Generic[CallsT]):
-    """Serves one model to the agents of many rollouts; who mounts its routes authenticates their callers."""
+class ModelProxy(ABC):
+    """Serves one model to the agents of many rollouts; the server that mounts its routes authenticates callers."""
 
     def __init__(self) -> None:
-        self._rollouts: dict[str, CallsT] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._rollouts: dict[str, RolloutCalls] = {}
 
     @property
     @abstractmethod
@@ -430,40 +407,32 @@ class ModelProxy(ABC, Generic[CallsT]):
         """The model's name, for reports and for agents that name none."""
 
     @abstractmethod
-    def _new_calls(self, rollout_id: str) -> CallsT:
-        """Return the record for a rollout's calls."""
-
-    @abstractmethod
-    async def _complete(
-        self, calls: CallsT, call: Call, body: dict[str, Any], optional: tuple[str, ...]
-    ) -> CallMetrics:
+    async def _complete(self, call: Call, body: Body, optional: Names) -> CallMetrics:
         """Answer a call with one JSON object."""
 
     @abstractmethod
-    async def _stream(
-        self, calls: CallsT, call: Call, body: dict[str, Any], optional: tuple[str, ...]
-    ) -> CallMetrics:
+    async def _stream(self, call: Call, body: Body, optional: Names) -> CallMetrics:
         """Answer a call with server-sent events, including the final ``[DONE]``."""
 
     def open(self, rollout_id: str, *, seed_for: SeedFor | None = None) -> None:
         """Serve a rollout's calls from now on; call it before the rollout is dispatched."""
         if rollout_id in self._rollouts:
             raise ValueError(f"rollout {rollout_id!r} is already open")
-        calls = self._rollouts[rollout_id] = self._new_calls(rollout_id)
-        calls.seed_for = seed_for
+        self._rollouts[rollout_id] = RolloutCalls(rollout_id, self.model_path, seed_for)
 
     def close(self, rollout_id: str) -> RolloutUsage:
         """Serve no more calls of a rollout, cancel the running ones, and return the totals."""
         usage = self.usage(rollout_id)
         calls = self._rollouts.pop(rollout_id, None)
         if calls is not None:
-            calls.cancel()
+            for task in calls.tasks:
+                task.cancel()
         return usage
 
     def usage(self, rollout_id: str) -> RolloutUsage:
         """Return the totals of a rollout's calls so far; empty if it is not open."""
         calls = self._rollouts.get(rollout_id)
-        return calls.usage(self.model_path) if calls is not None else RolloutUsage()
+        return calls.usage() if calls is not None else RolloutUsage()
 
     def last_call(self, rollout_id: str) -> LastCall | None:
         calls = self._find(rollout_id)
@@ -473,16 +442,15 @@ class ModelProxy(ABC, Generic[CallsT]):
         rollout = "/v1/rollouts/{rollout_id}"
         return [
             web.post(f"{rollout}/chat/completions", self._chat_completions),
-            web.post(f"{rollout}/{RECORDED}/chat/completions", self._recorded_chat_completions),
+            web.post(
+                f"{rollout}/{RECORDED}/chat/completions", partial(self._chat_completions, recorded=True)
+            ),
             web.route("GET", f"{rollout}/{RECORDED}", self._conversation),
             web.route("*", f"{rollout}/{{endpoint:.+}}", self._unknown_endpoint),
         ]
 
-    async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
-        return await self.answer(request, request.match_info["rollout_id"])
-
-    async def _recorded_chat_completions(self, request: web.Request) -> web.StreamResponse:
-        return await self.answer(request, request.match_info["rollout_id"], recorded=True)
+    async def _chat_completions(self, request: web.Request, recorded: bool = False) -> web.StreamResponse:
+        return await self.answer(request, request.match_info["rollout_id"], recorded=recorded)
 
     async def _conversation(self, request: web.Request) -> web.StreamResponse:
         """Return the conversation of a rollout whose calls are recorded; null before the first answer."""
@@ -508,11 +476,11 @@ class ModelProxy(ABC, Generic[CallsT]):
         """Answer a model call of an authenticated agent."""
         if self._find(rollout_id) is None:
             return _not_running()
-        content = await _read_bounded(request)
-        if content is None:
-            return refusal(413, f"the request is larger than {MAX_REQUEST_BYTES} bytes", "request_too_large")
         try:
+            content = await request.clone(client_max_size=MAX_REQUEST_BYTES).read()
             body = loads(content)
+        except web.HTTPRequestEntityTooLarge:
+            return refusal(413, f"the request is larger than {MAX_REQUEST_BYTES} bytes", "request_too_large")
         except ValueError:
             body = None
         if not isinstance(body, dict):
@@ -538,24 +506,24 @@ class ModelProxy(ABC, Generic[CallsT]):
             return await _send_stream(request, call)
         return await _send_whole(request, call)
 
-    def _find(self, rollout_id: str) -> CallsT | None:
+    def _find(self, rollout_id: str) -> RolloutCalls | None:
         return self._rollouts.get(rollout_id)
 
-    def _begin(self, calls: CallsT, call: Call, body: dict[str, Any], optional: tuple[str, ...] = ()) -> None:
+    def _begin(self, calls: RolloutCalls, call: Call, body: Body, optional: Names = ()) -> None:
         """Start the upstream call, which lives as long as the rollout."""
         if calls.seed_for is not None and body.get("seed") is None:
             body["seed"] = calls.seed_for(call.index)
             optional = (*optional, "seed")
-        call.task = asyncio.get_running_loop().create_task(self._run(calls, call, body, optional))
-        self._tasks.add(call.task)
-        call.task.add_done_callback(self._tasks.discard)
+        task = asyncio.create_task(self._run(calls, call, body, optional))
+        calls.tasks.add(task)
+        task.add_done_callback(calls.tasks.discard)
         # A task that is cancelled before its first step does not finish its call itself.
-        call.task.add_done_callback(lambda _: call.finish(RolloutClosedError()))
+        task.add_done_callback(lambda _: call.finish(RolloutClosedError()))
 
-    async def _run(self, calls: CallsT, call: Call, body: dict[str, Any], optional: tuple[str, ...]) -> None:
+    async def _run(self, calls: RolloutCalls, call: Call, body: Body, optional: Names) -> None:
         answer = self._stream if body.get("stream") else self._complete
         try:
-            metrics = await answer(calls, call, body, optional)
+            metrics = await answer(call, body, optional)
         except Exception as error:
             # Edge of the process: whatever failed, the agent gets an error and the log has the traceback.
             if not isinstance(error, ModelCallError):
@@ -570,7 +538,7 @@ class ModelProxy(ABC, Generic[CallsT]):
         return body.get("model") or self.model_path
 
 
-class ProviderProxy(ModelProxy[RolloutCalls]):
+class ProviderProxy(ModelProxy):
     """Answers with a provider's model."""
 
     def __init__(self, client: ModelClient) -> None:
@@ -581,25 +549,18 @@ class ProviderProxy(ModelProxy[RolloutCalls]):
     def model_path(self) -> str:
         return self._client.model_path
 
-    def _new_calls(self, rollout_id: str) -> RolloutCalls:
-        return RolloutCalls()
-
-    async def _complete(
-        self, calls: RolloutCalls, call: Call, body: dict[str, Any], optional: tuple[str, ...]
-    ) -> CallMetrics:
+    async def _complete(self, call: Call, body: Body, optional: Names) -> CallMetrics:
         completion = await self._client.complete(body, optional=optional)
+        response = completion.response
         metrics = CallMetrics(
             completion.usage, completion.cost_usd, completion.latency_s, completion.attempts
         )
-        response = completion.response
         metrics.read(response)
         response["model"] = self._shown_model(body)
         call.append(dumps(response))
         return metrics
 
-    async def _stream(
-        self, calls: RolloutCalls, call: Call, body: dict[str, Any], optional: tuple[str, ...]
-    ) -> CallMetrics:
+    async def _stream(self, call: Call, body: Body, optional: Names) -> CallMetrics:
         """Send the chunks of a complete reply, and the usage in a last chunk if the request asked for it."""
         metrics = CallMetrics()
         started = time.perf_counter()
@@ -618,7 +579,7 @@ class ProviderProxy(ModelProxy[RolloutCalls]):
                 stated = chunk.pop("usage", None)
                 if stated:
                     usage, metrics.usage = stated, read_usage(stated) or metrics.usage
-                if not stated or _has_content(chunk):
+                if chunk.get("choices") or not stated:
                     call.draft.append(stream_event(chunk))
         if usage is not None and (body.get("stream_options") or {}).get("include_usage"):
             call.draft.append(stream_event({**chunk, "choices": [], "usage": usage}))
@@ -648,7 +609,7 @@ class LiteLLMBridge(ProviderProxy):
         calls = self._find(rollout_id)
         call = calls.begin(None)
         self._begin(calls, call, {**body, "stream": False})
-        await call.wait_finished()
+        await call.wait_beyond(0)
         if call.error is not None:
             raise call.error
         response: dict[str, Any] = loads(call.pieces[0])
@@ -695,7 +656,7 @@ def _not_running() -> web.Response:
 
 
 async def _send_whole(request: web.Request, call: Call) -> web.StreamResponse:
-    await call.wait_finished()
+    await call.wait_beyond(0)
     if call.error is not None:
         return _error_response(*_describe(call.error))
     response = web.Response(body=call.pieces[0], content_type="application/json")
@@ -735,32 +696,6 @@ async def _send_stream(request: web.Request, call: Call) -> web.StreamResponse:
         return response
     call.mark_delivered(request)
     return response
-
-
-async def _read_bounded(request: web.Request) -> bytes | None:
-    """Return the request's bytes; None if there are too many."""
-    if (request.content_length or 0) > MAX_REQUEST_BYTES:
-        return None
-    pieces: list[bytes] = []
-    size = 0
-    async for piece in request.content.iter_any():
-        size += len(piece)
-        if size > MAX_REQUEST_BYTES:
-            return None
-        pieces.append(piece)
-    return b"".join(pieces)
-
-
-def _has_content(chunk: Mapping[str, Any]) -> bool:
-    """Return whether a chunk has anything but usage."""
-    return any(
-        not isinstance(choice, dict)
-        or choice.get("finish_reason")
-        or any(value not in (None, "", {}, []) for value in (choice.get("delta") or {}).values())
-        or choice.get("logprobs")
-        or choice.get("token_ids")
-        for choice in chunk.get("choices") or ()
-    )
 
 
 def stream_event(chunk: Mapping[str, Any]) -> bytes:

@@ -420,7 +420,7 @@ class RemoteAgentDriver(CallbackRolloutDriver):
         self,
         agent: RemoteAgent,
         callback_store: CallbackStore,
-        model_proxy: ModelProxy[Any],
+        model_proxy: ModelProxy,
         *,
         server_url: Callable[[], str],
         callback_timeout_s: float,

@@ -82,10 +82,6 @@ class PrivateSocket:
         """Listen no longer here: when the child that was handed the socket is gone, connections are refused."""
         self._socket.close()
 
-    def is_there(self) -> bool:
-        """Tell whether it can still be found; what clears temporary files may have removed it."""
-        return (self._directory / _SOCKET_NAME).is_socket()
-
     def remove(self) -> None:
         """Be done with it; harmless when somebody is already."""
         # Closed twice at once, a descriptor may be another's the second time.

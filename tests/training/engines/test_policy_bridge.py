@@ -120,7 +120,7 @@ async def test_a_streamed_call_is_the_same_call(world: PolicyWorld) -> None:
 async def test_the_record_is_made_before_the_answer_is_given(
     world: PolicyWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = world.bridge._find("r1")
+    session, recording = world.bridge._find("r1"), world.bridge._recordings["r1"]
     assert session is not None
     seen: list[int] = []
     begin = session.begin
@@ -131,7 +131,7 @@ async def test_the_record_is_made_before_the_answer_is_given(
 
         def noting(piece: bytes) -> None:
             if b"finish_reason" in piece and b'"finish_reason":null' not in piece:
-                seen.append(session.recording.sampled_tokens)
+                seen.append(recording.sampled_tokens)
             append(piece)
 
         call.append = noting  # type: ignore[method-assign]
@@ -251,15 +251,14 @@ def written(world: PolicyWorld, ids: Any) -> str:
 async def test_tokens_are_never_made_from_text_a_second_time(world: PolicyWorld) -> None:
     """Text that was sampled in other pieces than the tokenizer would cut it into stays in those pieces."""
     prompt_text = world.chat.render(question(), [MULTIPLY])
-    session = world.bridge._find("r1")
-    assert session is not None
-    prompt = session.recording.prompt(question(), [MULTIPLY])
+    recording = world.bridge._recordings["r1"]
+    prompt = recording.prompt(question(), [MULTIPLY])
     letters = [world.chat.encode(letter)[0] for letter in "answer"]
     assert len(world.chat.encode("answer")) < len(letters)
     sampled = [sampled_token(token) for token in (*letters, END)]
-    session.recording.add(prompt, sampled, {"role": "assistant", "content": "answer"})
+    recording.add(prompt, sampled, {"role": "assistant", "content": "answer"})
     later = [*question(), {"role": "assistant", "content": "answer"}, *question(5, 6)]
-    following = session.recording.prompt(later, [MULTIPLY])
+    following = recording.prompt(later, [MULTIPLY])
     start = len(world.chat.encode(prompt_text))
     assert list(following.ids[start : start + len(letters)]) == letters
     assert written(world, following.ids) == world.chat.render(later, [MULTIPLY])

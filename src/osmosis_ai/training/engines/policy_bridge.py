@@ -14,15 +14,18 @@ import time
 from collections import OrderedDict
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from osmosis_ai.controller.model_proxy import (
     DONE,
+    Body,
     Call,
     CallMetrics,
     ModelProxy,
+    Names,
     RolloutCalls,
     RolloutUsage,
+    SeedFor,
     stream_event,
 )
 from osmosis_ai.errors import NotFoundError
@@ -59,15 +62,7 @@ class RolloutSampling:
     top_p: float = 1.0
 
 
-class _Session(RolloutCalls):
-    """The calls of one rollout and their tokens."""
-
-    def __init__(self, recording: Recording) -> None:
-        super().__init__()
-        self.recording = recording
-
-
-class PolicyBridge(ModelProxy[_Session]):
+class PolicyBridge(ModelProxy):
     """Serves the policy to the agents of many rollouts, and records them."""
 
     def __init__(
@@ -88,6 +83,7 @@ class PolicyBridge(ModelProxy[_Session]):
         self._limits = limits
         self._sampling = sampling
         self._kept = kept
+        self._recordings: dict[str, Recording] = {}
         self._closed: OrderedDict[str, Recording] = OrderedDict()
 
     @property
@@ -97,10 +93,10 @@ class PolicyBridge(ModelProxy[_Session]):
 
     def close(self, rollout_id: str) -> RolloutUsage:
         """Serve no more calls of a rollout; what it recorded waits for :meth:`take`."""
-        session = self._find(rollout_id)
         usage = super().close(rollout_id)
-        if session is not None:
-            self._closed[rollout_id] = session.recording
+        recording = self._recordings.pop(rollout_id, None)
+        if recording is not None:
+            self._closed[rollout_id] = recording
             while len(self._closed) > self._kept:
                 self._closed.popitem(last=False)
         return usage
@@ -118,25 +114,23 @@ class PolicyBridge(ModelProxy[_Session]):
         self.close(rollout_id)
         self._closed.pop(rollout_id, None)
 
-    def _new_calls(self, rollout_id: str) -> _Session:
+    def open(self, rollout_id: str, *, seed_for: SeedFor | None = None) -> None:
+        """Serve and record a rollout's calls from now on."""
+        super().open(rollout_id, seed_for=seed_for)
         self._closed.pop(rollout_id, None)
-        return _Session(
-            Recording(rollout_id, self._chat, self._engine.model.config.end_token_ids, self._prefix_cache)
+        self._recordings[rollout_id] = Recording(
+            rollout_id, self._chat, self._engine.model.config.end_token_ids, self._prefix_cache
         )
 
-    def _begin(
-        self, calls: _Session, call: Call, body: dict[str, Any], optional: tuple[str, ...] = ()
-    ) -> None:
+    def _begin(self, calls: RolloutCalls, call: Call, body: Body, optional: Names = ()) -> None:
         if self._sampling is not None and calls.seed_for is not None:
             body.pop("seed", None)
         super()._begin(calls, call, body, optional)
 
-    async def _complete(
-        self, calls: _Session, call: Call, body: dict[str, Any], optional: tuple[str, ...]
-    ) -> CallMetrics:
+    async def _complete(self, call: Call, body: Body, optional: Names) -> CallMetrics:
         started = time.perf_counter()
         try:
-            response = await self._completion(calls, body).whole()
+            response = await self._completion(self._recordings[call.rollout_id], body).whole()
         except OpenAIError as error:
             self._raise(error)
         call.append(dumps(response))
@@ -147,12 +141,10 @@ class PolicyBridge(ModelProxy[_Session]):
         metrics.finish.read(response)
         return metrics
 
-    async def _stream(
-        self, calls: _Session, call: Call, body: dict[str, Any], optional: tuple[str, ...]
-    ) -> CallMetrics:
+    async def _stream(self, call: Call, body: Body, optional: Names) -> CallMetrics:
         metrics, started = CallMetrics(cost_usd=0.0), time.perf_counter()
         try:
-            completion = self._completion(calls, body)
+            completion = self._completion(self._recordings[call.rollout_id], body)
             chunks: ChatStream = completion.stream()
             async with aclosing(chunks):
                 async for chunk in chunks:
@@ -165,10 +157,9 @@ class PolicyBridge(ModelProxy[_Session]):
         metrics.latency_s = time.perf_counter() - started
         return metrics
 
-    def _completion(self, session: _Session, body: dict[str, Any]) -> ChatCompletion:
+    def _completion(self, recording: Recording, body: Body) -> ChatCompletion:
         """Accept a call and submit it to the engine; raises ApiError."""
         request = parse_request({"model": self._path, **body})
-        recording = session.recording
         try:
             prompt = recording.prompt(request.template_messages(), request.offered_tools)
         except TemplateError as error:

@@ -539,18 +539,21 @@ class ModelProxy(ABC):
 
 
 class ProviderProxy(ModelProxy):
-    """Answers with a provider's model."""
+    """Answers with a provider's model; without a ``client``, set it before the first rollout."""
 
-    def __init__(self, client: ModelClient) -> None:
+    client: ModelClient
+
+    def __init__(self, client: ModelClient | None = None) -> None:
         super().__init__()
-        self._client = client
+        if client is not None:
+            self.client = client
 
     @property
     def model_path(self) -> str:
-        return self._client.model_path
+        return self.client.model_path
 
     async def _complete(self, call: Call, body: Body, optional: Names) -> CallMetrics:
-        completion = await self._client.complete(body, optional=optional)
+        completion = await self.client.complete(body, optional=optional)
         response = completion.response
         metrics = CallMetrics(
             completion.usage, completion.cost_usd, completion.latency_s, completion.attempts
@@ -572,7 +575,7 @@ class ProviderProxy(ModelProxy):
             metrics, started, usage = CallMetrics(attempts=metrics.attempts + 1), time.perf_counter(), None
             call.draft.clear()
 
-        async with aclosing(self._client.stream(body, restarted=restart, optional=optional)) as chunks:
+        async with aclosing(self.client.stream(body, restarted=restart, optional=optional)) as chunks:
             async for chunk in chunks:
                 metrics.read(chunk)
                 chunk["model"] = self._shown_model(body)
@@ -584,7 +587,7 @@ class ProviderProxy(ModelProxy):
         if usage is not None and (body.get("stream_options") or {}).get("include_usage"):
             call.draft.append(stream_event({**chunk, "choices": [], "usage": usage}))
         metrics.latency_s = time.perf_counter() - started
-        metrics.cost_usd = self._client.cost_of(metrics.usage)
+        metrics.cost_usd = self.client.cost_of(metrics.usage)
         call.append(b"".join(call.draft) + DONE)
         call.draft.clear()
         return metrics
@@ -602,7 +605,7 @@ class LiteLLMBridge(ProviderProxy):
 
     async def preflight_check(self) -> None:
         """Make one tiny call; raises :class:`ModelCallError` when no call can succeed."""
-        await self._client.preflight()
+        await self.client.preflight()
 
     async def complete(self, body: Mapping[str, Any], *, rollout_id: str) -> dict[str, Any]:
         """Answer one chat completion request for a rollout."""
@@ -626,7 +629,7 @@ class LiteLLMBridge(ProviderProxy):
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        await self.client.aclose()
 
     def _find(self, rollout_id: str) -> RolloutCalls:
         if rollout_id not in self._rollouts:

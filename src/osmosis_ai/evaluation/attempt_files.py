@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from heapq import nsmallest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -61,7 +60,6 @@ _LONGEST_NAME = 80
 _MOST_FILES = 2_000
 _MOST_OF_A_LINE = 4096
 _PIECE_BYTES = 1 << 20
-_NEAREST = 3
 _NOT_STORED = "no conversation of this attempt was stored"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -538,41 +536,6 @@ class AttemptFiles:
         return self.run.trial(self.rollout_id) / ARTIFACTS, copies
 
 
-def nearest_samples(
-    places: Iterable[tuple[int, int]], row: int, attempt: int | None = None
-) -> list[tuple[int, int]]:
-    """Return the three (row, attempt) of ``places`` nearest to a sample: by row, then by attempt."""
-
-    def distance(place: tuple[int, int]) -> tuple[int, int, tuple[int, int]]:
-        return abs(place[0] - row), abs(place[1] - (attempt or 0)), place
-
-    return nsmallest(_NEAREST, set(places), key=distance)
-
-
-def no_sample(
-    run: str,
-    row: int,
-    attempt: int | None,
-    near: Iterable[tuple[int, int]],
-    *,
-    rows: int = 0,
-    n: int = 0,
-    subject: str | None = None,
-) -> NotFoundError:
-    """Return the error for a sample that does not exist; its ``samples`` are the nearest ones."""
-    asked = f"row {row}" if attempt is None else f"row {row}, attempt {attempt}"
-    numbers = f"rows are numbered 0 to {rows - 1}" + (f", attempts 0 to {n - 1}" if n else "")
-    without = "; this one has no result" if row < rows and (attempt or 0) < n else ""
-    return NotFoundError(
-        f"{subject or f'the run `{run[:100]}`'} has no sample of {asked}.",
-        hint=numbers + without if rows else "which rows it has is not known",
-        details={
-            "run": run,
-            "samples": ["{}.{}".format(*place) for place in nearest_samples(near, row, attempt)],
-        },
-    )
-
-
 def read_config(directory: RunDirectory) -> str | None:
     """Return the config that a run began with; None if it was not recorded."""
     return _read_text(directory.path, directory.config.name, MOST_OF_A_CONFIG)
@@ -598,16 +561,6 @@ def read_diagnostics(directory: RunDirectory, rollout_id: str) -> bytes:
             return file.read(MOST_OF_DIAGNOSTICS)
     except OSError:
         return b""
-
-
-def traceback_in(content: bytes) -> str | None:
-    """Return the traceback in the diagnostics of an attempt; None without one."""
-    try:
-        diagnostics = orjson.loads(content)
-    except ValueError:
-        return None
-    found = diagnostics.get("traceback") if isinstance(diagnostics, dict) else None
-    return found if isinstance(found, str) and found else None
 
 
 def read_regular_file(path: Path) -> bytes | None:

@@ -292,16 +292,13 @@ class _Session(AttemptResults):
         from osmosis_ai.controller.dispatcher import RolloutRunner
         from osmosis_ai.controller.model_proxy import ProviderProxy
 
-        run = self._run
-        async with AsyncExitStack() as stack:
-            client = await self._open_model(stack)
-            self._hooks.stage("preparing the rollout's environment")
-            server = await self._prepare_server(run)
-            model_key = secrets.token_urlsafe(32)
+        run, proxy = self._run, ProviderProxy()
+
+        async def start_servers(stack: AsyncExitStack) -> RolloutRunner:
             runner = RolloutRunner(
-                ProviderProxy(client),
-                model_key=model_key,
-                server=server,
+                proxy,
+                model_key=secrets.token_urlsafe(32),
+                server=await self._prepare_server(run),
                 servers=run.servers,
                 timeouts=AttemptTimeouts(
                     run.spec.evaluation.agent_workflow_timeout_s, run.spec.evaluation.grader_timeout_s
@@ -309,14 +306,23 @@ class _Session(AttemptResults):
                 redact=run.redact,
                 note=self._note,
                 log=self._log.write,
-                rate_limited=client.rate_limit_holds,
+                rate_limited=lambda: proxy.client.rate_limit_holds(),
             )
-            # Imported while the server starts: later, the first metrics would delay the rollouts.
+            return await stack.enter_async_context(runner)
+
+        async with AsyncExitStack() as model, AsyncExitStack() as servers:  # the servers stop first
+            opening = asyncio.create_task(self._open_model(model))
+            starting = asyncio.create_task(start_servers(servers))
+            # Imported meanwhile: later, the first metrics would delay the rollouts.
             loading = asyncio.create_task(asyncio.to_thread(load_distributions))
-            await stack.enter_async_context(runner)
-            await loading
+            try:
+                proxy.client, runner, _ = await asyncio.gather(opening, starting, loading)
+            finally:
+                opening.cancel()
+                starting.cancel()
+                await asyncio.gather(opening, starting, return_exceptions=True)
             stop = await self._dispatch(runner)
-            if "seed" in client.snapshot().refused_parameters:
+            if "seed" in proxy.client.snapshot().refused_parameters:
                 self._note(
                     "The model's endpoint does not accept a seed: running this again gives other samples."
                 )
@@ -326,6 +332,7 @@ class _Session(AttemptResults):
         """Return the server of the agent, not yet started."""
         from osmosis_ai.controller.server_process import prepare_server
 
+        self._hooks.stage("preparing the rollout's environment")
         rollout, directory = run.rollout, self._directory
         if isinstance(rollout, RemoteSource):
             self._hooks.note(f"remote agent: '{rollout.name}'")

@@ -12,14 +12,14 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError, WorkspaceRequiredError
-from osmosis_ai.evaluation.attempt_files import StoredConversation, no_sample
+from osmosis_ai.evaluation.attempt_files import StoredConversation
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
 from osmosis_ai.files import expanded
 from osmosis_ai.services.eval_runs.show import ShownRun, WantedSamples, of_outcome, shown_samples, told_entry
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.runs.lifecycle import TERMINAL, WAITING, DescribedRun, RunKind
 from osmosis_ai.training.runs.curves import LARGEST_STEP, CurveMark, SavedAdapter, TrainingCurves
-from osmosis_ai.viewer.source import Outcome, RunDetail, RunEntry, SampleDetail, SampleEntry
+from osmosis_ai.viewer.source import Outcome, RunDetail, RunEntry, SampleDetail, SampleEntry, no_sample
 
 if TYPE_CHECKING:
     from pathlib import Path

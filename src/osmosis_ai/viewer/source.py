@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from heapq import nsmallest
 from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Literal, Protocol, TypeVar
 
+import orjson
+
 from osmosis_ai.api.wire.base import LogPage
+from osmosis_ai.errors import NotFoundError
 from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversation
 from osmosis_ai.evaluation.local_runs import RunKind
 from osmosis_ai.evaluation.metrics import Estimates
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from osmosis_ai.training.runs.validation_samples import ValidationSamples
 
 ItemT = TypeVar("ItemT")
+_NEAREST = 3
 _BARS = 20
 
 Capability = Literal[
@@ -330,3 +335,48 @@ class RunSource(Protocol):
 
     def samples_of_row(self, digest: str, runs: Sequence[str], *, limit: int) -> list[list[SampleEntry]]:
         """Return of each of some evaluations its samples of a row."""
+
+
+def nearest_samples(
+    places: Iterable[tuple[int, int]], row: int, attempt: int | None = None
+) -> list[tuple[int, int]]:
+    """Return the three (row, attempt) of ``places`` nearest to a sample: by row, then by attempt."""
+
+    def distance(place: tuple[int, int]) -> tuple[int, int, tuple[int, int]]:
+        return abs(place[0] - row), abs(place[1] - (attempt or 0)), place
+
+    return nsmallest(_NEAREST, set(places), key=distance)
+
+
+def no_sample(
+    run: str,
+    row: int,
+    attempt: int | None,
+    near: Iterable[tuple[int, int]],
+    *,
+    rows: int = 0,
+    n: int = 0,
+    subject: str | None = None,
+) -> NotFoundError:
+    """Return the error for a sample that does not exist; its ``samples`` are the nearest ones."""
+    asked = f"row {row}" if attempt is None else f"row {row}, attempt {attempt}"
+    numbers = f"rows are numbered 0 to {rows - 1}" + (f", attempts 0 to {n - 1}" if n else "")
+    without = "; this one has no result" if row < rows and (attempt or 0) < n else ""
+    return NotFoundError(
+        f"{subject or f'the run `{run[:100]}`'} has no sample of {asked}.",
+        hint=numbers + without if rows else "which rows it has is not known",
+        details={
+            "run": run,
+            "samples": ["{}.{}".format(*place) for place in nearest_samples(near, row, attempt)],
+        },
+    )
+
+
+def traceback_in(content: bytes) -> str | None:
+    """Return the traceback in the diagnostics of an attempt; None without one."""
+    try:
+        diagnostics = orjson.loads(content)
+    except ValueError:
+        return None
+    found = diagnostics.get("traceback") if isinstance(diagnostics, dict) else None
+    return found if isinstance(found, str) and found else None

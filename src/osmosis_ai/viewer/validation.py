@@ -6,10 +6,9 @@ from typing import Any
 
 import msgspec
 
-from osmosis_ai.evaluation.attempt_files import no_sample
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.training.runs.validation_samples import ValidationSamples, reward_of
-from osmosis_ai.viewer.source import SampleDetail, SampleEntry
+from osmosis_ai.viewer.source import SampleDetail, SampleEntry, no_sample
 
 _SAME = (
     *("status", "row_digest", "tokens", "duration_ms", "model_latency_ms", "cost_usd"),

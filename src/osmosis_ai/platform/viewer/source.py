@@ -18,8 +18,6 @@ from osmosis_ai.evaluation.attempt_files import (
     StoredArtifact,
     StoredConversation,
     item_name,
-    no_sample,
-    traceback_in,
 )
 from osmosis_ai.evaluation.local_runs import RunKind
 from osmosis_ai.evaluation.metrics import Estimates
@@ -57,6 +55,8 @@ from osmosis_ai.viewer.source import (
     SampleDetail,
     SampleEntry,
     SampleQuery,
+    no_sample,
+    traceback_in,
 )
 
 if TYPE_CHECKING:

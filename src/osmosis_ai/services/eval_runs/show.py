@@ -16,12 +16,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from osmosis_ai.api.paging import iterate_samples
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.evaluation.attempt_files import StoredConversation, nearest_samples, no_sample
+from osmosis_ai.evaluation.attempt_files import StoredConversation
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES, as_messages
 from osmosis_ai.services.downloaded_runs import laid_out
 from osmosis_ai.services.eval_runs.resolver import resolve_run
 from osmosis_ai.viewer.read_sample import ReadSample, conversation_in
-from osmosis_ai.viewer.source import Outcome, SampleDetail, SampleEntry, SampleQuery, pieces
+from osmosis_ai.viewer.source import (
+    Outcome,
+    SampleDetail,
+    SampleEntry,
+    SampleQuery,
+    nearest_samples,
+    no_sample,
+    pieces,
+)
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient

@@ -10,13 +10,12 @@ from typing import Any
 import orjson
 
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.evaluation.attempt_files import no_sample
 from osmosis_ai.sqlite_text import ESCAPE, HOLDS, bindable, like_pattern
 from osmosis_ai.viewer import cursors
 from osmosis_ai.viewer.cursors import SamplePosition
 from osmosis_ai.viewer.local.run_index import COLUMNS, RunIndex
 from osmosis_ai.viewer.shared_reads import ReadT, SharedReads
-from osmosis_ai.viewer.source import FailureCount, Histogram, ItemPage, SampleEntry, SampleQuery
+from osmosis_ai.viewer.source import FailureCount, Histogram, ItemPage, SampleEntry, SampleQuery, no_sample
 
 _FLAKY = "item / :n IN (SELECT place FROM selected_rows WHERE flaky = 1)"
 _CONDITIONS = {

@@ -20,7 +20,6 @@ from osmosis_ai.evaluation.attempt_files import (
     StoredConversation,
     read_config,
     read_diagnostics,
-    traceback_in,
 )
 from osmosis_ai.evaluation.local_results import (
     LocalResults,
@@ -52,6 +51,7 @@ from osmosis_ai.viewer.source import (
     SampleDetail,
     SampleEntry,
     SampleQuery,
+    traceback_in,
 )
 from osmosis_ai.viewer.validation import known_of, validated_record
 from osmosis_ai.workspace.config_files import decisions_around

@@ -144,6 +144,12 @@ def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(
     assert len(lines) == SAMPLES, "a finished sample ran twice, or one is missing"
     assert rewards(workspace, "stormy") == rewards(workspace, "calm")
     assert finished_numbers(workspace, "stormy") == finished_numbers(workspace, "calm")
+    for record in map(json.loads, lines):
+        name = f"row_{record['row_index']}_run_{record['run_index']}.json"
+        trajectory = json.loads((run_directory(workspace, "stormy") / "trajectories" / name).read_text())
+        assert trajectory["session_id"] == record["rollout_id"], (
+            "a conversation is missing or of another rollout"
+        )
 
     deadline = time.monotonic() + 300
     while leftovers(workspace) and time.monotonic() < deadline:

@@ -68,8 +68,7 @@ def test_an_agent_calls_its_tool_is_graded_and_its_conversation_is_archived_with
     assert [body["model"] for body in asked] == ["stand-in"] * 6
     assert {body["tools"][0]["function"]["name"] for body in asked} == {"multiply"}
 
-    file = world.runs[0] / "rollout_trials" / by_row[0]["rollout_id"] / "trajectory.json"
-    trajectory = json.loads(file.read_text())
+    trajectory = json.loads((world.runs[0] / "trajectories" / "row_0_run_0.json").read_text())
     assert [(step["source"], step["message"]) for step in trajectory["steps"]] == [
         ("system", "Answer with #### and the number."),
         ("user", "Compute 6 * 7."),

@@ -19,7 +19,8 @@ _LONGEST_LINE = 64 * 1024
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _RolloutId = Annotated[str, msgspec.Meta(pattern=f"^{ROLLOUT_ID.pattern}$")]
 _TrajectoryName = Annotated[str, msgspec.Meta(pattern=f"^{TRAJECTORY_NAME.pattern}$")]
-_Duration = Annotated[float, msgspec.Meta(ge=0)]
+# Whole milliseconds stay integers.
+_Duration = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)]
 # No line breaks, escape codes or other control characters.
 _Printable = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
 

@@ -98,6 +98,8 @@ class RolloutArchive:
             if diagnostics:
                 text = json.dumps(diagnostics, indent=2, sort_keys=True, ensure_ascii=False, default=repr)
                 _write_whole(self._home / DIAGNOSTICS_FILE, text.encode(errors="replace"))
+        if self._kept is None:
+            return
         with self._logged(), contextlib.suppress(FileNotFoundError):
             (self._home / PENDING_TRAJECTORY_FILE).replace(self._home / TRAJECTORY_FILE)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -13,11 +14,17 @@ INTERRUPTED_STATUS = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit status; ``osmosis_ai.cli.main(...)`` is the same."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        # Imports allocate many objects that stay: collecting garbage more rarely makes the start faster.
+        gc.set_threshold(20_000)
     if sys.stdout is None or sys.stderr is None:
         _open_closed_streams()
     status = _run(arguments)
-    if argv is None and "threading" in sys.modules:
-        _quit_when_interrupted(status)
+    if argv is None:
+        if "threading" in sys.modules:
+            _quit_when_interrupted(status)
+        # Otherwise the interpreter collects garbage before it ends: 0.2 s with NumPy and SciPy.
+        gc.freeze()
     return status
 
 

@@ -61,7 +61,6 @@ from osmosis_ai.evaluation.statistics import (
 )
 from osmosis_ai.evaluation.variance import FlakyRows, VarianceShares, flaky_rows, variance_shares
 from osmosis_ai.llm.finish_reasons import FLAGGED, FLAGGED_NAMES
-from osmosis_ai.ui.numbers import percent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -437,8 +436,10 @@ def describe_few_scored(scored: int, finished: int) -> str | None:
     """Return a warning if too few of the finished attempts have a score."""
     if finished <= 0 or scored >= LEAST_SCORED * finished:
         return None
-    share = percent(scored / finished)
-    return f"only {scored:,} of {finished:,} finished attempts have a score ({share}); the numbers leave out the rest"
+    return (
+        f"only {scored:,} of {finished:,} finished attempts have a score ({_percent(scored, finished)}); "
+        "the numbers leave out the rest"
+    )
 
 
 def describe_copied_rows(copies: int, rows: int) -> str | None:
@@ -455,7 +456,7 @@ def _warnings(
     affected = None
     if finish is not None and finish.affected > _MAX_AFFECTED * finish.known_samples:
         found = {name: getattr(finish, name) for name in FLAGGED_NAMES.values()}
-        share = percent(finish.affected / finish.known_samples)
+        share = _percent(finish.affected, finish.known_samples)
         affected = (
             f"{finish.affected:,} of {finish.known_samples:,} attempts ({share}) have a model reply that was "
             + ", ".join(f"{name} ({count:,})" for name, count in found.items() if count)
@@ -467,6 +468,10 @@ def _warnings(
         *(estimate.warning for estimate in estimates if estimate is not None),
     ]
     return list(dict.fromkeys(filter(None, warnings)))
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{part / whole * 100:.1f} %"
 
 
 def _powers_of_two(most: int) -> list[int]:

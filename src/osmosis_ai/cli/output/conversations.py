@@ -115,7 +115,7 @@ def _closing(shown: ShownConversation) -> Styled:
 
 def _hints(found: ShownRun, wanted: WantedSamples) -> Iterator[str]:
     from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
-    from osmosis_ai.evaluation.run_score import amount
+    from osmosis_ai.ui.numbers import amount
 
     yield from map(plain, filter(None, [found.extent, *found.problems]))
     if not found.conversations:

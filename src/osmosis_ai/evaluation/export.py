@@ -28,7 +28,6 @@ from osmosis_ai.evaluation.attempt_files import item_name, read_regular_file
 from osmosis_ai.evaluation.conversation import (
     Conversation,
     Message,
-    answer_of,
     as_messages,
     prompt_of,
     read_conversation,
@@ -95,7 +94,8 @@ class ExportedSample:
     @property
     def answer(self) -> str | None:
         """The text of the agent's last message; None if only its model calls are known."""
-        return None if self.conversation.from_model_calls else answer_of(self.messages)
+        answers = [message for message in self.messages if message["role"] == "assistant"]
+        return str(answers[-1]["content"]) if answers and not self.conversation.from_model_calls else None
 
 
 @dataclass(frozen=True)

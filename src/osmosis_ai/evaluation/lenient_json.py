@@ -27,6 +27,11 @@ def as_table(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def as_objects(value: Any) -> list[dict[str, Any]]:
+    """Return the objects in a list; an empty list for everything else."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
 def as_number(value: Any) -> float | None:
     """Return a number whose sums and squares are finite; None for everything else."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -124,7 +124,7 @@ def _bounds(score: RunScore, passed: Any) -> str | None:
     They are the rates if all samples without a score failed, and if all passed (Manski 1990).
     """
     finished = score.finished
-    if finished <= 0 or score.scored >= LEAST_SCORED * finished:
+    if score.scored >= LEAST_SCORED * finished:
         return None
     unscored = finished - score.scored
     known = passed if isinstance(passed, int) else round((score.pass_rate or 0.0) * score.scored)

@@ -149,15 +149,17 @@ def finished_evaluation(maze: Maze) -> None:
 
 def finished_demo(maze: Maze) -> None:
     """Replace the demo's evaluation by its recorded result."""
-    from osmosis_ai.evaluation.conversation import SpokenTurn
+    from osmosis_ai.evaluation.conversation import Conversation, ConversationStep
     from osmosis_ai.services import demo
     from osmosis_ai.services.demo import DemoEvaluation, DemoOutcome, DemoSample, Scratch
 
     def run(scratch: Scratch, *, tell: Callable[[str], None], **_: Any) -> DemoOutcome:
         tell("$ osmosis eval submit configs/eval/multiply.toml")
         results = scratch.workspace / ".osmosis" / "evals" / "calm-fern-1"
-        turns = [SpokenTurn("user", "Compute 2 * 3."), SpokenTurn("assistant", "#### 6")]
-        sample = DemoSample(3, 0, 1.0, "6", turns, results / "trajectories" / "row_3_run_0.json")
+        steps = [ConversationStep(1, "user", "Compute 2 * 3."), ConversationStep(2, "assistant", "#### 6")]
+        sample = DemoSample(
+            3, 0, 1.0, "6", Conversation(steps), results / "trajectories" / "row_3_run_0.json"
+        )
         evaluation = DemoEvaluation(
             name="calm-fern-1",
             results=results,

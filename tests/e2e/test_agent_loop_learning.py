@@ -69,4 +69,6 @@ def assert_validation_can_be_looked_at(run_dir: Path, last: StepRecord) -> None:
         stored = source.validation_conversation(
             run_dir.name, record.row_index, record.run_index, max_bytes=1 << 20
         )
-        assert stored.content is not None and read_conversation(stored.content).reward == record.reward
+        assert (
+            stored.content is not None and read_conversation(stored.content).facts["reward"] == record.reward
+        )

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from osmosis_ai.cli.output.conversations import turns_of
+from osmosis_ai.cli.output.results import ConversationTurn
 from osmosis_ai.evaluation import conversation as reader
 from osmosis_ai.evaluation.conversation import (
     Conversation,
     ConversationStep,
-    SpokenTurn,
     as_dataset_row,
     as_messages,
-    holds,
     read_conversation,
-    spans,
-    turns_of,
 )
+from osmosis_ai.viewer.conversation_search import contains_text
+from osmosis_ai.viewer.pages.conversation import time_spans
 
 CALL = {"tool_call_id": "c1", "function_name": "multiply", "arguments": {"a": 2, "b": 3}}
 TRAJECTORY: dict[str, Any] = {
@@ -59,7 +59,7 @@ def test_a_tool_result_without_a_call_is_shown_and_exported() -> None:
     conversation = read_conversation(
         written({"source": "system", "message": "", "observation": {"results": [result]}})
     )
-    assert list(turns_of(conversation)) == [SpokenTurn("tool", "found", "search")]
+    assert list(turns_of(conversation)) == [ConversationTurn("tool", "found", "search")]
     assert as_messages(conversation) == [{"role": "tool", "content": "found"}]
 
 
@@ -99,7 +99,7 @@ def test_results_go_to_the_calls_they_answer_also_where_calls_share_an_id() -> N
         (None, "gone2"),
     ]
     turns = list(turns_of(read_conversation(written(step))))
-    assert turns[0] == SpokenTurn("assistant", "fa(x)\nfb(x)\nfa(x)\nfc(x)", "calls a tool")
+    assert turns[0] == ConversationTurn("assistant", "fa(x)\nfb(x)\nfa(x)\nfc(x)", "calls a tool")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ SEARCHED = written(
     "not_said", ["switzerland", "5eed", "call-77", "easy", "gpt-5", "osmosis", "explanation", "grader_notes"]
 )
 def test_a_search_finds_neither_the_expected_answer_nor_ids_nor_words_of_the_file(not_said: str) -> None:
-    assert not holds(SEARCHED, not_said)
+    assert not contains_text(SEARCHED, not_said)
 
 
 def test_what_has_another_shape_than_a_trajectory_costs_no_step() -> None:
@@ -224,4 +224,9 @@ def test_what_has_another_shape_than_a_trajectory_costs_no_step() -> None:
     conversation = read_conversation(written(*steps, *shapes, agent=shapes, extra=shapes))
     assert len(conversation.steps) == len(steps) + 2
     assert any("not objects" in problem for problem in conversation.problems)
-    as_messages(conversation), as_dataset_row(conversation), list(turns_of(conversation)), spans(conversation)
+    (
+        as_messages(conversation),
+        as_dataset_row(conversation),
+        list(turns_of(conversation)),
+        time_spans(conversation),
+    )

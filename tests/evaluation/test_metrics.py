@@ -28,6 +28,7 @@ from osmosis_ai.evaluation.pass_at_k import (
 )
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_score import RunScore
+from osmosis_ai.ui.run_numbers import describe_briefly, describe_score
 from tests.evaluation.builders import MeasuredResults
 
 Outcome = tuple[int, int, str, "float | None"]
@@ -442,16 +443,18 @@ def test_a_scored_share_under_nine_tenths_is_a_warning() -> None:
 def test_a_platform_that_does_not_say_how_many_passed_gets_no_pass_rate_of_zero() -> None:
     headline = RunScore.of_results({"graded": 8, "failed": 1, "total_runs": 9}, planned=10)
     assert headline is not None
-    assert headline.describe().startswith("pass rate – (reward >= 1.0, scored samples only); scored 8 of 10")
-    assert headline.describe_briefly() == "pass rate unknown, 8 of 10 planned scored, failed 1"
+    assert describe_score(headline).startswith(
+        "pass rate – (reward >= 1.0, scored samples only); scored 8 of 10"
+    )
+    assert describe_briefly(headline) == "pass rate unknown, 8 of 10 planned scored, failed 1"
 
 
 def test_nothing_scored_is_no_pass_rate_of_zero() -> None:
     headline = RunScore.of(estimates_of("provider", planned=1))
-    assert headline.describe().startswith(
+    assert describe_score(headline).startswith(
         "pass rate – (reward >= 1.0, scored samples only); scored 0 of 1 planned"
     )
-    assert headline.describe_briefly().startswith("nothing scored, 0 of 1 planned")
+    assert describe_briefly(headline).startswith("nothing scored, 0 of 1 planned")
 
 
 def row(index: int, text: str) -> DatasetRow:

@@ -21,7 +21,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal import JournalCorruptionError
 from osmosis_ai.evaluation.local_results import read_local_samples
 from osmosis_ai.evaluation.record import PREVIEW_CHARS, Previews, TerminalRecord, previews_of, record_of
-from osmosis_ai.evaluation.run_files import IndexEntry, read_index
+from osmosis_ai.evaluation.run_directory import IndexEntry, read_index
 from osmosis_ai.evaluation.run_log import RunLog, redact_file
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.types import GraderCompleteRequest, GraderStatus, RolloutSample

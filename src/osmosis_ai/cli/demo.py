@@ -15,7 +15,8 @@ import typer
 
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.results import ConversationBlock, ConversationTurn, OperationResult, Styled
+from osmosis_ai.cli.output.conversations import turns_of
+from osmosis_ai.cli.output.results import ConversationBlock, OperationResult, Styled
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
@@ -146,7 +147,9 @@ def _result(outcome: DemoOutcome, scratch: Scratch, *, complete: bool, removed: 
                 "run_index": sample.run_index,
                 "reward": sample.reward,
                 "label": sample.label,
-                "messages": [{"role": turn.role, "text": turn.text} for turn in sample.turns],
+                "messages": [
+                    {"role": turn.role, "text": turn.text} for turn in turns_of(sample.conversation)
+                ],
             },
         },
         extra=extra,
@@ -174,7 +177,7 @@ def _numbers(evaluation: DemoEvaluation) -> dict[str, Any]:
 def _conversation(sample: DemoSample) -> ConversationBlock:
     truth = "" if sample.label is None else f", correct answer {sample.label}"
     return ConversationBlock(
-        turns=[ConversationTurn(turn.role, turn.text, turn.label) for turn in sample.turns],
+        turns=list(turns_of(sample.conversation)),
         title=f"One of them: row {sample.row_index}, attempt {sample.run_index}",
         closing=Styled(f"reward {sample.reward:g}{truth}", "good" if sample.reward > 0 else "bad"),
         in_plain=True,

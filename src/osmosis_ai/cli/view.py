@@ -103,8 +103,8 @@ def view(
 
 
 def _written(run: str | None, file: ReportFile, options: RunReportOptions) -> OperationResult:
-    from osmosis_ai.evaluation.run_score import amount
     from osmosis_ai.services.viewing import report_run
+    from osmosis_ai.ui.numbers import amount
 
     with platform_when_needed() as client:
         name, content = report_run(run, file, options, client=client)

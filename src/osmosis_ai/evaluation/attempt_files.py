@@ -31,12 +31,14 @@ from osmosis_ai.errors import NotFoundError, OsmosisError, reason_of
 from osmosis_ai.evaluation.journal import Journal, JournalReader, committed_lines
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_directory import (
+    ARTIFACTS,
     ENVIRONMENT_FILE,
     MOST_OF_A_CONFIG,
+    RESERVED_ARTIFACT,
     TRAJECTORY_FILE,
     RunDirectory,
+    name_problem,
 )
-from osmosis_ai.evaluation.run_files import ARTIFACTS, RESERVED_ARTIFACT, name_problem
 from osmosis_ai.evaluation.run_log import RunLog
 from osmosis_ai.files import open_regular
 from osmosis_ai.llm.wire_json import dumps, loads

@@ -11,16 +11,14 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, Literal
+from typing import Any
 
-from osmosis_ai.evaluation.lenient_json import read_object
+from osmosis_ai.evaluation.lenient_json import as_number, as_objects, as_table, as_text, read_object
 from osmosis_ai.llm.finish_reasons import FLAGGED_NAMES, canonical
 
 LARGEST_CONVERSATION_BYTES = 32 << 20
 """A larger file is not read: a page of it would take seconds."""
 _MOST_STEPS = 100_000
-_LARGEST_SEARCHED_BYTES = 2 * 1024 * 1024
-"""A larger conversation is searched as raw JSON."""
 
 Message = dict[str, Any]
 """A message of OpenAI's chat format."""
@@ -28,20 +26,12 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ToolExchange:
-    """A call of a tool and what came back."""
+    """A call of a tool and its result; ``call_id`` is None for a result without a call."""
 
     name: str | None
     arguments: Any = None
     result: str | None = None
     call_id: str | None = None
-
-    @property
-    def call(self) -> str:
-        """The call as text: ``multiply(a=11, b=46)``."""
-        given = self.arguments
-        if isinstance(given, Mapping):
-            given = ", ".join(f"{name}={json_text(value)}" for name, value in given.items())
-        return f"{self.name or ''}({given if isinstance(given, str) else json_text(given)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,92 +88,35 @@ class Conversation:
     @property
     def grading(self) -> Mapping[str, Any]:
         """The grader's ``notes`` and ``parts``, and the ``judgements`` of its judges."""
-        left = _object(self.facts.get("sample_extra_fields"))
-        judged = _object(left.get("judge_calls")).get("judgements")
-        return {**_object(left.get("grader_notes")), "judgements": judged}
-
-    @property
-    def reward(self) -> float | None:
-        """The grader's reward."""
-        return _number(self.facts.get("reward"))
-
-
-@dataclass(frozen=True, slots=True)
-class SpokenTurn:
-    """One turn, as a terminal prints it; ``label`` names the tool that answered."""
-
-    role: str
-    text: str
-    label: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ConversationSpan:
-    """A time span of an attempt: a model call, or the time between two (agent and tools)."""
-
-    kind: Literal["model", "agent and tools"]
-    start_ms: float
-    duration_ms: float
-    step: int | None = None
+        extra = as_table(self.facts.get("sample_extra_fields"))
+        judgements = as_table(extra.get("judge_calls")).get("judgements")
+        return {**as_table(extra.get("grader_notes")), "judgements": judgements}
 
 
 def read_conversation(content: bytes) -> Conversation:
     """Read the trajectory in ``content``; never raises."""
     if len(content) > LARGEST_CONVERSATION_BYTES:
-        most = LARGEST_CONVERSATION_BYTES >> 20
-        return Conversation(problems=(f"The conversation is too large to read (limit: {most} MB).",))
-    members, problems = read_object(content)
-    found = members.get("steps")
-    if not isinstance(found, list):
+        limit = LARGEST_CONVERSATION_BYTES >> 20
+        return Conversation(problems=(f"The conversation is too large to read (limit: {limit} MB).",))
+    trajectory, problems = read_object(content)
+    steps = trajectory.get("steps")
+    if not isinstance(steps, list):
         problems = problems or ["The file is not a trajectory: it has no `steps`."]
-        found = []
-    elif not all(isinstance(step, dict) for step in found):
+        steps = []
+    elif not all(isinstance(step, dict) for step in steps):
         problems.append("Some steps are not objects: they are left out.")
-    if len(found) > _MOST_STEPS:
+    if len(steps) > _MOST_STEPS:
         problems.append(f"The conversation has more than {_MOST_STEPS:,} steps: the others are left out.")
-        found = found[:_MOST_STEPS]
-    inner = members.get("subagent_trajectories")
-    if isinstance(inner, list) and inner:
-        problems.append(f"The conversations of the agent's {len(inner)} subagents are in the raw JSON.")
-    agent, extra = _object(members.get("agent")), _object(members.get("extra"))
+        steps = steps[:_MOST_STEPS]
+    subagents = trajectory.get("subagent_trajectories")
+    if isinstance(subagents, list) and subagents:
+        problems.append(f"The conversations of the agent's {len(subagents)} subagents are in the raw JSON.")
     return Conversation(
-        steps=tuple(_step(number, step) for number, step in enumerate(_objects(found), 1)),
+        steps=tuple(_step(number, step) for number, step in enumerate(as_objects(steps), 1)),
         problems=tuple(problems),
-        model=_text_or_none(agent.get("model_name")),
-        facts=_object(extra.get("osmosis")),
+        model=as_text(as_table(trajectory.get("agent")).get("model_name")),
+        facts=as_table(as_table(trajectory.get("extra")).get("osmosis")),
     )
-
-
-def turns_of(conversation: Conversation) -> Iterator[SpokenTurn]:
-    """Yield the turns, including tool calls and their results."""
-    for step in conversation.steps:
-        if step.reasoning:
-            yield SpokenTurn(step.role, step.reasoning, "reasoning")
-        calls = [exchange for exchange in step.exchanges if exchange.call_id is not None]
-        said = [*([step.text] if step.text else []), *(exchange.call for exchange in calls)]
-        if said:
-            yield SpokenTurn(step.role, "\n".join(said), "calls a tool" if calls else "")
-        for exchange in step.exchanges:
-            if exchange.result is not None:
-                yield SpokenTurn("tool", exchange.result, exchange.name or "")
-
-
-def spans(conversation: Conversation) -> list[ConversationSpan]:
-    """Return the model calls and the time between them; empty if no times were recorded."""
-    timed = [(step.started_at, step.duration_ms, step.number) for step in conversation.steps]
-    if not any(started_at for started_at, *_ in timed):
-        unmatched = _objects(conversation.facts.get("unmatched_llm_call_metrics"))
-        timed = [(*_timing(_object(call.get("extra"))), 0) for call in unmatched]
-    calls = sorted((at, lasts, step) for at, lasts, step in timed if at is not None and lasts is not None)
-    found: list[ConversationSpan] = []
-    end = 0.0
-    for started_at, duration_ms, number in calls:
-        start = (started_at - calls[0][0]).total_seconds() * 1000
-        if start > end:
-            found.append(ConversationSpan("agent and tools", end, start - end))
-        found.append(ConversationSpan("model", start, duration_ms, number or None))
-        end = max(end, start + duration_ms)
-    return found
 
 
 def as_messages(conversation: Conversation) -> list[Message]:
@@ -194,12 +127,11 @@ def as_messages(conversation: Conversation) -> list[Message]:
 def as_dataset_row(conversation: Conversation) -> dict[str, Any]:
     """Return the attempt's prompt as a row of a dataset (``osmosis_ai.datasets.rows``)."""
     prompt = prompt_of(as_messages(conversation))
-    columns = {"system": "system_prompt", "user": "user_prompt"}
     row: dict[str, Any] = {}
-    for role, column in columns.items():
+    for role in ("system", "user"):
         texts = [str(message["content"]) for message in prompt if message["role"] == role]
         if texts:
-            row[column] = "\n\n".join(texts)
+            row[f"{role}_prompt"] = "\n\n".join(texts)
     if conversation.label is not None:
         row["ground_truth"] = conversation.label
     if conversation.metadata is not None:
@@ -213,12 +145,6 @@ def prompt_of(messages: Sequence[Message]) -> list[Message]:
     return list(messages[:first])
 
 
-def answer_of(messages: Sequence[Message]) -> str | None:
-    """Return the text of the agent's last message."""
-    spoken = [message for message in messages if message["role"] == "assistant"]
-    return str(spoken[-1]["content"]) if spoken else None
-
-
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """Return ``value`` as JSON."""
     try:
@@ -227,60 +153,55 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
         return "… (nested too deeply to be shown)"
 
 
+def call_timing(call: Mapping[str, Any]) -> tuple[datetime | None, float | None]:
+    """Return the start of a model call and its duration in ms, as the controller reported them."""
+    return _time(call.get("started_at")), _duration(call.get("latency_ms"))
+
+
 def _step(number: int, step: Mapping[str, Any]) -> ConversationStep:
-    metrics, extra = _object(step.get("metrics")), _object(step.get("extra"))
-    call = _object(metrics.get("extra"))
-    started_at, duration_ms = _timing(call)
+    metrics, extra = as_table(step.get("metrics")), as_table(step.get("extra"))
+    call = as_table(metrics.get("extra"))
+    started_at, latency_ms = call_timing(call)
+    duration_ms = _duration(extra.get("duration_ms"))
+    # ATIF stores a role that it does not know as `original_role`.
+    role = as_text(extra.get("original_role")) or as_text(step.get("source")) or "unknown"
     return ConversationStep(
         number=number,
-        role=_role(step, extra),
+        role="assistant" if role == "agent" else role,
         text=_text(step.get("message")),
         reasoning=_text(step.get("reasoning_content")) or _text(extra.get("reasoning_content")),
         exchanges=tuple(_exchanges(step)),
-        model=_text_or_none(step.get("model_name")),
+        model=as_text(step.get("model_name")),
         prompt_tokens=_count(metrics.get("prompt_tokens")),
         completion_tokens=_count(metrics.get("completion_tokens")),
-        cost_usd=_number(metrics.get("cost_usd")),
-        started_at=_moment(step.get("timestamp")) or started_at,
-        duration_ms=duration_ms if (stated := _duration(extra.get("duration_ms"))) is None else stated,
+        cost_usd=as_number(metrics.get("cost_usd")),
+        started_at=_time(step.get("timestamp")) or started_at,
+        duration_ms=latency_ms if duration_ms is None else duration_ms,
         finish_reason=canonical(call.get("finish_reason")),
     )
 
 
-def _timing(call: Mapping[str, Any]) -> tuple[datetime | None, float | None]:
-    """Return the start and duration of a model call, as reported by the controller."""
-    return _moment(call.get("started_at")), _duration(call.get("latency_ms"))
-
-
-def _role(step: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
-    """Return the role; ATIF stores a role that it does not know as ``original_role``."""
-    original = extra.get("original_role")
-    source = original if isinstance(original, str) and original else step.get("source")
-    if source == "agent":
-        return "assistant"
-    return source if isinstance(source, str) and source else "unknown"
-
-
 def _exchanges(step: Mapping[str, Any]) -> Iterator[ToolExchange]:
     """Yield the calls with their results, then the results that answer none of them."""
-    results = _objects(_object(step.get("observation")).get("results"))
-    waiting: defaultdict[str, deque[int]] = defaultdict(deque)
-    for place, result in enumerate(results):
-        waiting[_text(result.get("source_call_id"))].append(place)
+    results = as_objects(as_table(step.get("observation")).get("results"))
+    unanswered: defaultdict[str, deque[int]] = defaultdict(deque)
+    for position, result in enumerate(results):
+        unanswered[_text(result.get("source_call_id"))].append(position)
     names: dict[str, str] = {}
-    answered: set[int] = set()
-    for number, call in enumerate(_objects(step.get("tool_calls"))):
-        call_id = _text(call.get("tool_call_id"))
-        name = names[call_id] = _text(call.get("function_name"))
-        place = waiting[call_id].popleft() if waiting[call_id] else -1
-        answered.add(place)
-        content = _text(results[place].get("content")) if place >= 0 else None
+    used: set[int] = set()
+    for number, call in enumerate(as_objects(step.get("tool_calls"))):
+        call_id, name = _text(call.get("tool_call_id")), _text(call.get("function_name"))
+        names[call_id], content = name, None
+        if unanswered[call_id]:
+            position = unanswered[call_id].popleft()
+            used.add(position)
+            content = _text(results[position].get("content"))
         yield ToolExchange(name, call.get("arguments"), content, call_id or f"call_{number}")
-    for place, result in enumerate(results):
-        if place not in answered:
-            named = names.get(_text(result.get("source_call_id")))
-            told = _text_or_none(_object(result.get("extra")).get("tool_name"))
-            yield ToolExchange(named or told, result=_text(result.get("content")))
+    for position, result in enumerate(results):
+        if position not in used:
+            known = names.get(_text(result.get("source_call_id")))
+            name_or_none = known or as_text(as_table(result.get("extra")).get("tool_name"))
+            yield ToolExchange(name_or_none, result=_text(result.get("content")))
 
 
 def _messages(step: ConversationStep) -> Iterator[Message]:
@@ -299,56 +220,39 @@ def _messages(step: ConversationStep) -> Iterator[Message]:
 
 
 def _tool_call(exchange: ToolExchange) -> Message:
-    given = exchange.arguments
-    text = given if isinstance(given, str) else json_text(given)
-    function = {"name": exchange.name or "", "arguments": text}
+    arguments = exchange.arguments if isinstance(exchange.arguments, str) else json_text(exchange.arguments)
+    function = {"name": exchange.name or "", "arguments": arguments}
     return {"id": exchange.call_id, "type": "function", "function": function}
 
 
 def _text(content: Any) -> str:
     """Return a message's content as text; an image becomes its path."""
-    if isinstance(content, str):
-        return content
     if isinstance(content, list):
         return "\n".join(map(_part, content))
+    if isinstance(content, str):
+        return content
     return "" if content is None else json_text(content)
 
 
 def _part(part: Any) -> str:
-    if not isinstance(part, dict):
-        return part if isinstance(part, str) else json_text(part)
-    if part.get("type") == "image":
-        return f"[image {_text(_object(part.get('source')).get('path'))}]"
-    text = part.get("text")
-    return text if isinstance(text, str) else json_text(part)
-
-
-def _object(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def _text_or_none(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if isinstance(part, dict):
+        if part.get("type") == "image":
+            return f"[image {_text(as_table(part.get('source')).get('path'))}]"
+        if isinstance(text := part.get("text"), str):
+            return text
+    return part if isinstance(part, str) else json_text(part)
 
 
 def _duration(value: Any) -> float | None:
-    found = _number(value)
-    return found if found is not None and found >= 0 else None
+    number = as_number(value)
+    return number if number is not None and number >= 0 else None
 
 
 def _count(value: Any) -> int | None:
     return value if type(value) is int and value >= 0 else None
 
 
-def _moment(value: Any) -> datetime | None:
+def _time(value: Any) -> datetime | None:
     if not isinstance(value, str):
         return None
     try:
@@ -357,37 +261,3 @@ def _moment(value: Any) -> datetime | None:
         return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
     except (ValueError, OverflowError):
         return None
-
-
-def holds(content: bytes, wanted: str) -> bool:
-    """Whether ``wanted`` (case-folded) is in the messages, or in the notes of the grader and judges."""
-    raw = content.decode("utf-8", "replace").casefold()
-    # Without escapes, a text that is not in the raw content is in no message.
-    if wanted not in raw and "\\" not in raw:
-        return False
-    conversation = read_conversation(content) if len(content) <= _LARGEST_SEARCHED_BYTES else Conversation()
-    if not conversation.steps:
-        return wanted in raw
-    return any(wanted in text.casefold() for text in _said(conversation))
-
-
-def _said(conversation: Conversation) -> Iterator[str]:
-    for step in conversation.steps:
-        yield from (step.text, step.reasoning)
-        for exchange in step.exchanges:
-            yield from (exchange.name or "", exchange.result or "")
-            yield from _values(exchange.arguments)
-    yield from _values([conversation.grading.get(name) for name in ("notes", "judgements")])
-
-
-def _values(value: Any) -> Iterator[str]:
-    """Yield every text and number of a JSON value, without recursion because nesting may be deep."""
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, dict):
-            waiting.extend(each.values())
-        elif isinstance(each, list):
-            waiting.extend(each)
-        elif each is not None and not isinstance(each, bool):
-            yield str(each)

@@ -15,7 +15,7 @@ import json
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -28,14 +28,13 @@ from osmosis_ai.evaluation.attempt_files import item_name, read_regular_file
 from osmosis_ai.evaluation.conversation import (
     Conversation,
     Message,
-    answer_of,
     as_messages,
     prompt_of,
     read_conversation,
 )
 from osmosis_ai.evaluation.journal import JournalCorruptionError, JournalReader, replay
+from osmosis_ai.evaluation.lenient_json import as_number, as_table
 from osmosis_ai.evaluation.local_results import LocalResults, read_local_results
-from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import FIELD_TYPES
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.files import open_regular
@@ -46,8 +45,13 @@ INSPECT_LOG_VERSION = 2
 _STOP_REASONS = {"length": "max_tokens", "content_filter": "content_filter", "refusal": "content_filter"}
 _INSPECT_STATUSES = {"finished": "success", "running": "started", "incomplete": "cancelled"}
 _PARQUET_ROW_GROUP = 1000
-# Columns and their types in Parquet. These are fields of a record.
-_RESULT_COLUMNS = {
+# Columns and their types. `json` is text in Parquet: the shape may differ from sample to sample.
+_COLUMNS = {
+    **dict.fromkeys(("run", "model", "dataset"), "string"),
+    **dict.fromkeys(("row_index", "source_row_index", "attempt"), "int64"),
+    **dict.fromkeys(("rollout_id", "status"), "string"),
+    "reward": "float64",
+    "passed": "bool",
     **dict.fromkeys(("tokens", "prompt_tokens", "completion_tokens", "model_calls"), "int64"),
     "cost_usd": "float64",
     "duration_ms": "int64",
@@ -57,20 +61,11 @@ _RESULT_COLUMNS = {
     **dict.fromkeys(("lost_attempts", "judge_calls", "judge_tokens"), "int64"),
     "judge_cost_usd": "float64",
     "judge_outside_scale": "int64",
-}
-_COLUMNS = {
-    **dict.fromkeys(("run", "model", "dataset"), "string"),
-    **dict.fromkeys(("row_index", "source_row_index", "attempt"), "int64"),
-    **dict.fromkeys(("rollout_id", "status"), "string"),
-    "reward": "float64",
-    "passed": "bool",
-    **_RESULT_COLUMNS,
     **dict.fromkeys(("label", "answer"), "string"),
     "from_model_calls": "bool",
+    **dict.fromkeys(("scores", "unscored", "parts", "judgements", "finish_reasons"), "json"),
+    **dict.fromkeys(("metadata", "messages"), "json"),
 }
-# Objects in JSON Lines and JSON text in Parquet: their shape may differ from sample to sample.
-_NESTED_RESULTS = ("scores", "unscored", "parts", "judgements", "finish_reasons")
-_NESTED = (*_NESTED_RESULTS, "metadata", "messages")
 
 
 @dataclass(frozen=True)
@@ -95,7 +90,8 @@ class ExportedSample:
     @property
     def answer(self) -> str | None:
         """The text of the agent's last message; None if only its model calls are known."""
-        return None if self.conversation.from_model_calls else answer_of(self.messages)
+        answers = [message for message in self.messages if message["role"] == "assistant"]
+        return str(answers[-1]["content"]) if answers and not self.conversation.from_model_calls else None
 
 
 @dataclass(frozen=True)
@@ -107,21 +103,22 @@ class ExportedRun:
     run_id: str
     progress: Literal["running", "incomplete", "finished"]
     facts: Mapping[str, Any]
-    inputs: Mapping[str, Any]
-    provenance: Mapping[str, Any]
     summary: Mapping[str, Any]
     estimates: Mapping[str, Any]
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
     local: LocalResults | None = None
 
-    @property
-    def pass_threshold(self) -> float:
-        """The reward from which an attempt passes."""
-        threshold = self.summary.get("pass_threshold")
-        return threshold if isinstance(threshold, (int, float)) else 1.0
+    def passes(self, result: Mapping[str, Any]) -> bool | None:
+        """Return whether an attempt passes; None without a reward."""
+        reward, threshold = result.get("reward"), self.summary.get("pass_threshold")
+        if reward is None:
+            return None
+        return bool(reward >= (threshold if isinstance(threshold, (int, float)) else 1.0))
 
     def samples(self) -> Iterator[ExportedSample]:
         """Yield the samples by row and attempt."""
-        results = self.listed() if self.local is None else self._local_results(self.local)
+        results = self.listed() if self.local is None else self._recorded(self.local)
         return (_sample(self.directory, result) for result in results)
 
     def listed(self, *, skipped: Callable[[], None] | None = None) -> Iterator[dict[str, Any]]:
@@ -153,11 +150,10 @@ class ExportedRun:
                 recorded = msgspec.structs.asdict(record) if record is not None else {}
                 yield result | {name: value for name, value in recorded.items() if value is not None}
 
-    def _local_results(self, local: LocalResults) -> Iterator[dict[str, Any]]:
-        events = RunDirectory(self.directory).events
-        if not events.exists():
+    def _recorded(self, local: LocalResults) -> Iterator[dict[str, Any]]:
+        if not local.files.events.exists():
             return
-        with JournalReader(events) as journal:
+        with JournalReader(local.files.events) as journal:
             for _, _, offset in local.table.recorded():
                 record = journal.record(offset)
                 if record is not None:
@@ -166,49 +162,45 @@ class ExportedRun:
 
 def read_run(directory: Path, *, without_metrics: bool = False) -> ExportedRun:
     """Read what a directory contains of its run; ``without_metrics`` accepts a download without ``metrics.json``."""
-    found = RunDirectory(directory)
-    if found.manifest.is_file():
-        return _read_local_run(found)
-    metrics = found.read_metrics()
-    if without_metrics and not found.metrics.exists():
-        metrics = {}
-    if metrics is None or not found.summary.is_file():
+    files = RunDirectory(directory)
+    if files.manifest.is_file():
+        return _read_local_run(directory)
+    metrics = {} if without_metrics and not files.metrics.exists() else files.read_metrics()
+    if metrics is None or not files.summary.is_file():
         raise NotFoundError(
             f"there is no run in {directory}.",
             hint="`osmosis eval download RUN` fetches one of a platform, metrics and trajectories",
         )
-    facts = _object(metrics.get("eval_run"))
+    facts = as_table(metrics.get("eval_run"))
     return ExportedRun(
         directory=directory,
         name=str(facts.get("name") or directory.name),
         run_id=str(facts.get("id") or directory.name),
         progress="finished" if facts.get("status") == "finished" else "incomplete",
         facts=facts,
-        inputs={},
-        provenance={},
-        summary=_object(metrics.get("summary")),
-        estimates=_object(metrics.get("estimates")),
+        summary=as_table(metrics.get("summary")),
+        estimates=as_table(metrics.get("estimates")),
     )
 
 
-def _read_local_run(found: RunDirectory) -> ExportedRun:
-    manifest = Manifest.load(found.manifest)
-    local = read_local_results(found.path)
+def _read_local_run(directory: Path) -> ExportedRun:
+    local = read_local_results(directory)
+    manifest = local.manifest
     known = {
         "model_name": manifest.inputs.get("model_path"),
-        "rollout_name": _object(manifest.inputs.get("rollout")).get("name"),
+        "rollout_name": as_table(manifest.inputs.get("rollout")).get("name"),
         "started_at": manifest.created_at,
     }
     return ExportedRun(
-        directory=found.path,
-        name=found.path.name,
+        directory=directory,
+        name=directory.name,
         run_id=manifest.local_run_id,
         progress=local.status,
-        facts={**known, **_object((found.read_metrics() or {}).get("eval_run"))},
-        inputs=manifest.inputs,
-        provenance=manifest.provenance,
+        facts={**known, **as_table((local.files.read_metrics() or {}).get("eval_run"))},
         summary=local.metrics.summary,
         estimates=local.metrics.estimates.model_dump(mode="json"),
+        inputs=manifest.inputs,
+        provenance=manifest.provenance,
         local=local,
     )
 
@@ -252,11 +244,11 @@ def _sample(directory: Path, result: dict[str, Any]) -> ExportedSample:
     except (OSError, ValueError):
         content = None
     conversation = read_conversation(content or b"")
-    request = _object(conversation.facts.get("request_extra_fields"))
+    request = as_table(conversation.facts.get("request_extra_fields"))
     if result.get("source_row_index") is None and isinstance(request.get("source_row_index"), int):
         result["source_row_index"] = request["source_row_index"]
     if result.get("notes") is None and result.get("parts") is None:  # a platform lists neither
-        graded = read_grader_notes(_object(conversation.facts.get("sample_extra_fields")))
+        graded = read_grader_notes(as_table(conversation.facts.get("sample_extra_fields")))
         result |= {"notes": graded.notes, "parts": dict(graded.parts) or None}
     return ExportedSample(result, conversation, as_messages(conversation))
 
@@ -275,54 +267,45 @@ def write_parquet(run: ExportedRun, target: IO[bytes]) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    types = {"int64": pa.int64(), "float64": pa.float64(), "string": pa.string(), "bool": pa.bool_()}
-    schema = pa.schema(
-        [(name, types[kind]) for name, kind in _COLUMNS.items()] + [(name, pa.string()) for name in _NESTED]
-    )
+    types = {"int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}
+    schema = pa.schema([(name, types.get(kind, pa.string())) for name, kind in _COLUMNS.items()])
+    nested = [name for name, kind in _COLUMNS.items() if kind == "json"]
     count = 0
     rows = (_flat(run, sample) for sample in run.samples())
     with pq.ParquetWriter(target, schema, compression="zstd") as writer:
         while group := list(itertools.islice(rows, _PARQUET_ROW_GROUP)):
             for row in group:
-                row |= {name: orjson.dumps(row[name]).decode() for name in _NESTED if row[name] is not None}
+                row |= {name: orjson.dumps(row[name]).decode() for name in nested if row[name] is not None}
             writer.write_table(pa.Table.from_pylist(group, schema=schema))
             count += len(group)
     return count
 
 
 def _flat(run: ExportedRun, sample: ExportedSample) -> dict[str, Any]:
-    """Return a sample as one flat row, in the order of _COLUMNS and _NESTED."""
-    result, reward = sample.result, sample.result.get("reward")
-    return {
+    """Return a sample as one flat row."""
+    conversation = sample.conversation
+    values = {
+        **sample.result,
         "run": run.name,
         "model": run.facts.get("model_name"),
         "dataset": run.facts.get("dataset_name"),
-        "row_index": result["row_index"],
         "source_row_index": sample.source_row_index,
         "attempt": sample.attempt,
-        "rollout_id": result["rollout_id"],
-        "status": result["status"],
-        "reward": reward,
-        "passed": None if reward is None else reward >= run.pass_threshold,
-        **{name: result.get(name) for name in _RESULT_COLUMNS},
-        "label": sample.conversation.label,
+        "passed": run.passes(sample.result),
+        "label": conversation.label,
         "answer": sample.answer,
-        "from_model_calls": sample.conversation.from_model_calls or None,
-        **{name: result.get(name) for name in _NESTED_RESULTS},
-        "metadata": sample.conversation.metadata,
+        "from_model_calls": conversation.from_model_calls or None,
+        "metadata": conversation.metadata,
         "messages": sample.messages,
     }
+    return {name: values.get(name) for name in _COLUMNS}
 
 
 def write_inspect_log(run: ExportedRun, target: IO[bytes]) -> int:
     """Write a log of inspect_ai; return how many samples it has."""
     spec = _inspect_spec(run)
-    step = {"solver": str(run.facts.get("rollout_name") or "rollout"), "params": {}, "params_passed": {}}
-    start = {
-        "version": INSPECT_LOG_VERSION,
-        "eval": spec,
-        "plan": {"name": "plan", "steps": [step], "config": {}},
-    }
+    steps = [{"solver": str(run.facts.get("rollout_name") or "rollout")}]
+    start = {"version": INSPECT_LOG_VERSION, "eval": spec, "plan": {"steps": steps}}
     summaries = []
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         _write_json(archive, "_journal/start.json", start)
@@ -347,25 +330,14 @@ def _write_json(archive: zipfile.ZipFile, name: str, document: Any) -> None:
 def _inspect_spec(run: ExportedRun) -> dict[str, Any]:
     n, total = run.inputs.get("n", run.summary.get("n_runs")), run.summary.get("total_samples")
     epochs = n if isinstance(n, int) and n > 0 else 1
+    rows = total // epochs if isinstance(total, int) else None
     spec = {
-        "eval_id": run.run_id,
-        "run_id": run.run_id,
+        **dict.fromkeys(("eval_id", "run_id", "task_id"), run.run_id),
         "created": str(run.facts.get("started_at") or "1970-01-01T00:00:00+00:00"),
         "task": str(run.facts.get("rollout_name") or run.name),
-        "task_id": run.run_id,
-        "task_version": 0,
         "task_display_name": run.name,
-        "task_attribs": {},
-        "task_args": {},
-        "task_args_passed": {},
-        "dataset": {
-            "name": run.facts.get("dataset_name"),
-            "samples": total // epochs if isinstance(total, int) else None,
-            "shuffled": False,
-        },
+        "dataset": {"name": run.facts.get("dataset_name"), "samples": rows, "shuffled": False},
         "model": str(run.facts.get("model_name") or "unknown"),
-        "model_generate_config": {},
-        "model_args": {},
         "config": {"epochs": epochs, "log_samples": True},
         "packages": {DISTRIBUTION: str(run.provenance.get("sdk_version") or __version__)},
         "metadata": {
@@ -381,32 +353,26 @@ def _inspect_spec(run: ExportedRun) -> dict[str, Any]:
 
 def _inspect_outcome(run: ExportedRun, spec: Mapping[str, Any], *, scored: int) -> dict[str, Any]:
     """Return the parts of a log's header that are known at the end."""
-    tokens = run.summary.get("tokens_used")
+    tokens, totals = run.summary.get("tokens_used"), as_table(run.estimates.get("tokens"))
     # A sum of zero means that no attempt reported its tokens.
     usage = {"total_tokens": tokens} if tokens else None
-    totals = _object(run.estimates.get("tokens"))
     prompt, completion = totals.get("prompt"), totals.get("completion")
     if usage and isinstance(prompt, int) and isinstance(completion, int) and prompt + completion == tokens:
         usage |= {"input_tokens": prompt, "output_tokens": completion}
     scores = []
     for name, key, metric in (("reward", "reward", "mean"), ("passed", "pass_rate", "accuracy")):
-        estimate = _object(run.estimates.get(key))
-        if not isinstance(estimate.get("value"), (int, float)):
+        estimate = as_table(run.estimates.get(key))
+        if as_number(estimate.get("value")) is None:
             continue
         # inspect_ai has no intervals: ours is in the metadata.
         metrics = {metric: {"name": metric, "value": estimate["value"], "metadata": estimate}}
-        if isinstance(estimate.get("stderr"), (int, float)):
+        if as_number(estimate.get("stderr")) is not None:
             metrics["stderr"] = {"name": "stderr", "value": estimate["stderr"]}
-        scores.append(
-            {"name": name, "scorer": name, "scored_samples": scored, "params": {}, "metrics": metrics}
-        )
+        scores.append({"name": name, "scorer": name, "scored_samples": scored, "metrics": metrics})
+    counts = {name: run.summary.get(name) or 0 for name in ("total_samples", "completed_samples")}
     return {
         "status": _INSPECT_STATUSES[run.progress],
-        "results": {
-            "total_samples": run.summary.get("total_samples") or 0,
-            "completed_samples": run.summary.get("completed_samples") or 0,
-            "scores": scores,
-        },
+        "results": {**counts, "scores": scores},
         "stats": {
             "started_at": spec["created"],
             "completed_at": str(run.facts.get("completed_at") or ""),
@@ -420,9 +386,9 @@ def _inspect_sample(run: ExportedRun, sample: ExportedSample, model: str) -> dic
     messages = [_inspect_message(message) for message in sample.messages]
     prompt = messages[: len(prompt_of(sample.messages))]
     answers = [message for message in messages if message["role"] == "assistant"]
+    choices = [] if conversation.from_model_calls else answers[-1:]
     finish_reasons = result.get("finish_reasons") or {}
     reason = next((reason for name, reason in _STOP_REASONS.items() if name in finish_reasons), "stop")
-    choices = [] if conversation.from_model_calls else answers[-1:]
     usage = _inspect_usage(result)
     document = {
         "id": sample.source_row_index,
@@ -441,13 +407,10 @@ def _inspect_sample(run: ExportedRun, sample: ExportedSample, model: str) -> dic
             **(conversation.metadata or {}),
             "osmosis": {**result, **({"from_model_calls": True} if conversation.from_model_calls else {})},
         },
-        "store": {},
-        "events": [],
         "model_usage": {model: usage} if usage else {},
         "total_time": _seconds(result.get("duration_ms")),
         "working_time": _seconds(result.get("model_latency_ms")),
         "uuid": result["rollout_id"],
-        "attachments": {},
     }
     if result["status"] != "success":
         text = str(result.get("error") or result.get("error_type") or result["status"])
@@ -457,14 +420,11 @@ def _inspect_sample(run: ExportedRun, sample: ExportedSample, model: str) -> dic
 
 def _inspect_summary(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a sample's line in inspect_ai's list of samples."""
-    prompt = document["input"]
-    shown = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+    prompt, error = document["input"], document.get("error")
     same = ("id", "epoch", "target", "scores", "model_usage", "total_time", "working_time", "uuid")
-    error = document.get("error")
     return {
         **{name: document[name] for name in same},
-        "input": shown[:1000],
-        "metadata": {},
+        "input": (prompt if isinstance(prompt, str) else str(prompt[-1]["content"]))[:1000],
         "completed": True,
         "message_count": len(document["messages"]),
         **({"error": error["message"]} if error else {}),
@@ -476,7 +436,7 @@ def _inspect_scores(run: ExportedRun, sample: ExportedSample) -> dict[str, Any]:
     result, reward = sample.result, sample.result.get("reward")
     if reward is None:
         return {}
-    values = {"reward": reward, "passed": reward >= run.pass_threshold, **(result.get("scores") or {})}
+    values = {"reward": reward, "passed": run.passes(result), **(result.get("scores") or {})}
     scores = {name: {"value": value, "answer": sample.answer} for name, value in values.items()}
     if notes := result.get("notes"):
         scores["reward"]["explanation"] = notes
@@ -486,9 +446,7 @@ def _inspect_scores(run: ExportedRun, sample: ExportedSample) -> dict[str, Any]:
 
 
 def _inspect_usage(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    prompt, completion, cost = (
-        result.get(name) for name in ("prompt_tokens", "completion_tokens", "cost_usd")
-    )
+    prompt, completion, cost = map(result.get, ("prompt_tokens", "completion_tokens", "cost_usd"))
     if prompt is None or completion is None:
         return None
     usage = {"input_tokens": prompt, "output_tokens": completion, "total_tokens": prompt + completion}
@@ -496,13 +454,12 @@ def _inspect_usage(result: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _inspect_message(message: Message) -> dict[str, Any]:
-    content = message["content"]
-    reasoning = message.get("reasoning_content")
+    content, reasoning = message["content"], message.get("reasoning_content")
     if reasoning:
         content = [{"type": "reasoning", "reasoning": reasoning}, {"type": "text", "text": content}]
     converted: dict[str, Any] = {"role": message["role"], "content": content}
-    if message.get("tool_calls"):
-        converted["tool_calls"] = [_inspect_tool_call(call) for call in message["tool_calls"]]
+    if calls := message.get("tool_calls"):
+        converted["tool_calls"] = [_inspect_tool_call(call) for call in calls]
     if "tool_call_id" in message:
         converted["tool_call_id"] = message["tool_call_id"]
     return converted
@@ -520,7 +477,3 @@ def _inspect_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
-
-
-def _object(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -17,7 +17,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,7 +45,7 @@ class JournalWriteError(OsmosisError):
 
 
 class Journal:
-    """A file of terminal records to append to; ``size`` is its committed bytes."""
+    """A file of lines to append to; ``size`` is its committed bytes."""
 
     def __init__(
         self,
@@ -128,12 +127,12 @@ class Journal:
         self.size += len(block)
 
     def _write_error(self, error: OSError) -> JournalWriteError:
-        what = "the disk is full" if error.errno in _FULL else "the disk refused a write"
+        problem = "the disk is full" if error.errno in _FULL else "the disk refused a write"
         reason = os.strerror(error.errno) if error.errno else str(error)
         return JournalWriteError(
-            f"{what}: a result could not be written to `{self.path}` ({reason}). "
+            f"{problem}: a result could not be written to `{self.path}` ({reason}). "
             "Everything finished before is safe; what was not written stays pending.",
-            details={"path": str(self.path), "errno": error.errno},
+            details={"path": str(self.path)},
             hint=self._full_hint,
         )
 
@@ -160,14 +159,15 @@ class Entry(NamedTuple):
 
 def replay(path: Path, start: int = 0, *, without_crc: bool = False) -> Iterator[Entry]:
     """Yield the record of every complete line from byte ``start`` on; a damaged line is a JournalCorruptionError."""
-    for number, (offset, line) in enumerate(committed_lines(path, start), start=1):
+    for offset, line in committed_lines(path, start):
         try:
             record = TerminalRecord.from_line(line, without_crc=without_crc)
         except ValueError as error:
-            where = f"line {number}" if start == 0 else f"byte {offset}"
+            with open_regular(path) as journal:
+                number = journal.read(offset).count(b"\n") + 1
             raise JournalCorruptionError(
-                f"The journal '{path}' is damaged at {where}: {error}.",
-                details={"path": str(path), "line": number if start == 0 else None, "offset": offset},
+                f"The journal '{path}' is damaged at line {number}: {error}.",
+                details={"path": str(path), "line": number},
                 hint=salvage_hint(path),
             ) from None
         yield Entry(offset, offset + len(line), record)
@@ -176,9 +176,9 @@ def replay(path: Path, start: int = 0, *, without_crc: bool = False) -> Iterator
 def committed_lines(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yield (offset, line with its newline) of every terminated line from byte ``start`` on."""
     offset = start
-    with open_regular(path) as handle:
-        handle.seek(start)
-        for line in handle:
+    with open_regular(path) as file:
+        file.seek(start)
+        for line in file:
             if not line.endswith(b"\n"):
                 return
             yield offset, line
@@ -198,23 +198,22 @@ def load_results(
     ``each`` is called with every record. A record of an attempt that the run does not have is a JournalCorruptionError.
     """
     end = start
-    if not path.exists():
-        return end
-    for entry in replay(path, start, without_crc=without_crc):
+    for entry in replay(path, start, without_crc=without_crc) if path.exists() else ():
+        record = entry.record
         try:
-            table.set_result(entry.record, entry.offset)
+            table.set_result(record, entry.offset)
         except ValueError:
-            raise not_part_of_run(entry.record.row_index, entry.record.run_index, path) from None
-        each(entry.record)
+            raise not_part_of_run(record, path) from None
+        each(record)
         end = entry.end
     return end
 
 
-def not_part_of_run(row_index: int, run_index: int, path: Path) -> JournalCorruptionError:
+def not_part_of_run(record: TerminalRecord, path: Path) -> JournalCorruptionError:
     """Return the error for a record of an attempt that the run does not have."""
+    attempt = f"row {record.row_index}, attempt {record.run_index + 1}"
     return JournalCorruptionError(
-        f"The journal '{path}' is damaged: it has a result of row {row_index}, attempt {run_index + 1}, "
-        "which is not part of the run.",
+        f"The journal '{path}' is damaged: it has a result of {attempt}, which is not part of the run.",
         hint=salvage_hint(path),
     )
 
@@ -233,7 +232,6 @@ class JournalReader:
     def __init__(self, path: Path, *, without_crc: bool = False) -> None:
         self._file = open_regular(path)
         self._without_crc = without_crc
-        self._size = os.fstat(self._file.fileno()).st_size
 
     def __enter__(self) -> JournalReader:
         return self
@@ -242,20 +240,17 @@ class JournalReader:
         self._file.close()
 
     def record(self, offset: int) -> TerminalRecord | None:
-        """Return the record at ``offset``, or None if it was committed after this reader was made."""
+        """Return the record at ``offset``, or None if the journal ends before it."""
         line = self.line(offset)
         return TerminalRecord.from_line(line, without_crc=self._without_crc) if line is not None else None
 
     def line(self, offset: int) -> bytes | None:
-        """Return the line at ``offset``, or None if it was committed after this reader was made."""
-        if offset >= self._size:
-            return None
+        """Return the line at ``offset``, or None if the journal ends before it."""
         self._file.seek(offset)
-        return self._file.readline()
+        return self._file.readline() or None
 
 
-@dataclass(frozen=True, slots=True)
-class Salvage:
+class Salvage(NamedTuple):
     """The outcome of :func:`salvage`: number of results left, line numbers dropped, and the damaged copy."""
 
     intact: int
@@ -266,12 +261,12 @@ class Salvage:
         """Return the outcome in a sentence or two."""
         if self.damaged_copy is None:
             return f"The journal is not damaged; all {self.intact} results are intact."
-        shown = ", ".join(map(str, self.dropped[:_SHOWN_LINES]))
-        more = ", …" if len(self.dropped) > _SHOWN_LINES else ""
-        lines = "line" if len(self.dropped) == 1 else "lines"
+        lines = ", ".join(map(str, self.dropped[:_SHOWN_LINES]))
+        if len(self.dropped) > _SHOWN_LINES:
+            lines += ", …"
         return (
-            f"{self.intact} results are intact. Dropped {lines} {shown}{more} of the journal; their attempts run again. "
-            f"The damaged journal is saved as {self.damaged_copy.name}."
+            f"{self.intact} results are intact. Dropped line{'s' if len(self.dropped) > 1 else ''} {lines} of the "
+            f"journal; their attempts run again. The damaged journal is saved as {self.damaged_copy.name}."
         )
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 # Longer integers fit no float (308 digits), and Python refuses more than 4,300.
 _MAX_INTEGER_DIGITS = 300
-_LARGEST_EXACT = 2**53 - 1
-_LARGEST_DRAWN = 1e300
+_MAX_NUMBER = 1e300
 _ESCAPE = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[dD][89a-fA-F][0-9a-fA-F]{2}|.)"
 )
@@ -27,10 +26,15 @@ def as_table(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def as_objects(value: Any) -> list[dict[str, Any]]:
+    """Return the objects in a list; an empty list for everything else."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
 def as_number(value: Any) -> float | None:
     """Return a number whose sums and squares are finite; None for everything else."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and abs(value) < _LARGEST_DRAWN else None
+    return float(value) if is_number and abs(value) < _MAX_NUMBER else None
 
 
 def read_object(content: bytes) -> tuple[dict[str, Any], list[str]]:
@@ -48,23 +52,6 @@ def read_object(content: bytes) -> tuple[dict[str, Any], list[str]]:
     if isinstance(found, dict):
         return found, problems
     return {}, [*problems, "The file contains JSON, but no object."]
-
-
-def has_usual_numbers(value: Any) -> bool:
-    """Return whether all numbers of a JSON value are finite, and all integers exact in any reader (RFC 8259, 6)."""
-    pending = [value]
-    while pending:
-        each = pending.pop()
-        if isinstance(each, dict):
-            pending.extend(each.values())
-        elif isinstance(each, list):
-            pending.extend(each)
-        elif isinstance(each, int):
-            if abs(each) > _LARGEST_EXACT:
-                return False
-        elif isinstance(each, float) and not math.isfinite(each):
-            return False
-    return True
 
 
 def loads(text: str) -> Any:

@@ -25,13 +25,12 @@ release may have added, are ignored.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pydantic import (
     BaseModel,
     ConfigDict,
-    Field,
     ValidationError,
     ValidatorFunctionWrapHandler,
     field_validator,
@@ -61,7 +60,6 @@ from osmosis_ai.evaluation.statistics import (
 )
 from osmosis_ai.evaluation.variance import FlakyRows, VarianceShares, flaky_rows, variance_shares
 from osmosis_ai.llm.finish_reasons import FLAGGED, FLAGGED_NAMES
-from osmosis_ai.ui.numbers import percent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,7 +67,7 @@ if TYPE_CHECKING:
 
     from osmosis_ai.evaluation.statistics import Floats, Integers
 
-INFRASTRUCTURE = ("provider", "rollout_server", "platform")
+_INFRASTRUCTURE = ("provider", "rollout_server", "platform")
 NO_REWARD = "no_reward"
 LEAST_SCORED = 0.9
 """With a smaller share of finished attempts scored, statements about the others are guesses."""
@@ -223,20 +221,6 @@ class RunMetrics(_Model):
         return self.wire.model_dump(mode="json", exclude_none=True)
 
 
-class MeasuredRun(_Model):
-    """The numbers of a run as a platform stores them; ``duration_ms`` is the engine's working time."""
-
-    duration_ms: float = Field(ge=0, allow_inf_nan=False)
-    summary: WireSummary
-    estimates: Estimates
-    journal_bytes: int | None
-
-    def record(self) -> dict[str, Any]:
-        """Return them as JSON values, as the engine writes them."""
-        summary = self.summary.model_dump(mode="json", exclude_none=True)
-        return {**self.model_dump(mode="json"), "summary": summary}
-
-
 def compute_metrics(
     table: AttemptTable, *, pass_threshold: float = 1.0, reward_range: tuple[float, float] | None = None
 ) -> RunMetrics:
@@ -259,83 +243,74 @@ class _Numbers:
         self.pass_threshold = pass_threshold
         self.status = self.columns["status"]
         self.recorded = (self.status != PENDING) & (self.status != LEFT_OUT)
-        self.failed = self.status == FAILED
+        self.failed, self.skipped = self.status == FAILED, self.status == SKIPPED
         self.scored = table.is_scored
-        self.rewards = table.rewards
         self.passed = self.scored & (self.columns["reward"] >= pass_threshold)
         self.clusters = table.clusters()
 
     def wire_summary(self) -> WireSummary:
-        total, skipped = int(self.recorded.sum()), int((self.status == SKIPPED).sum())
-        passed, completed = int(self.passed.sum()), total - skipped
+        passed = int(self.passed.sum())
+        completed = int((self.recorded & ~self.skipped).sum())
         # The greatest attempt recorded on any row, counted from 1.
         runs = max((run + 1 for run in range(self.n) if self.recorded[run :: self.n].any()), default=0)
-        points = self._pass_at_k_points(runs) if runs >= 2 else []
-        return WireSummary(
-            total_samples=total,
-            completed_samples=completed,
-            graded=int(self.rewards.size),
-            passed=passed,
-            failed=int(self.failed.sum()),
-            skipped=skipped,
-            pass_rate=passed / completed if completed else 0.0,
-            pass_threshold=self.pass_threshold,
-            tokens_used=self._sum("tokens"),
-            reward_stats=describe(self.rewards),
-            n_runs=runs if runs >= 2 else None,
-            pass_at_k=points if len(points) >= 2 else None,
-        )
-
-    def _pass_at_k_points(self, runs: int) -> list[PassAtKPoint]:
         attempts, passes = self._by_row((self.status == SUCCESS) | self.failed), self._by_row(self.passed)
         points = []
         for k in _powers_of_two(runs):
             values = pass_at_k_by_row(attempts, passes, k)
             if values.size:
                 points.append(PassAtKPoint(k=k, value=float(values.mean())))
-        return points
+        return WireSummary(
+            total_samples=int(self.recorded.sum()),
+            completed_samples=completed,
+            graded=int(self.scored.sum()),
+            passed=passed,
+            failed=int(self.failed.sum()),
+            skipped=int(self.skipped.sum()),
+            pass_rate=passed / completed if completed else 0.0,
+            pass_threshold=self.pass_threshold,
+            tokens_used=self._sum("tokens"),
+            reward_stats=describe(self.table.rewards),
+            n_runs=runs if runs >= 2 else None,
+            pass_at_k=points if len(points) >= 2 else None,
+        )
 
     def estimates(self, reward_range: tuple[float, float] | None) -> Estimates:
         import numpy as np
 
+        rewards, clusters, several = self.table.rewards, self.clusters, self.n >= 2
         rows = np.flatnonzero(self.scored) // self.n
-        clusters = self.clusters[rows]
-        several = self.n >= 2
-        reward_range, misfit = fitting_range(self.rewards, reward_range)
-        reward = estimate_reward(self.rewards, rows, clusters, reward_range=reward_range)
-        passed = estimate_rate(self.passed[self.scored].astype(np.float64), rows, clusters)
-        tried = np.flatnonzero(self.recorded & (self.status != SKIPPED))
+        reward_range, misfit = fitting_range(rewards, reward_range)
+        reward = estimate_reward(rewards, rows, clusters[rows], reward_range=reward_range)
+        rate = estimate_rate(self.passed[self.scored].astype(np.float64), rows, clusters[rows])
+        # The share of finished attempts, except skipped ones, that have no score.
+        tried = np.flatnonzero(self.recorded & ~self.skipped)
+        unscored = (~self.scored[tried]).astype(np.float64)
         attempts, passes = self._by_row(self.scored), self._by_row(self.passed)
+        powers = _powers_of_two(self.n) if several else []
+        at_k = {k: estimate_pass_at_k(attempts, passes, k, clusters) for k in powers}
+        hat_k = {k: estimate_pass_hat_k(attempts, passes, k, clusters) for k in powers}
         counts, finish, costs = self._counts(), self._finish_totals(), self._known("cost_usd")
+        warnings = [*misfit, *_warnings(counts, self.table.rows, finish)]
+        warnings += [each.warning for each in (reward, rate) if each is not None and each.warning]
         return Estimates(
             pass_threshold=self.pass_threshold,
             reward=reward,
-            pass_rate=passed,
-            pass_at_k=self._of_k_attempts(estimate_pass_at_k, attempts, passes),
-            pass_hat_k=self._of_k_attempts(estimate_pass_hat_k, attempts, passes),
-            variance=variance_shares(self.rewards, clusters) if several else None,
-            flaky=flaky_rows(attempts, passes, self.clusters, self.table.source_rows) if several else None,
-            # The share of finished attempts, except skipped ones, that have no score.
-            unscored=estimate_rate(
-                (~self.scored[tried]).astype(np.float64), tried // self.n, self.clusters[tried // self.n]
-            ),
+            pass_rate=rate,
+            pass_at_k={k: each for k, each in at_k.items() if each is not None},
+            pass_hat_k={k: each for k, each in hat_k.items() if each is not None},
+            variance=variance_shares(rewards, clusters[rows]) if several else None,
+            flaky=flaky_rows(attempts, passes, clusters, self.table.source_rows) if several else None,
+            unscored=estimate_rate(unscored, tried // self.n, clusters[tried // self.n]),
             counts=counts,
             tokens=self._token_totals(),
             cost_usd=CostTotal(
                 total=total_of(costs), known_samples=costs.size, recorded_samples=int(self.recorded.sum())
             ),
             latency=self._latency(),
-            warnings=[*misfit, *_warnings(counts, self.table.rows, (reward, passed), finish)],
+            warnings=list(dict.fromkeys(warnings)),
             judges=self._judge_totals(),
             finish=finish,
         )
-
-    def _of_k_attempts(
-        self, estimate: Callable[..., Estimate | None], attempts: Integers, passes: Integers
-    ) -> dict[int, Estimate]:
-        powers = _powers_of_two(self.n) if self.n >= 2 else []
-        found = {k: estimate(attempts, passes, k, self.clusters) for k in powers}
-        return {k: each for k, each in found.items() if each is not None}
 
     def _counts(self) -> Counts:
         import numpy as np
@@ -345,16 +320,16 @@ class _Numbers:
         no_reward = int(((self.status == SUCCESS) & ~self.scored).sum())
         if no_reward:
             unscored[NO_REWARD] = unscored.get(NO_REWARD, 0) + no_reward
-        boundaries = np.bincount(self.columns["boundary"][self.failed], minlength=len(ERROR_SOURCES) + 1)
         names = (UNKNOWN, *ERROR_SOURCES)
-        by_boundary = {name: int(n) for name, n in zip(names, boundaries, strict=True) if n}
+        sources = np.bincount(self.columns["boundary"][self.failed], minlength=len(names))
+        by_source = {name: int(n) for name, n in zip(names, sources, strict=True) if n}
         return Counts(
             planned=len(self.table),
             scored=int(self.scored.sum()),
             unscored=dict(sorted(unscored.items(), key=lambda item: (-item[1], item[0]))),
-            failed_by_boundary=by_boundary,
-            infrastructure_failures=sum(by_boundary.get(name, 0) for name in INFRASTRUCTURE),
-            skipped=int((self.status == SKIPPED).sum()),
+            failed_by_boundary=by_source,
+            infrastructure_failures=sum(by_source.get(name, 0) for name in _INFRASTRUCTURE),
+            skipped=int(self.skipped.sum()),
             pending=int((self.status == PENDING).sum()),
             copies=self.table.copied_rows,
             lost_attempts=self._sum("lost_attempts"),
@@ -381,14 +356,12 @@ class _Numbers:
         if not known.size:
             return None
         flagged = {
-            FLAGGED_NAMES[reason]: int(((known & (1 << place)) > 0).sum())
-            for place, reason in enumerate(FLAGGED)
+            FLAGGED_NAMES[reason]: int(((known & (1 << position)) > 0).sum())
+            for position, reason in enumerate(FLAGGED)
         }
+        affected = int((known > STATED).sum())
         return FinishTotals(
-            **flagged,
-            affected=int((known > STATED).sum()),
-            known_samples=known.size,
-            recorded_samples=bits.size,
+            **flagged, affected=affected, known_samples=known.size, recorded_samples=bits.size
         )
 
     def _judge_totals(self) -> JudgeTotals | None:
@@ -405,16 +378,16 @@ class _Numbers:
     def _latency(self) -> Latency:
         import numpy as np
 
-        waits = self.columns["model_latency_ms"]
-        elsewhere = self.columns["duration_ms"] - waits
-        waited = self.recorded & np.isfinite(waits)
-        timed = waited & (self.columns["model_calls"] > 0)
-        calls = int(self.columns["model_calls"][timed].sum(dtype="f8"))
+        in_model, calls = self.columns["model_latency_ms"], self.columns["model_calls"]
+        elsewhere = self.columns["duration_ms"] - in_model
+        waited = self.recorded & np.isfinite(in_model)
+        called = waited & (calls > 0)
+        total_calls = int(calls[called].sum(dtype="f8"))
         return Latency(
             rollout_ms=percentiles(self._known("duration_ms")),
-            model_ms=percentiles(waits[waited]),
+            model_ms=percentiles(in_model[waited]),
             elsewhere_ms=percentiles(elsewhere[self.recorded & np.isfinite(elsewhere)].clip(min=0.0)),
-            model_call_mean_ms=float(waits[timed].sum()) / calls if calls else None,
+            model_call_mean_ms=float(in_model[called].sum()) / total_calls if total_calls else None,
         )
 
     def _by_row(self, chosen: NDArray[np.bool_]) -> Integers:
@@ -435,9 +408,9 @@ class _Numbers:
 
 def describe_few_scored(scored: int, finished: int) -> str | None:
     """Return a warning if too few of the finished attempts have a score."""
-    if finished <= 0 or scored >= LEAST_SCORED * finished:
+    if scored >= LEAST_SCORED * finished:
         return None
-    share = percent(scored / finished)
+    share = _percent(scored, finished)
     return f"only {scored:,} of {finished:,} finished attempts have a score ({share}); the numbers leave out the rest"
 
 
@@ -445,28 +418,26 @@ def describe_copied_rows(copies: int, rows: int) -> str | None:
     """Return a warning if rows are duplicates of others."""
     if not copies:
         return None
-    found = "row is a copy" if copies == 1 else "rows are copies"
-    return f"{copies:,} of {rows:,} {found} of another: copies count as one row in every interval"
+    duplicates = "row is a copy" if copies == 1 else "rows are copies"
+    return f"{copies:,} of {rows:,} {duplicates} of another: copies count as one row in every interval"
 
 
-def _warnings(
-    counts: Counts, rows: int, estimates: Iterable[Estimate | None], finish: FinishTotals | None
-) -> list[str]:
-    affected = None
+def _warnings(counts: Counts, rows: int, finish: FinishTotals | None) -> Iterator[str]:
+    if few := describe_few_scored(counts.scored, counts.finished):
+        yield few
     if finish is not None and finish.affected > _MAX_AFFECTED * finish.known_samples:
-        found = {name: getattr(finish, name) for name in FLAGGED_NAMES.values()}
-        share = percent(finish.affected / finish.known_samples)
-        affected = (
-            f"{finish.affected:,} of {finish.known_samples:,} attempts ({share}) have a model reply that was "
-            + ", ".join(f"{name} ({count:,})" for name, count in found.items() if count)
+        found = [(name, getattr(finish, name)) for name in FLAGGED_NAMES.values()]
+        yield (
+            f"{finish.affected:,} of {finish.known_samples:,} attempts "
+            f"({_percent(finish.affected, finish.known_samples)}) have a model reply that was "
+            + ", ".join(f"{name} ({count:,})" for name, count in found if count)
         )
-    warnings = [
-        describe_few_scored(counts.scored, counts.finished),
-        affected,
-        describe_copied_rows(counts.copies, rows),
-        *(estimate.warning for estimate in estimates if estimate is not None),
-    ]
-    return list(dict.fromkeys(filter(None, warnings)))
+    if copies := describe_copied_rows(counts.copies, rows):
+        yield copies
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{part / whole * 100:.1f} %"
 
 
 def _powers_of_two(most: int) -> list[int]:

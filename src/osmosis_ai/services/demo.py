@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.conversation import SpokenTurn, read_conversation, turns_of
+from osmosis_ai.evaluation.conversation import Conversation, read_conversation
 from osmosis_ai.files import expanded, write_atomic
 from osmosis_ai.process_environment import PACKAGE_PREFIXES, chosen, python_environment
 from osmosis_ai.supervision import ChildProcess
@@ -127,7 +127,7 @@ class DemoSample:
     run_index: int
     reward: float
     label: str | None
-    turns: list[SpokenTurn]
+    conversation: Conversation
     path: Path
 
 
@@ -245,8 +245,8 @@ def _best_sample(results: Path) -> DemoSample | None:
     best = min(scored, key=lambda line: (-line["reward"], line["row_index"], line["run_index"]))
     row, run = best["row_index"], best["run_index"]
     path = results / "trajectories" / f"row_{row}_run_{run}.json"
-    said = read_conversation(path.read_bytes())
-    return DemoSample(row, run, best["reward"], said.label, list(turns_of(said)), path)
+    conversation = read_conversation(path.read_bytes())
+    return DemoSample(row, run, best["reward"], conversation.label, conversation, path)
 
 
 def _train(terminal: _Terminal, seed: int) -> TrainedRun:

@@ -204,8 +204,8 @@ def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> It
         OsmosisError: there are too many files to download without confirmation, a download fails, or the list
             of samples is missing.
     """
-    from osmosis_ai.evaluation.run_score import amount
     from osmosis_ai.services.runs.download import ASK_FROM_BYTES, plan_download, run_download
+    from osmosis_ai.ui.numbers import amount
     from osmosis_ai.workspace.layout import WorkspaceDirectory
 
     with TemporaryDirectory(prefix="osmosis-report-") as scratch:

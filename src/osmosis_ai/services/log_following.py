@@ -33,7 +33,7 @@ def at_level(entry: LogEntry, level: str | None) -> bool:
 
 def none_of_level(level: str, looked_through: int) -> str:
     """Return the message that none of the lines has the level or a higher one."""
-    from osmosis_ai.evaluation.run_score import amount
+    from osmosis_ai.ui.numbers import amount
 
     return f"No line of level {level} or above: {amount(looked_through, 'line')} looked through."
 

@@ -84,6 +84,11 @@ def count(number: int | None) -> str:
     return MISSING if number is None else f"{number:,}"
 
 
+def amount(number: int, noun: str) -> str:
+    """Return ``1 row``, ``2 rows``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def partial_count(total: int, missing: int, of: int, noun: str) -> str:
     """Return ``1,234``, ``1,234 (3 of 4 runs)`` if some did not report, or ``unknown`` if none did."""
     if not missing:

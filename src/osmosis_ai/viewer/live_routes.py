@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.local_runs import RunKind
+from osmosis_ai.ui.run_numbers import score_json
 from osmosis_ai.viewer.access import SECTIONS, Viewing
 from osmosis_ai.viewer.cursors import positions_in
 from osmosis_ai.viewer.live import POLL_AGAIN_S, LiveHub, Watched, is_over
@@ -108,6 +109,6 @@ def _document(now: Changes, seen: str | None) -> Response:
 def _described(changes: Changes) -> dict[str, Any]:
     return {
         **asdict(changes),
-        "headline": None if changes.headline is None else changes.headline.to_json(),
+        "headline": score_json(changes.headline),
         "ended": is_over(changes),
     }

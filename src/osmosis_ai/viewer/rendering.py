@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.ui.numbers import MISSING, NOT_RECORDED
 from osmosis_ai.ui.pages import templates
+from osmosis_ai.ui.run_numbers import format_failed, format_rate, format_scored
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.source import SampleEntry
 
@@ -23,7 +24,12 @@ TEMPLATES = Path(__file__).with_name("templates")
 def environment(*above: Path) -> Environment:
     """Return what renders the viewer's templates and the kit's, those of folders ``above`` them in their place."""
     made = templates(*above, TEMPLATES)
-    made.filters["preview"] = _preview
+    made.filters |= {
+        "preview": _preview,
+        "pass_rate": format_rate,
+        "scored": format_scored,
+        "failed": format_failed,
+    }
     return made
 
 

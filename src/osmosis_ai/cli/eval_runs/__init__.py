@@ -58,6 +58,7 @@ from osmosis_ai.cli.runs.submit import (
     submit_run,
 )
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.ui.run_numbers import score_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -269,7 +270,7 @@ def _resource(result: EvalRunResult) -> dict[str, Any]:
         "resumed": summary.resumed,
         "cancelled": summary.stop is not None,
         "duration_ms": summary.duration_ms,
-        "headline": summary.headline.to_json(),
+        "headline": score_json(summary.headline),
         "metrics": {**metrics.summary, "estimates": metrics.estimates.model_dump(mode="json")},
         "failed_rows": summary.failed_rows,
         "git": {"identity": None, "remote_url": prepared.origin},
@@ -493,7 +494,7 @@ def _local_resource(seen: WatchedRun) -> dict[str, Any]:
         "failed": progress.failed,
         "skipped": progress.skipped,
         "pending": progress.total - progress.completed,
-        "headline": seen.headline.to_json() if seen.headline is not None else None,
+        "headline": score_json(seen.headline),
         "metrics": {**metrics.get("summary", {}), "estimates": metrics.get("estimates")},
     }
 

@@ -37,7 +37,7 @@ from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredErro
 from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks, find_secret_values
 from osmosis_ai.evaluation.manifest import RunPlan
 from osmosis_ai.evaluation.run_log import LogEvent
-from osmosis_ai.evaluation.run_score import RunScore, amount, describe_variance, number_lines, sample_counts
+from osmosis_ai.evaluation.run_score import RunScore
 from osmosis_ai.services.downloaded_runs import fetching, is_download, is_downloaded_run
 from osmosis_ai.services.eval_runs import info
 from osmosis_ai.services.eval_runs.info import DescribedEvaluation, EvaluationLook, SeenEvaluation
@@ -47,6 +47,18 @@ from osmosis_ai.services.eval_runs.local_runs import (
     first_run_command,
     local_item,
     nobody_asked,
+)
+from osmosis_ai.ui.numbers import amount
+from osmosis_ai.ui.run_numbers import (
+    describe_briefly,
+    describe_score,
+    format_failed,
+    format_rate,
+    format_scored,
+    number_lines,
+    pass_rule,
+    sample_counts,
+    score_json,
 )
 
 if TYPE_CHECKING:
@@ -65,6 +77,8 @@ if TYPE_CHECKING:
 
 SHOWN_FAILURES = 10
 _MAX_ERROR = 160
+# Fewer rows do not show how rows differ.
+_MIN_VARIANCE_ROWS = 10
 # As a pattern for the shell a path fits on a line, and can still be pasted.
 _ID_PREFIX = 8
 
@@ -159,7 +173,7 @@ def _slice_cells(found: RunSlice) -> Sequence[Cell]:
 
 def headline_table(found: RunScore) -> Text:
     """Return an evaluation's result in a line."""
-    return Text(f"Headline: {found.describe()}", in_plain=True)
+    return Text(f"Headline: {describe_score(found)}", in_plain=True)
 
 
 def finished_steps(result: EvalRunResult) -> list[str]:
@@ -259,9 +273,16 @@ def _row_behaviour(estimates: Estimates) -> Iterator[Block]:
             note=f"{formats.count(flaky.count)} of {amount(flaky.of, 'row')} passed some of their attempts{listed}",
             in_plain=True,
         )
-    words = describe_variance(estimates.variance) if estimates.variance is not None else None
-    if words is not None:
-        yield Text(words, in_plain=True)
+    variance = estimates.variance
+    if variance is not None and variance.rows >= _MIN_VARIANCE_ROWS:
+        between = variance.between_rows
+        if not between:
+            advice = "More attempts help as much as more rows."
+        elif variance.between_attempts / variance.attempts_per_row < between:
+            advice = "More rows help more than more attempts."
+        else:
+            advice = "More attempts help nearly as much as more rows."
+        yield Text(f"Between-row variance: {between:.0%}. {advice}", in_plain=True)
 
 
 def _warnings(estimates: Estimates) -> Iterator[Sequence[Cell]]:
@@ -357,10 +378,10 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
         if rows is not None:
             yield "Rows", rows.words
         if headline is not None:
-            yield "Scored", headline.format_scored()
+            yield "Scored", format_scored(headline)
             if headline.failed:
-                yield "Failed", headline.format_failed()
-            yield "Pass Rate", f"{headline.format_rate()} ({headline.rule})"
+                yield "Failed", format_failed(headline)
+            yield "Pass Rate", f"{format_rate(headline)} ({pass_rule(headline.pass_threshold)})"
             for warning in headline.warnings:
                 yield "Warning", Styled(warning, "warn")
         yield "Tokens Used", formats.count(described.summary.get("total_tokens") or None)
@@ -456,10 +477,10 @@ def _related(described: DescribedEvaluation) -> Iterator[Row]:
     if merged is None or headline is None or len(merged.wire.runs) < 2:
         return
     yield "Together", ", ".join(f"{formats.count(run.samples)} of {run.name}" for run in merged.wire.runs)
-    yield "Scored", headline.format_scored()
+    yield "Scored", format_scored(headline)
     if headline.failed:
-        yield "Failed", headline.format_failed()
-    yield "Pass Rate", f"{headline.format_rate()} ({headline.rule})"
+        yield "Failed", format_failed(headline)
+    yield "Pass Rate", f"{format_rate(headline)} ({pass_rule(headline.pass_threshold)})"
     for warning in filter(None, [merged.unfinished, *headline.warnings]):
         yield "Warning", Styled(warning, "warn")
 
@@ -633,7 +654,7 @@ def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> D
     return DetailResult(
         data={
             "local_run": local_item(entry, directory),
-            "headline": headline.to_json() if headline is not None else None,
+            "headline": score_json(headline),
             "metrics": {
                 **detail.summary_numbers,
                 "estimates": estimates.model_dump(mode="json") if estimates is not None else None,
@@ -709,7 +730,7 @@ def _local_blocks(local: LocalRuns, limit: int | None) -> list[Block]:
 def _cells(entry: RunEntry) -> Sequence[Cell]:
     headline = entry.headline
     result = (
-        headline.describe_briefly()
+        describe_briefly(headline)
         if headline is not None
         else Styled(entry.error, "bad")
         if entry.error

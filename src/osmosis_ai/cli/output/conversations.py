@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from osmosis_ai.cli.output.results import (
 from osmosis_ai.ui.terminal_text import plain, removed_words, without_sequences
 
 if TYPE_CHECKING:
+    from osmosis_ai.evaluation.conversation import Conversation, ToolExchange
     from osmosis_ai.services.eval_runs.show import ShownConversation, ShownRun, WantedSamples
     from osmosis_ai.services.training_runs import ShownValidation
 
@@ -69,9 +70,31 @@ def _conversation(shown: ShownConversation, *, named: bool = False) -> Conversat
     )
 
 
-def _turns(shown: ShownConversation) -> Iterator[ConversationTurn]:
-    from osmosis_ai.evaluation.conversation import turns_of
+def turns_of(conversation: Conversation) -> Iterator[ConversationTurn]:
+    """Yield the turns, including tool calls and their results."""
+    for step in conversation.steps:
+        if step.reasoning:
+            yield ConversationTurn(step.role, step.reasoning, "reasoning")
+        calls = [_call(exchange) for exchange in step.exchanges if exchange.call_id is not None]
+        texts = [step.text, *calls] if step.text else calls
+        if texts:
+            yield ConversationTurn(step.role, "\n".join(texts), "calls a tool" if calls else "")
+        for exchange in step.exchanges:
+            if exchange.result is not None:
+                yield ConversationTurn("tool", exchange.result, exchange.name or "")
 
+
+def _call(exchange: ToolExchange) -> str:
+    """Return a call as text: ``multiply(a=11, b=46)``."""
+    from osmosis_ai.evaluation.conversation import json_text
+
+    arguments = exchange.arguments
+    if isinstance(arguments, Mapping):
+        arguments = ", ".join(f"{name}={json_text(value)}" for name, value in arguments.items())
+    return f"{exchange.name or ''}({arguments if isinstance(arguments, str) else json_text(arguments)})"
+
+
+def _turns(shown: ShownConversation) -> Iterator[ConversationTurn]:
     for turn in turns_of(shown.conversation):
         yield ConversationTurn(_name(turn.role), _text(turn.text), _name(turn.label))
 
@@ -115,7 +138,7 @@ def _closing(shown: ShownConversation) -> Styled:
 
 def _hints(found: ShownRun, wanted: WantedSamples) -> Iterator[str]:
     from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
-    from osmosis_ai.evaluation.run_score import amount
+    from osmosis_ai.ui.numbers import amount
 
     yield from map(plain, filter(None, [found.extent, *found.problems]))
     if not found.conversations:

@@ -27,6 +27,7 @@ from osmosis_ai.platform.runs.read.run_store import ListedRun
 from osmosis_ai.platform.runs.read.sample_pages import sample_page
 from osmosis_ai.platform.runs.submit.eval_request import effective_eval_settings
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
+from osmosis_ai.ui.run_numbers import score_json
 
 MAX_URLS = 500
 
@@ -191,7 +192,7 @@ def _config(run: DbRun | ListedRun) -> dict[str, Any]:
 def _results(run: DbRun | ListedRun) -> wire.EvalResults:
     headline, rows = headline_of(run), rows_of(run)
     ours = {
-        "headline": headline.to_json() if headline is not None else None,
+        "headline": score_json(headline),
         "rows_drawn": {**asdict(rows), "words": rows.words} if rows is not None else None,
     }
     return wire.EvalResults(**_with_null_rate(runs.present({**(run.results or {}), **ours})))

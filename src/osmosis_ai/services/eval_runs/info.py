@@ -89,6 +89,8 @@ class DescribedEvaluation(DescribedRun):
         return run_headline(detail.results, detail.config)
 
     def data(self) -> dict[str, Any]:
+        from osmosis_ai.ui.run_numbers import score_json
+
         detail, run = self.detail, self.run
         dataset = detail.dataset.name if detail.dataset else None
         rollout = detail.rollout.name if detail.rollout else None
@@ -98,7 +100,7 @@ class DescribedEvaluation(DescribedRun):
                 **_own_fields(run, model=self.model, dataset=dataset, rollout=rollout),
                 **({"platform_url": run.platform_url} if run.platform_url else {}),
             },
-            "headline": self.headline.to_json() if self.headline is not None else None,
+            "headline": score_json(self.headline),
             "results": plain(detail.results),
             "model": self.model,
             "dataset": dataset,
@@ -120,8 +122,9 @@ class DescribedEvaluation(DescribedRun):
         }
 
     def outcome(self) -> dict[str, Any]:
-        headline = self.headline.to_json() if self.headline is not None else None
-        known = {"headline": headline, "metrics": run_metrics(self.metrics)}
+        from osmosis_ai.ui.run_numbers import score_json
+
+        known = {"headline": score_json(self.headline), "metrics": run_metrics(self.metrics)}
         return {**super().outcome(), **known, **self._related()}
 
 
@@ -160,6 +163,8 @@ def describe_run(client: PlatformClient, name: str) -> DescribedEvaluation:
 
 def run_item(row: EvalRunRow) -> dict[str, Any]:
     """Return the JSON of a listed run."""
+    from osmosis_ai.ui.run_numbers import score_json
+
     item = _own_fields(
         row,
         model=row.model.name if row.model else None,
@@ -178,7 +183,7 @@ def run_item(row: EvalRunRow) -> dict[str, Any]:
     return {
         **item,
         "summary": run_summary(row.results, row.config),
-        "headline": headline.to_json() if headline is not None else None,
+        "headline": score_json(headline),
         "rows": rows.words if rows is not None else None,
     }
 
@@ -293,7 +298,7 @@ class ProposedRetry:
     @property
     def reasons(self) -> str:
         """Why the samples have no score."""
-        from osmosis_ai.evaluation.run_score import format_counts
+        from osmosis_ai.ui.run_numbers import format_counts
 
         check = self.check
         parts = [
@@ -338,10 +343,11 @@ class MergedRuns:
         return f"{pending} attempts were not made in any of the runs." if pending else None
 
     def data(self) -> dict[str, Any]:
-        headline = self.headline
+        from osmosis_ai.ui.run_numbers import score_json
+
         return {
             "runs": [run.model_dump(mode="json") for run in self.wire.runs],
-            "headline": headline.to_json() if headline is not None else None,
+            "headline": score_json(self.headline),
             "estimates": self.wire.estimates,
         }
 

@@ -183,6 +183,7 @@ def follow_local_log(
 def local_item(entry: RunEntry, directory: Path | None = None) -> dict[str, Any]:
     """Return a local run's JSON, with the keys of a platform's run."""
     from osmosis_ai.api.wire.base import wire_time
+    from osmosis_ai.ui.run_numbers import score_json
 
     headline = entry.headline
     moments = {"started_at": entry.started_at, "completed_at": entry.ended_at}
@@ -200,7 +201,7 @@ def local_item(entry: RunEntry, directory: Path | None = None) -> dict[str, Any]
         "avg_reward": entry.reward,
         "cost_usd": entry.cost_usd,
         "duration_s": entry.duration_s,
-        "headline": headline.to_json() if headline is not None else None,
+        "headline": score_json(headline),
         "rows": headline.rows.words if headline is not None and headline.rows is not None else None,
         **({"error": entry.error} if entry.error else {}),
         **({"output_path": str(directory)} if directory is not None else {}),

@@ -622,12 +622,12 @@ class _Scan:
             self.without += 1
 
     def _is_found(self, sample: SampleEntry, stored: StoredConversation) -> bool:
-        from osmosis_ai.evaluation.conversation import holds
+        from osmosis_ai.viewer.conversation_search import contains_text
 
         text = self._wanted.text.casefold()
         said = (sample.input, sample.output, sample.error)
         return any(text in each.casefold() for each in said if each) or (
-            stored.content is not None and holds(stored.content, text)
+            stored.content is not None and contains_text(stored.content, text)
         )
 
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from osmosis_ai.api.wire.eval_imports import EvalImportSession, EvalImportStart, ImportUpload
     from osmosis_ai.evaluation.manifest import Manifest
     from osmosis_ai.evaluation.results import AttemptTable
-    from osmosis_ai.evaluation.run_directory import RunDirectory
-    from osmosis_ai.evaluation.run_files import IndexEntry
+    from osmosis_ai.evaluation.run_directory import IndexEntry, RunDirectory
 
 
 _BLOCK_BYTES = 1 << 20
@@ -175,7 +174,7 @@ def _described(found: RunDirectory, manifest: Manifest) -> tuple[Mapping[str, An
 def _entries(found: RunDirectory, manifest: Manifest) -> list[IndexEntry]:
     """Return the index entries of the run after checking them against the journal."""
     from osmosis_ai.evaluation.journal import JournalReader
-    from osmosis_ai.evaluation.run_files import read_index
+    from osmosis_ai.evaluation.run_directory import read_index
 
     rows, n = manifest.planned(found.manifest)
     table = _table(found, rows, n)
@@ -214,7 +213,7 @@ def _secret_values(manifest: Manifest) -> dict[str, bytes]:
 def _files_of(found: RunDirectory, entry: IndexEntry, secrets: Mapping[str, bytes]) -> Iterator[UploadFile]:
     """Yield the trajectory and the artifacts of an attempt."""
     from osmosis_ai.evaluation.attempt_files import item_name, trajectory_problem
-    from osmosis_ai.evaluation.run_files import ARTIFACTS, RESERVED_ARTIFACT
+    from osmosis_ai.evaluation.run_directory import ARTIFACTS, RESERVED_ARTIFACT
 
     trial = found.trial(entry.rollout_id)
     if trial.is_symlink():
@@ -252,7 +251,7 @@ def _below(directory: Path) -> Iterator[Path]:
 def _hashed(
     root: Path, path: Path, secrets: Mapping[str, bytes], *, wire_path: Path | None = None
 ) -> UploadFile:
-    from osmosis_ai.evaluation.run_files import name_problem
+    from osmosis_ai.evaluation.run_directory import name_problem
 
     relative = (wire_path or path).relative_to(root).as_posix()
     problem = name_problem(relative)

@@ -12,7 +12,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from osmosis_ai.evaluation.metrics import LEAST_SCORED, describe_few_scored
-from osmosis_ai.evaluation.run_score import format_scored
 from osmosis_ai.training.runs.metrics import (
     VALIDATION_PLANNED,
     VALIDATION_REWARD,
@@ -95,7 +94,7 @@ class ValidationHeadline(BaseModel):
         """How many samples it stands on, as in ``18 of 20 planned``; None where nobody says."""
         if self.scored is None or self.planned is None:
             return None
-        return format_scored(self.scored, self.planned)
+        return f"{self.scored:,} of {self.planned:,} planned"
 
     @property
     def words(self) -> str:

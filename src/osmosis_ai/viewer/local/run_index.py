@@ -208,7 +208,7 @@ class RunIndex:
     def _values(self, record: TerminalRecord) -> _Line:
         """Return the values of :data:`COLUMNS` except the offset."""
         if record.row_index >= self.rows or record.run_index >= self.n:
-            raise not_part_of_run(record.row_index, record.run_index, self.directory.events)
+            raise not_part_of_run(record, self.directory.events)
         finish = record.finish_reasons
         return (
             record.row_index * self.n + record.run_index,

@@ -14,9 +14,10 @@ from osmosis_ai.evaluation.conversation import (
     Conversation,
     as_dataset_row,
     as_messages,
+    call_timing,
     json_text,
-    spans,
 )
+from osmosis_ai.evaluation.lenient_json import as_objects, as_table
 from osmosis_ai.ui.charts.drawing import SvgChart, TimeSpan
 from osmosis_ai.ui.shell import NavItem
 from osmosis_ai.ui.text import UNSEEN_IN_JSON
@@ -170,13 +171,26 @@ def _elsewhere(
 def _waterfall(conversation: Conversation) -> SvgChart | None:
     from osmosis_ai.ui.charts.bars import waterfall
 
-    timed = [
-        TimeSpan(
-            f"message {span.step}" if span.step else span.kind, span.kind, span.start_ms, span.duration_ms
-        )
-        for span in spans(conversation)
-    ]
-    return waterfall(timed, label="When the model was called") if timed else None
+    spans = time_spans(conversation)
+    return waterfall(spans, label="When the model was called") if spans else None
+
+
+def time_spans(conversation: Conversation) -> list[TimeSpan]:
+    """Return the model calls and the time between them; empty if no times were recorded."""
+    timed = [(step.started_at, step.duration_ms, f"message {step.number}") for step in conversation.steps]
+    if not any(started_at for started_at, *_ in timed):
+        unmatched = as_objects(conversation.facts.get("unmatched_llm_call_metrics"))
+        timed = [(*call_timing(as_table(call.get("extra"))), "model") for call in unmatched]
+    calls = sorted((at, lasts, name) for at, lasts, name in timed if at is not None and lasts is not None)
+    spans: list[TimeSpan] = []
+    end = 0.0
+    for started_at, duration_ms, name in calls:
+        start = (started_at - calls[0][0]).total_seconds() * 1000
+        if start > end:
+            spans.append(TimeSpan("agent and tools", "agent and tools", end, start - end))
+        spans.append(TimeSpan(name, "model", start, duration_ms))
+        end = max(end, start + duration_ms)
+    return spans
 
 
 def _copies(said: Conversation) -> Mapping[str, str]:

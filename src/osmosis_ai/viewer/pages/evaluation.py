@@ -7,10 +7,11 @@ from typing import Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.comparison.run_samples import RunSlice, run_slices
-from osmosis_ai.evaluation.metrics import describe_few_scored
-from osmosis_ai.evaluation.run_score import number_lines, sample_counts
+from osmosis_ai.evaluation.metrics import LEAST_SCORED, describe_few_scored
+from osmosis_ai.evaluation.run_score import RunScore
 from osmosis_ai.ui.charts.drawing import SvgChart
-from osmosis_ai.ui.numbers import interval
+from osmosis_ai.ui.numbers import amount, interval, percent
+from osmosis_ai.ui.run_numbers import format_interval, format_scored, number_lines, sample_counts
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.queries import Words, query_string, word
 from osmosis_ai.viewer.source import FailureCount, RunDetail, RunEntry
@@ -42,9 +43,7 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "detail": detail,
             "here": view.run_href("eval", run),
             "sentence": _result(detail),
-            "few_scored": headline.describe_bounds(passed if isinstance(passed, int) else None)
-            if headline
-            else None,
+            "few_scored": _bounds(headline, passed) if headline else None,
             "warnings": _warnings(detail),
             "numbers": list(number_lines(estimates)) if estimates is not None else [],
             "counts": list(sample_counts(estimates, rows)) if estimates is not None else [],
@@ -108,12 +107,33 @@ def _rewards(detail: RunDetail) -> SvgChart | None:
 
 def _result(detail: RunDetail) -> str:
     """Return the result in a sentence."""
-    may_continue = detail.summary.goes_on
-    if detail.summary.headline is not None:
-        return detail.summary.headline.describe_passing(may_continue=may_continue)
-    if detail.problems:
-        return "The results cannot be read."
-    return "No sample has a score yet." if may_continue else "No sample has a score."
+    score, yet = detail.summary.headline, " yet" if detail.summary.goes_on else ""
+    if score is None:
+        return "The results cannot be read." if detail.problems else f"No sample has a score{yet}."
+    if score.pass_rate is None:
+        is_over = 0 < score.planned <= score.scored + score.skipped + score.failed
+        return f"No sample has a score{'' if is_over else yet}: {format_scored(score)} scored."
+    verb = "passes" if score.scored == 1 else "pass"
+    passing = f"{percent(score.pass_rate)} of {amount(score.scored, 'scored sample')}"
+    return f"{passing} {verb}{format_interval(score)}; {format_scored(score)} scored."
+
+
+def _bounds(score: RunScore, passed: Any) -> str | None:
+    """Return bounds of the pass rate if too few of the finished samples have a score; None otherwise.
+
+    They are the rates if all samples without a score failed, and if all passed (Manski 1990).
+    """
+    finished = score.finished
+    if score.scored >= LEAST_SCORED * finished:
+        return None
+    unscored = finished - score.scored
+    known = passed if isinstance(passed, int) else round((score.pass_rate or 0.0) * score.scored)
+    counts = (score.scored, known, known + unscored)
+    share, worst, best = (percent(count / finished) for count in counts)
+    return (
+        f"Only {score.scored:,} of {finished:,} finished samples have a score ({share}). "
+        f"If the other {unscored:,} all failed, {worst} would pass; if they all passed, {best}."
+    )
 
 
 def _warnings(detail: RunDetail) -> Sequence[str]:

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import func, select
 
-from osmosis_ai.evaluation.metrics import Estimates, MeasuredRun
+from osmosis_ai.evaluation.metrics import Estimates, WireSummary
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbSample
@@ -24,6 +25,22 @@ from osmosis_ai.platform.runs.read.merging import measure_accepted
 logger = logging.getLogger("osmosis_ai.platform.runs")
 
 _COUNTED = "journal_bytes"
+
+
+class MeasuredRun(BaseModel):
+    """The numbers of a run as a platform stores them; ``duration_ms`` is the engine's working time."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    duration_ms: float = Field(ge=0, allow_inf_nan=False)
+    summary: WireSummary
+    estimates: Estimates
+    journal_bytes: int | None
+
+    def record(self) -> dict[str, Any]:
+        """Return them as JSON values, as the engine writes them."""
+        summary = self.summary.model_dump(mode="json", exclude_none=True)
+        return {**self.model_dump(mode="json"), "summary": summary}
 
 
 @dataclass(frozen=True)

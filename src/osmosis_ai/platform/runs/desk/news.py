@@ -14,7 +14,6 @@ from sqlalchemy.orm import Session
 from osmosis_ai.api.wire.workers import LogPart, RunFilePart, SyncRequest, TrainingNews
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.hooks import ProgressSnapshot
-from osmosis_ai.evaluation.metrics import MeasuredRun
 from osmosis_ai.platform.blobs.store import BlobInfo, BlobStore, BlobUpload
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.base import is_readable, upsert
@@ -22,6 +21,7 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile
 from osmosis_ai.platform.log_lines import LogLine, storable
 from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.platform.runs.desk.accepted_numbers import MeasuredRun
 from osmosis_ai.platform.runs.desk.journal_folding import is_worth_a_look
 from osmosis_ai.platform.runs.desk.journal_intake import NewLines, as_next, compare_part, take_lines
 from osmosis_ai.platform.runs.desk.run_extents import RunExtents

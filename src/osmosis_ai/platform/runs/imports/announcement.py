@@ -15,7 +15,7 @@ from osmosis_ai.api.wire.eval_imports import SCHEMA_VERSION, EvalImportStart, Im
 from osmosis_ai.datasets.selection import Selection, select_rows
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.manifest import VERSIONS
-from osmosis_ai.evaluation.run_files import INDEX, PROGRESS, name_problem, trial_file
+from osmosis_ai.evaluation.run_directory import INDEX, PROGRESS, name_problem, trial_file
 
 _GIB, _MIB = 1 << 30, 1 << 20
 _PROVENANCE = ("sdk_version", "git_head", "git_branch", "git_dirty", "config_branch", "config_commit_sha")

@@ -25,7 +25,7 @@ from osmosis_ai.evaluation.attempt_files import item_name, trajectory_problem
 from osmosis_ai.evaluation.metrics import compute_metrics
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.results import AttemptTable
-from osmosis_ai.evaluation.run_files import INDEX, PROGRESS, IndexEntry, read_index, trial_file
+from osmosis_ai.evaluation.run_directory import INDEX, PROGRESS, IndexEntry, read_index, trial_file
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.tables import (

@@ -18,8 +18,7 @@ from sqlalchemy import select
 from osmosis_ai.api.wire.base import wire_time
 from osmosis_ai.controller.outcomes import Status
 from osmosis_ai.evaluation.attempt_files import item_name
-from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE
-from osmosis_ai.evaluation.run_files import IndexEntry
+from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE, IndexEntry
 from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbRunFile, DbSample

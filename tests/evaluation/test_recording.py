@@ -18,8 +18,8 @@ from osmosis_ai.controller.model_proxy import RolloutUsage
 from osmosis_ai.controller.outcomes import Verdict, failed
 from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.comparison.local_samples import read_local_samples
 from osmosis_ai.evaluation.journal import JournalCorruptionError
-from osmosis_ai.evaluation.local_results import read_local_samples
 from osmosis_ai.evaluation.record import PREVIEW_CHARS, Previews, TerminalRecord, previews_of, record_of
 from osmosis_ai.evaluation.run_files import IndexEntry, read_index
 from osmosis_ai.evaluation.run_log import RunLog, redact_file

@@ -7,13 +7,12 @@ secrets from the environment.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from osmosis_ai.errors import InteractiveRequiredError
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.manifest import Manifest, RunPlan, utc_now
 from osmosis_ai.evaluation.record import TerminalRecord
@@ -107,34 +106,13 @@ class RunHooks:
 
     def resolve_secrets(self, names: Sequence[str]) -> dict[str, str]:
         """Return the values of the secrets; called only if attempts are dispatched."""
-        return find_secret_values(names, given={}, environ=os.environ)
+        return {name: os.environ[name] for name in names}
 
     def started(self, interrupt: Callable[[], None]) -> None:
         """Receive the function that stops the run gracefully; from now on the run costs money."""
 
     def ended(self) -> None:
         """Called when the run no longer costs money; only its files are still written."""
-
-
-def find_secret_values(
-    names: Sequence[str],
-    *,
-    given: Mapping[str, str],
-    environ: Mapping[str, str],
-    ask: Callable[[str], str] | None = None,
-) -> dict[str, str]:
-    """Return a value for every name: from ``given``, else ``environ``, else by asking."""
-    found = {name: value for name in names if (value := given.get(name) or environ.get(name))}
-    missing = [name for name in names if name not in found]
-    if missing and ask is None:
-        raise InteractiveRequiredError(
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set (required by [secrets].required).",
-            details={"missing": missing},
-            hint=f"export {missing[0]}=…, or pass '--secrets-file'; secrets stored on a platform are not used here",
-        )
-    if ask is not None:
-        found.update({name: ask(name) for name in missing})
-    return found
 
 
 @dataclass(frozen=True)

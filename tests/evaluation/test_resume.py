@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from tests.evaluation.builders import inputs, record
 
 def leave_run(root: Path, name: str, status: str | None, created_at: str, **changed: object) -> None:
     """Write the files of an earlier session."""
-    manifest = Manifest("a" * 32, name, created_at, inputs(**changed), {})  # type: ignore[arg-type]
+    manifest = Manifest(name, inputs(**changed), {}, created_at=created_at)  # type: ignore[arg-type]
     manifest.write(root / name / "manifest.json")
     if status is not None:
         (root / name / "metrics.json").write_text(json.dumps({"eval_run": {"status": status}}))
@@ -228,8 +229,8 @@ def test_a_run_waits_for_a_slow_check_of_its_lock(tmp_path: Path, monkeypatch: p
 
 
 def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
-    manifest = Manifest.new("first", inputs(), {"git_head": "abc", "git_branch": None})
-    manifest.write(tmp_path / "manifest.json")
+    manifest = Manifest("first", inputs(), {"git_head": "abc"})
+    replace(manifest, provenance={"git_head": "abc", "git_branch": None}).write(tmp_path / "manifest.json")
 
     assert Manifest.load(tmp_path / "manifest.json") == manifest
     written = json.loads((tmp_path / "manifest.json").read_text())
@@ -262,7 +263,7 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
     ],
 )
 def test_resume_refuses_when_an_input_changed_and_names_it(changed: dict[str, object], key: str) -> None:
-    manifest = Manifest.new("first", inputs(), {})
+    manifest = Manifest("first", inputs(), {})
     with pytest.raises(ResumeRefusedError, match=f"Changed: {key}\\.") as refused:
         manifest.require_equal_inputs(changed)
     assert refused.value.details["changed"] == [key]
@@ -280,7 +281,7 @@ def test_resume_shows_old_and_new_inputs_but_no_values_of_variables() -> None:
         grader_timeout_s=1.5,
     )
     with pytest.raises(ResumeRefusedError) as refused:
-        Manifest.new("first", before, {}).require_equal_inputs(now)
+        Manifest("first", before, {}).require_equal_inputs(now)
     assert refused.value.message.splitlines()[1:] == [
         "  - dataset: the selected rows: was 0-9, now 0-2",
         "  - env: A was removed",
@@ -295,7 +296,7 @@ def test_resume_shows_old_and_new_inputs_but_no_values_of_variables() -> None:
 
 
 def test_batch_size_and_threshold_are_not_inputs() -> None:
-    Manifest.new("first", inputs(), {}).require_equal_inputs(
+    Manifest("first", inputs(), {}).require_equal_inputs(
         inputs(batch_size=99, pass_threshold=0.0, branch="main")
     )
 
@@ -303,7 +304,7 @@ def test_batch_size_and_threshold_are_not_inputs() -> None:
 @pytest.mark.parametrize("name", ["a\n::error::pwned", "::error::pwned", "../up", "", 5])
 def test_a_manifest_with_an_invalid_run_name_is_refused(name: Any, tmp_path: Path) -> None:
     """Names are printed, and CI systems read commands from lines of output."""
-    Manifest.new(name, inputs(), {}).write(tmp_path / "manifest.json")
+    Manifest(name, inputs(), {}).write(tmp_path / "manifest.json")
     with pytest.raises(OsmosisError, match="is not a run's manifest"):
         Manifest.load(tmp_path / "manifest.json")
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from osmosis_ai.api.wire.base import wire_time
 from osmosis_ai.evaluation.journal import JournalReader
-from osmosis_ai.evaluation.manifest import Manifest, RunPlan, utc_now
+from osmosis_ai.evaluation.manifest import Manifest, RunPlan
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import LogEvent
@@ -37,7 +39,7 @@ _FAILURE_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class ProgressSnapshot:
-    """Progress of a run, for a live display."""
+    """Progress of a run, for a live display; ``finished`` attempts in the ``elapsed_s`` of this session."""
 
     completed: int
     total: int
@@ -142,10 +144,10 @@ class RunSummary:
     @property
     def failed_rows(self) -> list[dict[str, Any]]:
         """The failures as JSON values, each with the directory of its files."""
-        directory = RunDirectory(self.run_dir)
+        trials = RunDirectory(self.run_dir).trials
         return [
             {name: getattr(record, name) for name in _FAILURE_KEYS}
-            | {"rollout_dir": str(directory.trial(record.rollout_id))}
+            | {"rollout_dir": str(trials / record.rollout_id)}
             for record in self.failures
         ]
 
@@ -168,7 +170,7 @@ def describe_run(
     spec: EvalRunSpec, manifest: Manifest, rows: RowsDrawn, *, status: str, duration_ms: int
 ) -> dict[str, Any]:
     """Return the ``eval_run`` object of ``metrics.json``."""
-    return {
+    described = {
         "id": manifest.local_run_id,
         "status": status,
         "name": manifest.run_name,
@@ -178,5 +180,7 @@ def describe_run(
         "duration_ms": duration_ms,
         "started_at": manifest.created_at,
         "rows": asdict(rows),
-        **({"completed_at": utc_now()} if status == "finished" else {}),
     }
+    if status == "finished":
+        described["completed_at"] = wire_time(datetime.now(timezone.utc))
+    return described

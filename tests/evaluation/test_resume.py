@@ -21,7 +21,7 @@ from osmosis_ai.controller.dispatcher import choose_limit
 from osmosis_ai.datasets import select_rows
 from osmosis_ai.errors import OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation import manifest as manifests
-from osmosis_ai.evaluation import spec
+from osmosis_ai.evaluation import spec as specs
 from osmosis_ai.evaluation.manifest import (
     Manifest,
     RunLockedError,
@@ -32,10 +32,9 @@ from osmosis_ai.evaluation.manifest import (
     run_lock,
 )
 from osmosis_ai.evaluation.results import AttemptTable
-from osmosis_ai.evaluation.source_digest import grader_digest, source_digest
-from osmosis_ai.evaluation.sources import open_policy
+from osmosis_ai.evaluation.sources import ProjectSource, open_policy
 from osmosis_ai.evaluation.spec import Budget, DatasetInput, EvalRunOptions, Spending, Spent
-from tests.evaluation.builders import inputs, record
+from tests.evaluation.builders import inputs, record, spec
 
 
 def leave_run(root: Path, name: str, status: str | None, created_at: str, **changed: object) -> None:
@@ -94,7 +93,7 @@ def test_a_run_that_another_process_works_on_is_not_picked_up(tmp_path: Path) ->
 def test_two_runs_that_start_in_the_same_second_have_different_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spec, "stamp", lambda: "20260102T000000Z")
+    monkeypatch.setattr(specs, "stamp", lambda: "20260102T000000Z")
     with ExitStack() as one, ExitStack() as another:
         first = open_run(one, tmp_path, EvalRunOptions(), inputs(), "multiply")
         second = open_run(another, tmp_path, EvalRunOptions(), inputs(), "multiply")
@@ -105,7 +104,7 @@ def test_two_runs_that_start_in_the_same_second_have_different_names(
 def test_a_new_run_never_uses_the_directory_of_a_finished_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spec, "stamp", lambda: "20260102T000000Z")
+    monkeypatch.setattr(specs, "stamp", lambda: "20260102T000000Z")
     ended: list[str] = []
 
     def take_second(root: Path, name: str) -> AbstractContextManager[None]:
@@ -332,29 +331,29 @@ class TestSourceDigest:
         return directory
 
     def test_changes_with_content_names_and_new_files(self, rollout: Path) -> None:
-        digests = {source_digest(rollout)}
+        digests = {ProjectSource(rollout).source_digest()}
         (rollout / "main.py").write_text("print(2)\n")
-        digests.add(source_digest(rollout))
+        digests.add(ProjectSource(rollout).source_digest())
         (rollout / "main.py").rename(rollout / "start.py")
-        digests.add(source_digest(rollout))
+        digests.add(ProjectSource(rollout).source_digest())
         (rollout / "package" / "new.txt").touch()
-        digests.add(source_digest(rollout))
+        digests.add(ProjectSource(rollout).source_digest())
         assert len(digests) == 4
 
     def test_ignores_by_products_of_tools(self, rollout: Path) -> None:
-        before = source_digest(rollout)
+        before = ProjectSource(rollout).source_digest()
         for name in ("__pycache__", ".venv", "package/__pycache__", "multiply.egg-info", "runs"):
             (rollout / name).mkdir()
             (rollout / name / "x").write_text("1")
         (rollout / "uv.lock").write_text("lock")
-        assert source_digest(rollout, output_root=rollout / "runs") == before
+        assert ProjectSource(rollout).source_digest(output_root=rollout / "runs") == before
 
     def test_follows_a_link_to_a_file(self, rollout: Path, tmp_path: Path) -> None:
         (tmp_path / "shared.py").write_text("a")
         (rollout / "shared.py").symlink_to(tmp_path / "shared.py")
-        before = source_digest(rollout)
+        before = ProjectSource(rollout).source_digest()
         (tmp_path / "shared.py").write_text("b")
-        assert source_digest(rollout) != before
+        assert ProjectSource(rollout).source_digest() != before
 
     @pytest.mark.parametrize(("target", "kind"), [("..", "a directory"), ("nowhere", "nothing")])
     def test_refuses_links_to_directories_and_missing_files(
@@ -362,7 +361,7 @@ class TestSourceDigest:
     ) -> None:
         (rollout / "link").symlink_to(target)
         with pytest.raises(OsmosisError, match=f"symbolic link to {kind}"):
-            source_digest(rollout)
+            ProjectSource(rollout).source_digest()
 
 
 GRADER = "from osmosis_ai.rollout.grader import Grader\nfrom checks.numbers import equal\n\nclass Mine(Grader):\n    same = equal\n"
@@ -399,7 +398,9 @@ def rollout(tmp_path: Path) -> Path:
 
 
 def digest(rollout: Path, *, timeout_s: float | None = 30.0, env: dict[str, str] | None = None) -> str:
-    return grader_digest(rollout, grader_timeout_s=timeout_s, env=env or {})
+    found = ProjectSource(rollout).grader_digest(spec(grader_timeout_s=timeout_s, env=env or {}))
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("name", ["main.py", "prompts.py"])

@@ -117,8 +117,6 @@ def current_numbers(
             problem = error.with_hint
         except OSError as error:
             problem = f"`{directory.events}` cannot be read ({reason_of(error)})."
-        except (ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
-            return None, None, (f"`{directory.manifest}` does not describe the run ({error}).",)
     if estimates is None:
         return None, None, (problem or "",)
     return estimates, summary, (f"{problem} The numbers are those of the run's last session.",)

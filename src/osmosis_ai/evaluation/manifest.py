@@ -44,11 +44,10 @@ _RUN_ID = re.compile(r"[0-9a-f]{32}")
 _LOCKS_DIRECTORY = ".locks"
 # How long to wait before checking who holds the lock.
 _LOCK_TIMEOUT_S = 0.5
-_CHANGES = {
+# Names of inputs in messages; digests do not appear there.
+_LABELS = {
     "dataset.sha256": "dataset: the file was changed",
     "rollout.source_digest": "rollout: its files were edited",
-}
-_LABELS = {
     "dataset.selected_source_rows": "dataset: the selected rows",
     "rollout.name": "rollout",
     "rollout.entrypoint": "rollout: the entrypoint",
@@ -197,7 +196,9 @@ def _describe_change(key: str, before: Any, now: Any) -> str:
         what = "was added" if before is None else "was removed" if now is None else "has another value"
         return f"env: {key.removeprefix('env.')} {what}"
     label = _LABELS.get(key, key.replace(".", ": "))
-    return _CHANGES.get(key) or f"{label}: was {_format_value(before)}, now {_format_value(now)}"
+    if key in ("dataset.sha256", "rollout.source_digest"):
+        return label
+    return f"{label}: was {_format_value(before)}, now {_format_value(now)}"
 
 
 def _format_value(value: Any) -> str:

@@ -85,14 +85,8 @@ class RunLog:
 
 
 def redact_server_logs(first: Path, redact: Redactor) -> None:
-    """Replace the secrets in the logs of a run's rollout servers, as :func:`redact_file`."""
+    """Replace the secrets in the logs of a run's rollout servers, the first of which has this path."""
     for path in first.parent.glob(f"{first.stem}*{first.suffix}"):
-        redact_file(path, redact)
-
-
-def redact_file(path: Path, redact: Redactor) -> None:
-    """Replace the secrets in a log that another process wrote."""
-    if path.exists():
         with path.open("rb") as raw, replacing(path, durable=False) as clean:
             for line in raw:
                 text = redact.text(line.decode("utf-8", "surrogateescape"))

@@ -19,12 +19,11 @@ import pytest
 from osmosis_ai.controller.attempt import attempt_seeds, call_seed
 from osmosis_ai.controller.dispatcher import choose_limit
 from osmosis_ai.datasets import select_rows
-from osmosis_ai.errors import OsmosisError, ResumeRefusedError
+from osmosis_ai.errors import ConflictError, OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation import manifest as manifests
 from osmosis_ai.evaluation import spec as specs
 from osmosis_ai.evaluation.manifest import (
     Manifest,
-    RunLockedError,
     RunPlan,
     inputs_digest,
     is_running,
@@ -182,7 +181,7 @@ def test_a_second_process_is_refused_until_the_first_one_ends_or_is_killed(tmp_p
     assert holder.stdout.readline() == b"held\n"
     try:
         assert is_running(tmp_path, "mine")
-        with pytest.raises(RunLockedError, match="already holds"), run_lock(tmp_path, "mine"):
+        with pytest.raises(ConflictError, match="already holds"), run_lock(tmp_path, "mine"):
             pass
     finally:
         holder.kill()
@@ -212,7 +211,6 @@ def test_two_checks_of_a_lock_do_not_see_each_other(tmp_path: Path, monkeypatch:
 def test_a_run_waits_for_a_slow_check_of_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with run_lock(tmp_path, "mine"):
         pass
-    monkeypatch.setattr(manifests, "_LOCK_TIMEOUT_S", 0.01)
     with (tmp_path / ".locks" / "mine.lock").open("rb") as slow, ExitStack() as run:
         fcntl.flock(slow, fcntl.LOCK_SH)
         look = manifests.is_locked

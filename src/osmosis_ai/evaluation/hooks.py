@@ -31,10 +31,7 @@ if TYPE_CHECKING:
 
 # The journal has all of them.
 _MAX_FAILURES = 1000
-_FAILURE_KEYS = (
-    *("row_index", "source_row_index", "run_index", "rollout_id"),
-    *("error_type", "boundary", "error"),
-)
+_FAILURE_KEYS = "row_index", "source_row_index", "run_index", "rollout_id", "error_type", "boundary", "error"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,20 +12,19 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from filelock import FileLock, Timeout
+import msgspec
 
 from osmosis_ai.api.wire.base import wire_time
 from osmosis_ai.errors import ConflictError, OsmosisError, ResumeRefusedError, reason_of
-from osmosis_ai.evaluation.lenient_json import as_number
+from osmosis_ai.evaluation.lenient_json import as_number, as_table
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.spec import (
     DatasetInput,
@@ -40,10 +39,6 @@ SCHEMA_VERSION = 1
 VERSIONS = {"rollout_protocol": "0.3", "dataset_normalization": 1, "state_schema": 1}
 # Readers allocate memory for each attempt.
 _MAX_ATTEMPTS = 10**7
-_RUN_ID = re.compile(r"[0-9a-f]{32}")
-_LOCKS_DIRECTORY = ".locks"
-# How long to wait before checking who holds the lock.
-_LOCK_TIMEOUT_S = 0.5
 # Names of inputs in messages; digests do not appear there.
 _LABELS = {
     "dataset.sha256": "dataset: the file was changed",
@@ -64,7 +59,9 @@ class Manifest:
     inputs: Mapping[str, Any]
     provenance: Mapping[str, Any]
     grader_digest: str | None = None
-    local_run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    local_run_id: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")] = field(
+        default_factory=lambda: uuid.uuid4().hex
+    )
     created_at: str = field(default_factory=lambda: wire_time(datetime.now(timezone.utc)))
 
     @classmethod
@@ -73,28 +70,15 @@ class Manifest:
         try:
             with open_regular(path) as file:
                 raw = json.loads(file.read())
-            version = raw.pop("schema_version")
-            if version != SCHEMA_VERSION:
-                raise ValueError(
-                    f"it has schema version {str(version)[:40]}; this release knows {SCHEMA_VERSION}"
-                )
-            names = ("run_name", "inputs", "provenance", "local_run_id", "created_at")
-            manifest = cls(**{name: raw[name] for name in names}, grader_digest=raw.get("grader_digest"))
-            has_types = isinstance(manifest.inputs, dict) and isinstance(manifest.provenance, dict)
-            has_types = has_types and isinstance(manifest.grader_digest, (str, type(None)))
-            if not has_types or not _RUN_ID.fullmatch(manifest.local_run_id):
-                raise ValueError("its fields have the wrong types")
+            version = str(raw["schema_version"])[:40]
+            if version != str(SCHEMA_VERSION):
+                raise ValueError(f"it has schema version {version}; this release knows {SCHEMA_VERSION}")
+            if not {"local_run_id", "created_at"} <= raw.keys():
+                raise ValueError("it has no run id or start time")
+            manifest = msgspec.convert(raw, cls)
             # The name appears in lines that a CI system reads commands from.
             check_run_name(manifest.run_name)
-        except (
-            OSError,
-            ValueError,
-            RecursionError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            OsmosisError,
-        ) as error:
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, OsmosisError) as error:
             raise OsmosisError(
                 f"'{path}' is not a run's manifest ({reason_of(error)}).",
                 hint="start a new run with another '--name', or with '--fresh', which archives that directory",
@@ -231,23 +215,19 @@ class RunPlan:
         return self.total - self.pending
 
 
-class RunLockedError(ConflictError):
-    """Another process is running that run."""
-
-
 @contextmanager
 def run_lock(output_root: Path, name: str) -> Iterator[None]:
     """Hold the exclusive right to write ``<output_root>/<name>/``.
 
     The lock is a file next to the runs, so that a locked run can be archived.
     """
-    refusal = RunLockedError(
+    refusal = ConflictError(
         f"another process already holds the run '{name}'.",
         details={"run_name": name},
         hint=f"wait until it ends ('osmosis eval watch {name}' shows it in a workspace directory), "
         "or choose another '--name'",
     )
-    with file_lock(_lock_path(output_root, name), refusal):
+    with file_lock(output_root / ".locks" / f"{name}.lock", refusal):
         yield
 
 
@@ -255,24 +235,28 @@ def run_lock(output_root: Path, name: str) -> Iterator[None]:
 def file_lock(path: Path, refusal: OsmosisError) -> Iterator[None]:
     """Hold a lock that the kernel releases when the process ends; raise ``refusal`` if another one holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Another thread than the one that acquired it may release it.
-    lock = FileLock(path, mode=0o600, thread_local=False, preserve_lock_file=True, fallback_to_soft=False)
-    while not lock.is_locked:
-        try:
-            lock.acquire(timeout=_LOCK_TIMEOUT_S)
-        except Timeout:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        while not _try_lock(descriptor, fcntl.LOCK_EX):
             # Otherwise a check by is_locked() was in the way.
             if is_locked(path):
-                raise refusal from None
-    try:
+                raise refusal
         yield
     finally:
-        lock.release()
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def is_running(output_root: Path, name: str) -> bool:
     """Return whether a process holds the run's lock."""
-    return is_locked(_lock_path(output_root, name))
+    return is_locked(output_root / ".locks" / f"{name}.lock")
 
 
 def is_locked(path: Path) -> bool:
@@ -286,35 +270,39 @@ def is_locked(path: Path) -> bool:
         return False
     try:
         # Shared, so that two checks do not see each other.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not _try_lock(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
-    return False
 
 
 def open_run(
-    stack: ExitStack,
-    output_root: Path,
-    options: EvalRunOptions,
-    inputs: Mapping[str, Any],
-    config_stem: str,
+    stack: ExitStack, output_root: Path, options: EvalRunOptions, inputs: Mapping[str, Any], config_stem: str
 ) -> RunPlan:
     """Find or name the run; its lock is held until ``stack`` is closed.
 
     Without a name, this continues the newest unfinished run with equal inputs, or starts a new one.
     """
     if options.name is not None:
-        return _open_named(stack, output_root, options.name, inputs, options)
-    for directory, manifest in _continuable(output_root, inputs, options):
-        with suppress(RunLockedError):
+        stack.enter_context(run_lock(output_root, options.name))
+        directory = RunDirectory(output_root / options.name)
+        archived = directory.archive() if options.fresh else None
+        if directory.manifest.exists():
+            manifest = Manifest.load(directory.manifest)
+            manifest.require_equal_inputs(inputs, name=options.name)
+            return RunPlan(directory=directory, manifest=manifest)
+        if directory.is_foreign() and not options.adopts_journal:
+            raise OsmosisError(
+                f"'{directory.path}' already exists and is not a run.", hint="choose another '--name'"
+            )
+        return RunPlan(directory=directory, archived=archived)
+    for directory, manifest in [] if options.fresh else _continuable(output_root, inputs, options):
+        with suppress(ConflictError):
             stack.enter_context(run_lock(output_root, directory.path.name))
             return RunPlan(directory=directory, manifest=manifest, was_found=True)
     for name in new_run_names(config_stem, inputs_digest(inputs)):
         directory = RunDirectory(output_root / name)
         # Another process may have taken the name in the same second.
-        with suppress(RunLockedError), ExitStack() as lock:
+        with suppress(ConflictError), ExitStack() as lock:
             lock.enter_context(run_lock(output_root, name))
             if not directory.path.exists():
                 stack.enter_context(lock.pop_all())
@@ -322,39 +310,17 @@ def open_run(
     raise AssertionError("names are endless")
 
 
-def _lock_path(output_root: Path, name: str) -> Path:
-    return output_root / _LOCKS_DIRECTORY / f"{name}.lock"
-
-
-def _open_named(
-    stack: ExitStack, output_root: Path, name: str, inputs: Mapping[str, Any], options: EvalRunOptions
-) -> RunPlan:
-    stack.enter_context(run_lock(output_root, name))
-    directory = RunDirectory(output_root / name)
-    archived = directory.archive() if options.fresh else None
-    if directory.manifest.exists():
-        manifest = Manifest.load(directory.manifest)
-        manifest.require_equal_inputs(inputs, name=name)
-        return RunPlan(directory=directory, manifest=manifest)
-    if directory.is_foreign() and not options.adopts_journal:
-        raise OsmosisError(
-            f"'{directory.path}' already exists and is not a run.", hint="choose another '--name'"
-        )
-    return RunPlan(directory=directory, archived=archived)
-
-
 def _continuable(
     output_root: Path, inputs: Mapping[str, Any], options: EvalRunOptions
 ) -> list[tuple[RunDirectory, Manifest]]:
     """Return the runs with equal inputs that have work left, newest first."""
     found: list[tuple[RunDirectory, Manifest]] = []
-    for path in [] if options.fresh else output_root.glob("*/manifest.json"):
+    for path in output_root.glob("*/manifest.json"):
         directory = RunDirectory(path.parent)
         with suppress(OsmosisError):
             manifest = Manifest.load(path)
-            is_equal = manifest.inputs == inputs and manifest.run_name == path.parent.name
-            eval_run = (directory.read_metrics() or {}).get("eval_run") if is_equal else None
-            is_finished = isinstance(eval_run, dict) and eval_run.get("status") == "finished"
-            if is_equal and (options.retry_failed or not is_finished):
-                found.append((directory, manifest))
+            if manifest.inputs == inputs and manifest.run_name == path.parent.name:
+                eval_run = as_table((directory.read_metrics() or {}).get("eval_run"))
+                if options.retry_failed or eval_run.get("status") != "finished":
+                    found.append((directory, manifest))
     return sorted(found, key=lambda run: run[1].created_at, reverse=True)

@@ -98,11 +98,14 @@ def read_log(
 ) -> LogPage:
     """Return lines of a log, oldest first; without a cursor its end, from which ``newer`` continues."""
     forward = direction == "newer" and cursor is not None
+    given = _CURSOR.fullmatch(cursor or cursor_at(0))
+    if given is None:
+        raise OsmosisError("the cursor is not valid for a log.", details={"cursor": cursor})
     try:
         with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
             # The log may have been started again, so that it is shorter than the cursor.
-            position = min(_position(cursor), size) if cursor else size
+            position = min(int(given[1]), size) if cursor else size
             for length in _READ_BYTES:
                 start = position if forward else max(0, position - length)
                 file.seek(start)
@@ -126,13 +129,6 @@ def cursor_at(position: int) -> str:
     return f"byte-{position}"
 
 
-def _position(cursor: str) -> int:
-    found = _CURSOR.fullmatch(cursor)
-    if found is None:
-        raise OsmosisError("the cursor is not valid for a log.", details={"cursor": cursor[:80]})
-    return int(found[1])
-
-
 def parse_line(line: bytes) -> LogEntry:
     """Parse a line of a log; a line of another format becomes the message. A long line is truncated."""
     text = line[:_MAX_MESSAGE_BYTES].decode("utf-8", "replace").rstrip("\r\n")
@@ -142,8 +138,14 @@ def parse_line(line: bytes) -> LogEntry:
     found = _LINE.fullmatch(text)
     if found is None:
         return LogEntry(message=text)
-    time, level, step, rest = found.groups()
-    message, details = _split(rest)
+    time, level, step, message = found.groups()
+    details = None
+    # The details are a JSON object at the end of the line.
+    for brace in islice(re.finditer("{", message), _MAX_BRACES) if message.endswith("}") else ():
+        with suppress(ValueError, RecursionError):
+            details = json.loads(message[brace.start() :])
+            message = message[: brace.start()].rstrip()
+            break
     return LogEntry(
         timestamp=time, level=level, step=step, message=with_attempt(message, details), details=details
     )
@@ -155,12 +157,3 @@ def with_attempt(message: str, details: Mapping[str, Any] | None) -> str:
     named = f"(row {row}, attempt {attempt})"
     is_attempt = type(row) is int and type(attempt) is int and not message.endswith(named)
     return f"{message} {named}" if is_attempt else message
-
-
-def _split(rest: str) -> tuple[str, dict[str, Any] | None]:
-    """Return message and details, which are a JSON object at the end of the line."""
-    if rest.endswith("}"):
-        for brace in islice(re.finditer("{", rest), _MAX_BRACES):
-            with suppress(ValueError, RecursionError):
-                return rest[: brace.start()].rstrip(), json.loads(rest[brace.start() :])
-    return rest, None

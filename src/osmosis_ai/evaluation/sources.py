@@ -30,12 +30,10 @@ if TYPE_CHECKING:
     from osmosis_ai.sandbox import Sandbox
 
 # Tools leave these in a source directory; they are not part of the agent.
-_BY_PRODUCTS = frozenset(
-    (
-        *("__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"),
-        *(".git", ".venv", "venv", "uv.lock", "node_modules", "dist", "build"),
-    )
-)
+_BY_PRODUCTS = {
+    *("__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"),
+    *(".git", ".venv", "venv", "uv.lock", "node_modules", "dist", "build"),
+}
 _DECORATORS = frozenset({"osmosis_reward", "osmosis_rubric"})
 _COMPUTED_IMPORTS = frozenset({"__import__", "import_module", "exec", "eval", "globals", "vars"})
 _READS_BY_NAME = re.compile(

@@ -63,7 +63,7 @@ def read_local_samples(path: Path) -> RunSamples:
         place="local",
         location=str(path),
         status=results.status,
-        inputs=_compared_inputs(manifest, results.directory, judges),
+        inputs=read_inputs(path, judges),
         row_keys=distinct.keys,
         keyed_by="row_digest",
         source_rows=distinct.source_rows(),
@@ -74,15 +74,10 @@ def read_local_samples(path: Path) -> RunSamples:
     )
 
 
-def read_inputs(path: Path) -> ComparedInputs:
-    """Return the inputs of a local run without reading its journal."""
+def read_inputs(path: Path, judges: Collection[str] = ()) -> ComparedInputs:
+    """Return the inputs of a local run without reading its journal; ``judges`` are the models that judged it."""
     directory = RunDirectory(path)
-    return _compared_inputs(Manifest.load(directory.manifest), directory)
-
-
-def _compared_inputs(
-    manifest: Manifest, directory: RunDirectory, judges: Collection[str] = ()
-) -> ComparedInputs:
+    manifest = Manifest.load(directory.manifest)
     inputs, provenance = manifest.inputs, manifest.provenance
     rollout, dataset = as_table(inputs.get("rollout")), as_table(inputs.get("dataset"))
     functions = as_table(inputs.get("agent_loop")).get("eval_fns")

@@ -43,12 +43,12 @@ _PROJECT = "pyproject.toml"
 _IGNORED_PROJECT_KEYS = ("name", "version", "description")
 
 
+@dataclass
 class ProjectSource:
     """An agent in a directory under `rollouts/`, with its own environment."""
 
-    def __init__(self, path: Path, sandbox: Sandbox | None = None) -> None:
-        self.path = path
-        self.sandbox = sandbox
+    path: Path
+    sandbox: Sandbox | None = None
 
     def source_digest(self, output_root: Path | None = None) -> str:
         """Return the SHA-256 (hex) over the names and bytes of the agent's files."""
@@ -96,15 +96,14 @@ class ProjectSource:
         return program_environment(environ) if self.sandbox else environ
 
 
+@dataclass
 class RemoteSource:
     """An agent that its owner serves; a result depends on its name, not on any file here."""
 
+    name: str
+    locate: Callable[[], AgentLocation]
+    hint: str
     sandbox = None
-
-    def __init__(self, name: str, locate: Callable[[], AgentLocation], *, hint: str) -> None:
-        self.name = name
-        self._hint = hint
-        self._locate = locate
 
     def source_digest(self, output_root: Path | None = None) -> str:
         return hashlib.sha256(f"server://{self.name}".encode()).hexdigest()
@@ -121,10 +120,10 @@ class RemoteSource:
         from osmosis_ai.controller.remote_agents import RemoteAgent
 
         return RemoteAgent(
-            self._locate,
+            self.locate,
             name=f"the served agent `{self.name}`",
             callback_address=CallbackAddress.from_environment(os.environ),
-            hint=self._hint,
+            hint=self.hint,
         )
 
 
@@ -133,10 +132,10 @@ RolloutSource = ProjectSource | RemoteSource
 
 @dataclass(frozen=True)
 class TrainedAdapter:
-    """An adapter to evaluate: a directory in PEFT's layout, and the model that it was trained on."""
+    """A model of ours to evaluate, with an adapter in PEFT's layout that was trained on it."""
 
     base_model: str
-    directory: Path
+    directory: Path | None = None
 
 
 @asynccontextmanager
@@ -157,13 +156,9 @@ async def open_policy(
         with _exported(env if endpoint.transport == "litellm" else {}):
             yield endpoint
         return
-    base_model = adapter.base_model if adapter is not None else model_path
-    server = InferenceServer(
-        base_model,
-        engine=engine_of(base_model),
-        adapter=adapter.directory if adapter is not None else None,
-        served_as=model_path,
-    )
+    model = adapter or TrainedAdapter(model_path)
+    engine = engine_of(model.base_model)
+    server = InferenceServer(model.base_model, engine=engine, adapter=model.directory, served_as=model_path)
 
     async def report_death() -> None:
         lost(await server.death())

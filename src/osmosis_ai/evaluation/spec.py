@@ -50,11 +50,8 @@ class Budget:
     tokens_option: str = "--max-tokens"
 
     def __post_init__(self) -> None:
-        for option, limit in (
-            ("--max-cost", self.max_cost_usd),
-            (self.tokens_option, self.max_tokens),
-            ("--max-time", self.max_time_s),
-        ):
+        limits = {"--max-cost": self.max_cost_usd, self.tokens_option: self.max_tokens}
+        for option, limit in {**limits, "--max-time": self.max_time_s}.items():
             if limit is not None and not (0 < limit < float("inf")):
                 raise OsmosisError(f"'{option}' must be a positive number, not {limit}.")
 

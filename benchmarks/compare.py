@@ -61,7 +61,7 @@ def write_run(directory: Path, rows: int, attempts: int, *, seed: int) -> None:
         "model_path": "osmosis/tiny",
         "rollout": {"name": "math", "entrypoint": "main.py", "source_digest": "5" * 64},
     }
-    Manifest.new(directory.name, inputs, {}, grader_digest="9" * 64).write(directory / "manifest.json")
+    Manifest(directory.name, inputs, {}, grader_digest="9" * 64).write(directory / "manifest.json")
     hard = np.random.default_rng(0).beta(1, 1, rows)
     passed = np.random.default_rng(seed).random((rows, attempts)) < hard[:, None]
     with (directory / "events.jsonl").open("wb") as journal:

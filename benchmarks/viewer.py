@@ -77,7 +77,7 @@ def _manifest(directory: Path, rows: int) -> None:
         "rollout": {"name": "math", "entrypoint": "main.py", "source_digest": "5" * 64},
     }
     provenance = {"dataset_name": "questions", "config": "configs/eval/math.toml"}
-    Manifest.new(directory.name, inputs, provenance).write(directory / "manifest.json")
+    Manifest(directory.name, inputs, provenance).write(directory / "manifest.json")
 
 
 def _lines(rows: int) -> Iterator[bytes]:

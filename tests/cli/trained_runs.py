@@ -36,7 +36,7 @@ def trained_here(directory: Path) -> Path:
     (directory / "checkpoints" / "step-00000003" / "adapter").mkdir(parents=True)
     (directory / "checkpoints" / "step-00000003" / "adapter" / "adapter.bin").write_bytes(b"12345")
     inputs = {"model_path": "osmosis/tiny", "rollout": {"name": "maze"}, "settings": {"seed": 3}}
-    Manifest.new(directory.name, inputs, {}).write(directory / "manifest.json")
+    Manifest(directory.name, inputs, {}).write(directory / "manifest.json")
     history = MetricsHistory(directory / "metrics.jsonl")
     for step in range(1, 4):
         measured = {"rollout/raw_reward": step / 4}

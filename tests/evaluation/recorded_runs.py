@@ -17,7 +17,7 @@ def write_run(directory: Path, outcomes: Sequence[Sequence[Outcome]]) -> Path:
     """Write a run with ``outcomes[row][attempt]``; no file of numbers is there, only manifest and journal."""
     directory.mkdir(parents=True)
     inputs = {"dataset": {"selected_source_rows": f"0-{len(outcomes) - 1}"}, "n": len(outcomes[0])}
-    Manifest.new(directory.name, inputs, {}).write(directory / "manifest.json")
+    Manifest(directory.name, inputs, {}).write(directory / "manifest.json")
     records = [
         record(row, attempt, outcome)
         for row, attempts in enumerate(outcomes)

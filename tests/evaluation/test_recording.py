@@ -18,11 +18,11 @@ from osmosis_ai.controller.model_proxy import RolloutUsage
 from osmosis_ai.controller.outcomes import Verdict, failed
 from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.comparison.local_samples import read_local_samples
 from osmosis_ai.evaluation.journal import JournalCorruptionError
-from osmosis_ai.evaluation.local_results import read_local_samples
 from osmosis_ai.evaluation.record import PREVIEW_CHARS, Previews, TerminalRecord, previews_of, record_of
 from osmosis_ai.evaluation.run_directory import IndexEntry, read_index
-from osmosis_ai.evaluation.run_log import RunLog, redact_file
+from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.types import GraderCompleteRequest, GraderStatus, RolloutSample
 from tests.evaluation.comparison.builders import write_journalled_run
@@ -263,9 +263,8 @@ def test_nobody_sees_secrets_in_a_redactors_own_representation() -> None:
 def test_a_log_of_another_process_is_cleaned_without_touching_other_bytes(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     path.write_bytes(b"key=hunter22\n\xff\xfe kept\n")
-    redact_file(path, Redactor(["hunter22"]))
+    redact_server_logs(path, Redactor(["hunter22"]))
     assert path.read_bytes() == b"key=[REDACTED]\n\xff\xfe kept\n"
-    redact_file(tmp_path / "missing.log", Redactor(["hunter22"]))
     assert [entry.name for entry in tmp_path.iterdir()] == ["server.log"]
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,11 @@ import pytest
 from osmosis_ai.controller.attempt import attempt_seeds, call_seed
 from osmosis_ai.controller.dispatcher import choose_limit
 from osmosis_ai.datasets import select_rows
-from osmosis_ai.errors import OsmosisError, ResumeRefusedError
+from osmosis_ai.errors import ConflictError, OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation import manifest as manifests
-from osmosis_ai.evaluation import spec
+from osmosis_ai.evaluation import spec as specs
 from osmosis_ai.evaluation.manifest import (
     Manifest,
-    RunLockedError,
     RunPlan,
     inputs_digest,
     is_running,
@@ -31,15 +31,14 @@ from osmosis_ai.evaluation.manifest import (
     run_lock,
 )
 from osmosis_ai.evaluation.results import AttemptTable
-from osmosis_ai.evaluation.source_digest import grader_digest, source_digest
-from osmosis_ai.evaluation.sources import open_policy
+from osmosis_ai.evaluation.sources import ProjectSource, open_policy
 from osmosis_ai.evaluation.spec import Budget, DatasetInput, EvalRunOptions, Spending, Spent
-from tests.evaluation.builders import inputs, record
+from tests.evaluation.builders import inputs, record, spec
 
 
 def leave_run(root: Path, name: str, status: str | None, created_at: str, **changed: object) -> None:
     """Write the files of an earlier session."""
-    manifest = Manifest("a" * 32, name, created_at, inputs(**changed), {})  # type: ignore[arg-type]
+    manifest = Manifest(name, inputs(**changed), {}, created_at=created_at)  # type: ignore[arg-type]
     manifest.write(root / name / "manifest.json")
     if status is not None:
         (root / name / "metrics.json").write_text(json.dumps({"eval_run": {"status": status}}))
@@ -93,7 +92,7 @@ def test_a_run_that_another_process_works_on_is_not_picked_up(tmp_path: Path) ->
 def test_two_runs_that_start_in_the_same_second_have_different_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spec, "stamp", lambda: "20260102T000000Z")
+    monkeypatch.setattr(specs, "stamp", lambda: "20260102T000000Z")
     with ExitStack() as one, ExitStack() as another:
         first = open_run(one, tmp_path, EvalRunOptions(), inputs(), "multiply")
         second = open_run(another, tmp_path, EvalRunOptions(), inputs(), "multiply")
@@ -104,7 +103,7 @@ def test_two_runs_that_start_in_the_same_second_have_different_names(
 def test_a_new_run_never_uses_the_directory_of_a_finished_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spec, "stamp", lambda: "20260102T000000Z")
+    monkeypatch.setattr(specs, "stamp", lambda: "20260102T000000Z")
     ended: list[str] = []
 
     def take_second(root: Path, name: str) -> AbstractContextManager[None]:
@@ -182,7 +181,7 @@ def test_a_second_process_is_refused_until_the_first_one_ends_or_is_killed(tmp_p
     assert holder.stdout.readline() == b"held\n"
     try:
         assert is_running(tmp_path, "mine")
-        with pytest.raises(RunLockedError, match="already holds"), run_lock(tmp_path, "mine"):
+        with pytest.raises(ConflictError, match="already holds"), run_lock(tmp_path, "mine"):
             pass
     finally:
         holder.kill()
@@ -212,7 +211,6 @@ def test_two_checks_of_a_lock_do_not_see_each_other(tmp_path: Path, monkeypatch:
 def test_a_run_waits_for_a_slow_check_of_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with run_lock(tmp_path, "mine"):
         pass
-    monkeypatch.setattr(manifests, "_LOCK_TIMEOUT_S", 0.01)
     with (tmp_path / ".locks" / "mine.lock").open("rb") as slow, ExitStack() as run:
         fcntl.flock(slow, fcntl.LOCK_SH)
         look = manifests.is_locked
@@ -228,8 +226,8 @@ def test_a_run_waits_for_a_slow_check_of_its_lock(tmp_path: Path, monkeypatch: p
 
 
 def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
-    manifest = Manifest.new("first", inputs(), {"git_head": "abc", "git_branch": None})
-    manifest.write(tmp_path / "manifest.json")
+    manifest = Manifest("first", inputs(), {"git_head": "abc"})
+    replace(manifest, provenance={"git_head": "abc", "git_branch": None}).write(tmp_path / "manifest.json")
 
     assert Manifest.load(tmp_path / "manifest.json") == manifest
     written = json.loads((tmp_path / "manifest.json").read_text())
@@ -262,7 +260,7 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
     ],
 )
 def test_resume_refuses_when_an_input_changed_and_names_it(changed: dict[str, object], key: str) -> None:
-    manifest = Manifest.new("first", inputs(), {})
+    manifest = Manifest("first", inputs(), {})
     with pytest.raises(ResumeRefusedError, match=f"Changed: {key}\\.") as refused:
         manifest.require_equal_inputs(changed)
     assert refused.value.details["changed"] == [key]
@@ -280,7 +278,7 @@ def test_resume_shows_old_and_new_inputs_but_no_values_of_variables() -> None:
         grader_timeout_s=1.5,
     )
     with pytest.raises(ResumeRefusedError) as refused:
-        Manifest.new("first", before, {}).require_equal_inputs(now)
+        Manifest("first", before, {}).require_equal_inputs(now)
     assert refused.value.message.splitlines()[1:] == [
         "  - dataset: the selected rows: was 0-9, now 0-2",
         "  - env: A was removed",
@@ -295,7 +293,7 @@ def test_resume_shows_old_and_new_inputs_but_no_values_of_variables() -> None:
 
 
 def test_batch_size_and_threshold_are_not_inputs() -> None:
-    Manifest.new("first", inputs(), {}).require_equal_inputs(
+    Manifest("first", inputs(), {}).require_equal_inputs(
         inputs(batch_size=99, pass_threshold=0.0, branch="main")
     )
 
@@ -303,7 +301,7 @@ def test_batch_size_and_threshold_are_not_inputs() -> None:
 @pytest.mark.parametrize("name", ["a\n::error::pwned", "::error::pwned", "../up", "", 5])
 def test_a_manifest_with_an_invalid_run_name_is_refused(name: Any, tmp_path: Path) -> None:
     """Names are printed, and CI systems read commands from lines of output."""
-    Manifest.new(name, inputs(), {}).write(tmp_path / "manifest.json")
+    Manifest(name, inputs(), {}).write(tmp_path / "manifest.json")
     with pytest.raises(OsmosisError, match="is not a run's manifest"):
         Manifest.load(tmp_path / "manifest.json")
 
@@ -331,29 +329,29 @@ class TestSourceDigest:
         return directory
 
     def test_changes_with_content_names_and_new_files(self, rollout: Path) -> None:
-        digests = {source_digest(rollout)}
+        digests = {ProjectSource(rollout).source_digest()}
         (rollout / "main.py").write_text("print(2)\n")
-        digests.add(source_digest(rollout))
+        digests.add(ProjectSource(rollout).source_digest())
         (rollout / "main.py").rename(rollout / "start.py")
-        digests.add(source_digest(rollout))
+        digests.add(ProjectSource(rollout).source_digest())
         (rollout / "package" / "new.txt").touch()
-        digests.add(source_digest(rollout))
+        digests.add(ProjectSource(rollout).source_digest())
         assert len(digests) == 4
 
     def test_ignores_by_products_of_tools(self, rollout: Path) -> None:
-        before = source_digest(rollout)
+        before = ProjectSource(rollout).source_digest()
         for name in ("__pycache__", ".venv", "package/__pycache__", "multiply.egg-info", "runs"):
             (rollout / name).mkdir()
             (rollout / name / "x").write_text("1")
         (rollout / "uv.lock").write_text("lock")
-        assert source_digest(rollout, output_root=rollout / "runs") == before
+        assert ProjectSource(rollout).source_digest(output_root=rollout / "runs") == before
 
     def test_follows_a_link_to_a_file(self, rollout: Path, tmp_path: Path) -> None:
         (tmp_path / "shared.py").write_text("a")
         (rollout / "shared.py").symlink_to(tmp_path / "shared.py")
-        before = source_digest(rollout)
+        before = ProjectSource(rollout).source_digest()
         (tmp_path / "shared.py").write_text("b")
-        assert source_digest(rollout) != before
+        assert ProjectSource(rollout).source_digest() != before
 
     @pytest.mark.parametrize(("target", "kind"), [("..", "a directory"), ("nowhere", "nothing")])
     def test_refuses_links_to_directories_and_missing_files(
@@ -361,7 +359,7 @@ class TestSourceDigest:
     ) -> None:
         (rollout / "link").symlink_to(target)
         with pytest.raises(OsmosisError, match=f"symbolic link to {kind}"):
-            source_digest(rollout)
+            ProjectSource(rollout).source_digest()
 
 
 GRADER = "from osmosis_ai.rollout.grader import Grader\nfrom checks.numbers import equal\n\nclass Mine(Grader):\n    same = equal\n"
@@ -398,7 +396,9 @@ def rollout(tmp_path: Path) -> Path:
 
 
 def digest(rollout: Path, *, timeout_s: float | None = 30.0, env: dict[str, str] | None = None) -> str:
-    return grader_digest(rollout, grader_timeout_s=timeout_s, env=env or {})
+    found = ProjectSource(rollout).grader_digest(spec(grader_timeout_s=timeout_s, env=env or {}))
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("name", ["main.py", "prompts.py"])

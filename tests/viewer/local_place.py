@@ -29,7 +29,7 @@ class LocalPlace:
         directory = self.evals / name
         directory.mkdir()
         inputs = {"dataset": {"selected_source_rows": f"0-{rows - 1}"}, "n": n, "model_path": "osmosis/tiny"}
-        Manifest.new(name, inputs, {}).write(directory / "manifest.json")
+        Manifest(name, inputs, {}).write(directory / "manifest.json")
         (directory / "events.jsonl").touch()
 
     def add(self, name: str, records: Sequence[TerminalRecord]) -> None:

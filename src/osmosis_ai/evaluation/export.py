@@ -151,9 +151,9 @@ class ExportedRun:
                 yield result | {name: value for name, value in recorded.items() if value is not None}
 
     def _recorded(self, local: LocalResults) -> Iterator[dict[str, Any]]:
-        if not local.files.events.exists():
+        if not local.directory.events.exists():
             return
-        with JournalReader(local.files.events) as journal:
+        with JournalReader(local.directory.events) as journal:
             for _, _, offset in local.table.recorded():
                 record = journal.record(offset)
                 if record is not None:
@@ -196,7 +196,7 @@ def _read_local_run(directory: Path) -> ExportedRun:
         name=directory.name,
         run_id=manifest.local_run_id,
         progress=local.status,
-        facts={**known, **as_table((local.files.read_metrics() or {}).get("eval_run"))},
+        facts={**known, **as_table((local.directory.read_metrics() or {}).get("eval_run"))},
         summary=local.metrics.summary,
         estimates=local.metrics.estimates.model_dump(mode="json"),
         inputs=manifest.inputs,

@@ -7,15 +7,16 @@ secrets from the environment.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from osmosis_ai.errors import InteractiveRequiredError
+from osmosis_ai.api.wire.base import wire_time
 from osmosis_ai.evaluation.journal import JournalReader
-from osmosis_ai.evaluation.manifest import Manifest, RunPlan, utc_now
+from osmosis_ai.evaluation.manifest import Manifest, RunPlan
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import LogEvent
@@ -30,15 +31,12 @@ if TYPE_CHECKING:
 
 # The journal has all of them.
 _MAX_FAILURES = 1000
-_FAILURE_KEYS = (
-    *("row_index", "source_row_index", "run_index", "rollout_id"),
-    *("error_type", "boundary", "error"),
-)
+_FAILURE_KEYS = "row_index", "source_row_index", "run_index", "rollout_id", "error_type", "boundary", "error"
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressSnapshot:
-    """Progress of a run, for a live display."""
+    """Progress of a run, for a live display; ``finished`` attempts in the ``elapsed_s`` of this session."""
 
     completed: int
     total: int
@@ -107,34 +105,13 @@ class RunHooks:
 
     def resolve_secrets(self, names: Sequence[str]) -> dict[str, str]:
         """Return the values of the secrets; called only if attempts are dispatched."""
-        return find_secret_values(names, given={}, environ=os.environ)
+        return {name: os.environ[name] for name in names}
 
     def started(self, interrupt: Callable[[], None]) -> None:
         """Receive the function that stops the run gracefully; from now on the run costs money."""
 
     def ended(self) -> None:
         """Called when the run no longer costs money; only its files are still written."""
-
-
-def find_secret_values(
-    names: Sequence[str],
-    *,
-    given: Mapping[str, str],
-    environ: Mapping[str, str],
-    ask: Callable[[str], str] | None = None,
-) -> dict[str, str]:
-    """Return a value for every name: from ``given``, else ``environ``, else by asking."""
-    found = {name: value for name in names if (value := given.get(name) or environ.get(name))}
-    missing = [name for name in names if name not in found]
-    if missing and ask is None:
-        raise InteractiveRequiredError(
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set (required by [secrets].required).",
-            details={"missing": missing},
-            hint=f"export {missing[0]}=…, or pass '--secrets-file'; secrets stored on a platform are not used here",
-        )
-    if ask is not None:
-        found.update({name: ask(name) for name in missing})
-    return found
 
 
 @dataclass(frozen=True)
@@ -164,10 +141,10 @@ class RunSummary:
     @property
     def failed_rows(self) -> list[dict[str, Any]]:
         """The failures as JSON values, each with the directory of its files."""
-        directory = RunDirectory(self.run_dir)
+        trials = RunDirectory(self.run_dir).trials
         return [
             {name: getattr(record, name) for name in _FAILURE_KEYS}
-            | {"rollout_dir": str(directory.trial(record.rollout_id))}
+            | {"rollout_dir": str(trials / record.rollout_id)}
             for record in self.failures
         ]
 
@@ -190,7 +167,7 @@ def describe_run(
     spec: EvalRunSpec, manifest: Manifest, rows: RowsDrawn, *, status: str, duration_ms: int
 ) -> dict[str, Any]:
     """Return the ``eval_run`` object of ``metrics.json``."""
-    return {
+    described = {
         "id": manifest.local_run_id,
         "status": status,
         "name": manifest.run_name,
@@ -200,5 +177,7 @@ def describe_run(
         "duration_ms": duration_ms,
         "started_at": manifest.created_at,
         "rows": asdict(rows),
-        **({"completed_at": utc_now()} if status == "finished" else {}),
     }
+    if status == "finished":
+        described["completed_at"] = wire_time(datetime.now(timezone.utc))
+    return described

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from osmosis_ai.controller.attempt import Attempt, AttemptResult, AttemptResults, attempt_seeds
 from osmosis_ai.datasets import row_digest
@@ -28,7 +26,7 @@ class MeasuredRows:
 
     metrics: RunMetrics
     rewards: list[float | None]
-    records: list[TerminalRecord] = field(default_factory=list)
+    records: list[TerminalRecord]
 
 
 async def evaluate_in_memory(
@@ -50,18 +48,11 @@ async def evaluate_in_memory(
         finished: called with each result.
         forget: called with a rollout's id when it is no longer needed.
     """
-    attempts = [
-        Attempt(
-            row,
-            row.source_row_index,
-            run_index,
-            attempt_seeds(seed, row.source_row_index, run_index),
-            name=f"{name}-row-{row.source_row_index}-{run_index}",
-        )
-        for row in rows
-        for run_index in range(n)
-    ]
-    positions = {row.source_row_index: position for position, row in enumerate(rows)}
+    attempts = []
+    for position, row in enumerate(rows):
+        for run in range(n):
+            seeds = attempt_seeds(seed, row.source_row_index, run)
+            attempts.append(Attempt(row, position, run, seeds, f"{name}-row-{row.source_row_index}-{run}"))
     rewards: list[list[float]] = [[] for _ in rows]
     table = AttemptTable(len(rows), n)
     table.set_row_digests(map(row_digest, rows))
@@ -70,10 +61,9 @@ async def evaluate_in_memory(
 
     class Recorder(AttemptResults):
         async def record(self, result: AttemptResult) -> None:
-            position = positions[result.attempt.row.source_row_index]
             if result.reward is not None:
-                rewards[position].append(result.reward)
-            record = msgspec.structs.replace(record_of(result, redactor, previews=True), row_index=position)
+                rewards[result.attempt.row_index].append(result.reward)
+            record = record_of(result, redactor, previews=True)
             table.set_result(record)
             records.append(record)
             forget(result.rollout_id)

@@ -31,8 +31,6 @@ _STATE_DIRECTORY = ".osmosis"
 # Every result of a judging session begins with a brace and this key.
 _RESULT_KEY = b'"generated_at"'
 
-_Run = tuple[RunKind, Path]
-
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
@@ -51,20 +49,22 @@ class RunPlaces:
         self._root = root
         self._results = results
         self._lock = Lock()
-        self._folders: dict[
-            Path, int
-        ] = {}  # the directories that contain runs, with their modification times
         self._next_walk = float("-inf")
-        self._found: list[_Run] = []
+        # The directories that contain runs, with their modification times.
+        self._folders: dict[Path, int] = {}
         self._places: list[RunPlace] = []
         self._by_name: dict[tuple[RunKind, str], RunPlace] = {}
 
     def all(self) -> list[RunPlace]:
         """Return the runs, by path; the same list until they change."""
         with self._lock:
-            is_due = time.monotonic() >= self._next_walk
-            if is_due or any(_changed(folder) != changed for folder, changed in self._folders.items()):
-                self._walk()
+            started = time.monotonic()
+            if started >= self._next_walk or any(_changed(path) != at for path, at in self._folders.items()):
+                by_name = self._find()
+                if list(by_name.values()) != self._places:
+                    self._by_name, self._places = by_name, list(by_name.values())
+                ended = time.monotonic()
+                self._next_walk = ended + max(_WALK_INTERVAL_S, _WALK_SHARE * (ended - started))
             return self._places
 
     def named(self, kind: RunKind, name: str) -> RunPlace | None:
@@ -72,52 +72,50 @@ class RunPlaces:
         self.all()
         return self._by_name.get((kind, name))
 
-    def _walk(self) -> None:
-        started = time.monotonic()
+    def _find(self) -> dict[tuple[RunKind, str], RunPlace]:
         self._folders = {}
-        if (kind := kind_of(self._root)) is not None:
-            found: list[_Run] = [(kind, self._root)]
-        elif is_result(self._root):
-            found = [("rubric", self._root)]
-        else:
-            roots = [root for root in (self._root, self._results) if root is not None]
-            found = [run for root in roots for run in self._below(root)]
-            found.sort(key=lambda run: (run[0] != "rubric", run[1].parent, run[1].name))
-        if found != self._found:
-            self._found, self._places = found, _with_names(found, self._root)
-            self._by_name = {(place.kind, place.name): place for place in self._places}
-        ended = time.monotonic()
-        self._next_walk = ended + max(_WALK_INTERVAL_S, _WALK_SHARE * (ended - started))
+        own = "rubric" if is_result(self._root) else kind_of(self._root)
+        roots = [root for root in (self._root, self._results) if root is not None]
+        found = (
+            [(own, self._root)] if own is not None else [run for root in roots for run in self._walk(root)]
+        )
+        places: dict[tuple[RunKind, str], RunPlace] = {}
+        for kind, path in sorted(found, key=lambda run: (run[0] != "rubric", run[1].parent, run[1].name)):
+            name = path.name.removesuffix(".json") if kind == "rubric" else path.name
+            text = os.fsencode(name).decode("utf-8", "replace")
+            if (kind, name) in places or text != name:
+                name = f"{text}~{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"
+            # A run that was selected by its directory is not hidden as archived.
+            is_hidden = is_archive(path.name) and path != self._root
+            places[kind, name] = RunPlace(kind, name, path, archived=is_hidden)
+        return places
 
-    def _below(self, root: Path) -> Iterator[_Run]:
+    def _walk(self, root: Path) -> Iterator[tuple[RunKind, Path]]:
         pending, walked, documents = [(root, 0)], 0, 0
         while pending and walked <= _MAX_DIRECTORIES:
             folder, depth = pending.pop()
             walked += 1
             changed = _changed(folder)
             for entry in _entries(folder):
+                path, is_hidden = Path(entry.path), entry.name.startswith(".")
                 if entry.name.endswith(".json") and entry.is_file(follow_symlinks=False):
                     documents += 1
-                    if documents <= _MAX_RESULTS and is_result(Path(entry.path)):
-                        yield "rubric", Path(entry.path)
-                    continue
-                if not entry.is_dir(follow_symlinks=False) or entry.name in _SKIPPED:
-                    continue
-                path, is_hidden = Path(entry.path), entry.name.startswith(".")
-                kind = kind_of(path)
-                if kind is not None:
-                    self._folders[folder] = changed
-                    if not is_hidden:
-                        yield kind, path
-                elif depth < _MAX_DEPTH and (not is_hidden or entry.name == _STATE_DIRECTORY):
-                    pending.append((path, depth + 1))
+                    if documents <= _MAX_RESULTS and is_result(path):
+                        yield "rubric", path
+                elif entry.is_dir(follow_symlinks=False) and entry.name not in _SKIPPED:
+                    kind = kind_of(path)
+                    if kind is not None:
+                        self._folders[folder] = changed
+                        if not is_hidden:
+                            yield kind, path
+                    elif depth < _MAX_DEPTH and (not is_hidden or entry.name == _STATE_DIRECTORY):
+                        pending.append((path, depth + 1))
 
 
 def kind_of(directory: Path) -> RunKind | None:
     """Return the kind of a run's directory; None for other directories."""
-    if not os.path.isfile(f"{directory}/manifest.json"):  # noqa: PTH113 - there may be ten thousand
-        return None
-    if irregular_file(directory) is not None:
+    # Strings, since there may be ten thousand directories.
+    if not os.path.isfile(f"{directory}/manifest.json") or irregular_file(directory) is not None:  # noqa: PTH113
         return None
     is_training = os.path.isfile(f"{directory}/metrics.jsonl") or os.path.isdir(f"{directory}/checkpoints")  # noqa: PTH112, PTH113
     return "training" if is_training else "eval"
@@ -141,13 +139,13 @@ def irregular_file(directory: Path) -> str | None:
 
 def namesakes(place: RunPlace, places: Sequence[RunPlace]) -> list[str]:
     """Return the names of the runs that ``--fresh`` archived for one, and of the one it was archived for, newest first."""
-    name, folder = name_before_archiving(place.path.name), place.path.parent
+    name = name_before_archiving(place.path.name)
     found = [
         each
         for each in places
-        # Comparing the beginning of the name first is fast.
-        if each.path.name.startswith(name) and each.path.parent == folder and each.kind == place.kind
-        if name_before_archiving(each.path.name) == name and each != place
+        if name_before_archiving(each.path.name) == name
+        and (each.kind, each.path.parent) == (place.kind, place.path.parent)
+        and each != place
     ]
     found.sort(key=lambda each: (not is_archive(each.path.name), each.path.name), reverse=True)
     return [each.name for each in found]
@@ -168,16 +166,3 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
             return sorted(entries, key=lambda entry: entry.name)
     except OSError:
         return []
-
-
-def _with_names(found: list[_Run], root: Path) -> list[RunPlace]:
-    places, taken = [], set[tuple[RunKind, str]]()
-    for kind, path in found:
-        name = path.name.removesuffix(".json") if kind == "rubric" else path.name
-        text = os.fsencode(name).decode("utf-8", "replace")
-        if (kind, name) in taken or text != name:
-            name = f"{text}~{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"
-        taken.add((kind, name))
-        # A run that was selected by its directory is not hidden as archived.
-        places.append(RunPlace(kind, name, path, archived=is_archive(path.name) and path != root))
-    return places

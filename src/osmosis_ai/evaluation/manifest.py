@@ -12,26 +12,25 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from filelock import FileLock, Timeout
+import msgspec
 
+from osmosis_ai.api.wire.base import wire_time
 from osmosis_ai.errors import ConflictError, OsmosisError, ResumeRefusedError, reason_of
-from osmosis_ai.evaluation.lenient_json import as_number
+from osmosis_ai.evaluation.lenient_json import as_number, as_table
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.spec import (
     DatasetInput,
     EvalRunOptions,
     EvalRunSpec,
     check_run_name,
-    is_archive,
     new_run_names,
 )
 from osmosis_ai.files import open_regular, write_json
@@ -40,11 +39,10 @@ SCHEMA_VERSION = 1
 VERSIONS = {"rollout_protocol": "0.3", "dataset_normalization": 1, "state_schema": 1}
 # Readers allocate memory for each attempt.
 _MAX_ATTEMPTS = 10**7
-_RUN_ID = re.compile(r"[0-9a-f]{32}")
-_LOCKS_DIRECTORY = ".locks"
-# How long to wait before checking who holds the lock.
-_LOCK_TIMEOUT_S = 0.5
+# Names of inputs in messages; digests do not appear there.
 _LABELS = {
+    "dataset.sha256": "dataset: the file was changed",
+    "rollout.source_digest": "rollout: its files were edited",
     "dataset.selected_source_rows": "dataset: the selected rows",
     "rollout.name": "rollout",
     "rollout.entrypoint": "rollout: the entrypoint",
@@ -57,25 +55,14 @@ _LABELS = {
 class Manifest:
     """``manifest.json``, written once per run."""
 
-    local_run_id: str
     run_name: str
-    created_at: str
     inputs: Mapping[str, Any]
     provenance: Mapping[str, Any]
     grader_digest: str | None = None
-
-    @classmethod
-    def new(
-        cls,
-        run_name: str,
-        inputs: Mapping[str, Any],
-        provenance: Mapping[str, Any],
-        *,
-        grader_digest: str | None = None,
-    ) -> Manifest:
-        """Return the manifest of a run that starts now, without absent provenance."""
-        known = {key: value for key, value in provenance.items() if value is not None}
-        return cls(uuid.uuid4().hex, run_name, utc_now(), inputs, known, grader_digest)
+    local_run_id: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")] = field(
+        default_factory=lambda: uuid.uuid4().hex
+    )
+    created_at: str = field(default_factory=lambda: wire_time(datetime.now(timezone.utc)))
 
     @classmethod
     def load(cls, path: Path) -> Manifest:
@@ -83,23 +70,12 @@ class Manifest:
         try:
             with open_regular(path) as file:
                 raw = json.loads(file.read())
-            version = raw["schema_version"]
-            if version != SCHEMA_VERSION:
-                raise ValueError(
-                    f"it has schema version {str(version)[:40]}; this release knows {SCHEMA_VERSION}"
-                )
-            manifest = cls(
-                raw["local_run_id"],
-                raw["run_name"],
-                raw["created_at"],
-                raw["inputs"],
-                raw["provenance"],
-                raw.get("grader_digest"),
-            )
-            has_types = isinstance(manifest.inputs, dict) and isinstance(manifest.provenance, dict)
-            has_types = has_types and isinstance(manifest.grader_digest, (str, type(None)))
-            if not has_types or not _RUN_ID.fullmatch(manifest.local_run_id):
-                raise ValueError("its fields have the wrong types")
+            version = str(raw["schema_version"])[:40]
+            if version != str(SCHEMA_VERSION):
+                raise ValueError(f"it has schema version {version}; this release knows {SCHEMA_VERSION}")
+            if not {"local_run_id", "created_at"} <= raw.keys():
+                raise ValueError("it has no run id or start time")
+            manifest = msgspec.convert(raw, cls)
             # The name appears in lines that a CI system reads commands from.
             check_run_name(manifest.run_name)
         except (OSError, ValueError, RecursionError, KeyError, TypeError, OsmosisError) as error:
@@ -138,31 +114,25 @@ class Manifest:
         return rows, n
 
     def write(self, path: Path) -> None:
-        """Write the manifest durably."""
-        document = {"schema_version": SCHEMA_VERSION, **vars(self)}
-        if self.grader_digest is None:
-            del document["grader_digest"]
-        write_json(path, document)
+        """Write the manifest durably, without absent values."""
+        known = {key: value for key, value in self.provenance.items() if value is not None}
+        document = {"schema_version": SCHEMA_VERSION, **vars(self), "provenance": known}
+        write_json(path, {key: value for key, value in document.items() if value is not None})
 
     def require_equal_inputs(self, inputs: Mapping[str, Any], *, name: str | None = None) -> None:
         """Refuse a session whose inputs differ from this run's."""
-        absent = object()
-        keys = {*self.inputs, *inputs}
-        changed = sorted(key for key in keys if self.inputs.get(key, absent) != inputs.get(key, absent))
-        if not changed:
-            return
         name = name or self.run_name
-        lines = [
-            f"\n  - {line}"
-            for key in changed
-            for line in _differences(key, self.inputs.get(key), inputs.get(key))
-        ]
-        raise ResumeRefusedError(
-            f"the run '{name}' cannot be continued: its inputs have changed since it was started. "
-            f"Changed: {', '.join(changed)}.{''.join(lines)}",
-            details={"run_name": name, "changed": changed},
-            hint="undo the change, or start a new run with another '--name' or with '--fresh', which archives the old run",
-        )
+        before, now = _flat(self.inputs), _flat(inputs)
+        keys = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+        if keys:
+            changed = sorted({key.partition(".")[0] for key in keys})
+            lines = "".join(f"\n  - {_describe_change(key, before.get(key), now.get(key))}" for key in keys)
+            raise ResumeRefusedError(
+                f"the run '{name}' cannot be continued: its inputs have changed since it was started. "
+                f"Changed: {', '.join(changed)}.{lines}",
+                details={"run_name": name, "changed": changed},
+                hint="undo the change, or start a new run with another '--name' or with '--fresh', which archives the old run",
+            )
 
 
 def run_inputs(
@@ -195,34 +165,24 @@ def inputs_digest(inputs: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def utc_now() -> str:
-    """Return the current time as ISO 8601 with milliseconds and ``Z``."""
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _flat(inputs: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested inputs with keys such as ``dataset.sha256``."""
+    found: dict[str, Any] = {}
+    for key, value in inputs.items():
+        found.update(
+            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        )
+    return found
 
 
-def _differences(key: str, before: Any, now: Any) -> Iterator[str]:
-    """Yield a line for every difference between two values of an input."""
-    if before == now:
-        return
-    if key == "env":  # the values of variables may be secret
-        before, now = before or {}, now or {}
-        for name in sorted({*before, *now}):
-            if name not in now:
-                yield f"env: {name} was removed"
-            elif name not in before:
-                yield f"env: {name} was added"
-            elif before[name] != now[name]:
-                yield f"env: {name} has another value"
-    elif isinstance(before, dict) and isinstance(now, dict):
-        for name in sorted({*before, *now}):
-            yield from _differences(f"{key}.{name}", before.get(name), now.get(name))
-    elif key == "dataset.sha256":
-        yield "dataset: the file was changed"
-    elif key == "rollout.source_digest":
-        yield "rollout: its files were edited"
-    else:
-        label = _LABELS.get(key, key.replace(".", ": "))
-        yield f"{label}: was {_format_value(before)}, now {_format_value(now)}"
+def _describe_change(key: str, before: Any, now: Any) -> str:
+    if key.startswith("env."):  # the values of variables may be secret
+        what = "was added" if before is None else "was removed" if now is None else "has another value"
+        return f"env: {key.removeprefix('env.')} {what}"
+    label = _LABELS.get(key, key.replace(".", ": "))
+    if key in ("dataset.sha256", "rollout.source_digest"):
+        return label
+    return f"{label}: was {_format_value(before)}, now {_format_value(now)}"
 
 
 def _format_value(value: Any) -> str:
@@ -255,48 +215,48 @@ class RunPlan:
         return self.total - self.pending
 
 
-class RunLockedError(ConflictError):
-    """Another process is running that run."""
-
-
 @contextmanager
 def run_lock(output_root: Path, name: str) -> Iterator[None]:
     """Hold the exclusive right to write ``<output_root>/<name>/``.
 
-    The file is next to the runs, so that a locked run can be archived. The kernel releases it when the process ends.
+    The lock is a file next to the runs, so that a locked run can be archived.
     """
-    path = _lock_path(output_root, name)
+    refusal = ConflictError(
+        f"another process already holds the run '{name}'.",
+        details={"run_name": name},
+        hint=f"wait until it ends ('osmosis eval watch {name}' shows it in a workspace directory), "
+        "or choose another '--name'",
+    )
+    with file_lock(output_root / ".locks" / f"{name}.lock", refusal):
+        yield
+
+
+@contextmanager
+def file_lock(path: Path, refusal: OsmosisError) -> Iterator[None]:
+    """Hold a lock that the kernel releases when the process ends; raise ``refusal`` if another one holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Another thread than the one that acquired it may release it.
-    lock = FileLock(path, mode=0o600, thread_local=False, preserve_lock_file=True, fallback_to_soft=False)
-    if not acquire(lock):
-        raise RunLockedError(
-            f"another process already holds the run '{name}'.",
-            details={"run_name": name},
-            hint=f"wait until it ends ('osmosis eval watch {name}' shows it in a workspace directory), "
-            "or choose another '--name'",
-        )
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
+        while not _try_lock(descriptor, fcntl.LOCK_EX):
+            # Otherwise a check by is_locked() was in the way.
+            if is_locked(path):
+                raise refusal
         yield
     finally:
-        lock.release()
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def is_running(output_root: Path, name: str) -> bool:
     """Return whether a process holds the run's lock."""
-    return is_locked(_lock_path(output_root, name))
-
-
-def acquire(lock: FileLock) -> bool:
-    """Acquire a lock and return whether that succeeded; concurrent checks by :func:`is_locked` are waited for."""
-    while True:
-        try:
-            lock.acquire(timeout=_LOCK_TIMEOUT_S)
-        except Timeout:
-            if is_locked(Path(lock.lock_file)):
-                return False
-        else:
-            return True
+    return is_locked(output_root / ".locks" / f"{name}.lock")
 
 
 def is_locked(path: Path) -> bool:
@@ -310,36 +270,39 @@ def is_locked(path: Path) -> bool:
         return False
     try:
         # Shared, so that two checks do not see each other.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not _try_lock(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
-    return False
 
 
 def open_run(
-    stack: ExitStack,
-    output_root: Path,
-    options: EvalRunOptions,
-    inputs: Mapping[str, Any],
-    config_stem: str,
+    stack: ExitStack, output_root: Path, options: EvalRunOptions, inputs: Mapping[str, Any], config_stem: str
 ) -> RunPlan:
     """Find or name the run; its lock is held until ``stack`` is closed.
 
     Without a name, this continues the newest unfinished run with equal inputs, or starts a new one.
     """
     if options.name is not None:
-        return _open_named(stack, output_root, options.name, inputs, options)
-    if not options.fresh:
-        for directory, manifest in _continuable(output_root, inputs, retry_failed=options.retry_failed):
-            with suppress(RunLockedError):
-                stack.enter_context(run_lock(output_root, directory.path.name))
-                return RunPlan(directory=directory, manifest=manifest, was_found=True)
+        stack.enter_context(run_lock(output_root, options.name))
+        directory = RunDirectory(output_root / options.name)
+        archived = directory.archive() if options.fresh else None
+        if directory.manifest.exists():
+            manifest = Manifest.load(directory.manifest)
+            manifest.require_equal_inputs(inputs, name=options.name)
+            return RunPlan(directory=directory, manifest=manifest)
+        if directory.is_foreign() and not options.adopts_journal:
+            raise OsmosisError(
+                f"'{directory.path}' already exists and is not a run.", hint="choose another '--name'"
+            )
+        return RunPlan(directory=directory, archived=archived)
+    for directory, manifest in [] if options.fresh else _continuable(output_root, inputs, options):
+        with suppress(ConflictError):
+            stack.enter_context(run_lock(output_root, directory.path.name))
+            return RunPlan(directory=directory, manifest=manifest, was_found=True)
     for name in new_run_names(config_stem, inputs_digest(inputs)):
         directory = RunDirectory(output_root / name)
         # Another process may have taken the name in the same second.
-        with suppress(RunLockedError), ExitStack() as lock:
+        with suppress(ConflictError), ExitStack() as lock:
             lock.enter_context(run_lock(output_root, name))
             if not directory.path.exists():
                 stack.enter_context(lock.pop_all())
@@ -347,42 +310,17 @@ def open_run(
     raise AssertionError("names are endless")
 
 
-def _lock_path(output_root: Path, name: str) -> Path:
-    return output_root / _LOCKS_DIRECTORY / f"{name}.lock"
-
-
-def _open_named(
-    stack: ExitStack, output_root: Path, name: str, inputs: Mapping[str, Any], options: EvalRunOptions
-) -> RunPlan:
-    stack.enter_context(run_lock(output_root, name))
-    directory = RunDirectory(output_root / name)
-    archived = directory.archive() if options.fresh else None
-    if directory.manifest.exists():
-        manifest = Manifest.load(directory.manifest)
-        manifest.require_equal_inputs(inputs, name=name)
-        return RunPlan(directory=directory, manifest=manifest)
-    if directory.is_foreign() and not options.adopts_journal:
-        raise OsmosisError(
-            f"'{directory.path}' already exists and is not a run.", hint="choose another '--name'"
-        )
-    return RunPlan(directory=directory, archived=archived)
-
-
 def _continuable(
-    output_root: Path, inputs: Mapping[str, Any], *, retry_failed: bool
-) -> Iterator[tuple[RunDirectory, Manifest]]:
-    """Yield the runs with equal inputs that have work left, newest first."""
-    found = []
-    for path in output_root.iterdir() if output_root.is_dir() else ():
-        directory = RunDirectory(path)
-        if path.name == _LOCKS_DIRECTORY or is_archive(path.name) or not directory.manifest.is_file():
-            continue
+    output_root: Path, inputs: Mapping[str, Any], options: EvalRunOptions
+) -> list[tuple[RunDirectory, Manifest]]:
+    """Return the runs with equal inputs that have work left, newest first."""
+    found: list[tuple[RunDirectory, Manifest]] = []
+    for path in output_root.glob("*/manifest.json"):
+        directory = RunDirectory(path.parent)
         with suppress(OsmosisError):
-            manifest = Manifest.load(directory.manifest)
-            if manifest.inputs == inputs and manifest.run_name == path.name:
-                found.append((directory, manifest))
-    for directory, manifest in sorted(found, key=lambda run: run[1].created_at, reverse=True):
-        eval_run = (directory.read_metrics() or {}).get("eval_run")
-        is_finished = isinstance(eval_run, dict) and eval_run.get("status") == "finished"
-        if retry_failed or not is_finished:
-            yield directory, manifest
+            manifest = Manifest.load(path)
+            if manifest.inputs == inputs and manifest.run_name == path.parent.name:
+                eval_run = as_table((directory.read_metrics() or {}).get("eval_run"))
+                if options.retry_failed or eval_run.get("status") != "finished":
+                    found.append((directory, manifest))
+    return sorted(found, key=lambda run: run[1].created_at, reverse=True)

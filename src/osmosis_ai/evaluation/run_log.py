@@ -16,20 +16,19 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import orjson
 
-from osmosis_ai.api.wire.base import LogEntry, LogPage
+from osmosis_ai.api.wire.base import LogEntry, LogPage, wire_time
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.files import open_regular
+from osmosis_ai.files import open_regular, replacing
 from osmosis_ai.redaction import Redactor
 
 LogDirection = Literal["older", "newer"]
-_BLOCK_BYTES = 1 << 18
 _MAX_MESSAGE_BYTES = 64 * 1024
-# No line is longer, and no page.
-_MAX_READ_BYTES = 1 << 26
+# How much is read for a page: more, if its lines are long. No line and no page is longer than the last.
+_READ_BYTES = (1 << 18, 1 << 22, 1 << 26)
 # The details may begin at any of the first braces of a line; each try reads to the end of the line.
 _MAX_BRACES = 20
 _CURSOR = re.compile(r"byte-([0-9]{1,18})")
@@ -50,9 +49,8 @@ class LogEvent:
 
     def to_line(self) -> str:
         """Return the event as a line of ``logs.txt``, without its newline."""
-        moment = self.time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         facts = orjson.dumps(self.details, default=str, option=orjson.OPT_SORT_KEYS).decode()
-        return f"{moment} {self.level} [{self.step}] {self.message} {facts}"
+        return f"{wire_time(self.time)} {self.level} [{self.step}] {self.message} {facts}"
 
 
 class RunLog:
@@ -87,81 +85,48 @@ class RunLog:
 
 
 def redact_server_logs(first: Path, redact: Redactor) -> None:
-    """Replace the secrets in the logs of a run's rollout servers, as :func:`redact_file`."""
-    for path in sorted(first.parent.glob(f"{first.stem}*{first.suffix}")):
-        redact_file(path, redact)
-
-
-def redact_file(path: Path, redact: Redactor) -> None:
-    """Replace the secrets in a log that another process wrote; the file is only replaced if it has any."""
-    if not path.exists():
-        return
-    changed = False
-    temporary = path.with_name(f".{path.name}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with path.open("rb") as raw, os.fdopen(descriptor, "wb") as clean:
-        for line in raw:
-            text = line.decode("utf-8", "surrogateescape")
-            redacted = redact.text(text)
-            changed = changed or redacted != text
-            clean.write(redacted.encode("utf-8", "surrogateescape"))
-    if changed:
-        temporary.replace(path)
-    else:
-        temporary.unlink()
+    """Replace the secrets in the logs of a run's rollout servers, the first of which has this path."""
+    for path in first.parent.glob(f"{first.stem}*{first.suffix}"):
+        with path.open("rb") as raw, replacing(path, durable=False) as clean:
+            for line in raw:
+                text = redact.text(line.decode("utf-8", "surrogateescape"))
+                clean.write(text.encode("utf-8", "surrogateescape"))
 
 
 def read_log(
     path: Path, *, limit: int, cursor: str | None = None, direction: LogDirection = "older"
 ) -> LogPage:
     """Return lines of a log, oldest first; without a cursor its end, from which ``newer`` continues."""
+    forward = direction == "newer" and cursor is not None
+    given = _CURSOR.fullmatch(cursor or cursor_at(0))
+    if given is None:
+        raise OsmosisError("the cursor is not valid for a log.", details={"cursor": cursor})
     try:
-        size = path.stat().st_size
         with open_regular(path) as file:
+            size = file.seek(0, os.SEEK_END)
             # The log may have been started again, so that it is shorter than the cursor.
-            position = min(_position(cursor), size) if cursor else size
-            if direction == "newer" and cursor:
-                return _newer(file, position, limit)
-            return _older(file, position, limit, newer=direction == "newer")
+            position = min(int(given[1]), size) if cursor else size
+            for length in _READ_BYTES:
+                start = position if forward else max(0, position - length)
+                file.seek(start)
+                block = file.read(length if forward else position - start)
+                if block.count(b"\n") > limit or len(block) < length:
+                    break
     except OSError:
         return LogPage(logs=[], next_cursor=None)
+    # The block may begin and end within a line.
+    first, last = 0 if forward or start == 0 else block.find(b"\n") + 1, block.rfind(b"\n") + 1
+    lines = [line + b"\n" for line in block[first:last].split(b"\n")[:-1]]
+    lines = lines[:limit] if forward else lines[-limit:]
+    length = sum(map(len, lines))
+    begin, end = (position, position + length) if forward else (start + last - length, start + last)
+    following = cursor_at(end) if direction == "newer" else cursor_at(begin) if 0 < begin < end else None
+    return LogPage(logs=[parse_line(line) for line in lines], next_cursor=following)
 
 
 def cursor_at(position: int) -> str:
     """Return the cursor of a byte where a line begins."""
     return f"byte-{position}"
-
-
-def _position(cursor: str) -> int:
-    found = _CURSOR.fullmatch(cursor)
-    if found is None:
-        raise OsmosisError("the cursor is not valid for a log.", details={"cursor": cursor[:80]})
-    return int(found[1])
-
-
-def _older(file: BinaryIO, end: int, limit: int, *, newer: bool) -> LogPage:
-    """Return the last lines before ``end``, and a cursor to the lines before them, or after them if ``newer``."""
-    start, block = end, b""
-    while start > 0 and block.count(b"\n") <= limit and len(block) < _MAX_READ_BYTES:
-        start = max(0, end - max(_BLOCK_BYTES, 4 * len(block)))
-        file.seek(start)
-        block = file.read(end - start)
-    # The block may begin and end within a line.
-    first, last = block.find(b"\n") + 1 if start > 0 else 0, block.rfind(b"\n") + 1
-    lines = [line + b"\n" for line in block[first:last].split(b"\n")[:-1]][-limit:]
-    begin, end = start + last - sum(map(len, lines)), start + last
-    following = cursor_at(end) if newer else cursor_at(begin) if 0 < begin < end else None
-    return LogPage(logs=[parse_line(line) for line in lines], next_cursor=following)
-
-
-def _newer(file: BinaryIO, position: int, limit: int) -> LogPage:
-    file.seek(position)
-    lines: list[bytes] = []
-    while len(lines) < limit and (line := file.readline(_MAX_READ_BYTES)).endswith(b"\n"):
-        lines.append(line)
-    return LogPage(
-        logs=[parse_line(line) for line in lines], next_cursor=cursor_at(position + sum(map(len, lines)))
-    )
 
 
 def parse_line(line: bytes) -> LogEntry:
@@ -173,8 +138,14 @@ def parse_line(line: bytes) -> LogEntry:
     found = _LINE.fullmatch(text)
     if found is None:
         return LogEntry(message=text)
-    time, level, step, rest = found.groups()
-    message, details = _split(rest)
+    time, level, step, message = found.groups()
+    details = None
+    # The details are a JSON object at the end of the line.
+    for brace in islice(re.finditer("{", message), _MAX_BRACES) if message.endswith("}") else ():
+        with suppress(ValueError, RecursionError):
+            details = json.loads(message[brace.start() :])
+            message = message[: brace.start()].rstrip()
+            break
     return LogEntry(
         timestamp=time, level=level, step=step, message=with_attempt(message, details), details=details
     )
@@ -186,12 +157,3 @@ def with_attempt(message: str, details: Mapping[str, Any] | None) -> str:
     named = f"(row {row}, attempt {attempt})"
     is_attempt = type(row) is int and type(attempt) is int and not message.endswith(named)
     return f"{message} {named}" if is_attempt else message
-
-
-def _split(rest: str) -> tuple[str, dict[str, Any] | None]:
-    """Return message and details, which are a JSON object at the end of the line."""
-    if rest.endswith("}"):
-        for brace in islice(re.finditer("{", rest), _MAX_BRACES):
-            with suppress(ValueError, RecursionError):
-                return rest[: brace.start()].rstrip(), json.loads(rest[brace.start() :])
-    return rest, None

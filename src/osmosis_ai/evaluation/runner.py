@@ -195,7 +195,7 @@ class EvalRunner:
         """Return the run's manifest; for a new run, write it before anything else."""
         manifest = opened.manifest
         if manifest is None:
-            manifest = Manifest.new(
+            manifest = Manifest(
                 opened.name,
                 inputs,
                 {**self.provenance, "servers": self.servers},

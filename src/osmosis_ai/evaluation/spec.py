@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from osmosis_ai.datasets import DatasetRow, Selection
     from osmosis_ai.evaluation.record import TerminalRecord
 
-MAX_NAME_LENGTH = 96
 PREVIEWS_KEY = "previews"
 """The key of ``[advanced]`` that turns previews off."""
+_MAX_NAME_LENGTH = 96
 _ARCHIVE = ".archive-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
@@ -50,11 +50,8 @@ class Budget:
     tokens_option: str = "--max-tokens"
 
     def __post_init__(self) -> None:
-        for option, limit in (
-            ("--max-cost", self.max_cost_usd),
-            (self.tokens_option, self.max_tokens),
-            ("--max-time", self.max_time_s),
-        ):
+        limits = {"--max-cost": self.max_cost_usd, self.tokens_option: self.max_tokens}
+        for option, limit in {**limits, "--max-time": self.max_time_s}.items():
             if limit is not None and not (0 < limit < float("inf")):
                 raise OsmosisError(f"'{option}' must be a positive number, not {limit}.")
 
@@ -141,28 +138,25 @@ class Spending:
         self._budget = budget
         self._earlier_s = earlier_s
         self._clock = clock
-        self._started = clock()
-
-    def add_record(self, record: TerminalRecord) -> None:
-        """Count an attempt, its judges included."""
-        self.add(calls=record.model_calls or 0, tokens=record.tokens or 0, cost_usd=record.cost_usd)
-        # An unknown price of a judge does not end the budget.
-        self._add(record.judge_tokens or 0, record.judge_cost_usd)
-
-    def add(self, *, calls: int, tokens: int, cost_usd: float | None) -> None:
-        """Count the model calls of an attempt."""
-        self._add(tokens, cost_usd)
-        self._has_unknown_tokens |= bool(calls and not tokens)
-        self._has_unknown_cost |= bool(calls and cost_usd is None)
-
-    def _add(self, tokens: int, cost_usd: float | None) -> None:
-        self.tokens += tokens
-        self.cost_usd += cost_usd or 0.0
-        self.cost_known = self.cost_known or cost_usd is not None
+        self.start_clock()
 
     def start_clock(self) -> None:
         """Start this session's wall clock now instead of at construction."""
         self._started = self._clock()
+
+    def add_record(self, record: TerminalRecord) -> None:
+        """Count an attempt, its judges included."""
+        self.add(calls=record.model_calls or 0, tokens=record.tokens or 0, cost_usd=record.cost_usd)
+        # Without calls: an unknown price of a judge does not end the budget.
+        self.add(calls=0, tokens=record.judge_tokens or 0, cost_usd=record.judge_cost_usd)
+
+    def add(self, *, calls: int, tokens: int, cost_usd: float | None) -> None:
+        """Count the model calls of an attempt."""
+        self.tokens += tokens
+        self.cost_usd += cost_usd or 0.0
+        self.cost_known |= cost_usd is not None
+        self._has_unknown_tokens |= bool(calls and not tokens)
+        self._has_unknown_cost |= bool(calls and cost_usd is None)
 
     @property
     def elapsed_s(self) -> float:
@@ -189,14 +183,13 @@ class Spending:
         return None
 
 
-def check_run_name(name: str) -> str:
-    """Return ``name`` if it is a valid run name: one safe path segment, since it also names the directory."""
-    if len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
+def check_run_name(name: str) -> None:
+    """Refuse a name that is not one safe path segment, since it also names the run's directory."""
+    if len(name) > _MAX_NAME_LENGTH or not _NAME.fullmatch(name):
         raise OsmosisError(
-            f"a run cannot be named {name!r}: use at most {MAX_NAME_LENGTH} letters, digits, '.', '_' and '-', "
+            f"a run cannot be named {name!r}: use at most {_MAX_NAME_LENGTH} letters, digits, '.', '_' and '-', "
             "starting with a letter or digit."
         )
-    return name
 
 
 def archive_name(name: str) -> str:
@@ -223,7 +216,6 @@ def new_run_names(config_stem: str, digest: str) -> Iterator[str]:
     """Yield ``<stem>-<UTC stamp>-<first 8 of the inputs' digest>``, then the same with ``-2``, ``-3`` and so on."""
     tail = f"-{stamp()}-{digest[:8]}"
     stem = _UNSAFE.sub("-", config_stem).strip("._-") or "eval"
-    base = check_run_name(stem[: MAX_NAME_LENGTH - len(tail) - 4] + tail)
+    base = stem[: _MAX_NAME_LENGTH - len(tail) - 4] + tail
     yield base
-    for number in itertools.count(2):
-        yield check_run_name(f"{base}-{number}")
+    yield from (f"{base}-{number}" for number in itertools.count(2))

@@ -184,7 +184,7 @@ def numbers_alone(directory: Path) -> Iterator[Path]:
         local = RunDirectory(Path(scratch, name))
         local.path.mkdir()
         started = as_text(facts.get("started_at")) or ""
-        Manifest(_digest(run_id), name, started, inputs, provenance).write(local.manifest)
+        Manifest(name, inputs, provenance, None, _digest(run_id), started).write(local.manifest)
         # These numbers cannot be compared with a journal that was not downloaded.
         write_json(local.metrics, {key: value for key, value in written.items() if key != "journal_bytes"})
         yield local.path
@@ -418,7 +418,7 @@ def _manifest(run: ExportedRun, listed: _ListedSamples, counted: int | None) -> 
         "not_told": list(_not_told(listed, counted, facts, without_metrics=without_metrics)),
     }
     name, started = run.directory.resolve().name, str(facts.get("started_at") or "")
-    return Manifest(_digest(run.run_id), name, started, inputs, provenance)
+    return Manifest(name, inputs, provenance, None, _digest(run.run_id), started)
 
 
 def _digest(run_id: str) -> str:

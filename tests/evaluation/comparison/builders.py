@@ -87,7 +87,7 @@ def write_journalled_run(
         "rollout": {"name": "math", "entrypoint": "main.py", "source_digest": "5" * 64},
         **(inputs or {}),
     }
-    Manifest.new(name or directory.name, written, provenance or {}, grader_digest=grader_digest).write(
+    Manifest(name or directory.name, written, provenance or {}, grader_digest=grader_digest).write(
         directory / "manifest.json"
     )
     lines = []

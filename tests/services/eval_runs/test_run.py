@@ -215,7 +215,7 @@ def run_dir(tmp_path: Path) -> Path:
     """A run of three rows and two attempts that has just begun."""
     workspace = make_workspace(tmp_path / "workspace")
     directory = workspace.evals_dir / "mine"
-    Manifest.new("mine", inputs(rows="0-2", n=2), {}).write(directory / "manifest.json")
+    Manifest("mine", inputs(rows="0-2", n=2), {}).write(directory / "manifest.json")
     return directory
 
 

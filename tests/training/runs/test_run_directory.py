@@ -181,7 +181,7 @@ def first(tmp_path: Path) -> TrainingDirectory:
     """A run that has gone on behind its kept checkpoint."""
     directory = TrainingDirectory(tmp_path / "first" / "training")
     directory.path.mkdir(parents=True)
-    Manifest.new("training", {"settings": {}}, {}).write(directory.manifest)
+    Manifest("training", {"settings": {}}, {}).write(directory.manifest)
     history = MetricsHistory(directory.metrics)
     for step in range(STEP + 2):
         warnings = [f"the agent said very-secret-value in step {step}"]

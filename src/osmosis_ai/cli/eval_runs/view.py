@@ -34,7 +34,7 @@ from osmosis_ai.cli.output.results import (
 from osmosis_ai.cli.runs.view import RunStanding, RunView, evaluation_note
 from osmosis_ai.cli.startup import current_env_file, environment_with_file
 from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
-from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks, find_secret_values
+from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks
 from osmosis_ai.evaluation.manifest import RunPlan
 from osmosis_ai.evaluation.run_log import LogEvent
 from osmosis_ai.evaluation.run_score import RunScore
@@ -807,6 +807,8 @@ class LiveRun(GracefulStop, RunHooks):
 
     def resolve_secrets(self, names: Sequence[str]) -> dict[str, str]:
         """Take secrets from the secrets file, the environment, the `.env`, or the user."""
+        from osmosis_ai.services.secrets import find_secret_values
+
         ask = self._ask if self._output.interactive else None
         given = self._prepared.request.secret_values or {}
         file = current_env_file()

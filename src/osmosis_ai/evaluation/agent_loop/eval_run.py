@@ -96,7 +96,7 @@ class ImportedAgent(ProjectSource):
         self.base_url = base_url
         self.files = files
 
-    def source_digest(self, output_root: Path) -> str:
+    def source_digest(self, output_root: Path | None = None) -> str:
         """Return the digest of the user's files that the agent and its eval functions import."""
         digest = hashlib.sha256()
         for path in self.files:
@@ -107,7 +107,7 @@ class ImportedAgent(ProjectSource):
             digest.update(os.fsencode(os.path.relpath(path, self.path)) + b"\0" + content.encode())
         return digest.hexdigest()
 
-    def grader_digest(self, spec: EvalRunSpec, output_root: Path) -> None:
+    def grader_digest(self, spec: EvalRunSpec, output_root: Path | None = None) -> None:
         """Return None: the eval functions are part of the source digest."""
 
     def inputs(self) -> dict[str, Any]:

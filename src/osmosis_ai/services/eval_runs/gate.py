@@ -162,7 +162,7 @@ def local_run(directory: Path) -> GatedRun:
 
 
 def _subject(directory: Path) -> str:
-    from osmosis_ai.evaluation.local_results import read_inputs
+    from osmosis_ai.evaluation.comparison.local_samples import read_inputs
 
     inputs = read_inputs(directory)
     return inputs.config or f"{inputs.rollout}/{inputs.dataset_name}"

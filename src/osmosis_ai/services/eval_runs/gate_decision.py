@@ -183,7 +183,7 @@ def _require_askable(question: GateQuestion, asked: _Asked) -> None:
 def _decisions(question: GateQuestion, found: ResolvedRun | None) -> Decisions:
     """Return the named decide file, or else the one next to the run's config."""
     from osmosis_ai.errors import WorkspaceRequiredError
-    from osmosis_ai.evaluation.local_results import read_inputs
+    from osmosis_ai.evaluation.comparison.local_samples import read_inputs
     from osmosis_ai.workspace.config_files import decisions_of_run, load_decisions
     from osmosis_ai.workspace.layout import find_workspace
 

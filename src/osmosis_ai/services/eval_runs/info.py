@@ -494,11 +494,11 @@ class RunWatcher:
         results.advance(self._count)
         return WatchedRun(
             run_name=results.name,
-            run_dir=results.directory,
+            run_dir=results.directory.path,
             local_run_id=results.manifest.local_run_id,
             status=results.status,
             progress=self._progress(results),
-            metrics=results.files.read_metrics(),
+            metrics=results.directory.read_metrics(),
         )
 
     def _count(self, record: TerminalRecord) -> None:

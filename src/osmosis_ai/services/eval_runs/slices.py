@@ -43,8 +43,8 @@ def local_slices(run_dir: Path, dataset: Path, columns: Sequence[str]) -> tuple[
     """
     if not columns:
         return ()
+    from osmosis_ai.evaluation.comparison.local_samples import read_local_samples
     from osmosis_ai.evaluation.comparison.run_samples import run_slices
-    from osmosis_ai.evaluation.local_results import read_local_samples
 
     return run_slices(replace(read_local_samples(run_dir), open_dataset=lambda: dataset), columns)
 

@@ -364,7 +364,7 @@ def upload_run(
         blobs: HTTP client of the store; by default opened and closed here.
 
     Raises:
-        RunLockedError: another process works on the run.
+        ConflictError: another process works on the run.
         PlatformError: the platform refuses the run or is unreachable; uploaded files are kept.
         OsmosisError: the run is incomplete, damaged, or changes during the upload.
     """

@@ -13,10 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock
-
 from osmosis_ai.errors import ConflictError, OsmosisError
-from osmosis_ai.evaluation.manifest import Manifest, acquire, is_locked
+from osmosis_ai.evaluation.manifest import Manifest, file_lock, is_locked
 from osmosis_ai.evaluation.run_directory import ENVIRONMENT_FILE
 from osmosis_ai.files import open_regular, remove_tree, sync_directory, write_atomic
 from osmosis_ai.training.runs.validation_samples import LARGEST_BYTES, ValidationSamples
@@ -47,17 +45,12 @@ class TrainingDirectory:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Make the directory and keep every other process from writing into it."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.path / ".lock", mode=0o600, thread_local=False, preserve_lock_file=True)
-        if not acquire(lock):
-            raise ConflictError(f"another process is training in `{self.path}` already.")
-        try:
+        refusal = ConflictError(f"another process is training in `{self.path}` already.")
+        with file_lock(self.path / ".lock", refusal):
             for directory in (self.checkpoints, self.trials):
                 directory.mkdir(exist_ok=True)
             sync_directory(self.path.parent)
             yield
-        finally:
-            lock.release()
 
     def is_running(self) -> bool:
         """Tell whether some process trains in the directory right now."""
@@ -76,7 +69,7 @@ class TrainingDirectory:
             raise OsmosisError(
                 f"`{self.path}` holds files of a run but no manifest; choose another directory."
             )
-        manifest = Manifest.new(self.path.name, inputs, provenance)
+        manifest = Manifest(self.path.name, inputs, provenance)
         manifest.write(self.manifest)
         return manifest
 

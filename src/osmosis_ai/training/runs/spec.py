@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.datasets import file_digest
-from osmosis_ai.evaluation.source_digest import source_digest
+from osmosis_ai.evaluation.sources import ProjectSource
 from osmosis_ai.training.runs.run_directory import locked_settings
 from osmosis_ai.training.runs.validation import ValidationPlan
 
@@ -53,11 +53,7 @@ class TrainingSpec:
             "rollout": {
                 "name": self.rollout_dir.name,
                 "entrypoint": self.entrypoint,
-                "source_digest": (
-                    self.served.source_digest(self.rollout_dir)
-                    if self.served is not None
-                    else source_digest(self.rollout_dir)
-                ),
+                "source_digest": (self.served or ProjectSource(self.rollout_dir)).source_digest(),
             },
             "env": dict(sorted(self.env.items())),
             "secret_names": sorted(self.secret_values),

@@ -21,12 +21,12 @@ from osmosis_ai.evaluation.attempt_files import (
     read_config,
     read_diagnostics,
 )
-from osmosis_ai.evaluation.local_results import (
-    LocalResults,
-    describe_lost_results,
+from osmosis_ai.evaluation.comparison.local_samples import (
     expected_answer,
+    read_local_samples,
     require_dataset_file,
 )
+from osmosis_ai.evaluation.local_results import LocalResults, describe_lost_results
 from osmosis_ai.evaluation.local_runs import RunKind, RunPlace, RunPlaces, namesakes
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import LogDirection, cursor_at, read_log
@@ -275,8 +275,6 @@ class LocalSource:
         return [samples.of_digest(digest, limit=limit) for samples in opened]
 
     def _run_samples(self, run: str) -> RunSamples:
-        from osmosis_ai.evaluation.local_results import read_local_samples
-
         directory = self._place("eval", run).path
         samples = read_local_samples(directory)
         decided, _ = decisions_around(samples.inputs.config, directory)

@@ -64,7 +64,7 @@ class PretendedTrainer:
     async def run(self) -> TrainingSummary:
         self.directory.checkpoints.mkdir(parents=True, exist_ok=True)
         if not self.directory.manifest.exists():
-            Manifest.new("training", {}, {}).write(self.directory.manifest)
+            Manifest("training", {}, {}).write(self.directory.manifest)
         loop = asyncio.get_running_loop()
         self.hooks.started(lambda: loop.call_soon_threadsafe(self.stopped.set))
         done = max((each.step for each in checkpoints_in(self.directory.checkpoints)), default=0)

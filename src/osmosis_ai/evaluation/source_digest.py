@@ -47,8 +47,13 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 def source_digest(rollout_dir: Path, *, output_root: Path | None = None) -> str:
     """Return the SHA-256 (hex) over the names and bytes of a rollout's files."""
+    return digest_files(_source_files(rollout_dir, output_root))
+
+
+def digest_files(files: Iterable[tuple[str, Path]]) -> str:
+    """Return the SHA-256 (hex) over the names and bytes of files."""
     digest = hashlib.sha256()
-    for name, path in _source_files(rollout_dir, output_root):
+    for name, path in files:
         digest.update(os.fsencode(name) + b"\0" + bytes.fromhex(file_digest(path)))
     return digest.hexdigest()
 

@@ -288,11 +288,12 @@ def prepare_agent_test(request: AgentTestRequest) -> PreparedAgentTest:
     Raises:
         OsmosisError: a part is missing or invalid; the error says which and how to fix it.
     """
+    from osmosis_ai.evaluation.agent_loop.eval_run import require_writable_results
     from osmosis_ai.rollout.loop.loading import load_agent_loop
 
     _check_options(request)
     if request.output is not None:
-        require_writable_file(request.output)
+        require_writable_results(request.output)
     agent = load_agent_loop(request.module)
     reader = DatasetReader(request.dataset)
     # All rows are read before the first one runs, so that a bad row does not waste the model calls before it.
@@ -311,6 +312,7 @@ async def run_agent_test(prepared: PreparedAgentTest, hooks: AgentTestHooks) -> 
         OsmosisError: the model cannot be called, a row is bad, or the results cannot be written.
     """
     from osmosis_ai.controller.dispatcher import Dispatcher, Stop
+    from osmosis_ai.evaluation.agent_loop.eval_run import write_results
     from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient
 
     request = prepared.request
@@ -345,7 +347,8 @@ async def run_agent_test(prepared: PreparedAgentTest, hooks: AgentTestHooks) -> 
             for index in sorted(finished):
                 outcome.add(finished[index])
             outcome.duration_ms = (time.perf_counter() - started) * 1000.0
-            write_outcome(outcome, request.output)
+            if request.output is not None and outcome.rows:
+                write_results(request.output, outcome.to_json())
     return outcome
 
 
@@ -355,6 +358,7 @@ async def run_session(prepared: PreparedAgentTest, terminal: SessionTerminal) ->
     Raises:
         OsmosisError: the model cannot be called, or the results cannot be written.
     """
+    from osmosis_ai.evaluation.agent_loop.eval_run import write_results
     from osmosis_ai.evaluation.agent_loop.interactive import InteractiveRunner
     from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient
 
@@ -379,40 +383,9 @@ async def run_session(prepared: PreparedAgentTest, terminal: SessionTerminal) ->
                 outcome.add(last[index])
             outcome.planned = len(outcome.rows)
             outcome.duration_ms = (time.perf_counter() - started) * 1000.0
-            write_outcome(outcome, request.output)
+            if request.output is not None and outcome.rows:
+                write_results(request.output, outcome.to_json())
     return outcome
-
-
-def write_outcome(outcome: AgentTestOutcome, output: Path | None) -> None:
-    """Write the results file completely or not at all. Does nothing without a path or before the first row ends.
-
-    Raises:
-        OsmosisError: the file cannot be written.
-    """
-    from osmosis_ai.files import write_json
-
-    if output is None or not outcome.rows:
-        return
-    try:
-        write_json(output, outcome.to_json(), mode=0o644)
-    except OSError as error:
-        raise OsmosisError(f"cannot write the results to {output}: {error.strerror}.") from None
-
-
-def require_writable_file(path: Path) -> None:
-    """Check that the results file and its directory can be created.
-
-    Raises:
-        OsmosisError: they cannot.
-    """
-    from osmosis_ai.files import require_writable
-
-    if path.is_dir():
-        raise OsmosisError(f"`--output {path}` is a directory; name a file, for instance results.json.")
-    try:
-        require_writable(path)
-    except OSError as error:
-        raise OsmosisError(f"cannot write `--output {path}`: {error.strerror}.") from None
 
 
 def _check_options(request: AgentTestRequest) -> None:

@@ -252,7 +252,7 @@ def test_a_second_ctrl_c_ends_the_process_though_the_agent_blocks_it(loop: Loop)
         (["-i", "--batch-size", "2"], "--interactive runs one row at a time"),
         (["--offset", "9"], "No rows to test: rows.jsonl has 3, and `--offset` is 9."),
         (["-o", "."], "is a directory"),
-        (["-o", "rows.jsonl/x/results.json"], "cannot write `--output"),
+        (["-o", "rows.jsonl/x/results.json"], "Results file cannot be written"),
         (["-m", "tried_agent:asyncio"], "RolloutAgentLoop"),
         (["--base-url", "localhost:1"], "is not an http(s) address"),
         (["--base-url", "http://127.0.0.1:1/v1"], "could not be reached"),

@@ -141,7 +141,7 @@ def _function_rows(name: str, summary: EvalEvalSummary, threshold: float) -> Ite
 def _runs(request: ClassicEvalRequest, result: ClassicResults) -> Iterator[Row]:
     summary = result.summary
     tokens, cost = summary.metrics.estimates.tokens, summary.metrics.estimates.cost_usd
-    yield "Rows", formats.count(result.rows)
+    yield "Rows", formats.count(len(result.rows))
     yield "Runs per row", request.n
     yield "Runs", formats.count(result.runs)
     if summary.failed:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from osmosis_ai.evaluation.agent_loop.inputs import DEFAULT_MAX_TURNS, row_messages
 from osmosis_ai.evaluation.agent_loop.runner import (
@@ -24,9 +24,8 @@ from osmosis_ai.evaluation.agent_loop.runner import (
     format_tokens,
     token_usage,
 )
-
-if TYPE_CHECKING:
-    from osmosis_ai.rollout.loop.agent import CompletionsResult, RolloutAgentLoop
+from osmosis_ai.rollout.loop.agent import CompletionsResult, RolloutAgentLoop
+from osmosis_ai.rollout.loop.tool_schemas import tool_payload
 
 ABORTED = "Aborted by user"
 STEP_PROMPT = "[Enter] next, [c]ontinue, [m]essages, [t]ools, [r]ow N, [q]uit, [?] help > "
@@ -110,15 +109,10 @@ class InteractiveLLMClient:
     async def chat_completions(self, messages: list[dict[str, Any]], **kwargs: Any) -> CompletionsResult:
         """Return the model's reply after the user continues."""
         result = await self._client.chat_completions(messages, **kwargs)
-        step = InteractiveStep(
-            turn=len(self.steps) + 1,
-            step_type="llm_response",
-            message=dict(result.message),
-            tool_calls=list(result.tool_calls),
-            finish_reason=result.finish_reason,
-        )
+        message, turn = dict(result.message), len(self.steps) + 1
+        step = InteractiveStep(turn, "llm_response", message, result.tool_calls, result.finish_reason)
         self.steps.append(step)
-        self.messages = [*messages, step.message]
+        self.messages = [*messages, message]
         if self.paused and self.on_step is not None:
             started = time.perf_counter()
             try:
@@ -128,26 +122,21 @@ class InteractiveLLMClient:
         return result
 
 
+@dataclass
 class InteractiveRunner:
     """A session in which the user chooses rows and steps through them."""
 
-    def __init__(
-        self,
-        agent_loop: RolloutAgentLoop,
-        llm_client: LocalLLMClientProtocol,
-        debug: bool = False,
-        debug_dir: str | Path | None = None,
-        terminal: SessionTerminal | None = None,
-    ) -> None:
-        self.agent_loop = agent_loop
-        self.llm_client = llm_client
-        self.terminal = terminal or SessionTerminal()
-        self.debug = debug
-        self.debug_dir = debug_dir
-        self.results: list[LocalRunResult] = []
-        self._last_row: int | None = None
-        self._next_row: int | None = None
-        self._client = InteractiveLLMClient(llm_client)
+    agent_loop: RolloutAgentLoop
+    llm_client: LocalLLMClientProtocol
+    debug: bool = False
+    debug_dir: str | Path | None = None
+    terminal: SessionTerminal = field(default_factory=SessionTerminal)
+    results: list[LocalRunResult] = field(default_factory=list, init=False)
+    _last_row: int | None = field(default=None, init=False)
+    _next_row: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._client = InteractiveLLMClient(self.llm_client)
 
     async def run_session(
         self,
@@ -161,14 +150,12 @@ class InteractiveRunner:
         self._next_row = initial_row
         prompt = f"Select a row to test [{rows[0]}-{rows[-1]}] or 'q' to quit: "
         try:
-            while True:
-                if self._next_row is None and await self._ask(prompt, "quit") == "quit":
-                    break
+            while self._next_row is not None or await self._ask(prompt, "quit") != "quit":
                 index, self._next_row = self._next_row, None
                 if index is None or index not in rows:
                     self.terminal.say(f"Row {index} is out of range [{rows[0]}-{rows[-1]}].")
-                    continue
-                await self._run_row(row_at(index), index, max_turns, completion_params)
+                else:
+                    await self._run_row(row_at(index), index, max_turns, completion_params)
         except SessionLeft:
             pass
         except asyncio.CancelledError:
@@ -179,7 +166,6 @@ class InteractiveRunner:
     async def _run_row(
         self, row: Mapping[str, Any], row_index: int, max_turns: int, params: dict[str, Any] | None
     ) -> None:
-        """Step through one row."""
         self._last_row = row_index
         self._client = client = InteractiveLLMClient(self.llm_client, self._pause)
         runner = LocalTestRunner(self.agent_loop, client, self.debug, self.debug_dir)
@@ -224,22 +210,20 @@ class InteractiveRunner:
                 return command
             if command in decisions:
                 return command
-            self._show_details(command)
+            if command == "messages":
+                self._show_messages(self._client.messages)
+            elif command == "tools":
+                self._show_tools()
+            else:
+                self.terminal.say(HELP)
 
-    def _show_details(self, command: str) -> None:
-        from osmosis_ai.rollout.loop.tool_schemas import tool_payload
-
-        if command == "messages":
-            self._show_messages(self._client.messages)
-        elif command != "tools":
-            self.terminal.say(HELP)
-        elif not self._client.tools:
+    def _show_tools(self) -> None:
+        for tool in self._client.tools:
+            function = tool_payload(tool)["function"]
+            self.terminal.say(f"  {function.get('name')}: {function.get('description', '')}")
+            self.terminal.say(f"    {json.dumps(function.get('parameters') or {}, ensure_ascii=False)}")
+        if not self._client.tools:
             self.terminal.say("  no tools")
-        else:
-            for tool in self._client.tools:
-                function = tool_payload(tool)["function"]
-                self.terminal.say(f"  {function.get('name')}: {function.get('description', '')}")
-                self.terminal.say(f"    {json.dumps(function.get('parameters') or {}, ensure_ascii=False)}")
 
     def _show_messages(self, messages: Sequence[Mapping[str, Any]]) -> None:
         for message in messages:
@@ -256,12 +240,12 @@ class InteractiveRunner:
             self.terminal.say(f"  -> {function.get('name')}({function.get('arguments')})")
 
     def _show_result(self, result: LocalRunResult) -> None:
-        say = self.terminal.say
-        say(f"\nResult:\n  Status: {'OK' if result.success else 'FAILED'}")
+        lines = [f"Status: {'OK' if result.success else 'FAILED'}"]
         if not result.success:
-            say(textwrap.indent(f"Error: {result.raised or result.error}", "  "))
+            lines.append(f"Error: {result.raised or result.error}")
         if result.result is not None:
-            say(f"  Reward: {'-' if result.result.reward is None else result.result.reward}")
-            say(f"  Finish reason: {result.result.finish_reason}")
-        say(f"  Duration: {format_duration(result.duration_ms)}")
-        say(f"  Tokens: {format_tokens(result.total_tokens)}")
+            lines.append(f"Reward: {'-' if result.result.reward is None else result.result.reward}")
+            lines.append(f"Finish reason: {result.result.finish_reason}")
+        lines.append(f"Duration: {format_duration(result.duration_ms)}")
+        lines.append(f"Tokens: {format_tokens(result.total_tokens)}")
+        self.terminal.say("\nResult:\n" + textwrap.indent("\n".join(lines), "  "))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -40,7 +41,6 @@ class ExternalLLMClient:
     ) -> None:
         self.model = model if "/" in model else f"openai/{model}"
         self._name, self._api_key, self._api_base = model, api_key, api_base
-        self._endpoint: ModelEndpoint | None = None
         self._client: ModelClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tools: list[dict[str, Any]] = []
@@ -49,9 +49,9 @@ class ExternalLLMClient:
     @classmethod
     def sharing(cls, client: ModelClient) -> ExternalLLMClient:
         """Return a client that calls through ``client`` in this event loop."""
-        found = cls(client.model_path)
-        found._endpoint, found._client, found._loop = client.endpoint, client, asyncio.get_running_loop()
-        return found
+        sharing = cls(client.model_path)
+        sharing._client, sharing._loop = client, asyncio.get_running_loop()
+        return sharing
 
     async def __aenter__(self) -> ExternalLLMClient:
         return self
@@ -68,7 +68,7 @@ class ExternalLLMClient:
 
     def reset_metrics(self) -> None:
         self._metrics = RolloutMetrics()
-        self.finish_reasons: dict[str, int] = {}
+        self.finish_reasons: Counter[str] = Counter()
 
     def get_metrics(self) -> RolloutMetrics:
         """Return the calls, tokens and latency since the last reset."""
@@ -99,17 +99,18 @@ class ExternalLLMClient:
         finally:
             self._metrics.llm_latency_ms += (time.perf_counter() - started) * 1000.0
             self._metrics.num_llm_calls += 1
-        usage, choice, finish = completion.usage, completion.response["choices"][0], FinishReason()
-        if usage is not None:
-            self._metrics.prompt_tokens += usage.prompt_tokens
-            self._metrics.response_tokens += usage.completion_tokens
+        counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+        usage = {name: getattr(completion.usage, name, 0) for name in counts}
+        self._metrics.prompt_tokens += usage["prompt_tokens"]
+        self._metrics.response_tokens += usage["completion_tokens"]
+        finish = FinishReason()
         finish.read(completion.response)
         if finish.value is not None:
-            self.finish_reasons[finish.value] = self.finish_reasons.get(finish.value, 0) + 1
-        counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+            self.finish_reasons[finish.value] += 1
+        choice = completion.response["choices"][0]
         return CompletionsResult(
             message={name: value for name, value in choice["message"].items() if value is not None},
-            usage={name: getattr(usage, name, 0) for name in counts},
+            usage=usage,
             finish_reason=choice.get("finish_reason") or "stop",
         )
 
@@ -121,17 +122,20 @@ class ExternalLLMClient:
 
     def _open(self) -> ModelClient:
         """Return the model's client; each event loop needs its own, since connections belong to one."""
-        if self._endpoint is None:
+        loop = asyncio.get_running_loop()
+        if self._client is not None:
+            if self._loop is loop:
+                return self._client
+            endpoint = self._client.endpoint
+        else:
             try:
-                self._endpoint = choose_endpoint(
+                endpoint = choose_endpoint(
                     self._name, os.environ, base_url=self._api_base, api_key=self._api_key
                 )
             except OsmosisError as error:
                 kind = _KINDS["auth"] if "missing_variable" in error.details else "Unexpected error"
                 raise ProviderError(f"{kind}: {error.message}", hint=error.hint) from None
-        loop = asyncio.get_running_loop()
-        if self._client is None or self._loop is not loop:
-            self._client, self._loop = ModelClient(self._endpoint), loop
+        self._client, self._loop = ModelClient(endpoint), loop
         return self._client
 
 

@@ -327,12 +327,9 @@ async def test_a_paused_model_stops_after_each_reply() -> None:
     assert [(step.turn, step.step_type, step.finish_reason) for step in steps] == [
         (1, "llm_response", "stop")
     ]
-    assert [step.turn for step in client.steps] == [1, 2]
     assert client.messages == [*HELLO, {"role": "assistant", "content": "about: hello"}]
     assert (model.tools, client.tools) == (None, [ADD])
     assert client.get_metrics().num_llm_calls == 2
-    await client.close()
-    assert model.closed
 
 
 async def test_a_session_reads_standard_input_by_default(

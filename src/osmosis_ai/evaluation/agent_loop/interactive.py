@@ -80,43 +80,43 @@ class SessionLeft(RunAborted):
 
 
 class InteractiveLLMClient:
-    """A model that calls ``on_step`` after each reply while ``paused`` is True."""
+    """A model that calls ``on_step`` after each reply of a run until ``paused`` is set to False."""
 
     def __init__(
-        self,
-        llm_client: LocalLLMClientProtocol,
-        on_step: Callable[[InteractiveStep], Awaitable[None]] | None = None,
+        self, llm_client: LocalLLMClientProtocol, on_step: Callable[[InteractiveStep], Awaitable[None]]
     ) -> None:
         self._client = llm_client
-        self.on_step = on_step
-        self.paused = True
-        self.waited_ms = 0.0
-        self.steps: list[InteractiveStep] = []
+        self._on_step = on_step
         self.messages: list[dict[str, Any]] = []
         self.tools: list[Any] = []
-        self.clear_tools = llm_client.clear_tools  # `tools` keeps the last ones for display
-        self.reset_metrics = llm_client.reset_metrics
         self.get_metrics = llm_client.get_metrics
+        self.clear_tools = llm_client.clear_tools  # `tools` keeps the last ones for display
+        self.reset_metrics()
+
+    def reset_metrics(self) -> None:
+        """Prepare for the next run."""
+        self._client.reset_metrics()
+        self.paused = True
+        self.turn = 0
+        self.waited_ms = 0.0
 
     def set_tools(self, tools: Sequence[Any]) -> None:
         self.tools = list(tools)
         self._client.set_tools(tools)
 
-    async def close(self) -> None:
-        if hasattr(self._client, "close"):
-            await self._client.close()
-
     async def chat_completions(self, messages: list[dict[str, Any]], **kwargs: Any) -> CompletionsResult:
         """Return the model's reply after the user continues."""
         result = await self._client.chat_completions(messages, **kwargs)
-        message, turn = dict(result.message), len(self.steps) + 1
-        step = InteractiveStep(turn, "llm_response", message, result.tool_calls, result.finish_reason)
-        self.steps.append(step)
+        message = dict(result.message)
+        self.turn += 1
         self.messages = [*messages, message]
-        if self.paused and self.on_step is not None:
+        if self.paused:
             started = time.perf_counter()
+            step = InteractiveStep(
+                self.turn, "llm_response", message, result.tool_calls, result.finish_reason
+            )
             try:
-                await self.on_step(step)
+                await self._on_step(step)
             finally:
                 self.waited_ms += (time.perf_counter() - started) * 1000.0
         return result
@@ -136,7 +136,8 @@ class InteractiveRunner:
     _next_row: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._client = InteractiveLLMClient(self.llm_client)
+        self._client = InteractiveLLMClient(self.llm_client, self._pause)
+        self._runner = LocalTestRunner(self.agent_loop, self._client, self.debug, self.debug_dir)
 
     async def run_session(
         self,
@@ -167,20 +168,19 @@ class InteractiveRunner:
         self, row: Mapping[str, Any], row_index: int, max_turns: int, params: dict[str, Any] | None
     ) -> None:
         self._last_row = row_index
-        self._client = client = InteractiveLLMClient(self.llm_client, self._pause)
-        runner = LocalTestRunner(self.agent_loop, client, self.debug, self.debug_dir)
+        self._client.messages = row_messages(row)
         self.terminal.say(f"\nRow {row_index}")
-        self._show_messages(row_messages(row))
+        self._show_messages(self._client.messages)
         try:
-            result = await runner.run_single(row, row_index, max_turns, params)
+            result = await self._runner.run_single(row, row_index, max_turns, params)
         except (RunAborted, asyncio.CancelledError) as error:
-            usage = token_usage(client.get_metrics())
+            usage = token_usage(self._client.get_metrics())
             self.results.append(LocalRunResult(row_index, False, error=ABORTED, token_usage=usage))
             if type(error) is not RunAborted:
                 raise
             self.terminal.say(f"{ABORTED}.")
             return
-        result.duration_ms = max(0.0, result.duration_ms - client.waited_ms)
+        result.duration_ms = max(0.0, result.duration_ms - self._client.waited_ms)
         self.results.append(result)
         self._show_result(result)
         if await self._ask(RESULT_PROMPT, "next", "quit") == "quit":

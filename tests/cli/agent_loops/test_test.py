@@ -361,7 +361,7 @@ def test_every_key_does_what_the_help_says_and_the_results_are_written() -> None
         assert "question 1" in answer(screen, "r", STEP_PROMPT)
         answer(screen, "q", CHOOSE)
         screen.type("\x04")
-        assert "results: " in screen.until("out.json\n")
+        assert "Results: " in screen.until("out.json\n")
         assert screen.process.wait(120) == 0
     results = json.loads(Path("out.json").read_text())["results"]
     facts: list[Any] = [(row["row_index"], row["success"], row["error"], row["reward"]) for row in results]

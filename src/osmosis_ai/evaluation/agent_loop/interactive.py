@@ -53,6 +53,7 @@ class SessionTerminal:
         try:
             return await asyncio.to_thread(input, prompt)
         except EOFError:
+            self.left = True
             return None
 
     def say(self, text: str) -> None:
@@ -73,10 +74,6 @@ class InteractiveStep:
 
 class RunAborted(BaseException):
     """The user leaves a run."""
-
-
-class SessionLeft(RunAborted):
-    """The user leaves the session."""
 
 
 class InteractiveLLMClient:
@@ -151,14 +148,14 @@ class InteractiveRunner:
         self._next_row = initial_row
         prompt = f"Select a row to test [{rows[0]}-{rows[-1]}] or 'q' to quit: "
         try:
-            while self._next_row is not None or await self._ask(prompt, "quit") != "quit":
+            while not self.terminal.left:
+                if self._next_row is None and await self._ask(prompt, "quit") == "quit":
+                    break
                 index, self._next_row = self._next_row, None
                 if index is None or index not in rows:
                     self.terminal.say(f"Row {index} is out of range [{rows[0]}-{rows[-1]}].")
                 else:
                     await self._run_row(row_at(index), index, max_turns, completion_params)
-        except SessionLeft:
-            pass
         except asyncio.CancelledError:
             if not self.terminal.left:
                 raise
@@ -176,15 +173,15 @@ class InteractiveRunner:
         except (RunAborted, asyncio.CancelledError) as error:
             usage = token_usage(self._client.get_metrics())
             self.results.append(LocalRunResult(row_index, False, error=ABORTED, token_usage=usage))
-            if type(error) is not RunAborted:
-                raise
             self.terminal.say(f"{ABORTED}.")
+            if isinstance(error, asyncio.CancelledError):
+                raise
             return
         result.duration_ms = max(0.0, result.duration_ms - self._client.waited_ms)
         self.results.append(result)
         self._show_result(result)
         if await self._ask(RESULT_PROMPT, "next", "quit") == "quit":
-            raise SessionLeft
+            self.terminal.left = True
 
     async def _pause(self, step: InteractiveStep) -> None:
         """Show a reply and ask how to continue."""
@@ -200,7 +197,7 @@ class InteractiveRunner:
         while True:
             line = await self.terminal.ask(prompt)
             if line is None:
-                raise SessionLeft
+                return "quit"
             word, _, row = line.strip().lower().partition(" ")
             if word.isdecimal():
                 word, row = "row", word

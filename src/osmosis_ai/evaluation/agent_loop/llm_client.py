@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -29,8 +28,6 @@ _KINDS: Mapping[Category, str] = {
     "timeout": "Request timed out",
     "context_length": "Context window exceeded",
 }
-# The command chooses the model, and replies are never streamed.
-_IGNORED_ARGUMENTS = frozenset({"model", "stream", "stream_options"})
 
 
 class ExternalLLMClient:
@@ -83,11 +80,9 @@ class ExternalLLMClient:
         body: dict[str, Any] = {"messages": messages}
         if self._tools:
             body["tools"] = self._tools
-        for name, value in kwargs.items():
-            if value is not None and name not in _IGNORED_ARGUMENTS:
-                body[name] = value
+        body |= {name: value for name, value in kwargs.items() if value is not None}
         client = self._open()
-        started = time.perf_counter()
+        self._metrics.num_llm_calls += 1
         try:
             completion = await client.complete(body)
         except ModelCallError as error:
@@ -96,9 +91,7 @@ class ExternalLLMClient:
             raise ProviderError(
                 f"{kind}: {error.message}", code=error.code, details=error.details, hint=error.hint
             ) from error
-        finally:
-            self._metrics.llm_latency_ms += (time.perf_counter() - started) * 1000.0
-            self._metrics.num_llm_calls += 1
+        self._metrics.llm_latency_ms += completion.latency_s * 1000.0
         counts = ("prompt_tokens", "completion_tokens", "total_tokens")
         usage = {name: getattr(completion.usage, name, 0) for name in counts}
         self._metrics.prompt_tokens += usage["prompt_tokens"]

@@ -136,7 +136,7 @@ async def test_a_run_method_that_is_not_async_fails_the_row() -> None:
         def run(self, ctx: Any) -> Any:
             return ctx.complete([])
 
-    assert (await run(Synchronous())).error == "Synchronous.run must be `async def`."
+    assert (await run(Synchronous())).error == "`run` must be `async def`; it returned RolloutResult"
 
 
 async def test_an_agent_that_hangs_is_stopped_at_the_time_limit() -> None:

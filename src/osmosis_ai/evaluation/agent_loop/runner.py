@@ -31,6 +31,7 @@ from osmosis_ai.evaluation.agent_loop.inputs import (
 from osmosis_ai.evaluation.statistics import Estimate
 from osmosis_ai.llm.finish_reasons import FLAGGED_NAMES
 from osmosis_ai.rollout.backend.local.deadline import DeadlineExceededError, run_within
+from osmosis_ai.rollout.backend.local.in_process import awaitable
 from osmosis_ai.rollout.loop.agent import LLMClientProtocol, RolloutAgentLoop, RolloutResult
 from osmosis_ai.rollout.loop.context import AgentLoopContext
 from osmosis_ai.rollout.loop.eval_functions import EvalFnError, finite_score, wrap_eval_fns
@@ -197,9 +198,7 @@ class LocalRolloutRunner:
         context = AgentLoopContext(
             request, tools, self.llm_client, _start_time=time.monotonic(), _debug_dir=debug_dir
         )
-        running: Any = self.agent_loop.run(context)  # type: ignore[arg-type]
-        if not asyncio.iscoroutine(running):
-            raise LocalExecutionError(f"{type(self.agent_loop).__name__}.run must be `async def`.")
+        running: Any = awaitable(self.agent_loop.run(context), "run")  # type: ignore[arg-type]
         try:
             result = await run_within(running, self.timeout_s)
         except DeadlineExceededError:

@@ -7,10 +7,11 @@ finds problems with the model before the first row.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -107,14 +108,19 @@ def _try(agent: RolloutAgentLoop) -> TrialRun:
 
 
 async def _run_once(agent: RolloutAgentLoop) -> LocalRunResult:
-    from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient, open_model
+    from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient
     from osmosis_ai.evaluation.agent_loop.runner import LocalRolloutRunner
+    from osmosis_ai.evaluation.sources import open_policy
+    from osmosis_ai.llm.client import ModelClient
 
     row = {"system_prompt": "You are a helpful assistant.", "user_prompt": "Hello.", "ground_truth": ""}
-    async with open_model(TRIAL_MODEL) as model:
+    async with (
+        open_policy(TRIAL_MODEL, os.environ, lambda _: None) as endpoint,
+        ModelClient(endpoint) as client,
+    ):
         runner = LocalRolloutRunner(
             agent,
-            ExternalLLMClient.sharing(model),
+            ExternalLLMClient(client=client),
             rollout_id_prefix="validation",
             request_metadata={"_validation": True},
             timeout_s=TRIAL_TIMEOUT_S,
@@ -194,18 +200,24 @@ class PreparedAgentTest:
         """Return the row at an index in the file."""
         return next(self.reader.iter_rows(1, index))
 
-    def open_model(self) -> AbstractAsyncContextManager[ModelClient]:
-        """Return a context manager that opens the model, with a probe if requested."""
-        from osmosis_ai.evaluation.agent_loop.llm_client import open_model
+    @asynccontextmanager
+    async def open_model(self) -> AsyncIterator[ModelClient]:
+        """Open the model, with a probe if requested."""
+        from osmosis_ai.evaluation.agent_loop.llm_client import open_endpoint
+        from osmosis_ai.llm.client import ModelClient
 
         request = self.request
-        return open_model(
+        opening = open_endpoint(
             request.model,
+            os.environ,
+            lambda _: None,
             api_key=request.api_key,
             base_url=request.base_url,
             probing=request.probe,
-            calls_at_once=max(_CALLS_AT_ONCE, request.batch_size),
         )
+        connections = max(_CALLS_AT_ONCE, request.batch_size)
+        async with opening as endpoint, ModelClient(endpoint, max_connections=connections) as client:
+            yield client
 
 
 class AgentTestHooks(Protocol):
@@ -324,7 +336,7 @@ async def run_agent_test(prepared: PreparedAgentTest, hooks: AgentTestHooks) -> 
         async def run_row(item: tuple[int, LoopRow]) -> bool:
             index, row = item
             runner = LocalTestRunner(
-                prepared.agent, ExternalLLMClient.sharing(model), request.debug, timeout_s=request.timeout_s
+                prepared.agent, ExternalLLMClient(client=model), request.debug, timeout_s=request.timeout_s
             )
             finished[index] = await runner.run_single(
                 row, index, request.max_turns, request.completion_params
@@ -367,7 +379,7 @@ async def run_session(prepared: PreparedAgentTest, terminal: SessionTerminal) ->
     started = time.perf_counter()
     async with prepared.open_model() as model:
         session = InteractiveRunner(
-            prepared.agent, ExternalLLMClient.sharing(model), request.debug, terminal=terminal
+            prepared.agent, ExternalLLMClient(client=model), request.debug, terminal=terminal
         )
         try:
             await session.run_session(

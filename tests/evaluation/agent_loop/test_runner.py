@@ -399,7 +399,7 @@ async def test_a_shared_client_calls_the_same_endpoint_from_another_event_loop()
     async with StandInModel() as model:
         endpoint = ModelEndpoint("m", "openai", "m", "openai", model.base_url, "no-key")
         async with ModelClient(endpoint) as shared:
-            client = ExternalLLMClient.sharing(shared)
+            client = ExternalLLMClient(client=shared)
             await client.chat_completions(HELLO)
             await asyncio.to_thread(asyncio.run, client.chat_completions(HELLO))
         assert model.calls == 2

@@ -34,21 +34,19 @@ class ExternalLLMClient:
     """Calls a model for one rollout at a time, with its tools and token counts. An async context manager."""
 
     def __init__(
-        self, model: str = DEFAULT_MODEL, api_key: str | None = None, api_base: str | None = None
+        self,
+        model: str = DEFAULT_MODEL,
+        api_key: str | None = None,
+        api_base: str | None = None,
+        *,
+        client: ModelClient | None = None,
     ) -> None:
         self.model = model if "/" in model else f"openai/{model}"
         self._name, self._api_key, self._api_base = model, api_key, api_base
-        self._client: ModelClient | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._client = client
+        self._loop = asyncio.get_running_loop() if client is not None else None
         self._tools: list[dict[str, Any]] = []
         self.reset_metrics()
-
-    @classmethod
-    def sharing(cls, client: ModelClient) -> ExternalLLMClient:
-        """Return a client that calls through ``client`` in this event loop."""
-        sharing = cls(client.model_path)
-        sharing._client, sharing._loop = client, asyncio.get_running_loop()
-        return sharing
 
     async def __aenter__(self) -> ExternalLLMClient:
         return self
@@ -166,13 +164,3 @@ async def open_endpoint(
     else:
         async with open_policy(name.strip(), env, lost) as started:
             yield started
-
-
-@asynccontextmanager
-async def open_model(name: str, *, calls_at_once: int = 64, **options: Any) -> AsyncIterator[ModelClient]:
-    """Open the client of a chosen model; ``options`` are those of :func:`open_endpoint`."""
-    async with (
-        open_endpoint(name, os.environ, lambda _: None, **options) as endpoint,
-        ModelClient(endpoint, max_connections=calls_at_once) as client,
-    ):
-        yield client

@@ -162,7 +162,7 @@ def _runs(request: ClassicEvalRequest, result: ClassicResults) -> Iterator[Row]:
 def _error(estimate: Estimate, *, percent: bool = False) -> str:
     if estimate.stderr is None:
         return formats.MISSING
-    return f"{estimate.stderr * 100:.1f}%" if percent else _number(estimate.stderr)
+    return formats.percent(estimate.stderr) if percent else _number(estimate.stderr)
 
 
 def _number(value: float) -> str:

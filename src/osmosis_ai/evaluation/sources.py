@@ -54,10 +54,7 @@ class ProjectSource:
         """Return the SHA-256 (hex) over the names and bytes of the agent's files."""
         if output_root is not None and output_root.resolve() == self.path.resolve():
             raise OsmosisError(f"Results cannot be written into the rollout's own directory: '{self.path}'.")
-        digest = hashlib.sha256()
-        for name, path in _source_files(self.path, output_root):
-            digest.update(os.fsencode(name) + b"\0" + bytes.fromhex(file_digest(path)))
-        return digest.hexdigest()
+        return digest_files(_source_files(self.path, output_root))
 
     def grader_digest(self, spec: EvalRunSpec, output_root: Path | None = None) -> str | None:
         """Return the SHA-256 (hex) over everything that the grader depends on; None if it is part of the agent.
@@ -125,6 +122,14 @@ class RemoteSource:
             callback_address=CallbackAddress.from_environment(os.environ),
             hint=self.hint,
         )
+
+
+def digest_files(files: Iterable[tuple[str, Path]]) -> str:
+    """Return the SHA-256 (hex) over the names and bytes of files."""
+    digest = hashlib.sha256()
+    for name, path in files:
+        digest.update(os.fsencode(name) + b"\0" + bytes.fromhex(file_digest(path)))
+    return digest.hexdigest()
 
 
 RolloutSource = ProjectSource | RemoteSource

@@ -7,10 +7,11 @@ finds problems with the model before the first row.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -107,14 +108,19 @@ def _try(agent: RolloutAgentLoop) -> TrialRun:
 
 
 async def _run_once(agent: RolloutAgentLoop) -> LocalRunResult:
-    from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient, open_model
+    from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient
     from osmosis_ai.evaluation.agent_loop.runner import LocalRolloutRunner
+    from osmosis_ai.evaluation.sources import open_policy
+    from osmosis_ai.llm.client import ModelClient
 
     row = {"system_prompt": "You are a helpful assistant.", "user_prompt": "Hello.", "ground_truth": ""}
-    async with open_model(TRIAL_MODEL) as model:
+    async with (
+        open_policy(TRIAL_MODEL, os.environ, lambda _: None) as endpoint,
+        ModelClient(endpoint) as client,
+    ):
         runner = LocalRolloutRunner(
             agent,
-            ExternalLLMClient.sharing(model),
+            ExternalLLMClient(client=client),
             rollout_id_prefix="validation",
             request_metadata={"_validation": True},
             timeout_s=TRIAL_TIMEOUT_S,
@@ -194,18 +200,24 @@ class PreparedAgentTest:
         """Return the row at an index in the file."""
         return next(self.reader.iter_rows(1, index))
 
-    def open_model(self) -> AbstractAsyncContextManager[ModelClient]:
-        """Return a context manager that opens the model, with a probe if requested."""
-        from osmosis_ai.evaluation.agent_loop.llm_client import open_model
+    @asynccontextmanager
+    async def open_model(self) -> AsyncIterator[ModelClient]:
+        """Open the model, with a probe if requested."""
+        from osmosis_ai.evaluation.agent_loop.llm_client import open_endpoint
+        from osmosis_ai.llm.client import ModelClient
 
         request = self.request
-        return open_model(
+        opening = open_endpoint(
             request.model,
+            os.environ,
+            lambda _: None,
             api_key=request.api_key,
             base_url=request.base_url,
             probing=request.probe,
-            calls_at_once=max(_CALLS_AT_ONCE, request.batch_size),
         )
+        connections = max(_CALLS_AT_ONCE, request.batch_size)
+        async with opening as endpoint, ModelClient(endpoint, max_connections=connections) as client:
+            yield client
 
 
 class AgentTestHooks(Protocol):
@@ -288,11 +300,12 @@ def prepare_agent_test(request: AgentTestRequest) -> PreparedAgentTest:
     Raises:
         OsmosisError: a part is missing or invalid; the error says which and how to fix it.
     """
+    from osmosis_ai.evaluation.agent_loop.eval_run import require_writable_results
     from osmosis_ai.rollout.loop.loading import load_agent_loop
 
     _check_options(request)
     if request.output is not None:
-        require_writable_file(request.output)
+        require_writable_results(request.output)
     agent = load_agent_loop(request.module)
     reader = DatasetReader(request.dataset)
     # All rows are read before the first one runs, so that a bad row does not waste the model calls before it.
@@ -311,6 +324,7 @@ async def run_agent_test(prepared: PreparedAgentTest, hooks: AgentTestHooks) -> 
         OsmosisError: the model cannot be called, a row is bad, or the results cannot be written.
     """
     from osmosis_ai.controller.dispatcher import Dispatcher, Stop
+    from osmosis_ai.evaluation.agent_loop.eval_run import write_results
     from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient
 
     request = prepared.request
@@ -322,7 +336,7 @@ async def run_agent_test(prepared: PreparedAgentTest, hooks: AgentTestHooks) -> 
         async def run_row(item: tuple[int, LoopRow]) -> bool:
             index, row = item
             runner = LocalTestRunner(
-                prepared.agent, ExternalLLMClient.sharing(model), request.debug, timeout_s=request.timeout_s
+                prepared.agent, ExternalLLMClient(client=model), request.debug, timeout_s=request.timeout_s
             )
             finished[index] = await runner.run_single(
                 row, index, request.max_turns, request.completion_params
@@ -345,7 +359,8 @@ async def run_agent_test(prepared: PreparedAgentTest, hooks: AgentTestHooks) -> 
             for index in sorted(finished):
                 outcome.add(finished[index])
             outcome.duration_ms = (time.perf_counter() - started) * 1000.0
-            write_outcome(outcome, request.output)
+            if request.output is not None and outcome.rows:
+                write_results(request.output, outcome.to_json())
     return outcome
 
 
@@ -355,6 +370,7 @@ async def run_session(prepared: PreparedAgentTest, terminal: SessionTerminal) ->
     Raises:
         OsmosisError: the model cannot be called, or the results cannot be written.
     """
+    from osmosis_ai.evaluation.agent_loop.eval_run import write_results
     from osmosis_ai.evaluation.agent_loop.interactive import InteractiveRunner
     from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient
 
@@ -363,7 +379,7 @@ async def run_session(prepared: PreparedAgentTest, terminal: SessionTerminal) ->
     started = time.perf_counter()
     async with prepared.open_model() as model:
         session = InteractiveRunner(
-            prepared.agent, ExternalLLMClient.sharing(model), request.debug, terminal=terminal
+            prepared.agent, ExternalLLMClient(client=model), request.debug, terminal=terminal
         )
         try:
             await session.run_session(
@@ -379,40 +395,9 @@ async def run_session(prepared: PreparedAgentTest, terminal: SessionTerminal) ->
                 outcome.add(last[index])
             outcome.planned = len(outcome.rows)
             outcome.duration_ms = (time.perf_counter() - started) * 1000.0
-            write_outcome(outcome, request.output)
+            if request.output is not None and outcome.rows:
+                write_results(request.output, outcome.to_json())
     return outcome
-
-
-def write_outcome(outcome: AgentTestOutcome, output: Path | None) -> None:
-    """Write the results file completely or not at all. Does nothing without a path or before the first row ends.
-
-    Raises:
-        OsmosisError: the file cannot be written.
-    """
-    from osmosis_ai.files import write_json
-
-    if output is None or not outcome.rows:
-        return
-    try:
-        write_json(output, outcome.to_json(), mode=0o644)
-    except OSError as error:
-        raise OsmosisError(f"cannot write the results to {output}: {error.strerror}.") from None
-
-
-def require_writable_file(path: Path) -> None:
-    """Check that the results file and its directory can be created.
-
-    Raises:
-        OsmosisError: they cannot.
-    """
-    from osmosis_ai.files import require_writable
-
-    if path.is_dir():
-        raise OsmosisError(f"`--output {path}` is a directory; name a file, for instance results.json.")
-    try:
-        require_writable(path)
-    except OSError as error:
-        raise OsmosisError(f"cannot write `--output {path}`: {error.strerror}.") from None
 
 
 def _check_options(request: AgentTestRequest) -> None:

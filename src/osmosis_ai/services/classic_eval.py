@@ -231,10 +231,10 @@ def prepare_classic_eval(request: ClassicEvalRequest) -> PreparedClassicEval:
         agent=agent,
         eval_fns=eval_fns,
         source=ImportedAgent(
-            directory,
-            hosting,
-            request.base_url,
-            imported_files(directory.resolve(), request.module, *request.eval_fns),
+            path=directory,
+            settings=hosting,
+            base_url=request.base_url,
+            files=imported_files(directory.resolve(), request.module, *request.eval_fns),
         ),
         spec=EvalRunSpec(experiment, evaluation),
         dataset=dataset,
@@ -250,7 +250,7 @@ async def run_classic_eval(prepared: PreparedClassicEval, hooks: RunHooks) -> Cl
     """
     from osmosis_ai._version import __version__
     from osmosis_ai.config.written import config_text
-    from osmosis_ai.evaluation.agent_loop.eval_run import recorded_runs, summarize_runs, write_results
+    from osmosis_ai.evaluation.agent_loop.eval_run import rows_json, summarize_runs, write_results
     from osmosis_ai.evaluation.agent_loop.llm_client import open_endpoint
     from osmosis_ai.evaluation.runner import EvalRunner
     from osmosis_ai.redaction import Redactor
@@ -297,9 +297,13 @@ async def run_classic_eval(prepared: PreparedClassicEval, hooks: RunHooks) -> Cl
             ks=request.ks,
         )
         if request.output is not None:
-            ours = {"run_name": summary.run_dir.name, "run_dir": str(summary.run_dir)}
-            rows = recorded_runs(runner.directory.events, runner.table)
-            write_results(request.output, prepared.config, {**results.to_json(), **ours}, rows)
+            run = {"run_name": summary.run_dir.name, "run_dir": str(summary.run_dir)}
+            document = {
+                "config": prepared.config,
+                "summary": results.to_json() | run,
+                "rows": rows_json(results.rows),
+            }
+            write_results(request.output, document)
         found.append(results)
 
     if await runner.run(summarize) is None:

@@ -178,7 +178,7 @@ async def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(
     process.send_signal(signal.SIGINT)
     out, err = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode == 1, err
-    assert b"2 of 4 runs are left" in out and b"the same command again" in out
+    assert b"2 of 4 runs are pending" in out and b"run the same command again" in out
     partial = json.loads((project.root / "out.json").read_text())["summary"]
     assert (partial["total_runs"], partial["pending_runs"]) == (2, 2)
 
@@ -226,11 +226,11 @@ async def test_weakness_8_a_failed_run_passes_no_threshold_and_a_run_of_failures
     budget = await project.eval("--name", "b", "--max-total-tokens", "1", "--plain")
     assert budget.status == 1
     assert "tokens used of '--max-total-tokens 1'" in budget.out
-    assert "1 of 2 runs are left" in budget.out
-    assert "Go on: the same command with a higher limit, or without one." in budget.out
+    assert "1 of 2 runs are pending" in budget.out
+    assert "Continue: run the same command with a higher limit or none." in budget.out
     late = await project.eval("--name", "b", "--max-time", "0.01", "--plain")
     assert late.status == 1 and "passed of '--max-time 0.01'" in late.out
-    assert "1 of 2 runs are left" in late.out
+    assert "1 of 2 runs are pending" in late.out
     anew = await project.eval("--name", "b", "--fresh", "--json")
     assert anew.status == 0, anew.err
     assert anew.document["resource"]["summary"]["succeeded_runs"] == 2

@@ -252,7 +252,7 @@ def test_a_second_ctrl_c_ends_the_process_though_the_agent_blocks_it(loop: Loop)
         (["-i", "--batch-size", "2"], "--interactive runs one row at a time"),
         (["--offset", "9"], "No rows to test: rows.jsonl has 3, and `--offset` is 9."),
         (["-o", "."], "is a directory"),
-        (["-o", "rows.jsonl/x/results.json"], "cannot write `--output"),
+        (["-o", "rows.jsonl/x/results.json"], "Results file cannot be written"),
         (["-m", "tried_agent:asyncio"], "RolloutAgentLoop"),
         (["--base-url", "localhost:1"], "is not an http(s) address"),
         (["--base-url", "http://127.0.0.1:1/v1"], "could not be reached"),
@@ -361,7 +361,7 @@ def test_every_key_does_what_the_help_says_and_the_results_are_written() -> None
         assert "question 1" in answer(screen, "r", STEP_PROMPT)
         answer(screen, "q", CHOOSE)
         screen.type("\x04")
-        assert "results: " in screen.until("out.json\n")
+        assert "Results: " in screen.until("out.json\n")
         assert screen.process.wait(120) == 0
     results = json.loads(Path("out.json").read_text())["results"]
     facts: list[Any] = [(row["row_index"], row["success"], row["error"], row["reward"]) for row in results]

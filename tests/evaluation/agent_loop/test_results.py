@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 
 from osmosis_ai.evaluation.agent_loop.eval_run import (
     ClassicResults,
-    recorded_runs,
+    rows_json,
     summarize_runs,
     write_results,
 )
@@ -60,19 +61,18 @@ def results_of(run: Path, table: AttemptTable) -> ClassicResults:
     return summarize_runs(summary, table, eval_fns=["a:fn"], pass_threshold=1.0)
 
 
-def test_the_streamed_results_file_equals_one_written_at_once(tmp_path: Path) -> None:
+def test_the_results_file_has_the_documented_keys_and_further_ones(tmp_path: Path) -> None:
     records = [
         record(0, 0, scores={"a:fn": 1.0}, tokens=3, cost_usd=0.5, finish_reason="stop"),
         record(0, 1, "failed", error="said\n“no”", tokens=2),
         record(2, 0, scores={}, unscored={"a:fn": "why"}),
     ]
-    table, path = table_of(tmp_path, records, rows=3, n=2), tmp_path / "out.json"
-    runs = recorded_runs(RunDirectory(tmp_path).events, table)
-    write_results(path, {"model": "m\ud83d"}, results_of(tmp_path, table).to_json(), runs)
-    text = path.read_text(encoding="utf-8")
-    found = json.loads(text)
-    # Half a character is kept as the escape that JSON has for it.
-    assert text == json.dumps(found, indent=2, ensure_ascii=False).replace("\ud83d", "\\ud83d") + "\n"
+    path, results = tmp_path / "out.json", results_of(tmp_path, table_of(tmp_path, records, rows=3, n=2))
+    document = {"model": "m\ud83d", "summary": results.to_json(), "rows": rows_json(results.rows)}
+    write_results(path, document)
+    # A lone surrogate is written as its JSON escape.
+    assert "\\ud83d" in path.read_text(encoding="utf-8")
+    found = json.loads(path.read_bytes())
     assert found["rows"] == [
         {
             "row_index": 7,
@@ -137,13 +137,11 @@ def test_duplicate_rows_of_a_run_count_as_one_in_its_intervals(tmp_path: Path) -
 
 
 def test_the_latest_record_of_a_run_counts(tmp_path: Path) -> None:
-    events = RunDirectory(tmp_path).events
-    assert list(recorded_runs(events, AttemptTable(1, 2))) == []
+    assert results_of(tmp_path, AttemptTable(1, 2)).rows == []
     lines = [record(0, 1), record(0, 0, "failed"), record(0, 0, scores={"a:fn": 1.0})]
     table = table_of(tmp_path, lines, 1, 2)
-    for _ in range(2):
-        (runs,) = recorded_runs(events, table)
-        assert [(each.run_index, each.status) for each in runs] == [(0, "success"), (1, "success")]
+    (runs,) = results_of(tmp_path, table).rows
+    assert [(each.run_index, each.status) for each in runs] == [(0, "success"), (1, "success")]
 
 
 def test_documented_statistics_count_a_missing_score_as_zero_and_estimates_leave_it_out() -> None:
@@ -237,7 +235,6 @@ def test_known_columns_are_found_in_any_case_and_ground_truth_is_optional(tmp_pa
         (question(1, system_prompt=" \n"), "Row 7: 'system_prompt' cannot be empty."),
         (question(1, user_prompt=3), "Row 7: 'user_prompt' must be a string, found a number."),
         (question(1, ground_truth=[4]), "Row 7: 'ground_truth' must be a string, found an array."),
-        (question(1, level=float("inf")), "Row 7: 'level' is inf, which JSON cannot hold."),
     ],
 )
 def test_an_invalid_row_is_rejected_with_its_index(record: object, words: str) -> None:
@@ -301,6 +298,7 @@ def test_typed_parquet_columns_become_json(tmp_path: Path) -> None:
         "day": [datetime.date(2026, 1, 2)],
         "price": [decimal.Decimal("1.50")],
         "raw": [b"\xffa"],
+        "ratio": [math.inf],
         "nested": [{"days": [datetime.date(2026, 1, 3)]}],
     }
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
@@ -310,7 +308,8 @@ def test_typed_parquet_columns_become_json(tmp_path: Path) -> None:
         "when": "2026-01-02T03:04:00",
         "day": "2026-01-02",
         "price": "1.50",
-        "raw": "\\xffa",
+        "raw": "_2E=",
+        "ratio": None,
         "nested": {"days": ["2026-01-03"]},
     }
 

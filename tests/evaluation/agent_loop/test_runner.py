@@ -136,7 +136,7 @@ async def test_a_run_method_that_is_not_async_fails_the_row() -> None:
         def run(self, ctx: Any) -> Any:
             return ctx.complete([])
 
-    assert (await run(Synchronous())).error == "Synchronous.run must be `async def`."
+    assert (await run(Synchronous())).error == "`run` must be `async def`; it returned RolloutResult"
 
 
 async def test_an_agent_that_hangs_is_stopped_at_the_time_limit() -> None:
@@ -327,12 +327,9 @@ async def test_a_paused_model_stops_after_each_reply() -> None:
     assert [(step.turn, step.step_type, step.finish_reason) for step in steps] == [
         (1, "llm_response", "stop")
     ]
-    assert [step.turn for step in client.steps] == [1, 2]
     assert client.messages == [*HELLO, {"role": "assistant", "content": "about: hello"}]
     assert (model.tools, client.tools) == (None, [ADD])
     assert client.get_metrics().num_llm_calls == 2
-    await client.close()
-    assert model.closed
 
 
 async def test_a_session_reads_standard_input_by_default(
@@ -402,7 +399,7 @@ async def test_a_shared_client_calls_the_same_endpoint_from_another_event_loop()
     async with StandInModel() as model:
         endpoint = ModelEndpoint("m", "openai", "m", "openai", model.base_url, "no-key")
         async with ModelClient(endpoint) as shared:
-            client = ExternalLLMClient.sharing(shared)
+            client = ExternalLLMClient(client=shared)
             await client.chat_completions(HELLO)
             await asyncio.to_thread(asyncio.run, client.chat_completions(HELLO))
         assert model.calls == 2

@@ -1,1 +1,1 @@
-"""Agent loops of one's own module: `osmosis serve`, `osmosis validate`, `osmosis test`, `osmosis eval -m`."""
+"""Commands for agent loops: `osmosis serve`, `osmosis validate`, `osmosis test` and `osmosis eval -m`."""

@@ -1,4 +1,4 @@
-"""What `osmosis eval -m` shows: its progress, its results, how models compare."""
+"""Output of `osmosis eval -m`: plan, progress and results."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ if TYPE_CHECKING:
     from osmosis_ai.services.classic_eval import ClassicEvalRequest, PreparedClassicEval
 
 
-_MOST_ERROR = 160
-_LARGE = 1e9
+_MAX_ERROR_CHARS = 160
+_SCIENTIFIC_FROM = 1e9
 _UNSCORED = "unscored"
 
 
 def plan_table(plan: RunPlan, prepared: PreparedClassicEval) -> Table:
-    """Return what is about to happen."""
+    """Return the configuration of the run."""
     request, selection = prepared.request, prepared.selection
     at = f" at {request.base_url}" if request.base_url else ""
     rows: list[Row] = [
         ("Agent", f"{prepared.agent.name} ({request.module})"),
         ("Model", f"{request.model}{at}"),
         ("Rows", selection.drawn.words),
-        *(("Eval Function", f"{each.name} ({each.mode})") for each in prepared.eval_fns),
-        ("Runs", f"{formats.count(plan.total)} ({request.n} of each row, {request.batch_size} at once)"),
+        *(("Eval function", f"{each.name} ({each.mode})") for each in prepared.eval_fns),
+        ("Runs", f"{formats.count(plan.total)} ({request.n} per row, {request.batch_size} at once)"),
         ("Servers", plan.servers),
-        ("Kept In", shown_path(plan.directory.path)),
+        ("Run directory", shown_path(plan.directory.path)),
     ]
     return Table(columns=("", ""), rows=rows, title="Evaluation")
 
 
 def run_line(record: TerminalRecord, ended: int, total: int, request: ClassicEvalRequest) -> str:
-    """Return a run that has ended, in a line: which, how it went, what it took, its scores or its error."""
+    """Return the line of a finished run: its row, status, duration, tokens, and scores or error."""
     tokens = "unknown" if record.has_unknown_tokens else formats.count(record.tokens or 0)
     took = f"{formats.duration(record.duration_ms / 1000)}, {tokens} tokens"
     row = record.source_row_index if record.source_row_index is not None else record.row_index
     which = f"row {row}" + (f" run {record.run_index}" if request.n > 1 else "")
     head = f"[{ended}/{total}] {which}: {'OK' if record.status == 'success' else 'FAILED'} ({took})"
     if record.status != "success":
-        return f"{head} - {_shortened(record.error or 'it failed without saying why')}"
+        return f"{head} - {_shortened(record.error or 'no error message')}"
     scores = run_scores(record)
     names = [*request.eval_fns, *(name for name in scores if name not in request.eval_fns)]
     shown = (f"{name}={_number(scores[name])}" if name in scores else f"{name}={_UNSCORED}" for name in names)
@@ -63,14 +63,16 @@ def run_line(record: TerminalRecord, ended: int, total: int, request: ClassicEva
 
 
 def message(result: ClassicResults) -> str:
-    """Return the result in a sentence."""
+    """Return a one-sentence summary."""
     summary = result.summary
     runs = f"{formats.count(result.runs)} {'run' if result.runs == 1 else 'runs'}"
     if summary.pending:
         stop = summary.stop
         reason = stop.reason.splitlines()[0].rstrip(".:") if stop is not None else ""
         why = f" ({reason})" if stop is not None and stop.kind != "interrupted" and reason else ""
-        left = f"{formats.count(summary.pending)} of {formats.count(summary.total_work_items)} runs are left"
+        left = (
+            f"{formats.count(summary.pending)} of {formats.count(summary.total_work_items)} runs are pending"
+        )
         return f"Evaluation interrupted{why}: {left}."
     if not summary.succeeded:
         return f"Evaluation failed: none of {runs} succeeded."
@@ -78,34 +80,32 @@ def message(result: ClassicResults) -> str:
 
 
 def blocks(request: ClassicEvalRequest, result: ClassicResults) -> list[Block]:
-    """Return the numbers of every eval function, of the runs that have a score, and what became of the runs."""
-    columns = ("Eval Function", "", Column("Value", right=True), "95 % interval", "Std. error", "Over")
+    """Return the tables of scores, one block per eval function, and of run counts."""
+    columns = ("Eval function", "", Column("Value", right=True), "95% CI", "Std. error", "Sample")
     rows = [
         row
         for name, summary in _summaries(result)
         for row in _function_rows(name, summary, request.pass_threshold)
     ]
     return [
-        Table(columns, rows, title="Evaluation Results", in_plain=True),
+        Table(columns, rows, title="Evaluation results", in_plain=True),
         Table(("", ""), list(_runs(request, result)), title="Runs", in_plain=True),
     ]
 
 
 def next_steps(result: ClassicResults) -> list[str]:
-    """Return what the user may want to do now."""
+    """Return the commands to continue with."""
     summary, steps = result.summary, []
     if summary.pending:
         spent = summary.stop is not None and summary.stop.kind == "budget"
-        how = "with a higher limit, or without one" if spent else "again"
-        steps.append(
-            f"Go on: the same command {how}. What is finished is kept in {shown_path(summary.run_dir)}"
-        )
+        how = "with a higher limit or none" if spent else "again"
+        steps.append(f"Continue: run the same command {how}. Run directory: {shown_path(summary.run_dir)}")
         hint = getattr(summary.stop and summary.stop.error, "hint", None)
         if hint:
             steps.append(f"hint: {hint}")
     if summary.failed:
         steps.append(
-            "Redo the failed runs: the same command with --retry-failed --name " + summary.run_dir.name
+            f"Retry the failed runs: run the same command with --retry-failed --name {summary.run_dir.name}"
         )
     return steps
 
@@ -141,20 +141,20 @@ def _function_rows(name: str, summary: EvalEvalSummary, threshold: float) -> Ite
 def _runs(request: ClassicEvalRequest, result: ClassicResults) -> Iterator[Row]:
     summary = result.summary
     tokens, cost = summary.metrics.estimates.tokens, summary.metrics.estimates.cost_usd
-    yield "Rows", formats.count(result.rows)
+    yield "Rows", formats.count(len(result.rows))
     yield "Runs per row", request.n
     yield "Runs", formats.count(result.runs)
     if summary.failed:
         yield "  failed", Styled(formats.count(summary.failed), "bad")
     if result.pending:
-        yield "  left", Styled(formats.count(result.pending), "pending")
+        yield "  pending", Styled(formats.count(result.pending), "pending")
     if summary.resumed:
-        yield "  of earlier sessions", formats.count(summary.resumed)
+        yield "  from earlier sessions", formats.count(summary.resumed)
     yield "Duration", formats.duration(summary.duration_ms / 1000)
     yield "Tokens", numbers.partial_count(tokens.total, tokens.unreported_samples, result.runs, "runs")
     if cost.total is not None:
         yield "Cost", formats.money(cost.total)
-    yield "Kept in", shown_path(summary.run_dir)
+    yield "Run directory", shown_path(summary.run_dir)
     if request.output is not None:
         yield "Results", shown_path(request.output)
 
@@ -162,24 +162,24 @@ def _runs(request: ClassicEvalRequest, result: ClassicResults) -> Iterator[Row]:
 def _error(estimate: Estimate, *, percent: bool = False) -> str:
     if estimate.stderr is None:
         return formats.MISSING
-    return f"{estimate.stderr * 100:.1f} %" if percent else _number(estimate.stderr)
+    return formats.percent(estimate.stderr) if percent else _number(estimate.stderr)
 
 
 def _number(value: float) -> str:
-    # A function may give 1e308: as long as a line is no number that anybody reads.
-    return f"{value:.3f}" if abs(value) < _LARGE else f"{value:.3e}"
+    # A function may return 1e308, which is unreadable as a decimal.
+    return f"{value:.3f}" if abs(value) < _SCIENTIFIC_FROM else f"{value:.3e}"
 
 
 def _shortened(text: str) -> str:
     line = formats.one_line(text)
-    return line if len(line) <= _MOST_ERROR else line[: _MOST_ERROR - 1] + "…"
+    return line if len(line) <= _MAX_ERROR_CHARS else line[: _MAX_ERROR_CHARS - 1] + "…"
 
 
-QUIT_AT_ONCE = "Interrupted. The same command continues with what is left."
+QUIT_AT_ONCE = "Interrupted. Run the same command to continue."
 
 
 class ClassicRun(GracefulStop, RunHooks):
-    """The run's side of the terminal; a context manager around it."""
+    """Shows a run on the terminal; a context manager."""
 
     def __init__(self, output: OutputContext, prepared: PreparedClassicEval, *, quiet: bool) -> None:
         super().__init__(output, ["eval"], quit_at_once=QUIT_AT_ONCE)
@@ -189,7 +189,7 @@ class ClassicRun(GracefulStop, RunHooks):
         self._lines: list[str] = []
 
     def plan(self, plan: RunPlan) -> None:
-        """Show what is about to happen."""
+        """Show the configuration of the run."""
         self._total, self._ended = plan.total, plan.resumed
         if self._quiet:
             return
@@ -198,32 +198,32 @@ class ClassicRun(GracefulStop, RunHooks):
             self.note(f"Archived the earlier run as {plan.archived.name}.")
         if plan.resumed:
             self.note(
-                f"continuing {plan.name}: {formats.count(plan.resumed)} of {formats.count(plan.total)} runs "
-                "are finished; `--fresh` starts over"
+                f"Continuing {plan.name}: {formats.count(plan.resumed)} of {formats.count(plan.total)} runs "
+                "are finished. Use '--fresh' to start over."
             )
 
     def note(self, message: str) -> None:
-        """Write a line to stderr, behind those of runs that have ended."""
+        """Write a line to stderr, after the lines of finished runs."""
         self._show_lines()
         if not self._quiet:
             self._output.note(message)
 
     def stage(self, message: str) -> None:
-        """Tell what the run is busy with."""
+        """Show the current stage."""
         self.note(f"{message} …")
 
     def recorded(self, record: TerminalRecord) -> None:
-        """Show a run that has ended, in a line."""
+        """Show a line for a finished run."""
         self._ended = min(self._ended + 1, self._total)
         if self._quiet:
             return
         self._lines.append(run_line(record, self._ended, self._total, self._prepared.request))
-        # Above a bar a line costs more than a millisecond, which all rollouts wait: there they come together.
+        # Above a progress bar a line takes more than a millisecond, which delays all rollouts, so lines are batched.
         if not self._output.animated:
             self._show_lines()
 
     def progress(self, snapshot: ProgressSnapshot) -> None:
-        """Move the bar, where there is a terminal for one; elsewhere the runs' own lines tell."""
+        """Update the progress bar on a terminal; elsewhere the lines of the runs are enough."""
         self._show_lines()
         if self._output.animated and not self._quiet and (self._bar is not None or snapshot.in_flight):
             self._move_bar(
@@ -231,7 +231,7 @@ class ClassicRun(GracefulStop, RunHooks):
             )
 
     def ended(self) -> None:
-        """Show the last runs, and close what is shown."""
+        """Show the last lines and close the progress bar."""
         self._show_lines()
         super().ended()
 

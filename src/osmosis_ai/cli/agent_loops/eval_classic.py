@@ -1,4 +1,4 @@
-"""`osmosis eval -m module:agent`: an agent loop on a dataset, scored by eval functions."""
+"""`osmosis eval -m module:agent`: evaluate an agent loop on a dataset with eval functions."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 MODEL, ROWS, PACE, LIMITS, RUN = "Model", "Rows and scores", "Pace and seeds", "Budget", "Run and results"
 NO_SANDBOX = (
-    "'osmosis eval -m' runs an agent loop without a sandbox: as a workflow with a config file it gets one by "
-    "`osmosis eval run CONFIG --isolate`."
+    "'osmosis eval -m' runs an agent loop without a sandbox. To use one, write a workflow with a config file and run "
+    "'osmosis eval run CONFIG --isolate'."
 )
 
 
@@ -34,121 +34,132 @@ def eval_classic(
     context: typer.Context,
     module: Annotated[
         str,
-        typer.Option("--module", "-m", help="The agent, as module:attribute.", show_default=False),
+        typer.Option("--module", "-m", help="Agent loop, as module:attribute.", show_default=False),
     ],
     dataset: Annotated[
         Path,
-        typer.Option("--dataset", "-d", help="A .jsonl, .json or .parquet file.", show_default=False),
+        typer.Option(
+            "--dataset", "-d", help="Dataset: a .jsonl, .json or .parquet file.", show_default=False
+        ),
     ],
     model: Annotated[
         str,
         typer.Option(
-            help="With --base-url the name as registered there; else LiteLLM's, such as openai/gpt-5-mini.",
+            help="Model: with --base-url its name at that endpoint, otherwise a LiteLLM name such as openai/gpt-5-mini.",
             show_default=False,
         ),
     ],
     eval_fn: Annotated[
         list[str],
-        typer.Option(
-            "--eval-fn", help="A function that scores, as module:function; repeatable.", show_default=False
-        ),
+        typer.Option("--eval-fn", help="Eval function, as module:function; repeatable.", show_default=False),
     ],
     base_url: Annotated[
-        str | None, typer.Option(help="An OpenAI-compatible endpoint.", rich_help_panel=MODEL)
+        str | None, typer.Option(help="URL of an OpenAI-compatible endpoint.", rich_help_panel=MODEL)
     ] = None,
     api_key: Annotated[
         str | None,
         typer.Option(
-            help="Other users of this machine see it; better set the provider's variable.",
+            help="API key of the model; other users of this machine can see it, so prefer the provider's variable.",
             rich_help_panel=MODEL,
         ),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Told to the agent for its calls.", rich_help_panel=MODEL)
+        float | None, typer.Option(help="Sampling temperature, passed to the agent.", rich_help_panel=MODEL)
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Of each call, told to the agent.", rich_help_panel=MODEL)
+        int | None,
+        typer.Option(help="Maximum tokens per model call, passed to the agent.", rich_help_panel=MODEL),
     ] = None,
     probe: Annotated[
-        bool, typer.Option("--probe/--no-probe", help="Ask the model once before the first run.")
+        bool, typer.Option("--probe/--no-probe", help="Send the model one request before the first run.")
     ] = True,
-    n: Annotated[int, typer.Option(help="Runs of each row.", rich_help_panel=ROWS)] = 1,
+    n: Annotated[int, typer.Option(help="Number of runs per row.", rich_help_panel=ROWS)] = 1,
     pass_threshold: Annotated[
-        float, typer.Option(help="A score at or above this passes.", rich_help_panel=ROWS)
+        float, typer.Option(help="Lowest score that passes.", rich_help_panel=ROWS)
     ] = 1.0,
     k: Annotated[
         list[int] | None,
-        typer.Option("--k", help="A further k to estimate pass@k for; repeatable.", rich_help_panel=ROWS),
+        typer.Option("--k", help="Additional k for pass@k; repeatable.", rich_help_panel=ROWS),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Rows, at most.", rich_help_panel=ROWS)] = None,
-    offset: Annotated[int, typer.Option(help="Rows to skip at the start.", rich_help_panel=ROWS)] = 0,
-    max_turns: Annotated[int, typer.Option(help="Told to the agent.", rich_help_panel=PACE)] = 10,
-    batch_size: Annotated[int, typer.Option(help="Runs at once.", rich_help_panel=PACE)] = 1,
+    limit: Annotated[int | None, typer.Option(help="Maximum number of rows.", rich_help_panel=ROWS)] = None,
+    offset: Annotated[
+        int, typer.Option(help="Number of rows to skip at the start.", rich_help_panel=ROWS)
+    ] = 0,
+    max_turns: Annotated[
+        int, typer.Option(help="Maximum turns per run, passed to the agent.", rich_help_panel=PACE)
+    ] = 10,
+    batch_size: Annotated[int, typer.Option(help="Number of concurrent runs.", rich_help_panel=PACE)] = 1,
     servers: ServersOption = None,
     timeout: Annotated[
         str | None,
         typer.Option(
-            help="How long a run may take, and again its eval functions: 90, 90s, 10m (default: 1h and 10m).",
+            help="Time limit of a run, and again of its eval functions: 90, 90s, 10m (default: 1h and 10m).",
             rich_help_panel=PACE,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the run.", rich_help_panel=PACE)] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the evaluation.", rich_help_panel=PACE)] = 0,
     max_cost: Annotated[
-        float | None, typer.Option(help="Start no run after this many US dollars.", rich_help_panel=LIMITS)
+        float | None,
+        typer.Option(
+            help="Budget in US dollars: start no more runs once it is spent.", rich_help_panel=LIMITS
+        ),
     ] = None,
     max_total_tokens: Annotated[
-        int | None, typer.Option(help="Start no run after this many tokens.", rich_help_panel=LIMITS)
+        int | None,
+        typer.Option(help="Token budget: start no more runs once it is spent.", rich_help_panel=LIMITS),
     ] = None,
     max_time: Annotated[
         str | None,
-        typer.Option(help="Start no run after this long: 90, 90s, 10m, 2h.", rich_help_panel=LIMITS),
+        typer.Option(help="Time budget: start no more runs after 90, 90s, 10m, 2h.", rich_help_panel=LIMITS),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Name of the run; an existing one is continued.", rich_help_panel=RUN),
+        typer.Option(help="Name of the run; an existing run of that name continues.", rich_help_panel=RUN),
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start over; an existing run is renamed.", rich_help_panel=RUN)
+        bool, typer.Option("--fresh", help="Start over; an existing run is archived.", rich_help_panel=RUN)
     ] = False,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Also redo failed runs.", rich_help_panel=RUN)
+        bool, typer.Option("--retry-failed", help="Also retry failed runs.", rich_help_panel=RUN)
     ] = False,
     salvage: Annotated[
         bool,
         typer.Option(
-            "--salvage", help="Keep what is intact of a damaged journal, redo the rest.", rich_help_panel=RUN
+            "--salvage",
+            help="Drop the damaged lines of a journal and repeat their runs.",
+            rich_help_panel=RUN,
         ),
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write the results to this JSON file.", rich_help_panel=RUN),
+        typer.Option("--output", "-o", help="Path of a JSON file for the results.", rich_help_panel=RUN),
     ] = None,
     no_previews: NoPreviewsOption = False,
     debug: Annotated[
         bool,
         typer.Option(
             "--debug",
-            help="Write the agent's events to ./local_debug/, a file for each run.",
+            help="Write the agent's events to ./local_debug/, one file per run.",
             rich_help_panel=RUN,
         ),
     ] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Say nothing unless something fails.", rich_help_panel=RUN)
+        bool, typer.Option("--quiet", "-q", help="Print only errors.", rich_help_panel=RUN)
     ] = False,
     _isolate: Annotated[
         bool, typer.Option("--isolate", hidden=True, is_eager=True, callback=_refuse_isolation)
     ] = False,
 ) -> OperationResult:
-    """Evaluate an agent loop on a dataset, scored by eval functions: `osmosis eval -m MODULE:AGENT -d FILE …`.
+    """Evaluate an agent loop on a dataset with eval functions.
 
-    The same command continues an interrupted run, which is kept in .osmosis/evals/ of the current directory.
+    The same command continues an interrupted run. Runs are stored in .osmosis/evals/ of the current directory.
 
     Examples:
         osmosis eval -m server:agent_loop -d test_data.jsonl --eval-fn rewards:compute_reward --model openai/gpt-5-mini
     """
     from osmosis_ai.supervision import keep_to_itself
 
-    # First of all: its keys are not the agent's, which is another program of this user.
+    # First, because the agent is another program of this user and must not read the keys of this process.
     keep_to_itself(os.environ)
     from osmosis_ai import event_loop
     from osmosis_ai.cli.agent_loops.classic_run import ClassicRun
@@ -161,7 +172,7 @@ def eval_classic(
     )
 
     if context.args:
-        context.fail(f"'{context.args[0]}' is too much for '{context.command_path}'. {TWO_FORMS}")
+        context.fail(f"'{context.command_path}' takes no argument '{context.args[0]}'. {TWO_FORMS}")
     request = ClassicEvalRequest(
         module=module,
         dataset=expanded(dataset),

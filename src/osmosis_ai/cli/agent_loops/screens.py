@@ -1,4 +1,4 @@
-"""What people see while rows are tried: the rows, a session, a log."""
+"""Output of `osmosis test`: its rows, an interactive session and logs."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 QUIT_AT_ONCE = "Interrupted."
-_MOST_BETWEEN_BEATS_S = 1.0
+_MAX_HEARTBEAT_S = 1.0
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
 class BlockedLoopError(OsmosisError):
-    """An agent keeps the event loop from everything else."""
+    """An agent blocks the event loop."""
 
 
 class LiveRows(GracefulStop):
-    """Writes a line for each row, in the order of the rows; a context manager around the test."""
+    """Writes a line for each row, in order; a context manager around the test."""
 
     def __init__(self, output: OutputContext, *, quiet: bool, timeout_s: float) -> None:
         super().__init__(output, ["test"], quit_at_once=QUIT_AT_ONCE)
@@ -42,15 +42,15 @@ class LiveRows(GracefulStop):
         self._before: dict[int, Any] = {}
 
     def started(self, interrupt: Callable[[], None]) -> None:
-        """From now on Ctrl-C calls ``interrupt``, a second one ends the process, and the alarm is set."""
+        """Let Ctrl-C call ``interrupt``, let a second one end the process, and start the alarm."""
         self._interrupt = interrupt
         self._running = asyncio.get_running_loop()
-        handlers = {**dict.fromkeys(_INTERRUPTS, self._pressed_ctrl_c), signal.SIGALRM: self._blocked}
+        handlers = {**dict.fromkeys(_INTERRUPTS, self._on_ctrl_c), signal.SIGALRM: self._blocked}
         self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-        self._put_off_alarm()
+        self._postpone_alarm()
 
     def ended(self) -> None:
-        """Give signals their usual meaning back, and close what is shown."""
+        """Restore the signal handlers and close the output."""
         if self._beat is not None:
             self._beat.cancel()
             self._beat = None
@@ -74,20 +74,20 @@ class LiveRows(GracefulStop):
         why = "" if result.success else f" - {formats.one_line(result.raised or result.error or '')}"
         self._output.note(line + why)
 
-    def _put_off_alarm(self) -> None:
+    def _postpone_alarm(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, self._timeout_s)
-        every_s = min(_MOST_BETWEEN_BEATS_S, self._timeout_s / 4)
-        self._beat = self._running.call_later(every_s, self._put_off_alarm)
+        every_s = min(_MAX_HEARTBEAT_S, self._timeout_s / 4)
+        self._beat = self._running.call_later(every_s, self._postpone_alarm)
 
     def _blocked(self, *_: int | FrameType | None) -> None:
-        # Between two tasks nobody is to blame: this process itself was kept from running.
+        # Outside a task the agent is not the cause: this process itself was suspended.
         if asyncio.current_task(self._running) is not None:
             raise BlockedLoopError(
-                f"the agent blocked the event loop for {self._timeout_s:g} s: in `async def run` wait with `await`, "
-                "and leave what blocks to `asyncio.to_thread`."
+                f"The agent blocked the event loop for {self._timeout_s:g} s. In `run`, use `await` to wait and "
+                "`asyncio.to_thread` for blocking calls."
             )
 
-    def _pressed_ctrl_c(self, *_: int | FrameType | None) -> None:
+    def _on_ctrl_c(self, *_: int | FrameType | None) -> None:
         if self._pressed:
             self._interrupt = None
             self._on_signal()
@@ -95,13 +95,13 @@ class LiveRows(GracefulStop):
         self._running.call_soon_threadsafe(self._on_signal)
 
 
-Done = TypeVar("Done")
+Result = TypeVar("Result")
 
-_MOST_BYTES = 4096
+_READ_BYTES = 4096
 
 
 class SessionScreen(SessionTerminal):
-    """Asks and shows on the terminal."""
+    """Prompts and prints on the terminal."""
 
     def __init__(self, output: OutputContext) -> None:
         self._output = output
@@ -111,7 +111,7 @@ class SessionScreen(SessionTerminal):
         self._asked: asyncio.Future[None] | None = None
         self._session: asyncio.Task[object] | None = None
 
-    async def show(self, session: Callable[[SessionScreen], Awaitable[Done]]) -> Done:
+    async def show(self, session: Callable[[SessionScreen], Awaitable[Result]]) -> Result:
         """Run a session; Ctrl-C ends it."""
         loop = asyncio.get_running_loop()
         task = asyncio.ensure_future(session(self))
@@ -138,7 +138,7 @@ class SessionScreen(SessionTerminal):
         return line.decode("utf-8", "replace")
 
     def say(self, text: str) -> None:
-        """Show text as it is, control characters spelled out."""
+        """Show text unchanged, with control characters escaped."""
         self._output.note(text)
 
     async def _wait_for_input(self) -> None:
@@ -152,7 +152,7 @@ class SessionScreen(SessionTerminal):
             self._asked = None
 
     def _read(self) -> None:
-        typed = os.read(self._descriptor, _MOST_BYTES)
+        typed = os.read(self._descriptor, _READ_BYTES)
         self._typed += typed
         self.left = self.left or not typed
         self._answer()
@@ -169,17 +169,17 @@ class SessionScreen(SessionTerminal):
             self._asked.set_result(None)
 
 
-# At their lowest levels they tell of every byte, and some of them of keys.
+# At their lowest levels these libraries log every byte, and some log keys.
 _LIBRARIES = ("LiteLLM", "aiohttp", "asyncio", "httpcore", "httpx", "openai", "urllib3")
 
 
 @contextmanager
-def logs_shown(output: OutputContext, *, wanted: bool) -> Iterator[None]:
-    """Show logs on stderr until the block ends, secret values taken out."""
-    if not wanted:
+def show_logs(output: OutputContext, *, enabled: bool) -> Iterator[None]:
+    """Show logs on stderr until the block ends, with secrets redacted."""
+    if not enabled:
         yield
         return
-    root, handler = logging.getLogger(), _Lines(output)
+    root, handler = logging.getLogger(), _LogHandler(output)
     before = {logger: logger.level for logger in (root, *map(logging.getLogger, _LIBRARIES))}
     for logger in before:
         logger.setLevel(logging.DEBUG if logger is root else logging.WARNING)
@@ -192,7 +192,7 @@ def logs_shown(output: OutputContext, *, wanted: bool) -> Iterator[None]:
             logger.setLevel(level)
 
 
-class _Lines(logging.Handler):
+class _LogHandler(logging.Handler):
     def __init__(self, output: OutputContext) -> None:
         super().__init__()
         self._output = output

@@ -1,4 +1,4 @@
-"""`osmosis serve`: an agent loop behind HTTP, in the foreground."""
+"""`osmosis serve`: serve an agent loop over HTTP in the foreground."""
 
 from __future__ import annotations
 
@@ -18,38 +18,45 @@ LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
 
 def serve(
-    module: Annotated[str, typer.Option("--module", "-m", help="The agent loop, as module:attribute.")],
+    module: Annotated[str, typer.Option("--module", "-m", help="Agent loop, as module:attribute.")],
     port: Annotated[
-        int, typer.Option("--port", "-p", min=0, max=65535, help="Port to listen on, 0 for a free one.")
+        int, typer.Option("--port", "-p", min=0, max=65535, help="Port to listen on; 0 chooses a free one.")
     ] = 9000,
     host: Annotated[str, typer.Option("--host", "-H", help="Address to listen on.")] = "0.0.0.0",
-    no_validate: Annotated[bool, typer.Option("--no-validate", help="Do not check the agent first.")] = False,
+    no_validate: Annotated[bool, typer.Option("--no-validate", help="Skip the check of the agent.")] = False,
     reload: Annotated[
-        bool, typer.Option("--reload", help="Start again when a file below this directory changes.")
+        bool, typer.Option("--reload", help="Restart when a file below this directory changes.")
     ] = False,
-    log_level: Annotated[LogLevel, typer.Option("--log-level", help="Of the log on stderr.")] = "info",
+    log_level: Annotated[LogLevel, typer.Option("--log-level", help="Level of the log on stderr.")] = "info",
     skip_register: Annotated[
-        bool, typer.Option("--skip-register", help="Do not tell the platform; needs no login.")
+        bool, typer.Option("--skip-register", help="Do not register with the platform; needs no login.")
     ] = False,
     local: Annotated[
         bool,
-        typer.Option("--local", "--local-debug", help="Let everybody in, and do not tell the platform."),
+        typer.Option(
+            "--local",
+            "--local-debug",
+            help="Accept requests without a key and do not register with the platform.",
+        ),
     ] = False,
     api_key: Annotated[
-        str | None, typer.Option(help="The key callers must send (default: one is generated and shown).")
+        str | None,
+        typer.Option(help="API key that callers must send (default: a generated one, which is printed)."),
     ] = None,
     public_host: Annotated[
         str | None,
-        typer.Option(help="How the platform reaches this machine (default: the network is asked)."),
+        typer.Option(
+            help="Address under which the platform reaches this machine (default: detected from the network)."
+        ),
     ] = None,
     log: Annotated[
-        Path | None, typer.Option(help="Write the agent's events below this directory, a file per rollout.")
+        Path | None, typer.Option(help="Directory for the agent's events, one file per rollout.")
     ] = None,
 ) -> StreamResult:
-    """Serve an agent loop until Ctrl-C: `POST /v1/rollout/init` starts a rollout, its outcome is called back.
+    """Serve an agent loop over HTTP until Ctrl-C.
 
-    It is registered with the platform you are logged in to until it ends. Rollouts that are cut off by the end are reported as
-    failed.
+    `POST /v1/rollout/init` starts a rollout, and a callback reports its result. The agent is registered with the platform you are logged in to until the server stops. Rollouts that the stop interrupts
+    are reported as failed.
 
     Examples:
         osmosis serve -m server:agent_loop --port 9000
@@ -74,7 +81,7 @@ def serve(
 
 
 def _serve(server: AgentServer) -> Iterator[dict[str, Any]]:
-    """Yield the one line that says where it is served, and end when it is served no more."""
+    """Yield the address of the server, then serve until it stops."""
     from osmosis_ai.cli.output.envelopes import result_envelope
 
     yield result_envelope(_served(server))

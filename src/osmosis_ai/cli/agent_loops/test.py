@@ -1,4 +1,4 @@
-"""`osmosis test`: an agent loop tried on rows of a file."""
+"""`osmosis test`: run an agent loop on rows of a file."""
 
 from __future__ import annotations
 
@@ -20,78 +20,89 @@ from osmosis_ai.ui import numbers
 if TYPE_CHECKING:
     from osmosis_ai.services.agent_loops import AgentTestOutcome, AgentTestRequest
 
-MODEL, ROWS, STEPS = "Model", "Rows and results", "Stepping through"
-_SHOWN_FAILURES = 20
+MODEL, ROWS, STEPS = "Model", "Rows and results", "Interactive session"
+_MAX_FAILURES = 20
 
 
 def try_agent(
     module: Annotated[
-        str, typer.Option("--module", "-m", "--agent", help="The agent loop, as module:attribute.")
+        str, typer.Option("--module", "-m", "--agent", help="Agent loop, as module:attribute.")
     ],
-    dataset: Annotated[Path, typer.Option("--dataset", "-d", help="Rows: a .jsonl, .json or .parquet file.")],
+    dataset: Annotated[
+        Path, typer.Option("--dataset", "-d", help="Dataset: a .jsonl, .json or .parquet file.")
+    ],
     model: Annotated[
-        str, typer.Option(help="provider/model, or as registered at --base-url.", rich_help_panel=MODEL)
+        str, typer.Option(help="Model: provider/model, or its name at --base-url.", rich_help_panel=MODEL)
     ] = DEFAULT_MODEL,
     base_url: Annotated[
         str | None,
         typer.Option(
-            help="An OpenAI-compatible endpoint; needs no key.", metavar="URL", rich_help_panel=MODEL
+            help="URL of an OpenAI-compatible endpoint; needs no key.", metavar="URL", rich_help_panel=MODEL
         ),
     ] = None,
     api_key: Annotated[
         str | None,
         typer.Option(
-            help="Other users of this machine see it; better set the provider's variable.",
+            help="API key of the model; other users of this machine can see it, so prefer the provider's variable.",
             rich_help_panel=MODEL,
         ),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="For the agent to pass on.", rich_help_panel=MODEL)
+        float | None, typer.Option(help="Sampling temperature, passed to the agent.", rich_help_panel=MODEL)
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Of each reply; for the agent to pass on.", rich_help_panel=MODEL)
+        int | None,
+        typer.Option(help="Maximum tokens per model call, passed to the agent.", rich_help_panel=MODEL),
     ] = None,
     no_probe: Annotated[
-        bool, typer.Option("--no-probe", help="Do not ask the model once first.", rich_help_panel=MODEL)
+        bool,
+        typer.Option(
+            "--no-probe",
+            help="Skip the request that checks the model before the first row.",
+            rich_help_panel=MODEL,
+        ),
     ] = False,
-    max_turns: Annotated[int, typer.Option(help="What the agent may take for a row.")] = DEFAULT_MAX_TURNS,
+    max_turns: Annotated[
+        int, typer.Option(help="Maximum turns per row, passed to the agent.")
+    ] = DEFAULT_MAX_TURNS,
     timeout: Annotated[
-        str, typer.Option(help="How long a row may take: 90, 90s, 10m, 2h; not with --interactive.")
+        str, typer.Option(help="Time limit of a row: 90, 90s, 10m, 2h; not with --interactive.")
     ] = "10m",
     limit: Annotated[
-        int | None, typer.Option(help="How many rows (default: all).", rich_help_panel=ROWS)
+        int | None, typer.Option(help="Maximum number of rows (default: all).", rich_help_panel=ROWS)
     ] = None,
     offset: Annotated[
-        int, typer.Option(help="How many rows to skip at the start.", rich_help_panel=ROWS)
+        int, typer.Option(help="Number of rows to skip at the start.", rich_help_panel=ROWS)
     ] = 0,
-    batch_size: Annotated[int, typer.Option(help="How many rows at once.", rich_help_panel=ROWS)] = 1,
+    batch_size: Annotated[int, typer.Option(help="Number of concurrent rows.", rich_help_panel=ROWS)] = 1,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write the results to this file.", rich_help_panel=ROWS),
+        typer.Option("--output", "-o", help="Path of a JSON file for the results.", rich_help_panel=ROWS),
     ] = None,
     interactive: Annotated[
         bool,
         typer.Option(
-            "--interactive", "-i", help="Stop after each reply of the model, and ask.", rich_help_panel=STEPS
+            "--interactive", "-i", help="Pause after each reply of the model.", rich_help_panel=STEPS
         ),
     ] = False,
     row: Annotated[
-        int | None, typer.Option(help="The row to begin with, from 0.", rich_help_panel=STEPS)
+        int | None, typer.Option(help="Index of the first row, from 0.", rich_help_panel=STEPS)
     ] = None,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show logs; write events to ./test_debug/, a file per row.")
+        bool, typer.Option("--debug", help="Show logs, and write events to ./test_debug/, one file per row.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False,
 ) -> OperationResult:
-    """Try an agent loop on rows of a file, in this process: no workspace, no login, no config.
+    """Run an agent loop on rows of a file.
 
-    Exits with 1 if any row failed; an interactive session with 0.
+    The agent runs in this process and needs no workspace, login or config. The exit code is 1 if a row failed, and 0 after an
+    interactive session.
 
     Examples:
         osmosis test -m server:agent_loop -d test_data.jsonl --limit 3
         osmosis test -m server:agent_loop -d test_data.jsonl --interactive
     """
-    from osmosis_ai.cli.agent_loops.screens import logs_shown
+    from osmosis_ai.cli.agent_loops.screens import show_logs
     from osmosis_ai.services.agent_loops import AgentTestRequest
 
     request = AgentTestRequest(
@@ -113,8 +124,8 @@ def try_agent(
         interactive=interactive,
         row=row,
     )
-    # What the user's code prints is no part of the result.
-    with logs_shown(current(), wanted=debug), redirect_stdout(current().stderr):
+    # The output of the user's code is not part of the result.
+    with show_logs(current(), enabled=debug), redirect_stdout(current().stderr):
         outcome = _step_through(request) if interactive else _run_rows(request, quiet=quiet)
     if quiet and current().mode != "json":
         raise typer.Exit(0 if interactive or _status(outcome) == "success" else 1)
@@ -129,7 +140,7 @@ def _run_rows(request: AgentTestRequest, *, quiet: bool) -> AgentTestOutcome:
     prepared = prepare_agent_test(request)
     if not quiet:
         current().note(
-            f"testing agent '{prepared.agent.name}' on {formats.count(prepared.total)} "
+            f"Testing agent '{prepared.agent.name}' on {formats.count(prepared.total)} "
             f"row{'s' if prepared.total > 1 else ''} of {request.dataset} with {request.model}"
         )
     with LiveRows(current(), quiet=quiet, timeout_s=request.timeout_s) as live:
@@ -147,14 +158,16 @@ def _step_through(request: AgentTestRequest) -> AgentTestOutcome:
     prepared = prepare_agent_test(request)
     if output.mode == "json" or not formats.is_terminal(output.stdin):
         raise InteractiveRequiredError(
-            "`--interactive` asks after every reply of the model: it needs a terminal, and no `--json`.",
+            "'--interactive' needs a terminal and cannot be combined with '--json'.",
             details={"flags": ["--interactive"]},
         )
-    output.note(f"stepping through agent '{prepared.agent.name}' with {request.model}; ? helps")
+    output.note(
+        f"Interactive session with agent '{prepared.agent.name}' and {request.model}. Type ? for help."
+    )
     try:
         return event_loop.run(SessionScreen(output).show(lambda screen: run_session(prepared, screen)))
     except asyncio.CancelledError:
-        # Ctrl-C before there was a session: while the model is looked for.
+        # Ctrl-C before the session started, while the model was probed.
         raise KeyboardInterrupt from None
 
 
@@ -178,15 +191,15 @@ def _result(request: AgentTestRequest, outcome: AgentTestOutcome) -> OperationRe
     )
     blocks = [Table(["", Column("", right=True)], summary, title="Summary", in_plain=True)]
     if outcome.failures:
-        left = len(outcome.failures) - _SHOWN_FAILURES
-        more = f"and {formats.count(left)} more; `-o FILE` keeps them all" if left > 0 else None
-        shown = outcome.failures[:_SHOWN_FAILURES]
-        blocks.append(Table(["Failed row", "Why"], shown, note=more, in_plain=True))
+        left = len(outcome.failures) - _MAX_FAILURES
+        more = f"{formats.count(left)} more; use '-o FILE' to write all" if left > 0 else None
+        shown = outcome.failures[:_MAX_FAILURES]
+        blocks.append(Table(["Failed row", "Error"], shown, note=more, in_plain=True))
     return OperationResult(
         operation="agent.test",
         status=status,
         message=f"{outcome.passed} of {total} rows passed{pending}.",
         resource=outcome.to_json(),
-        next_steps=[f"results: {request.output}"] if request.output is not None and outcome.rows else [],
+        next_steps=[f"Results: {request.output}"] if request.output is not None and outcome.rows else [],
         blocks=blocks,
     )

@@ -1,4 +1,4 @@
-"""`osmosis validate`: whether an agent loop can be served, tested, evaluated and trained."""
+"""`osmosis validate`: check that an agent loop can be served, tested, evaluated and trained."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ if TYPE_CHECKING:
 
 
 def validate(
-    module: Annotated[str, typer.Option("--module", "-m", help="The agent loop, as module:attribute.")],
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List the warnings, too.")] = False,
+    module: Annotated[str, typer.Option("--module", "-m", help="Agent loop, as module:attribute.")],
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also list the warnings.")] = False,
     run: Annotated[
-        bool, typer.Option("--run", help="Also run it, for one turn on the built-in model osmosis/tiny.")
+        bool,
+        typer.Option("--run", help="Also run the agent for one turn on the built-in model osmosis/tiny."),
     ] = False,
 ) -> DetailResult:
-    """Check an agent loop: its name, its tools, its `run`. Nothing is run without `--run`.
+    """Check the name, tools and `run` method of an agent loop.
+
+    The agent runs only with `--run`.
 
     Examples:
         osmosis validate -m server:agent_loop
     """
     from osmosis_ai.services.agent_loops import validate as validate_agent
 
-    return _told(validate_agent(module, run=run), verbose=verbose)
+    return _result(validate_agent(module, run=run), verbose=verbose)
 
 
-def _told(agent: ValidatedAgent, *, verbose: bool) -> DetailResult:
+def _result(agent: ValidatedAgent, *, verbose: bool) -> DetailResult:
     rows: list[Row] = [("Name", agent.name), ("Tools", agent.tool_count), ("Warnings", len(agent.warnings))]
     if verbose:
         rows += [(f"  {each['code']}", f"{each['field']}: {each['message']}") for each in agent.warnings]

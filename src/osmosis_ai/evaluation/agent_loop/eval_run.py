@@ -6,22 +6,18 @@ The results are read from the run's journal and table, so resuming a run does no
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import sys
-import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.datasets import DatasetRow, Selection, file_digest
+from osmosis_ai.datasets import DatasetRow, Selection
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.agent_loop.inputs import (
     DatasetReader,
-    DatasetValidationError,
     ToolValidationError,
     dataset_row_to_request,
     other_columns,
@@ -32,41 +28,35 @@ from osmosis_ai.evaluation.hooks import RunSummary
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.evaluation.sources import ProjectSource
+from osmosis_ai.evaluation.sources import ProjectSource, digest_files
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
-from osmosis_ai.files import replacing_or_streaming, require_writable
+from osmosis_ai.files import require_writable, write_json
 from osmosis_ai.rollout.loop.eval_functions import AGENT_SCORE
 from osmosis_ai.rollout.loop.loading import describe_failure, is_user_file
-from osmosis_ai.rollout.loop.tool_schemas import InvalidToolError, check_tools
+from osmosis_ai.rollout.loop.tool_schemas import check_tools
+from osmosis_ai.rollout.loop.workflow import SETTINGS_ENV, HostedLoopSettings
 
 if TYPE_CHECKING:
-    from osmosis_ai.datasets import DatasetRow, Selection
     from osmosis_ai.evaluation.results import AttemptTable
     from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
-    from osmosis_ai.rollout.loop.workflow import HostedLoopSettings
 
 _MAX_ROWS_TRIED = 100
 
 
 def require_tools(
-    agent: RolloutAgentLoop, rows: Iterable[Mapping[str, Any]], *, first_index: int = 0, **request: Any
+    agent: RolloutAgentLoop, rows: Iterable[Mapping[str, Any]], *, first_index: int, **request: Any
 ) -> None:
     """Check that an agent has valid tools for one of the first rows, since its tools may depend on the row."""
-    first_problem = None
+    problems = []
     for index, row in enumerate(islice(rows, _MAX_ROWS_TRIED), first_index):
         try:
             check_tools(agent.get_tools(dataset_row_to_request(row, index, **request)), agent.name)
             return
-        except DatasetValidationError:
-            continue  # this row's attempts fail, with this message
-        except InvalidToolError as error:
-            problem = error.message
+        except OsmosisError as error:
+            problems.append(error.message)
         except (Exception, SystemExit) as error:  # raised by the user's code
-            problem = f"get_tools of '{agent.name}' failed: {describe_failure(error)}"
-        first_problem = first_problem or problem
-    if first_problem is not None:
-        hint = "run 'osmosis validate -m MODULE:AGENT' to list all problems"
-        raise ToolValidationError(first_problem, hint=hint)
+            problems.append(f"get_tools of '{agent.name}' failed: {describe_failure(error)}")
+    raise ToolValidationError(problems[0], hint="run 'osmosis validate -m MODULE:AGENT' to list all problems")
 
 
 def imported_files(directory: Path, *references: str) -> tuple[Path, ...]:
@@ -85,27 +75,17 @@ def imported_files(directory: Path, *references: str) -> tuple[Path, ...]:
     return tuple(sorted(found))
 
 
+@dataclass(kw_only=True)
 class ImportedAgent(ProjectSource):
     """An agent of the current directory, which its server imports again with the same interpreter."""
 
-    def __init__(
-        self, directory: Path, settings: HostedLoopSettings, base_url: str | None, files: tuple[Path, ...]
-    ) -> None:
-        super().__init__(directory)
-        self.settings = settings
-        self.base_url = base_url
-        self.files = files
+    settings: HostedLoopSettings
+    base_url: str | None
+    files: tuple[Path, ...]
 
     def source_digest(self, output_root: Path | None = None) -> str:
         """Return the digest of the user's files that the agent and its eval functions import."""
-        digest = hashlib.sha256()
-        for path in self.files:
-            try:
-                content = file_digest(path)
-            except OSError as error:
-                raise OsmosisError(f"A file of the agent cannot be read: '{path}' ({error}).") from None
-            digest.update(os.fsencode(os.path.relpath(path, self.path)) + b"\0" + content.encode())
-        return digest.hexdigest()
+        return digest_files((os.path.relpath(file, self.path), file) for file in self.files)
 
     def grader_digest(self, spec: EvalRunSpec, output_root: Path | None = None) -> None:
         """Return None: the eval functions are part of the source digest."""
@@ -117,8 +97,6 @@ class ImportedAgent(ProjectSource):
 
     def server_environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         """Add the agent's settings in one variable, which process lists do not show."""
-        from osmosis_ai.rollout.loop.workflow import SETTINGS_ENV
-
         return {**environ, SETTINGS_ENV: self.settings.model_dump_json()}
 
 
@@ -128,23 +106,13 @@ class LoopDataset(DatasetInput):
 
     def rows(self, selection: Selection) -> Iterator[tuple[int, DatasetRow]]:
         """Yield (row_index, row) of the selected rows, which are contiguous."""
-        first, count = selection.indices[0], 0
-        for row in DatasetReader(self.path).iter_rows(len(selection), first):
+        rows = DatasetReader(self.path).iter_rows(len(selection), selection.indices[0])
+        for row_index, source_row in enumerate(selection.indices):
+            row = next(rows, None)
+            if row is None:
+                raise OsmosisError(f"'{self.path}' no longer has row {source_row}: the file was changed.")
             metadata = other_columns(row) or None
-            yield count, DatasetRow(first + count, row_messages(row), row["ground_truth"], metadata)
-            count += 1
-        if count < len(selection):
-            raise OsmosisError(f"'{self.path}' no longer has row {first + count}: the file was changed.")
-
-
-def recorded_runs(events: Path, table: AttemptTable) -> Iterator[list[TerminalRecord]]:
-    """Yield the latest records of each row that has one, ordered by row and run."""
-    if not events.exists():
-        return
-    with JournalReader(events) as journal:
-        for _, attempts in groupby(table.recorded(), key=lambda attempt: attempt[0]):
-            records = [journal.record(offset) for _, _, offset in attempts]
-            yield [record for record in records if record is not None]
+            yield row_index, DatasetRow(source_row, row_messages(row), row["ground_truth"], metadata)
 
 
 @dataclass(frozen=True)
@@ -153,30 +121,30 @@ class ClassicResults:
 
     Attributes:
         reward: statistics of the agent's own reward; None if no run has one.
-        rows: number of rows with at least one finished run.
+        rows: the latest records of each row that has one, ordered by row and run.
     """
 
     summary: RunSummary
     functions: Mapping[str, EvalEvalSummary]
     reward: EvalEvalSummary | None
-    rows: int
+    rows: list[list[TerminalRecord]]
 
     @property
     def runs(self) -> int:
-        """Number of finished runs."""
-        return self.summary.total_work_items - self.pending
+        """Number of runs with a result."""
+        return sum(map(len, self.rows))
 
     @property
     def pending(self) -> int:
         """Number of runs without a result; a failed run that will be retried has one."""
-        return self.summary.metrics.estimates.counts.pending
+        return self.summary.total_work_items - self.runs
 
     def to_json(self) -> dict[str, Any]:
         """Return the documented ``summary``, with further fields."""
         estimates = self.summary.metrics.estimates
         without_tokens = estimates.tokens.unreported_samples
         return {
-            "total_rows": self.rows,
+            "total_rows": len(self.rows),
             "total_runs": self.runs,
             "eval_fns": {name: summary.to_json() for name, summary in self.functions.items()},
             "total_tokens": estimates.tokens.total,
@@ -199,18 +167,24 @@ def summarize_runs(
     ks: Collection[int] = (),
 ) -> ClassicResults:
     """Return the results of a run, with the scores of its journal."""
-    scores: dict[str, list[list[float | None]]] = {name: [] for name in (*eval_fns, AGENT_SCORE)}
-    first_copies, clusters = table.clusters(), []
-    for records in recorded_runs(RunDirectory(summary.run_dir).events, table):
-        clusters.append(int(first_copies[records[0].row_index]))
-        for name, rows in scores.items():
-            rows.append([run_scores(record).get(name) for record in records])
-    functions = {
-        name: summarize_scores(rows, n_runs=table.n, pass_threshold=pass_threshold, ks=ks, clusters=clusters)
-        for name, rows in scores.items()
-    }
-    reward = functions.pop(AGENT_SCORE)
-    return ClassicResults(summary, functions, reward if reward.scored else None, len(clusters))
+    rows, events = [], RunDirectory(summary.run_dir).events
+    if events.exists():
+        with JournalReader(events) as journal:
+            for _, attempts in groupby(table.recorded(), key=lambda attempt: attempt[0]):
+                records = [journal.record(offset) for _, _, offset in attempts]
+                rows.append([record for record in records if record is not None])
+    first_copies = table.clusters()
+    clusters = [int(first_copies[records[0].row_index]) for records in rows]
+
+    def summarize_function(name: str) -> EvalEvalSummary:
+        scores = [[run_scores(record).get(name) for record in records] for records in rows]
+        return summarize_scores(
+            scores, n_runs=table.n, pass_threshold=pass_threshold, ks=ks, clusters=clusters
+        )
+
+    reward = summarize_function(AGENT_SCORE)
+    functions = {name: summarize_function(name) for name in eval_fns}
+    return ClassicResults(summary, functions, reward if reward.scored else None, rows)
 
 
 def run_scores(record: TerminalRecord) -> Mapping[str, float]:
@@ -218,27 +192,14 @@ def run_scores(record: TerminalRecord) -> Mapping[str, float]:
     return (record.scores or {}) if record.status == "success" else {}
 
 
-def require_writable_results(path: Path) -> None:
-    """Check that the results file can be written, and create its directory."""
-    with _writing(path):
-        require_writable(path)
-
-
-def write_results(
-    path: Path, config: Mapping[str, Any], summary: Mapping[str, Any], rows: Iterable[list[TerminalRecord]]
-) -> None:
-    """Write the documented results file row by row, completely or not at all."""
-    with _writing(path), replacing_or_streaming(path, mode=0o644) as out:
-        head = _json({"config": config, "summary": summary}).removesuffix(b"\n}")
-        out.write(head + b',\n  "rows": [')
-        for number, records in enumerate(rows):
-            index = records[0].source_row_index
-            row = {
-                "row_index": records[0].row_index if index is None else index,
-                "runs": [_run_json(record) for record in records],
-            }
-            out.write((b",\n" if number else b"\n") + _json(row, prefix="    "))
-        out.write(b"\n  ]\n}\n")
+def rows_json(rows: Iterable[list[TerminalRecord]]) -> list[dict[str, Any]]:
+    """Return the documented ``rows`` of a results file."""
+    found = []
+    for records in rows:
+        index = records[0].source_row_index
+        index = records[0].row_index if index is None else index
+        found.append({"row_index": index, "runs": [_run_json(record) for record in records]})
+    return found
 
 
 def _run_json(record: TerminalRecord) -> dict[str, Any]:
@@ -246,6 +207,7 @@ def _run_json(record: TerminalRecord) -> dict[str, Any]:
     scores, unscored = dict(run_scores(record)), dict(record.unscored or {})
     reward = scores.pop(AGENT_SCORE, None)
     further = {
+        "error": record.error,
         "reward_error": unscored.pop(AGENT_SCORE, None),
         "unscored": unscored,
         "finish_reason": record.finish_reason,
@@ -260,10 +222,21 @@ def _run_json(record: TerminalRecord) -> dict[str, Any]:
         "scores": scores,
         "duration_ms": record.duration_ms,
         "tokens": None if record.has_unknown_tokens else record.tokens or 0,
-        **({"error": record.error} if record.error else {}),
         **({"reward": reward} if reward is not None else {}),
         **{name: value for name, value in further.items() if value},
     }
+
+
+def require_writable_results(path: Path) -> None:
+    """Check that the results file can be written, and create its directory."""
+    with _writing(path):
+        require_writable(path)
+
+
+def write_results(path: Path, results: Mapping[str, Any]) -> None:
+    """Write the results file completely or not at all."""
+    with _writing(path):
+        write_json(path, results, mode=0o644)
 
 
 @contextlib.contextmanager
@@ -275,9 +248,3 @@ def _writing(path: Path) -> Iterator[None]:
             f"Results file cannot be written: '{path}' ({error.strerror or error}).",
             hint="pass a writable path with '-o FILE'",
         ) from None
-
-
-def _json(value: Mapping[str, Any], prefix: str = "") -> bytes:
-    text = textwrap.indent(json.dumps(value, indent=2, ensure_ascii=False), prefix)
-    # A lone surrogate, which a model may produce, becomes its JSON escape.
-    return text.encode("utf-8", "backslashreplace")

@@ -6,7 +6,6 @@ checked only when it is used. Its index is its position in the file, from 0.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from itertools import islice
@@ -24,7 +23,7 @@ DEFAULT_MODEL = "gpt-5-mini"
 DEFAULT_MAX_TURNS = 10
 MAX_TOKENS_TOTAL = 4096
 REQUIRED_COLUMNS = ["user_prompt", "system_prompt"]
-KNOWN_COLUMNS = frozenset((*REQUIRED_COLUMNS, "ground_truth"))
+_KNOWN_COLUMNS = frozenset((*REQUIRED_COLUMNS, "ground_truth"))
 _SUFFIXES = (".json", ".jsonl", ".parquet")
 
 
@@ -56,7 +55,7 @@ class ProviderError(LocalExecutionError):
 
 
 class LoopRow(TypedDict):
-    """A row: the known columns with lower-case names, and all other columns unchanged."""
+    """A row: these columns with lower-case names, and all other columns under their own names."""
 
     system_prompt: str
     user_prompt: str
@@ -75,8 +74,7 @@ class DatasetReader:
         self.file_path = Path(file_path)
         self._suffix = self.file_path.suffix.lower()
         if not self.file_path.is_file():
-            problem = "is a directory" if self.file_path.is_dir() else "does not exist"
-            raise MissingDatasetError(f"Dataset file not found: {self.file_path} {problem}.")
+            raise MissingDatasetError(f"Dataset file not found: '{self.file_path}'.")
         if self._suffix not in _SUFFIXES:
             raise DatasetParseError(
                 f"Unsupported file format: {self.file_path.name} (supported: {', '.join(_SUFFIXES)})."
@@ -109,20 +107,22 @@ class DatasetReader:
         """Return the file's reader; None for an empty ``.jsonl`` file, which has no rows."""
         from osmosis_ai.datasets.formats import open_reader
 
+        def fail(problem: str) -> NoReturn:
+            kind = "Parquet" if self._suffix == ".parquet" else self._suffix[1:].upper()
+            raise DatasetParseError(f"Invalid {kind} in {self.file_path}: {problem}.")
+
         if self._suffix == ".jsonl" and self.file_path.stat().st_size == 0:
             return None
         try:
-            return open_reader(self.file_path, report=self._fail, uniform=False)
+            return open_reader(self.file_path, report=fail, uniform=False)
         except OsmosisError as error:
             raise DatasetParseError(error.message, hint=error.hint) from None
 
-    def _fail(self, problem: str) -> NoReturn:
-        kind = "Parquet" if self._suffix == ".parquet" else self._suffix[1:].upper()
-        raise DatasetParseError(f"Invalid {kind} in {self.file_path}: {problem}.")
-
 
 def loop_row(record: object, index: int) -> LoopRow:
-    """Check a record and return it as a row; ``ground_truth`` is None if the record has no answer."""
+    """Check a record and return it as a row; ``ground_truth`` is None if it is missing, null or empty."""
+    from pydantic_core import to_jsonable_python
+
     from osmosis_ai.datasets.reader import name_of_type
     from osmosis_ai.datasets.rows import as_text
 
@@ -131,46 +131,25 @@ def loop_row(record: object, index: int) -> LoopRow:
 
     if not isinstance(record, Mapping):
         fail(f"Expected object, found {name_of_type(record)}")
-    row: dict[str, Any] = {}
-    for name, value in record.items():
-        if name.lower() in KNOWN_COLUMNS:
-            row[name.lower()] = value
-        else:
-            row[name] = _json_value(value, name, index)
-    missing = [name for name in REQUIRED_COLUMNS if name not in row]
+    known = {name.lower(): value for name, value in record.items() if name.lower() in _KNOWN_COLUMNS}
+    missing = [name for name in REQUIRED_COLUMNS if name not in known]
     if missing:
         fail(f"Missing required columns: {', '.join(missing)} (found: {', '.join(record) or 'none'})")
     for name in REQUIRED_COLUMNS:
-        if row[name] is None:
+        if known[name] is None:
             fail(f"'{name}' cannot be null")
-        if not isinstance(row[name], str):
-            fail(f"'{name}' must be a string, found {name_of_type(row[name])}")
-        if not row[name].strip():
+        if not isinstance(known[name], str):
+            fail(f"'{name}' must be a string, found {name_of_type(known[name])}")
+        if not known[name].strip():
             fail(f"'{name}' cannot be empty")
-    answer = row.get("ground_truth")
+    answer = known.get("ground_truth")
     if isinstance(answer, bool | int | float | Decimal):
         answer = as_text(answer)
     if not isinstance(answer, str | None):
         fail(f"'ground_truth' must be a string, found {name_of_type(answer)}")
-    row["ground_truth"] = answer or None
-    return cast(LoopRow, row)
-
-
-def _json_value(value: Any, name: str, index: int) -> Any:
-    """Return a column's value as JSON, since requests contain it; NaN becomes null."""
-    if isinstance(value, float):
-        if math.isinf(value):
-            raise DatasetValidationError(f"Row {index}: '{name}' is {value}, which JSON cannot hold.")
-        return None if math.isnan(value) else float(value)
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _json_value(item, name, index) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_value(item, name, index) for item in value]
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+    # Requests are JSON, which has no dates, bytes, NaN and infinity.
+    others = to_jsonable_python(other_columns(record), inf_nan_mode="null", bytes_mode="base64")
+    return cast(LoopRow, {**known, "ground_truth": answer or None, **others})
 
 
 def row_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -183,7 +162,7 @@ def row_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def other_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of a row that are passed on as metadata."""
-    return {name: value for name, value in row.items() if name not in KNOWN_COLUMNS}
+    return {name: value for name, value in row.items() if name.lower() not in _KNOWN_COLUMNS}
 
 
 def dataset_row_to_request(
@@ -221,17 +200,15 @@ def dataset_row_to_request(
         raise DatasetValidationError(f"Row {row_index}: invalid request: {reason}.") from None
 
 
-def load_dataset_rows(
-    dataset: str | Path, limit: int | None = None, offset: int = 0, empty: str = "No rows to evaluate"
-) -> list[LoopRow]:
+def load_dataset_rows(dataset: str | Path, limit: int | None = None, offset: int = 0) -> list[LoopRow]:
     """Return rows of a dataset file.
 
     Raises:
-        DatasetValidationError: a row is invalid, or there are no rows; ``empty`` begins that message.
+        DatasetValidationError: a row is invalid, or there are no rows.
     """
     rows = DatasetReader(dataset).read(limit, offset)
     if not rows:
-        raise DatasetValidationError(f"{empty}: {dataset} has no row from {offset} on.")
+        raise DatasetValidationError(f"No rows to evaluate: '{dataset}' has no row {offset}.")
     return rows
 
 

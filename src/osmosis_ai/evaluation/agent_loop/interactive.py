@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from osmosis_ai.evaluation.agent_loop.inputs import DEFAULT_MAX_TURNS, row_messages
 from osmosis_ai.evaluation.agent_loop.runner import (
@@ -24,9 +24,8 @@ from osmosis_ai.evaluation.agent_loop.runner import (
     format_tokens,
     token_usage,
 )
-
-if TYPE_CHECKING:
-    from osmosis_ai.rollout.loop.agent import CompletionsResult, RolloutAgentLoop
+from osmosis_ai.rollout.loop.agent import CompletionsResult, RolloutAgentLoop
+from osmosis_ai.rollout.loop.tool_schemas import tool_payload
 
 ABORTED = "Aborted by user"
 STEP_PROMPT = "[Enter] next, [c]ontinue, [m]essages, [t]ools, [r]ow N, [q]uit, [?] help > "
@@ -54,6 +53,7 @@ class SessionTerminal:
         try:
             return await asyncio.to_thread(input, prompt)
         except EOFError:
+            self.left = True
             return None
 
     def say(self, text: str) -> None:
@@ -76,78 +76,65 @@ class RunAborted(BaseException):
     """The user leaves a run."""
 
 
-class SessionLeft(RunAborted):
-    """The user leaves the session."""
-
-
 class InteractiveLLMClient:
-    """A model that calls ``on_step`` after each reply while ``paused`` is True."""
+    """A model that calls ``on_step`` after each reply of a run until ``paused`` is set to False."""
 
     def __init__(
-        self,
-        llm_client: LocalLLMClientProtocol,
-        on_step: Callable[[InteractiveStep], Awaitable[None]] | None = None,
+        self, llm_client: LocalLLMClientProtocol, on_step: Callable[[InteractiveStep], Awaitable[None]]
     ) -> None:
         self._client = llm_client
-        self.on_step = on_step
-        self.paused = True
-        self.waited_ms = 0.0
-        self.steps: list[InteractiveStep] = []
+        self._on_step = on_step
         self.messages: list[dict[str, Any]] = []
         self.tools: list[Any] = []
-        self.clear_tools = llm_client.clear_tools  # `tools` keeps the last ones for display
-        self.reset_metrics = llm_client.reset_metrics
         self.get_metrics = llm_client.get_metrics
+        self.clear_tools = llm_client.clear_tools  # `tools` keeps the last ones for display
+        self.reset_metrics()
+
+    def reset_metrics(self) -> None:
+        """Prepare for the next run."""
+        self._client.reset_metrics()
+        self.paused = True
+        self.turn = 0
+        self.waited_ms = 0.0
 
     def set_tools(self, tools: Sequence[Any]) -> None:
         self.tools = list(tools)
         self._client.set_tools(tools)
 
-    async def close(self) -> None:
-        if hasattr(self._client, "close"):
-            await self._client.close()
-
     async def chat_completions(self, messages: list[dict[str, Any]], **kwargs: Any) -> CompletionsResult:
         """Return the model's reply after the user continues."""
         result = await self._client.chat_completions(messages, **kwargs)
-        step = InteractiveStep(
-            turn=len(self.steps) + 1,
-            step_type="llm_response",
-            message=dict(result.message),
-            tool_calls=list(result.tool_calls),
-            finish_reason=result.finish_reason,
-        )
-        self.steps.append(step)
-        self.messages = [*messages, step.message]
-        if self.paused and self.on_step is not None:
+        message = dict(result.message)
+        self.turn += 1
+        self.messages = [*messages, message]
+        if self.paused:
             started = time.perf_counter()
+            step = InteractiveStep(
+                self.turn, "llm_response", message, result.tool_calls, result.finish_reason
+            )
             try:
-                await self.on_step(step)
+                await self._on_step(step)
             finally:
                 self.waited_ms += (time.perf_counter() - started) * 1000.0
         return result
 
 
+@dataclass
 class InteractiveRunner:
     """A session in which the user chooses rows and steps through them."""
 
-    def __init__(
-        self,
-        agent_loop: RolloutAgentLoop,
-        llm_client: LocalLLMClientProtocol,
-        debug: bool = False,
-        debug_dir: str | Path | None = None,
-        terminal: SessionTerminal | None = None,
-    ) -> None:
-        self.agent_loop = agent_loop
-        self.llm_client = llm_client
-        self.terminal = terminal or SessionTerminal()
-        self.debug = debug
-        self.debug_dir = debug_dir
-        self.results: list[LocalRunResult] = []
-        self._last_row: int | None = None
-        self._next_row: int | None = None
-        self._client = InteractiveLLMClient(llm_client)
+    agent_loop: RolloutAgentLoop
+    llm_client: LocalLLMClientProtocol
+    debug: bool = False
+    debug_dir: str | Path | None = None
+    terminal: SessionTerminal = field(default_factory=SessionTerminal)
+    results: list[LocalRunResult] = field(default_factory=list, init=False)
+    _last_row: int | None = field(default=None, init=False)
+    _next_row: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._client = InteractiveLLMClient(self.llm_client, self._pause)
+        self._runner = LocalTestRunner(self.agent_loop, self._client, self.debug, self.debug_dir)
 
     async def run_session(
         self,
@@ -161,16 +148,14 @@ class InteractiveRunner:
         self._next_row = initial_row
         prompt = f"Select a row to test [{rows[0]}-{rows[-1]}] or 'q' to quit: "
         try:
-            while True:
+            while not self.terminal.left:
                 if self._next_row is None and await self._ask(prompt, "quit") == "quit":
                     break
                 index, self._next_row = self._next_row, None
                 if index is None or index not in rows:
                     self.terminal.say(f"Row {index} is out of range [{rows[0]}-{rows[-1]}].")
-                    continue
-                await self._run_row(row_at(index), index, max_turns, completion_params)
-        except SessionLeft:
-            pass
+                else:
+                    await self._run_row(row_at(index), index, max_turns, completion_params)
         except asyncio.CancelledError:
             if not self.terminal.left:
                 raise
@@ -179,26 +164,24 @@ class InteractiveRunner:
     async def _run_row(
         self, row: Mapping[str, Any], row_index: int, max_turns: int, params: dict[str, Any] | None
     ) -> None:
-        """Step through one row."""
         self._last_row = row_index
-        self._client = client = InteractiveLLMClient(self.llm_client, self._pause)
-        runner = LocalTestRunner(self.agent_loop, client, self.debug, self.debug_dir)
+        self._client.messages = row_messages(row)
         self.terminal.say(f"\nRow {row_index}")
-        self._show_messages(row_messages(row))
+        self._show_messages(self._client.messages)
         try:
-            result = await runner.run_single(row, row_index, max_turns, params)
+            result = await self._runner.run_single(row, row_index, max_turns, params)
         except (RunAborted, asyncio.CancelledError) as error:
-            usage = token_usage(client.get_metrics())
+            usage = token_usage(self._client.get_metrics())
             self.results.append(LocalRunResult(row_index, False, error=ABORTED, token_usage=usage))
-            if type(error) is not RunAborted:
-                raise
             self.terminal.say(f"{ABORTED}.")
+            if isinstance(error, asyncio.CancelledError):
+                raise
             return
-        result.duration_ms = max(0.0, result.duration_ms - client.waited_ms)
+        result.duration_ms = max(0.0, result.duration_ms - self._client.waited_ms)
         self.results.append(result)
         self._show_result(result)
         if await self._ask(RESULT_PROMPT, "next", "quit") == "quit":
-            raise SessionLeft
+            self.terminal.left = True
 
     async def _pause(self, step: InteractiveStep) -> None:
         """Show a reply and ask how to continue."""
@@ -214,7 +197,7 @@ class InteractiveRunner:
         while True:
             line = await self.terminal.ask(prompt)
             if line is None:
-                raise SessionLeft
+                return "quit"
             word, _, row = line.strip().lower().partition(" ")
             if word.isdecimal():
                 word, row = "row", word
@@ -224,22 +207,20 @@ class InteractiveRunner:
                 return command
             if command in decisions:
                 return command
-            self._show_details(command)
+            if command == "messages":
+                self._show_messages(self._client.messages)
+            elif command == "tools":
+                self._show_tools()
+            else:
+                self.terminal.say(HELP)
 
-    def _show_details(self, command: str) -> None:
-        from osmosis_ai.rollout.loop.tool_schemas import tool_payload
-
-        if command == "messages":
-            self._show_messages(self._client.messages)
-        elif command != "tools":
-            self.terminal.say(HELP)
-        elif not self._client.tools:
+    def _show_tools(self) -> None:
+        for tool in self._client.tools:
+            function = tool_payload(tool)["function"]
+            self.terminal.say(f"  {function.get('name')}: {function.get('description', '')}")
+            self.terminal.say(f"    {json.dumps(function.get('parameters') or {}, ensure_ascii=False)}")
+        if not self._client.tools:
             self.terminal.say("  no tools")
-        else:
-            for tool in self._client.tools:
-                function = tool_payload(tool)["function"]
-                self.terminal.say(f"  {function.get('name')}: {function.get('description', '')}")
-                self.terminal.say(f"    {json.dumps(function.get('parameters') or {}, ensure_ascii=False)}")
 
     def _show_messages(self, messages: Sequence[Mapping[str, Any]]) -> None:
         for message in messages:
@@ -256,12 +237,12 @@ class InteractiveRunner:
             self.terminal.say(f"  -> {function.get('name')}({function.get('arguments')})")
 
     def _show_result(self, result: LocalRunResult) -> None:
-        say = self.terminal.say
-        say(f"\nResult:\n  Status: {'OK' if result.success else 'FAILED'}")
+        lines = [f"Status: {'OK' if result.success else 'FAILED'}"]
         if not result.success:
-            say(textwrap.indent(f"Error: {result.raised or result.error}", "  "))
+            lines.append(f"Error: {result.raised or result.error}")
         if result.result is not None:
-            say(f"  Reward: {'-' if result.result.reward is None else result.result.reward}")
-            say(f"  Finish reason: {result.result.finish_reason}")
-        say(f"  Duration: {format_duration(result.duration_ms)}")
-        say(f"  Tokens: {format_tokens(result.total_tokens)}")
+            lines.append(f"Reward: {'-' if result.result.reward is None else result.result.reward}")
+            lines.append(f"Finish reason: {result.result.finish_reason}")
+        lines.append(f"Duration: {format_duration(result.duration_ms)}")
+        lines.append(f"Tokens: {format_tokens(result.total_tokens)}")
+        self.terminal.say("\nResult:\n" + textwrap.indent("\n".join(lines), "  "))

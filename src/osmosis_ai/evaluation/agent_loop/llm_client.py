@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -28,30 +28,25 @@ _KINDS: Mapping[Category, str] = {
     "timeout": "Request timed out",
     "context_length": "Context window exceeded",
 }
-# The command chooses the model, and replies are never streamed.
-_IGNORED_ARGUMENTS = frozenset({"model", "stream", "stream_options"})
 
 
 class ExternalLLMClient:
     """Calls a model for one rollout at a time, with its tools and token counts. An async context manager."""
 
     def __init__(
-        self, model: str = DEFAULT_MODEL, api_key: str | None = None, api_base: str | None = None
+        self,
+        model: str = DEFAULT_MODEL,
+        api_key: str | None = None,
+        api_base: str | None = None,
+        *,
+        client: ModelClient | None = None,
     ) -> None:
         self.model = model if "/" in model else f"openai/{model}"
         self._name, self._api_key, self._api_base = model, api_key, api_base
-        self._endpoint: ModelEndpoint | None = None
-        self._client: ModelClient | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._client = client
+        self._loop = asyncio.get_running_loop() if client is not None else None
         self._tools: list[dict[str, Any]] = []
         self.reset_metrics()
-
-    @classmethod
-    def sharing(cls, client: ModelClient) -> ExternalLLMClient:
-        """Return a client that calls through ``client`` in this event loop."""
-        found = cls(client.model_path)
-        found._endpoint, found._client, found._loop = client.endpoint, client, asyncio.get_running_loop()
-        return found
 
     async def __aenter__(self) -> ExternalLLMClient:
         return self
@@ -68,7 +63,7 @@ class ExternalLLMClient:
 
     def reset_metrics(self) -> None:
         self._metrics = RolloutMetrics()
-        self.finish_reasons: dict[str, int] = {}
+        self.finish_reasons: Counter[str] = Counter()
 
     def get_metrics(self) -> RolloutMetrics:
         """Return the calls, tokens and latency since the last reset."""
@@ -83,11 +78,9 @@ class ExternalLLMClient:
         body: dict[str, Any] = {"messages": messages}
         if self._tools:
             body["tools"] = self._tools
-        for name, value in kwargs.items():
-            if value is not None and name not in _IGNORED_ARGUMENTS:
-                body[name] = value
+        body |= {name: value for name, value in kwargs.items() if value is not None}
         client = self._open()
-        started = time.perf_counter()
+        self._metrics.num_llm_calls += 1
         try:
             completion = await client.complete(body)
         except ModelCallError as error:
@@ -96,20 +89,19 @@ class ExternalLLMClient:
             raise ProviderError(
                 f"{kind}: {error.message}", code=error.code, details=error.details, hint=error.hint
             ) from error
-        finally:
-            self._metrics.llm_latency_ms += (time.perf_counter() - started) * 1000.0
-            self._metrics.num_llm_calls += 1
-        usage, choice, finish = completion.usage, completion.response["choices"][0], FinishReason()
-        if usage is not None:
-            self._metrics.prompt_tokens += usage.prompt_tokens
-            self._metrics.response_tokens += usage.completion_tokens
+        self._metrics.llm_latency_ms += completion.latency_s * 1000.0
+        counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+        usage = {name: getattr(completion.usage, name, 0) for name in counts}
+        self._metrics.prompt_tokens += usage["prompt_tokens"]
+        self._metrics.response_tokens += usage["completion_tokens"]
+        finish = FinishReason()
         finish.read(completion.response)
         if finish.value is not None:
-            self.finish_reasons[finish.value] = self.finish_reasons.get(finish.value, 0) + 1
-        counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+            self.finish_reasons[finish.value] += 1
+        choice = completion.response["choices"][0]
         return CompletionsResult(
             message={name: value for name, value in choice["message"].items() if value is not None},
-            usage={name: getattr(usage, name, 0) for name in counts},
+            usage=usage,
             finish_reason=choice.get("finish_reason") or "stop",
         )
 
@@ -121,17 +113,20 @@ class ExternalLLMClient:
 
     def _open(self) -> ModelClient:
         """Return the model's client; each event loop needs its own, since connections belong to one."""
-        if self._endpoint is None:
+        loop = asyncio.get_running_loop()
+        if self._client is not None:
+            if self._loop is loop:
+                return self._client
+            endpoint = self._client.endpoint
+        else:
             try:
-                self._endpoint = choose_endpoint(
+                endpoint = choose_endpoint(
                     self._name, os.environ, base_url=self._api_base, api_key=self._api_key
                 )
             except OsmosisError as error:
                 kind = _KINDS["auth"] if "missing_variable" in error.details else "Unexpected error"
                 raise ProviderError(f"{kind}: {error.message}", hint=error.hint) from None
-        loop = asyncio.get_running_loop()
-        if self._client is None or self._loop is not loop:
-            self._client, self._loop = ModelClient(self._endpoint), loop
+        self._client, self._loop = ModelClient(endpoint), loop
         return self._client
 
 
@@ -169,13 +164,3 @@ async def open_endpoint(
     else:
         async with open_policy(name.strip(), env, lost) as started:
             yield started
-
-
-@asynccontextmanager
-async def open_model(name: str, *, calls_at_once: int = 64, **options: Any) -> AsyncIterator[ModelClient]:
-    """Open the client of a chosen model; ``options`` are those of :func:`open_endpoint`."""
-    async with (
-        open_endpoint(name, os.environ, lambda _: None, **options) as endpoint,
-        ModelClient(endpoint, max_connections=calls_at_once) as client,
-    ):
-        yield client

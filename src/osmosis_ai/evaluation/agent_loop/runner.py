@@ -1,8 +1,8 @@
-"""Runs agent loops in this process: the runners, results and report of the 0.2 SDK.
+"""Run agent loops in this process: the runners, results and report of the 0.2 SDK.
 
-Whatever the agent does, its row ends with a result; only cancellation and interrupts propagate. A failed run has no
-scores. If an eval function returns no finite number, its score is missing and ``unscored`` has the reason. A missing
-score never passes. The documented statistics count it as 0.0, and the estimates leave it out.
+Every row ends with a result; only cancellation and interrupts propagate. A failed run has no scores. If an eval
+function returns no finite number, its score is missing and ``unscored`` has the reason. A missing score never passes:
+the documented statistics count it as 0.0, the estimates leave it out.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
@@ -30,9 +31,10 @@ from osmosis_ai.evaluation.agent_loop.inputs import (
 from osmosis_ai.evaluation.statistics import Estimate
 from osmosis_ai.llm.finish_reasons import FLAGGED_NAMES
 from osmosis_ai.rollout.backend.local.deadline import DeadlineExceededError, run_within
+from osmosis_ai.rollout.backend.local.in_process import awaitable
 from osmosis_ai.rollout.loop.agent import LLMClientProtocol, RolloutAgentLoop, RolloutResult
 from osmosis_ai.rollout.loop.context import AgentLoopContext
-from osmosis_ai.rollout.loop.eval_functions import EvalFnError, EvalFnWrapper, finite_score, wrap_eval_fns
+from osmosis_ai.rollout.loop.eval_functions import EvalFnError, finite_score, wrap_eval_fns
 from osmosis_ai.rollout.loop.loading import describe_failure
 from osmosis_ai.rollout.loop.schemas import RolloutMetrics, RolloutRequest
 from osmosis_ai.rollout.loop.tool_schemas import tool_problems
@@ -40,7 +42,6 @@ from osmosis_ai.rollout.loop.tool_schemas import tool_problems
 logger = logging.getLogger(__name__)
 
 DOCUMENTED_KS = (1, 3, 5, 10)
-_ESTIMATE_FIELDS = ("value", "stderr", "low", "high", "n", "clusters")
 
 
 @runtime_checkable
@@ -54,7 +55,7 @@ class LocalLLMClientProtocol(LLMClientProtocol, Protocol):
 
 @dataclass
 class LocalRunResult:
-    """Result of one row; ``raised`` is ``error`` with the type and place of the agent's exception."""
+    """Result of one row; ``raised`` is ``error`` with the exception's type and its line in the user's code."""
 
     row_index: int
     success: bool
@@ -76,11 +77,11 @@ class LocalRunResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the row's entry in the results file of `osmosis test`."""
-        try:
-            reward = finite_score(getattr(self.result, "reward", None))
-        except EvalFnError:
-            reward = None
-        finish_reason = getattr(self.result, "finish_reason", None)
+        reward = finish_reason = None
+        if self.result is not None:
+            finish_reason = str(self.result.finish_reason)
+            with suppress(EvalFnError):
+                reward = finite_score(self.result.reward)
         return {
             "row_index": self.row_index,
             "success": self.success,
@@ -88,7 +89,7 @@ class LocalRunResult:
             "duration_ms": self.duration_ms,
             "token_usage": self.token_usage,
             "reward": reward,
-            "finish_reason": None if finish_reason is None else str(finish_reason),
+            "finish_reason": finish_reason,
             **({"finish_reasons": self.finish_reasons} if self.finish_reasons else {}),
         }
 
@@ -105,29 +106,21 @@ class LocalBatchResult:
     total_tokens: int
 
 
+@dataclass
 class LocalRolloutRunner:
     """Runs an agent loop on rows, one after the other.
 
     The client needs only the methods ``chat_completions`` and ``get_metrics``.
     """
 
-    def __init__(
-        self,
-        agent_loop: RolloutAgentLoop,
-        llm_client: LocalLLMClientProtocol,
-        debug: bool = False,
-        debug_dir: str | Path | None = None,
-        rollout_id_prefix: str = "local",
-        request_metadata: Mapping[str, Any] | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        self.agent_loop = agent_loop
-        self.llm_client = llm_client
-        self.debug = debug
-        self.debug_dir = (debug_dir or "./local_debug") if debug else None
-        self.rollout_id_prefix = rollout_id_prefix
-        self.request_metadata = dict(request_metadata or {})
-        self.timeout_s = timeout_s
+    agent_loop: RolloutAgentLoop
+    llm_client: LocalLLMClientProtocol
+    debug: bool = False
+    debug_dir: str | Path | None = None
+    rollout_id_prefix: str = "local"
+    request_metadata: Mapping[str, Any] | None = None
+    timeout_s: float | None = None
+    default_debug_dir: ClassVar[str] = "./local_debug"
 
     async def run_single(
         self,
@@ -150,10 +143,12 @@ class LocalRolloutRunner:
                 max_turns,
                 completion_params=completion_params,
                 rollout_id=rollout_id or f"{self.rollout_id_prefix}-{row_index}",
-                metadata_overrides={**self.request_metadata, **(request_metadata or {})},
+                metadata_overrides={**(self.request_metadata or {}), **(request_metadata or {})},
             )
             run.result = await self._run_agent(request)
-            run.error = _error_of(run.result)
+            status = getattr(run.result.status, "value", run.result.status)
+            if status != "COMPLETED":
+                run.error = run.result.error_message or f"the agent ended with status {status}"
         except ToolValidationError as error:
             run.error = f"Tool validation error: {error}"
         except (Exception, SystemExit) as error:  # raised by the user's code
@@ -165,9 +160,8 @@ class LocalRolloutRunner:
         run.duration_ms = (time.perf_counter() - started) * 1000.0
         usage = token_usage(self.llm_client.get_metrics())
         run.token_usage = {name: count - before[name] for name, count in usage.items()}
-        metrics = getattr(run.result, "metrics", None)
-        if metrics is not None and not any(run.token_usage.values()):
-            run.token_usage = token_usage(metrics)  # the agent called a model without the client
+        if run.result is not None and run.result.metrics is not None and not any(run.token_usage.values()):
+            run.token_usage = token_usage(run.result.metrics)  # the agent called a model without the client
         run.finish_reasons = dict(getattr(self.llm_client, "finish_reasons", {}))
         return run
 
@@ -196,37 +190,36 @@ class LocalRolloutRunner:
         if call is not None:
             call(*arguments)
 
-    async def _run_agent(self, request: RolloutRequest) -> Any:
+    async def _run_agent(self, request: RolloutRequest) -> RolloutResult:
         tools = self.agent_loop.get_tools(request)
         validate_tools(tools)
         self._call_client("set_tools", tools)
+        debug_dir = (self.debug_dir or self.default_debug_dir) if self.debug else None
         context = AgentLoopContext(
-            request, tools, self.llm_client, _start_time=time.monotonic(), _debug_dir=self.debug_dir
+            request, tools, self.llm_client, _start_time=time.monotonic(), _debug_dir=debug_dir
         )
-        running: Any = self.agent_loop.run(context)  # type: ignore[arg-type]
-        if not asyncio.iscoroutine(running):
-            raise LocalExecutionError(f"{type(self.agent_loop).__name__}.run must be `async def`.")
+        running: Any = awaitable(self.agent_loop.run(context), "run")  # type: ignore[arg-type]
         try:
-            return await run_within(running, self.timeout_s)
+            result = await run_within(running, self.timeout_s)
         except DeadlineExceededError:
             raise LocalExecutionError(f"the agent did not finish within {self.timeout_s:g} s.") from None
+        if not isinstance(result, RolloutResult):
+            returned = type(result).__name__
+            raise LocalExecutionError(
+                f"run returned {returned}; it must return ctx.complete(...) or ctx.error(...)"
+            )
+        return result
 
 
+@dataclass
 class LocalTestRunner(LocalRolloutRunner):
     """Runs an agent loop on rows, with rollout ids ``test-<row>``."""
 
-    def __init__(
-        self,
-        agent_loop: RolloutAgentLoop,
-        llm_client: LocalLLMClientProtocol,
-        debug: bool = False,
-        debug_dir: str | Path | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        metadata = {"execution_mode": "test", "test_mode": True}
-        super().__init__(
-            agent_loop, llm_client, debug, debug_dir or "./test_debug", "test", metadata, timeout_s
-        )
+    rollout_id_prefix: str = "test"
+    request_metadata: Mapping[str, Any] | None = field(
+        default_factory=lambda: {"execution_mode": "test", "test_mode": True}
+    )
+    default_debug_dir: ClassVar[str] = "./test_debug"
 
 
 # Names of the public SDK.
@@ -268,17 +261,6 @@ def _as_tool(tool: Any) -> Any:
     return {"type": "function", "function": function}
 
 
-def _error_of(result: Any) -> str | None:
-    """Return why a rollout failed; None if it succeeded."""
-    status = getattr(result, "status", None)
-    if status is None:
-        return f"run returned {type(result).__name__}; it must return ctx.complete(...) or ctx.error(...)"
-    status = getattr(status, "value", status)
-    if status == "COMPLETED":
-        return None
-    return result.error_message or f"the agent ended with status {status}"
-
-
 def token_usage(metrics: RolloutMetrics) -> dict[str, int]:
     """Return the token counts of a result; counts that are not integers become 0."""
     counts = (metrics.prompt_tokens, metrics.response_tokens, metrics.num_llm_calls)
@@ -306,22 +288,10 @@ class EvalEvalSummary:
     pass_at_k_estimates: dict[int, Estimate] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the documented fields of a results file, followed by further ones."""
-        return {
-            "mean": self.mean,
-            "std": self.std,
-            "min": self.min,
-            "max": self.max,
-            **{f"pass_at_{k}": value for k, value in self.pass_at_k.items()},
-            "scored": self.scored,
-            "unscored": self.unscored,
-            "estimate": _estimate_json(self.estimate) if self.estimate is not None else None,
-            "pass_at_k_estimates": {str(k): _estimate_json(e) for k, e in self.pass_at_k_estimates.items()},
-        }
-
-
-def _estimate_json(estimate: Estimate) -> dict[str, Any]:
-    return {name: getattr(estimate, name) for name in _ESTIMATE_FIELDS}
+        """Return the documented fields of a results file, and further ones."""
+        fields = asdict(self)
+        documented = {f"pass_at_{k}": value for k, value in fields.pop("pass_at_k").items()}
+        return fields | documented
 
 
 def summarize_scores(
@@ -341,22 +311,22 @@ def summarize_scores(
         ks: additional values of k for pass@k.
         clusters: a number per row; rows with equal numbers are duplicates and count as one in intervals.
     """
-    every = [score if score is not None else 0.0 for row in rows for score in row]
     scored = [(index, score) for index, row in enumerate(rows) for score in row if score is not None]
     attempts = [sum(score is not None for score in row) for row in rows]
     passes = [sum(score is not None and score >= pass_threshold for score in row) for row in rows]
     documented_ks = {k for k in (*DOCUMENTED_KS, *ks) if k <= n_runs}
-    powers_of_two = {1 << exponent for exponent in range(n_runs.bit_length())}
     documented = {}
     if n_runs > 1 and rows:
         for k in sorted(documented_ks):
             by_row = [pass_at_k(len(row), passed, k) for row, passed in zip(rows, passes, strict=True)]
             documented[k] = sum(by_row) / len(rows)
+    powers_of_two = {1 << exponent for exponent in range(n_runs.bit_length())}
     estimates = {
         k: unbiased.estimate_pass_at_k(attempts, passes, k, clusters)
         for k in sorted(documented_ks | powers_of_two)
     }
-    described = statistics.describe(every or [0.0])
+    with_zeros = [score or 0.0 for row in rows for score in row]
+    described = statistics.describe(with_zeros or [0.0])
     assert described is not None
     return EvalEvalSummary(
         mean=described.mean,
@@ -365,7 +335,7 @@ def summarize_scores(
         max=described.max,
         pass_at_k=documented,
         scored=len(scored),
-        unscored=len(every) - len(scored),
+        unscored=len(with_zeros) - len(scored),
         estimate=statistics.estimate_reward(
             [score for _, score in scored],
             [index for index, _ in scored],
@@ -417,24 +387,19 @@ class EvalResult:
     pass_threshold: float
 
 
+@dataclass
 class InProcessEvalRunner:
     """Evaluates an agent loop on rows; concurrent runs need ``llm_client_factory``, since each has its own client."""
 
-    def __init__(
-        self,
-        agent_loop: RolloutAgentLoop,
-        llm_client: LocalLLMClientProtocol,
-        eval_fns: Sequence[EvalFnWrapper | Callable[..., Any]],
-        debug: bool = False,
-        debug_dir: str | Path | None = None,
-        llm_client_factory: Callable[[], LocalLLMClientProtocol] | None = None,
-    ) -> None:
-        self.agent_loop = agent_loop
-        self.llm_client = llm_client
-        self.eval_fns = wrap_eval_fns(eval_fns)
-        self.debug = debug
-        self.debug_dir = debug_dir
-        self.llm_client_factory = llm_client_factory
+    agent_loop: RolloutAgentLoop
+    llm_client: LocalLLMClientProtocol
+    eval_fns: Sequence[Any]
+    debug: bool = False
+    debug_dir: str | Path | None = None
+    llm_client_factory: Callable[[], LocalLLMClientProtocol] | None = None
+
+    def __post_init__(self) -> None:
+        self.eval_fns = wrap_eval_fns(self.eval_fns)
 
     async def run_single(
         self,
@@ -455,14 +420,13 @@ class InProcessEvalRunner:
             request_metadata={"execution_mode": "eval", "run_index": run_index},
         )
         run = InProcessRunResult(run_index, ran.success, {}, ran.duration_ms, ran.total_tokens, ran.error)
-        if not ran.success or ran.result is None:
-            return run
-        for eval_fn in self.eval_fns:
-            score = await eval_fn.score(ran.result.final_messages, row.get("ground_truth"), dict(row))
-            if score.value is not None:
-                run.scores[eval_fn.name] = score.value
-            else:
-                run.unscored[eval_fn.name] = score.reason or "the function returned no score"
+        if ran.success and ran.result is not None:
+            for eval_fn in self.eval_fns:
+                score = await eval_fn.score(ran.result.final_messages, row.get("ground_truth"), dict(row))
+                if score.value is not None:
+                    run.scores[eval_fn.name] = score.value
+                else:
+                    run.unscored[eval_fn.name] = score.reason or "the function returned no score"
         return run
 
     async def run_eval(
@@ -480,11 +444,12 @@ class InProcessEvalRunner:
         if n_runs < 1 or batch_size < 1:
             raise ValueError("n_runs and batch_size must be >= 1.")
         total = len(rows) * n_runs
-        factory, limit = self.llm_client_factory, min(batch_size, total)
-        if limit > 1 and factory is None:
-            logger.warning("running one at a time: %d concurrent runs need an llm_client_factory", limit)
+        clients: list[LocalLLMClientProtocol] = []
+        if batch_size > 1 and self.llm_client_factory is None:
+            logger.warning("running one at a time: concurrent runs need an llm_client_factory")
+        elif batch_size > 1 and self.llm_client_factory is not None:
+            clients = [self.llm_client_factory() for _ in range(min(batch_size, total))]
         started = time.perf_counter()
-        clients = [factory() for _ in range(limit)] if limit > 1 and factory is not None else []
         pending = product(range(len(rows)), range(n_runs))
         runs: dict[tuple[int, int], InProcessRunResult] = {}
 
@@ -514,9 +479,9 @@ class InProcessEvalRunner:
             for position in range(len(rows))
         ]
         summaries = {}
-        for eval_fn in self.eval_fns:
-            scores = [[run.scores.get(eval_fn.name) for run in row.runs] for row in results]
-            summaries[eval_fn.name] = summarize_scores(scores, n_runs=n_runs, pass_threshold=pass_threshold)
+        for name in (eval_fn.name for eval_fn in self.eval_fns):
+            scores = [[run.scores.get(name) for run in row.runs] for row in results]
+            summaries[name] = summarize_scores(scores, n_runs=n_runs, pass_threshold=pass_threshold)
         tokens = sum(run.tokens for run in runs.values())
         return EvalResult(results, summaries, len(rows), total, tokens, duration_ms, n_runs, pass_threshold)
 
@@ -537,15 +502,10 @@ def format_eval_report(result: EvalResult, console: Any = None) -> str:
         estimate, interval = summary.estimate, "-"
         if estimate is not None and estimate.low is not None and estimate.high is not None:
             interval = f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
-        table.append(
-            [
-                name,
-                *(f"{value:.3f}" for value in (summary.mean, summary.min, summary.max, summary.std)),
-                *(f"{summary.pass_at_k[k] * 100:.1f}%" if k in summary.pass_at_k else "-" for k in ks),
-                f"{summary.scored}/{summary.scored + summary.unscored}",
-                interval,
-            ]
-        )
+        numbers = [f"{value:.3f}" for value in (summary.mean, summary.min, summary.max, summary.std)]
+        chances = [f"{summary.pass_at_k[k]:.1%}" for k in ks]
+        scored = f"{summary.scored}/{summary.scored + summary.unscored}"
+        table.append([name, *numbers, *chances, scored, interval])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = [
         "Evaluation Results:",

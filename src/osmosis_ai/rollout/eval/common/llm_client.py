@@ -1,14 +1,8 @@
 """Alias of :mod:`osmosis_ai.evaluation.agent_loop.llm_client` (0.2 import path)."""
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from osmosis_ai.evaluation.agent_loop.llm_client import *  # noqa: F403
-else:
-    from osmosis_ai.evaluation.agent_loop import llm_client
+from osmosis_ai.evaluation.agent_loop import llm_client
+from osmosis_ai.evaluation.agent_loop.llm_client import *  # noqa: F403
 
-    # Alias the module itself, so that patching a name here affects the code in use.
-    sys.modules[__name__] = llm_client
+sys.modules[__name__] = llm_client  # so that patching a name here affects the code in use

@@ -1,14 +1,8 @@
 """Alias of :mod:`osmosis_ai.rollout.loop.eval_functions` (0.2 import path)."""
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from osmosis_ai.rollout.loop.eval_functions import *  # noqa: F403
-else:
-    from osmosis_ai.rollout.loop import eval_functions
+from osmosis_ai.rollout.loop import eval_functions
+from osmosis_ai.rollout.loop.eval_functions import *  # noqa: F403
 
-    # Alias the module itself, so that patching a name here affects the code in use.
-    sys.modules[__name__] = eval_functions
+sys.modules[__name__] = eval_functions  # so that patching a name here affects the code in use

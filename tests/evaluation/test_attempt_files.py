@@ -21,7 +21,6 @@ from osmosis_ai.evaluation.attempt_files import (
     AttemptFiles,
     AttemptFilesWriter,
     conversation_line,
-    trajectory_identity,
 )
 from osmosis_ai.evaluation.journal import Journal
 from osmosis_ai.evaluation.record import TerminalRecord
@@ -30,6 +29,7 @@ from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import RunLog
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
+from osmosis_ai.rollout.trajectory.atif import trajectory_identity
 from osmosis_ai.rollout.types import GraderCompleteRequest, GraderStatus, RolloutSample
 from tests.deep_directories import deep_directories
 from tests.evaluation.builders import record

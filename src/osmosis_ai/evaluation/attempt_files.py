@@ -317,52 +317,12 @@ def _read_trajectory(trial: int, name: str, rollout_id: str) -> Any:
         return None
     if len(content) > LARGEST_TRAJECTORY_BYTES:
         raise ValueError(f"it has more than {LARGEST_TRAJECTORY_BYTES >> 20} MiB")
+    from osmosis_ai.rollout.trajectory.atif import trajectory_identity
+
     document = orjson.loads(content)
     if (identity := trajectory_identity(document)) != rollout_id:
         raise ValueError(f"it is the trajectory of {identity!r}")
     return document
-
-
-def trajectory_identity(document: Any) -> str | None:
-    """Return the rollout id in an ATIF trajectory; None without one."""
-    if not isinstance(document, dict):
-        return None
-    extra = document.get("extra")
-    osmosis = extra.get("osmosis") if isinstance(extra, dict) else None
-    stated = osmosis.get("rollout_id") if isinstance(osmosis, dict) else None
-    if isinstance(stated, str):
-        return stated
-    session = document.get("session_id")
-    if isinstance(session, str):
-        return session
-    trajectory = document.get("trajectory_id")
-    if isinstance(trajectory, str) and "/" in trajectory:
-        return trajectory.partition("/")[0]
-    return None
-
-
-def trajectory_problem(content: bytes, rollout_id: str, row_index: int, run_index: int) -> str | None:
-    """Return why ``content`` is not the trajectory of this rollout, attempt ``run_index`` on row ``row_index``."""
-    from pydantic import ValidationError
-
-    from osmosis_ai.rollout.trajectory.atif import Trajectory
-
-    try:
-        document = orjson.loads(content)
-        Trajectory.model_validate(document)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        return f"no valid trajectory: {'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
-    except (ValueError, RecursionError):
-        return "no valid JSON"
-    if trajectory_identity(document) != rollout_id:
-        return "the trajectory of another rollout"
-    osmosis = (document.get("extra") or {}).get("osmosis")
-    stated = osmosis.get("request_extra_fields") if isinstance(osmosis, dict) else None
-    expected = {"row_index": row_index, "run_index": run_index}
-    if isinstance(stated, dict) and any(stated.get(name, value) != value for name, value in expected.items()):
-        return "the trajectory of another row or attempt"
-    return None
 
 
 def copy_artifacts(root: Path, name: str, *, dir_fd: int) -> list[str]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+import orjson
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 SchemaVersion = Literal[
     "ATIF-v1.0", "ATIF-v1.1", "ATIF-v1.2", "ATIF-v1.3", "ATIF-v1.4", "ATIF-v1.5", "ATIF-v1.6", "ATIF-v1.7"
@@ -176,3 +177,41 @@ class Trajectory(AtifModel):
         if None in ids or len(set(ids)) != len(ids):
             raise ValueError("embedded subagent trajectories need unique ids")
         return self
+
+
+def trajectory_identity(document: Any) -> str | None:
+    """Return the rollout id in an ATIF trajectory; None without one."""
+    if not isinstance(document, dict):
+        return None
+    extra = document.get("extra")
+    osmosis = extra.get("osmosis") if isinstance(extra, dict) else None
+    stated = osmosis.get("rollout_id") if isinstance(osmosis, dict) else None
+    if isinstance(stated, str):
+        return stated
+    session = document.get("session_id")
+    if isinstance(session, str):
+        return session
+    trajectory = document.get("trajectory_id")
+    if isinstance(trajectory, str) and "/" in trajectory:
+        return trajectory.partition("/")[0]
+    return None
+
+
+def trajectory_problem(content: bytes, rollout_id: str, row_index: int, run_index: int) -> str | None:
+    """Return why ``content`` is not the trajectory of this rollout, attempt ``run_index`` on row ``row_index``."""
+    try:
+        document = orjson.loads(content)
+        Trajectory.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        return f"no valid trajectory: {'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
+    except (ValueError, RecursionError):
+        return "no valid JSON"
+    if trajectory_identity(document) != rollout_id:
+        return "the trajectory of another rollout"
+    osmosis = (document.get("extra") or {}).get("osmosis")
+    stated = osmosis.get("request_extra_fields") if isinstance(osmosis, dict) else None
+    expected = {"row_index": row_index, "run_index": run_index}
+    if isinstance(stated, dict) and any(stated.get(name, value) != value for name, value in expected.items()):
+        return "the trajectory of another row or attempt"
+    return None

@@ -212,8 +212,9 @@ def _secret_values(manifest: Manifest) -> dict[str, bytes]:
 
 def _files_of(found: RunDirectory, entry: IndexEntry, secrets: Mapping[str, bytes]) -> Iterator[UploadFile]:
     """Yield the trajectory and the artifacts of an attempt."""
-    from osmosis_ai.evaluation.attempt_files import item_name, trajectory_problem
+    from osmosis_ai.evaluation.attempt_files import item_name
     from osmosis_ai.evaluation.run_directory import ARTIFACTS, RESERVED_ARTIFACT
+    from osmosis_ai.rollout.trajectory.atif import trajectory_problem
 
     trial = found.trial(entry.rollout_id)
     if trial.is_symlink():

@@ -21,7 +21,7 @@ from osmosis_ai.api.wire.base import wire_time
 from osmosis_ai.api.wire.eval_imports import EvalImportStart
 from osmosis_ai.datasets.selection import Selection
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.attempt_files import item_name, trajectory_problem
+from osmosis_ai.evaluation.attempt_files import item_name
 from osmosis_ai.evaluation.metrics import compute_metrics
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.results import AttemptTable
@@ -44,6 +44,7 @@ from osmosis_ai.platform.runs.eval_results import summarised_results
 from osmosis_ai.platform.runs.imports.announcement import ImportLimits, selected_rows
 from osmosis_ai.platform.runs.imports.trajectory_details import MEASURED, TEXTS, trajectory_details
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
+from osmosis_ai.rollout.trajectory.atif import trajectory_problem
 
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 # What a name may not be: the routes beside those of runs, and the ids of runs.

@@ -322,7 +322,7 @@ async def test_a_repeated_callback_gets_the_first_answer_without_a_second_commit
     assert not caplog.records
 
 
-@pytest.mark.parametrize("when", ["committing", "accepted", "discarded"])
+@pytest.mark.parametrize("when", ["committing", "accepted"])
 async def test_a_conflicting_grader_callback_is_logged_and_the_first_counts(
     store: CallbackStore,
     journal: Journal,
@@ -335,8 +335,6 @@ async def test_a_conflicting_grader_callback_is_logged_and_the_first_counts(
     await journal.started.wait()
     if when != "committing":
         await first
-    if when == "discarded":
-        await store.discard(ROLLOUT_ID)
     second = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader(reward=0.0)))
     journal.gate.set()
     assert await second == await first == {"ok": True}
@@ -444,13 +442,10 @@ async def test_discarding_cancels_the_waiter_and_not_the_commit(
     with pytest.raises(asyncio.CancelledError):
         await waiter
     repeated = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
-    late = asyncio.create_task(store.wait_terminal(ROLLOUT_ID))
     await asyncio.sleep(0)
     journal.gate.set()
     assert await handler == await repeated == {"ok": True}
     assert journal.calls == 1
-    assert (await late).grader == grader()
-    assert (await store.wait_terminal(ROLLOUT_ID)).source == "grader"
     assert await store.handle_grader(ROLLOUT_ID, grader()) == {"ok": True}
 
 

@@ -339,7 +339,7 @@ async def test_a_name_that_resolves_to_a_refused_address_is_refused(
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     async with open_agent_session(timeout_s=60.0) as http:
         health = await probe_agent(http, AgentLocation(AgentAddress("metadata.example", 80), KEY))
-    assert health.info is None
+    assert health.server_info is None
     assert "169.254.169.254 is refused" in (health.error or "")
 
 
@@ -352,7 +352,8 @@ async def test_a_probe_reports_the_problem_and_sends_its_key_only_to_the_agent()
 
     async with served(loop) as port, open_agent_session(timeout_s=60.0) as http:
         fine = await probe_agent(http, located(port))
-        assert fine.info == {
+        assert fine.server_info is not None
+        assert fine.server_info.to_wire() == {
             "status": "healthy",
             "agent_loop": "loop",
             "active_rollouts": 0,
@@ -364,7 +365,7 @@ async def test_a_probe_reports_the_problem_and_sends_its_key_only_to_the_agent()
         async with served(other) as second:
             to = f"http://127.0.0.1:{second}/platform/health"
             for answer, expected in (
-                (web.Response(status=307, headers={"Location": to}), "redirect"),
+                (web.Response(status=307, headers={"Location": to}), "HTTP 307"),
                 (
                     web.Response(text="<html>", content_type="text/html"),
                     "not the health report of a served agent",
@@ -375,7 +376,7 @@ async def test_a_probe_reports_the_problem_and_sends_its_key_only_to_the_agent()
             ):
                 loop.health = lambda _, answer=answer: answer  # type: ignore[misc]
                 health = await probe_agent(http, located(port))
-                assert health.info is None and expected in str(health.error)
+                assert health.server_info is None and expected in str(health.error)
         assert elsewhere == []
     async with open_agent_session(timeout_s=60.0) as http:
         assert "cannot connect" in str((await probe_agent(http, located(port))).error)

@@ -16,11 +16,11 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from osmosis_ai.api.wire.rollout_servers import HealthCheckResult
 from osmosis_ai.controller.remote_agents import (
     PROBE_TIMEOUT_S,
     AgentAddress,
     AgentAddressError,
-    AgentHealth,
     AgentLocation,
     open_agent_session,
     probe_agent,
@@ -49,7 +49,7 @@ class RegisteredServer:
 
     server: DbRolloutServer
     creator: str | None
-    health: AgentHealth | None = None
+    health: HealthCheckResult | None = None
 
 
 class RolloutServerStore:
@@ -113,7 +113,7 @@ class RolloutServerStore:
         name: str,
         address: AgentAddress,
         api_key: str | None,
-        health: AgentHealth,
+        health: HealthCheckResult,
     ) -> None:
         now = self._clock.now()
         with self._db.transaction() as session:
@@ -131,7 +131,7 @@ class RolloutServerStore:
             server.updated_at = now
             _note(server, health, self._clock)
 
-    def _found(self, workspace_id: str, name: str, health: AgentHealth) -> RegisteredServer:
+    def _found(self, workspace_id: str, name: str, health: HealthCheckResult) -> RegisteredServer:
         with self._db.session() as session:
             server = _server(session, workspace_id, name)
             if server is None:
@@ -140,16 +140,16 @@ class RolloutServerStore:
         return RegisteredServer(server, _name_of(creator), health)
 
 
-def probe(location: AgentLocation) -> AgentHealth:
+def probe(location: AgentLocation) -> HealthCheckResult:
     """Ask an agent how it does; blocking, for as long as one probe may take, or not at all where too many wait."""
 
-    async def ask() -> AgentHealth:
+    async def ask() -> HealthCheckResult:
         async with open_agent_session(timeout_s=PROBE_TIMEOUT_S) as http:
             return await probe_agent(http, location)
 
     # Each probe of an agent that never answers holds one of the threads that answer everybody's requests.
     if not _probes.acquire(blocking=False):
-        return AgentHealth(
+        return HealthCheckResult(
             error="too many agents are being asked at this moment: probe it again in a few seconds"
         )
     try:
@@ -212,7 +212,7 @@ def _require_room(session: Session, workspace_id: str) -> None:
         )
 
 
-def _note(server: DbRolloutServer, health: AgentHealth, clock: Clock) -> None:
+def _note(server: DbRolloutServer, health: HealthCheckResult, clock: Clock) -> None:
     server.status = "healthy" if health.error is None else "unhealthy"
     server.error = health.error
     server.probed_at = clock.now()

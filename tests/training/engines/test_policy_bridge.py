@@ -21,7 +21,6 @@ from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.inference.chat_format import BuiltInChat, ChatFormat
 from osmosis_ai.inference.completion import TokenFeed
 from osmosis_ai.inference.model import KeyValueCache, Model
-from osmosis_ai.rollout.driver import RolloutRunRequest
 from osmosis_ai.training.engines.policy_bridge import RolloutLimits, RolloutSampling
 from osmosis_ai.training.engines.prompt_prefix_cache import PromptPrefixCache
 from osmosis_ai.training.objective.sequences import TokenSequence
@@ -500,7 +499,7 @@ async def loop_url(world: PolicyWorld) -> AsyncIterator[tuple[str, RemoteAgentDr
 
 async def test_a_loops_calls_are_recorded_like_those_of_an_agent_that_sends_its_tools() -> None:
     async with policy_world() as world, loop_url(world) as (url, endpoints), aiohttp.ClientSession() as http:
-        key = endpoints.open(RolloutRunRequest([], rollout_id="r1"))
+        key = endpoints.open("r1")
         nullable = {**MULTIPLY, "function": {**MULTIPLY["function"], "description": None, "strict": None}}
         endpoints.offer_tools("r1", [nullable])
         body: dict[str, Any] = {

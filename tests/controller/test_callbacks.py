@@ -228,7 +228,7 @@ async def test_no_route_takes_the_key_of_another_run(
     bridge = ProviderProxy(SimpleNamespace(model_path="openai/m"))  # type: ignore[arg-type]
     bridge.open(ROLLOUT_ID)
     listener = CallbackListener(store, auth_token=TOKEN, bridge=bridge, bridge_token=BRIDGE_TOKEN)
-    routes = [(route.method, route.resource) for route in listener._application().router.routes()]
+    routes = [(route.method, route.resource) for route in listener._app.router.routes()]
     assert len(routes) >= 6
     async with listener:
         for method, resource in routes:

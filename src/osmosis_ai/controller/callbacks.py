@@ -440,49 +440,103 @@ async def read_bounded(reply: aiohttp.ClientResponse) -> bytes:
     return bytes(content)
 
 
-LOOPBACK = "127.0.0.1"
 MAX_BODY_BYTES = 64 * 1024 * 1024
-# Only processes of this run connect. If this side closed idle connections, a client that reuses one at that moment
-# would lose its callback.
-KEEP_ALIVE_S = 3600.0
-SHUTDOWN_GRACE_S = 2.0
-BACKLOG = 2048
+_WRONG_TOKEN = "missing or wrong bearer token"
 # A grader is never cancelled.
 _TERMINAL_STATUSES = frozenset({"success", "failure", "cancelled"})
-_WRONG_TOKEN = "missing or wrong bearer token"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class HasRoutes(Protocol):
-    def routes(self) -> Sequence[web.RouteDef]: ...
+class RefusedRequest(web.HTTPException):
+    """Refuses a request of a rollout server or an agent, with the reason in JSON."""
+
+    def __init__(self, status: int, detail: object) -> None:
+        self.status_code = status
+        super().__init__(text=_encode({"detail": detail}).decode(), content_type="application/json")
 
 
 def create_callback_app(store: CallbackStore, *, auth_token: str) -> web.Application:
     """Return the application that receives callbacks for ``store``."""
-    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    token = _require_token(auth_token, "auth_token")
 
-    def add_route(
-        channel: str, model: type[BaseModel], handle: Callable[..., Awaitable[Acknowledgment]]
-    ) -> None:
+    def receiver(model: type[BaseModel], handle: Callable[..., Awaitable[Acknowledgment]]) -> Handler:
         async def receive(request: web.Request) -> web.Response:
-            body = await _read_callback(request, model)
-            try:
-                return json_reply(await handle(body.rollout_id, body))
-            except UnknownRolloutIdError:
-                return error_reply(404, "unknown rollout id")
-            except Exception:
-                # Edge of the process: whatever the hook raised, the server must read "not durable" and retry.
-                logger.exception("the result of rollout %s could not be committed", body.rollout_id)
-                return error_reply(500, "the result could not be committed")
+            if not _has_token(request, token):
+                raise RefusedRequest(401, _WRONG_TOKEN)
+            rollout_id = request.match_info["rollout_id"]
+            if not is_single_path_segment(rollout_id):
+                raise RefusedRequest(422, "the rollout id in the path is not a single path segment")
+            body: Any = await read_body(request, model)
+            # The path identifies the rollout, so the body may leave the id out.
+            body.rollout_id = body.rollout_id or rollout_id
+            if body.rollout_id != rollout_id:
+                raise RefusedRequest(422, "the rollout id in the body differs from the one in the path")
+            if body.status.value not in _TERMINAL_STATUSES:
+                raise RefusedRequest(422, f"status '{body.status.value}' is not terminal")
+            return json_reply(await committed(rollout_id, handle(rollout_id, body)))
 
-        handler = _authenticated(receive, auth_token, lambda: error_reply(401, _WRONG_TOKEN))
-        app.router.add_post(f"/v1/rollouts/{{rollout_id}}/{channel}", handler)
+        return receive
 
-    _require_token(auth_token, "auth_token")
-    add_route("completion", RolloutCompleteRequest, store.handle_completion)
-    add_route("grader", GraderCompleteRequest, store.handle_grader)
+    app, path = web.Application(client_max_size=MAX_BODY_BYTES), "/v1/rollouts/{rollout_id}"
+    app.router.add_post(f"{path}/completion", receiver(RolloutCompleteRequest, store.handle_completion))
+    app.router.add_post(f"{path}/grader", receiver(GraderCompleteRequest, store.handle_grader))
     return app
+
+
+def _require_token(token: str | None, name: str) -> str:
+    if not token or not token.strip():
+        raise ValueError(f"{name} must not be blank")
+    return token
+
+
+def _has_token(request: web.Request, token: str) -> bool:
+    scheme, _, credentials = request.headers.get("Authorization", "").partition(" ")
+    presented = credentials.strip().encode("utf-8", "surrogateescape")
+    return hmac.compare_digest(presented, token.encode()) and scheme.lower() == "bearer"
+
+
+async def read_body(request: web.Request, model: type[ModelT]) -> ModelT:
+    try:
+        content = loads(await request.read())
+        if isinstance(content, dict) and isinstance(sample := content.get("sample"), dict):
+            # Never on the wire; without the key, the model would copy every message for it.
+            sample["trajectory_messages"] = None
+        return model.model_validate(content)
+    except ValidationError as error:
+        # The reply does not repeat the body.
+        details = error.errors(include_url=False, include_input=False, include_context=False)
+        raise RefusedRequest(422, details) from None
+    except ValueError:
+        raise RefusedRequest(422, "the body is not JSON") from None
+
+
+async def committed(rollout_id: str, commit: Awaitable[Acknowledgment]) -> Acknowledgment:
+    """Wait for a commit, and refuse the request if it fails."""
+    try:
+        return await commit
+    except UnknownRolloutIdError:
+        raise RefusedRequest(404, "unknown rollout id") from None
+    except Exception:
+        # Edge of the process: whatever the hook raised, the sender must read "not durable" and retry.
+        logger.exception("the result of rollout %s could not be committed", rollout_id)
+        raise RefusedRequest(500, "the result could not be committed") from None
+
+
+def json_reply(content: object) -> web.Response:
+    return web.Response(body=_encode(content), content_type="application/json")
+
+
+def _encode(content: object) -> bytes:
+    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+LOOPBACK = "127.0.0.1"
+BACKLOG = 2048
+# Only processes of this run connect. If this side closed idle connections, a client that reuses one at that moment
+# would lose its callback.
+KEEP_ALIVE_S = 3600.0
+SHUTDOWN_GRACE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -525,6 +579,10 @@ class CallbackAddress:
         )
 
 
+class HasRoutes(Protocol):
+    def routes(self) -> Sequence[web.RouteDef]: ...
+
+
 class CallbackListener:
     """Serves a callback store, and a model proxy if there is one; an async context manager.
 
@@ -541,20 +599,22 @@ class CallbackListener:
         agents: HasRoutes | None = None,
         address: CallbackAddress | None = None,
     ) -> None:
-        self._store = store
-        self._agents, self._address = agents, address or CallbackAddress()
-        self._auth_token = _require_token(auth_token, "auth_token")
-        self._bridge = bridge
-        self._bridge_token = _require_token(bridge_token or "", "bridge_token") if bridge is not None else ""
+        self._app = create_callback_app(store, auth_token=auth_token)
+        if agents is not None:
+            self._app = web.Application(client_max_size=MAX_BODY_BYTES)
+            self._app.router.add_routes(agents.routes())
+        elif bridge is not None:
+            token = _require_token(bridge_token, "bridge_token")
+            for route in bridge.routes():
+                handler = _bridge_handler(route.handler, token)
+                self._app.router.add_route(route.method, route.path, handler, **route.kwargs)
+        self._address = address or CallbackAddress()
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
         """Listen on a free loopback port, or on the configured address."""
         self._runner = web.AppRunner(
-            self._application(),
-            access_log=None,
-            keepalive_timeout=KEEP_ALIVE_S,
-            shutdown_timeout=SHUTDOWN_GRACE_S,
+            self._app, access_log=None, keepalive_timeout=KEEP_ALIVE_S, shutdown_timeout=SHUTDOWN_GRACE_S
         )
         try:
             await self._runner.setup()
@@ -562,13 +622,6 @@ class CallbackListener:
         except BaseException:
             await self.stop()
             raise
-
-    async def listen_on(self, listening: socket.socket) -> Callable[[], Awaitable[None]]:
-        """Serve one more socket, such as one on a sandbox's loopback; return the function that stops it."""
-        assert self._runner is not None
-        site = web.SockSite(self._runner, listening, backlog=BACKLOG)
-        await site.start()
-        return site.stop
 
     async def stop(self) -> None:
         """Stop listening; running requests get a moment to end."""
@@ -582,6 +635,13 @@ class CallbackListener:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.stop()
+
+    async def listen_on(self, listening: socket.socket) -> Callable[[], Awaitable[None]]:
+        """Serve one more socket, such as one on a sandbox's loopback; return the function that stops it."""
+        assert self._runner is not None
+        site = web.SockSite(self._runner, listening, backlog=BACKLOG)
+        await site.start()
+        return site.stop
 
     @property
     def port(self) -> int:
@@ -605,84 +665,12 @@ class CallbackListener:
         """Return a rollout's OpenAI base URL, to which clients append ``/chat/completions``."""
         return f"{self.base_url}/v1/rollouts/{quote(rollout_id, safe='')}"
 
-    def _application(self) -> web.Application:
-        if self._agents is not None:
-            app = web.Application(client_max_size=MAX_BODY_BYTES)
-            app.router.add_routes(self._agents.routes())
-            return app
-        app = create_callback_app(self._store, auth_token=self._auth_token)
-        for route in self._bridge.routes() if self._bridge is not None else ():
-            handler = _authenticated(
-                route.handler, self._bridge_token, lambda: refusal(401, _WRONG_TOKEN, "invalid_api_key")
-            )
-            app.router.add_route(route.method, route.path, handler, **route.kwargs)
-        return app
 
-
-def _require_token(token: str, name: str) -> str:
-    if not token.strip():
-        raise ValueError(f"{name} must not be blank")
-    return token
-
-
-def _authenticated(handler: Any, auth_token: str, refused: Callable[[], web.Response]) -> Handler:
-    """Return a handler for requests with the bearer token only."""
-    expected = auth_token.encode()
-
-    async def authenticated(request: web.Request) -> web.StreamResponse:
-        scheme, _, credentials = request.headers.get("Authorization", "").partition(" ")
-        presented = credentials.strip().encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(presented, expected) or scheme.lower() != "bearer":
-            return refused()
+def _bridge_handler(handler: Any, token: str) -> Handler:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if not _has_token(request, token):
+            return refusal(401, _WRONG_TOKEN, "invalid_api_key")
         response: web.StreamResponse = await handler(request)
         return response
 
-    return authenticated
-
-
-async def _read_callback(request: web.Request, model: type[BaseModel]) -> Any:
-    """Return the body of a callback, with the rollout id of its path."""
-    rollout_id = request.match_info["rollout_id"]
-    if not is_single_path_segment(rollout_id):
-        raise _invalid("the rollout id in the path is not a single path segment")
-    body: Any = await read_body(request, model)
-    # The path identifies the rollout, so the body may leave the id out.
-    body.rollout_id = body.rollout_id or rollout_id
-    if body.rollout_id != rollout_id:
-        raise _invalid("the rollout id in the body differs from the one in the path")
-    if body.status.value not in _TERMINAL_STATUSES:
-        raise _invalid(f"status '{body.status.value}' is not terminal")
-    return body
-
-
-async def read_body(request: web.Request, model: type[ModelT]) -> ModelT:
-    """Return the body of a request; an invalid one raises HTTP 422 with the reason in JSON."""
-    try:
-        content = loads(await request.read())
-        if isinstance(content, dict) and isinstance(sample := content.get("sample"), dict):
-            # Never on the wire; without the key, the model would copy every message for it.
-            sample["trajectory_messages"] = None
-        return model.model_validate(content)
-    except ValidationError as error:
-        # The reply does not repeat the body.
-        raise _invalid(error.errors(include_url=False, include_input=False, include_context=False)) from None
-    except ValueError:
-        raise _invalid("the body is not JSON") from None
-
-
-def _invalid(detail: object) -> web.HTTPUnprocessableEntity:
-    return web.HTTPUnprocessableEntity(
-        text=_encode({"detail": detail}).decode(), content_type="application/json"
-    )
-
-
-def json_reply(content: object, status: int = 200) -> web.Response:
-    return web.Response(body=_encode(content), status=status, content_type="application/json")
-
-
-def error_reply(status: int, detail: object) -> web.Response:
-    return json_reply({"detail": detail}, status)
-
-
-def _encode(content: object) -> bytes:
-    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    return handle

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
-import logging
 import math
 import os
 import re
@@ -27,12 +26,13 @@ from pydantic import BaseModel, FailFast, Field, ValidationError
 from osmosis_ai.api.wire.rollout_servers import HealthCheckResult, RolloutServerInfo
 from osmosis_ai.controller.callbacks import (
     ADMISSION_TIMEOUT_S,
+    Acknowledgment,
     CallbackAddress,
     CallbackRolloutDriver,
     CallbackStore,
+    RefusedRequest,
     RolloutProtocolError,
-    UnknownRolloutIdError,
-    error_reply,
+    committed,
     json_reply,
     read_body,
     read_bounded,
@@ -54,8 +54,6 @@ from osmosis_ai.rollout.types import (
 if TYPE_CHECKING:
     from osmosis_ai.controller.model_proxy import ModelProxy
     from osmosis_ai.rollout.driver import RolloutOutcome, RolloutRunRequest
-
-logger = logging.getLogger(__name__)
 
 NETWORKS_ENV = "OSMOSIS_AGENT_NETWORKS"
 """Lists the networks of remote agents; if unset, all addresses are allowed except those that are always refused."""
@@ -488,29 +486,24 @@ class RemoteAgentDriver(CallbackRolloutDriver):
         """Commit how a rollout ended; the agent gets its reply when that is durable."""
         rollout_id = self._authenticate(request)
         if rollout_id is None:
-            return error_reply(401, _WRONG_KEY)
+            raise RefusedRequest(401, _WRONG_KEY)
         if rollout_id not in self._tools:
-            return error_reply(409, _ENDED)
+            raise RefusedRequest(409, _ENDED)
         completion = await read_body(request, _Completion)
         if completion.rollout_id != rollout_id:
-            return error_reply(404, _WRONG_ROLLOUT)
-        try:
-            if completion.status == "ERROR" and completion.finish_reason == CANCELLED:
-                abandoned = ConnectionError("it was shut down and abandoned the rollout")
-                self._store.fail(rollout_id, abandoned)
-            else:
-                ended, graded = _callbacks(completion)
-                await self._store.handle_completion(rollout_id, ended)
-                await self._store.handle_grader(rollout_id, graded)
-        except UnknownRolloutIdError:
-            return error_reply(409, _ENDED)
-        except Exception:
-            # Edge of the process: whatever the commit raised, the agent must read "not durable" and retry.
-            logger.exception("the result of rollout %s could not be committed", rollout_id)
-            return error_reply(500, "the result could not be committed; try again")
+            raise RefusedRequest(404, _WRONG_ROLLOUT)
+        if completion.status == "ERROR" and completion.finish_reason == CANCELLED:
+            self._store.fail(rollout_id, ConnectionError("it was shut down and abandoned the rollout"))
+        else:
+            await committed(rollout_id, self._commit(completion))
         # The first completion counts.
         self._close(rollout_id)
         return json_reply({"status": "ok"})
+
+    async def _commit(self, completion: _Completion) -> Acknowledgment:
+        ended, graded = _callbacks(completion)
+        await self._store.handle_completion(completion.rollout_id, ended)
+        return await self._store.handle_grader(completion.rollout_id, graded)
 
 
 def _callbacks(completion: _Completion) -> tuple[RolloutCompleteRequest, GraderCompleteRequest]:

@@ -24,7 +24,6 @@ from osmosis_ai.controller.model_proxy import ProviderProxy
 from osmosis_ai.controller.remote_agents import (
     AgentAddress,
     AgentAddressError,
-    AgentLocation,
     RemoteAgent,
     RemoteAgentError,
     open_agent_session,
@@ -77,8 +76,8 @@ def attempt(said: str, number: int = 0) -> Attempt:
     return Attempt(row, number, 0, attempt_seeds(7, number, 0))
 
 
-def located(port: int, key: str | None = KEY) -> AgentLocation:
-    return AgentLocation(AgentAddress("127.0.0.1", port), key)
+def located(port: int, key: str | None = KEY) -> AgentAddress:
+    return AgentAddress("127.0.0.1", port, key)
 
 
 @asynccontextmanager
@@ -87,7 +86,7 @@ async def driving(
     *,
     agent_s: float | None = None,
     return_limit_s: float = 60.0,
-    locate: Callable[[], AgentLocation] | None = None,
+    locate: Callable[[], AgentAddress] | None = None,
     address: CallbackAddress | None = None,
     artifacts: Path | None = None,
 ) -> AsyncIterator[World]:
@@ -338,7 +337,7 @@ async def test_a_name_that_resolves_to_a_refused_address_is_refused(
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     async with open_agent_session(timeout_s=60.0) as http:
-        health = await probe_agent(http, AgentLocation(AgentAddress("metadata.example", 80), KEY))
+        health = await probe_agent(http, AgentAddress("metadata.example", 80, KEY))
     assert health.server_info is None
     assert "169.254.169.254 is refused" in (health.error or "")
 

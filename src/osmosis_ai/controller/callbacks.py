@@ -448,7 +448,7 @@ _TERMINAL_STATUSES = frozenset({"success", "failure", "cancelled"})
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class RefusedRequest(web.HTTPException):
+class HttpRefusal(web.HTTPException):
     """Refuses a request of a rollout server or an agent, with the reason in JSON."""
 
     def __init__(self, status: int, detail: object) -> None:
@@ -463,17 +463,17 @@ def create_callback_app(store: CallbackStore, *, auth_token: str) -> web.Applica
     def receiver(model: type[BaseModel], handle: Callable[..., Awaitable[Acknowledgment]]) -> Handler:
         async def receive(request: web.Request) -> web.Response:
             if not _has_token(request, token):
-                raise RefusedRequest(401, _WRONG_TOKEN)
+                raise HttpRefusal(401, _WRONG_TOKEN)
             rollout_id = request.match_info["rollout_id"]
             if not is_single_path_segment(rollout_id):
-                raise RefusedRequest(422, "the rollout id in the path is not a single path segment")
+                raise HttpRefusal(422, "the rollout id in the path is not a single path segment")
             body: Any = await read_body(request, model)
             # The path identifies the rollout, so the body may leave the id out.
             body.rollout_id = body.rollout_id or rollout_id
             if body.rollout_id != rollout_id:
-                raise RefusedRequest(422, "the rollout id in the body differs from the one in the path")
+                raise HttpRefusal(422, "the rollout id in the body differs from the one in the path")
             if body.status.value not in _TERMINAL_STATUSES:
-                raise RefusedRequest(422, f"status '{body.status.value}' is not terminal")
+                raise HttpRefusal(422, f"status '{body.status.value}' is not terminal")
             return json_reply(await committed(rollout_id, handle(rollout_id, body)))
 
         return receive
@@ -506,9 +506,9 @@ async def read_body(request: web.Request, model: type[ModelT]) -> ModelT:
     except ValidationError as error:
         # The reply does not repeat the body.
         details = error.errors(include_url=False, include_input=False, include_context=False)
-        raise RefusedRequest(422, details) from None
+        raise HttpRefusal(422, details) from None
     except ValueError:
-        raise RefusedRequest(422, "the body is not JSON") from None
+        raise HttpRefusal(422, "the body is not JSON") from None
 
 
 async def committed(rollout_id: str, commit: Awaitable[Acknowledgment]) -> Acknowledgment:
@@ -516,11 +516,11 @@ async def committed(rollout_id: str, commit: Awaitable[Acknowledgment]) -> Ackno
     try:
         return await commit
     except UnknownRolloutIdError:
-        raise RefusedRequest(404, "unknown rollout id") from None
+        raise HttpRefusal(404, "unknown rollout id") from None
     except Exception:
         # Edge of the process: whatever the hook raised, the sender must read "not durable" and retry.
         logger.exception("the result of rollout %s could not be committed", rollout_id)
-        raise RefusedRequest(500, "the result could not be committed") from None
+        raise HttpRefusal(500, "the result could not be committed") from None
 
 
 def json_reply(content: object) -> web.Response:

@@ -30,7 +30,7 @@ from osmosis_ai.controller.callbacks import (
     CallbackAddress,
     CallbackRolloutDriver,
     CallbackStore,
-    RefusedRequest,
+    HttpRefusal,
     RolloutProtocolError,
     committed,
     json_reply,
@@ -73,10 +73,11 @@ class AgentAddressError(OsmosisError):
 
 @dataclass(frozen=True)
 class AgentAddress:
-    """A host and a port, not yet resolved."""
+    """The host, not yet resolved, and port of an agent, and the key that it requires, if any."""
 
     host: str
     port: int
+    api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.port <= 65535:
@@ -92,17 +93,21 @@ class AgentAddress:
             require_allowed(self.host)
 
     @classmethod
-    def parse(cls, text: str) -> AgentAddress:
+    def parse(cls, text: str, api_key: str | None = None) -> AgentAddress:
         """Read ``HOST:PORT``; an IPv6 address is in brackets."""
         host, colon, port = text.rpartition(":")
         if not colon or not port.isascii() or not port.isdigit() or len(port) > 5:
             raise AgentAddressError(f"'{text[:300]}' is not HOST:PORT, such as 127.0.0.1:9000.")
-        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+        return cls(host.removeprefix("[").removesuffix("]"), int(port), api_key)
 
     @property
     def base_url(self) -> str:
         """The agent's URL, without a trailing slash."""
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
     def is_local(self) -> bool:
         """Return whether this machine has the address; blocks while a name is resolved."""
@@ -185,28 +190,16 @@ class RemoteAgentError(OsmosisError):
     is_infrastructure = True
 
 
-@dataclass(frozen=True)
-class AgentLocation:
-    """A remote agent's address, and the key that it requires, if any."""
-
-    address: AgentAddress
-    api_key: str | None = field(default=None, repr=False)
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-
-
-async def probe_agent(http: aiohttp.ClientSession, location: AgentLocation) -> HealthCheckResult:
+async def probe_agent(http: aiohttp.ClientSession, address: AgentAddress) -> HealthCheckResult:
     """Check a remote agent's health; redirects are not followed, and time and size of the reply are bounded."""
-    has_key = location.api_key is not None
+    has_key = address.api_key is not None
     timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
     # Only an agent without a key lacks the first path; its second one needs no key.
     for path in ("/platform/health",) if has_key else ("/platform/health", "/health"):
-        url = location.address.base_url + path
         try:
+            url = address.base_url + path
             async with http.get(
-                url, headers=location.headers, allow_redirects=False, timeout=timeout
+                url, headers=address.headers, allow_redirects=False, timeout=timeout
             ) as reply:
                 body = await read_bounded(reply)
         except asyncio.TimeoutError:
@@ -215,22 +208,18 @@ async def probe_agent(http: aiohttp.ClientSession, location: AgentLocation) -> H
             return HealthCheckResult(error=connection_failure(error))
         if reply.status != 404:
             break
-    return _read_health(reply.status, body, has_key=has_key)
-
-
-def _read_health(status: int, body: bytes, *, has_key: bool) -> HealthCheckResult:
-    error = f"it answered the health check with HTTP {status}"
-    if status == 401:
-        error = f"it {'refuses the key' if has_key else 'requires a key, and none is set'} (HTTP 401)"
-    elif status == 404 and has_key:
-        error = "it is not a served agent, or was started without a key (HTTP 404)"
-    elif status == 200:
-        error = "its reply is not the health report of a served agent"
+    if reply.status == 200:
         with contextlib.suppress(ValidationError):
             info = RolloutServerInfo.model_validate_json(body)
             if info.status == "healthy":
                 return HealthCheckResult(server_info=info)
-    return HealthCheckResult(error=error)
+        return HealthCheckResult(error="its reply is not the health report of a served agent")
+    problem = f"it answered `GET {path}` with"
+    if reply.status == 401:
+        problem = "it refuses the key" if has_key else "it requires a key, and none is set"
+    elif reply.status == 404:
+        problem = "it is not a served agent, or was started without a key"
+    return HealthCheckResult(error=f"{problem} (HTTP {reply.status})")
 
 
 def unregistered_agent(name: str) -> NotFoundError:
@@ -248,7 +237,7 @@ class RemoteAgent:
 
     def __init__(
         self,
-        locate: Callable[[], AgentLocation],
+        locate: Callable[[], AgentAddress],
         *,
         name: str,
         callback_address: CallbackAddress | None = None,
@@ -258,7 +247,7 @@ class RemoteAgent:
     ) -> None:
         self.name = name
         self.callback_address = callback_address or CallbackAddress()
-        self.location: AgentLocation
+        self.address: AgentAddress
         self.admitted: set[str] = set()
         self.suspected = asyncio.Event()
         self._hint = hint
@@ -271,25 +260,21 @@ class RemoteAgent:
 
     @property
     def base_url(self) -> str:
-        return self.location.address.base_url
+        return self.address.base_url
 
     async def start(self) -> None:
         """Locate the agent and check that it can be used."""
         self._http = open_agent_session(timeout_s=PROBE_TIMEOUT_S)
-        try:
-            error = await self._find()
-            if error is not None:
-                raise RemoteAgentError(f"{self.name} cannot be used: {error}.", hint=self._hint)
-            is_loopback_only = is_loopback(self.callback_address.host)
-            if is_loopback_only and not await asyncio.to_thread(self.location.address.is_local):
-                raise RemoteAgentError(
-                    f"{self.name} runs on another machine and cannot reach the model at this machine's loopback address.",
-                    hint="set OSMOSIS_BRIDGE_HOST to a name or address of this machine that the agent can reach",
-                    code="VALIDATION",
-                )
-        except BaseException:
-            await self.stop()
-            raise
+        health = await self._find()
+        if health.error is not None:
+            raise RemoteAgentError(f"{self.name} cannot be used: {health.error}.", hint=self._hint)
+        is_loopback_only = is_loopback(self.callback_address.host)
+        if is_loopback_only and not await asyncio.to_thread(self.address.is_local):
+            raise RemoteAgentError(
+                f"{self.name} runs on another machine and cannot reach the model at this machine's loopback address.",
+                hint="set OSMOSIS_BRIDGE_HOST to a name or address of this machine that the agent can reach",
+                code="VALIDATION",
+            )
 
     async def stop(self) -> None:
         """Stop watching the agent, which continues to run."""
@@ -302,7 +287,7 @@ class RemoteAgent:
     async def death(self) -> OsmosisError:
         """Wait until the agent is gone, and return why; setting :attr:`suspected` probes it at once."""
         misses, pause_s = 0, self._poll_s
-        while True:
+        while misses < _MISSES:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.suspected.wait(), pause_s)
             self.suspected.clear()
@@ -314,35 +299,29 @@ class RemoteAgent:
             if info is not None and info.active_rollouts < len(admitted & self.admitted):
                 error = "it was restarted and lost its rollouts"
             misses = misses + 1 if error is not None else 0
-            if error is not None and misses >= _MISSES:
-                self._cause_of_death = error
-                return RemoteAgentError(f"{self.name} is gone: {error}.")
+            self._cause_of_death = error or ""
+        return RemoteAgentError(f"{self.name} is gone: {self._cause_of_death}.")
 
     async def revive(self, note: Callable[[str], None]) -> bool:
         """Wait until the agent is back."""
         self._deaths += 1
         if self._deaths > MAX_DEATHS:
             raise self._lost(f"was lost {self._deaths} times without finishing a rollout in between")
-        limit = f"{self._return_limit_s:g} s"
+        limit, deadline = f"{self._return_limit_s:g} s", time.monotonic() + self._return_limit_s
         note(f"{self.name} is gone: {self._cause_of_death}. Waiting up to {limit} for its return.")
-        deadline = time.monotonic() + self._return_limit_s
-        while (error := await self._find()) is not None:
+        while (error := (await self._find()).error) is not None:
             if time.monotonic() >= deadline:
                 raise self._lost(f"did not return within {limit}: {error}")
             await asyncio.sleep(min(1.0, self._poll_s))
         return True
 
-    async def _find(self) -> str | None:
-        """Locate and probe the agent; return what is wrong with it."""
-        try:
-            self.location = await asyncio.to_thread(self._locate)
-        except AgentAddressError as error:
-            return error.message.rstrip(".")
-        return (await self._probe()).error
+    async def _find(self) -> HealthCheckResult:
+        self.address = await asyncio.to_thread(self._locate)
+        return await self._probe()
 
     async def _probe(self) -> HealthCheckResult:
         assert self._http is not None
-        return await probe_agent(self._http, self.location)
+        return await probe_agent(self._http, self.address)
 
     def _lost(self, reason: str) -> RemoteAgentError:
         hint = "start the agent, then the run again: finished attempts are kept"
@@ -426,7 +405,7 @@ class RemoteAgentDriver(CallbackRolloutDriver):
             self._tools.pop(rollout_id).cancel()
 
     def _open_session(self) -> aiohttp.ClientSession:
-        return open_agent_session(timeout_s=ADMISSION_TIMEOUT_S, headers=self._agent.location.headers)
+        return open_agent_session(timeout_s=ADMISSION_TIMEOUT_S, headers=self._agent.address.headers)
 
     async def _admit(self, request: RolloutRunRequest) -> None:
         label = {"ground_truth": request.label} if request.label is not None else {}
@@ -486,12 +465,12 @@ class RemoteAgentDriver(CallbackRolloutDriver):
         """Commit how a rollout ended; the agent gets its reply when that is durable."""
         rollout_id = self._authenticate(request)
         if rollout_id is None:
-            raise RefusedRequest(401, _WRONG_KEY)
+            raise HttpRefusal(401, _WRONG_KEY)
         if rollout_id not in self._tools:
-            raise RefusedRequest(409, _ENDED)
+            raise HttpRefusal(409, _ENDED)
         completion = await read_body(request, _Completion)
         if completion.rollout_id != rollout_id:
-            raise RefusedRequest(404, _WRONG_ROLLOUT)
+            raise HttpRefusal(404, _WRONG_ROLLOUT)
         if completion.status == "ERROR" and completion.finish_reason == CANCELLED:
             self._store.fail(rollout_id, ConnectionError("it was shut down and abandoned the rollout"))
         else:

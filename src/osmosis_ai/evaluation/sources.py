@@ -21,7 +21,7 @@ from osmosis_ai.evaluation.spec import EvalRunSpec
 from osmosis_ai.process_environment import program_environment, why_reserved
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.remote_agents import AgentLocation, RemoteAgent
+    from osmosis_ai.controller.remote_agents import AgentAddress, RemoteAgent
     from osmosis_ai.llm.providers import ModelEndpoint
     from osmosis_ai.sandbox import Sandbox
 
@@ -73,7 +73,7 @@ class ProjectSource(RolloutSource):
 class RemoteSource(RolloutSource):
     """An agent that its owner serves; a result depends on its name, not on any file here."""
 
-    def __init__(self, name: str, locate: Callable[[], AgentLocation], *, hint: str) -> None:
+    def __init__(self, name: str, locate: Callable[[], AgentAddress], *, hint: str) -> None:
         self.name = name
         self._hint = hint
         self._locate = locate

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from osmosis_ai.controller.callbacks import CallbackStore, TerminalCallbackResult
-from osmosis_ai.controller.remote_agents import AgentAddress, AgentLocation, RemoteAgent, RemoteAgentDriver
+from osmosis_ai.controller.remote_agents import AgentAddress, RemoteAgent, RemoteAgentDriver
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.inference.chat_format import BuiltInChat, ChatFormat
@@ -480,7 +480,7 @@ async def loop_url(world: PolicyWorld) -> AsyncIterator[tuple[str, RemoteAgentDr
         return None
 
     endpoints = RemoteAgentDriver(
-        RemoteAgent(lambda: AgentLocation(AgentAddress("127.0.0.1", 1)), name="loop"),
+        RemoteAgent(lambda: AgentAddress("127.0.0.1", 1), name="loop"),
         CallbackStore(on_terminal_commit=commit),
         world.bridge,
         server_url=lambda: "",

@@ -63,8 +63,7 @@ def register(
         workspace_id,
         principal.user.id,
         name=body.agent_loop_name,
-        address=AgentAddress(body.host, body.port),
-        api_key=body.api_key,
+        address=AgentAddress(body.host, body.port, body.api_key),
     )
     return _probed(registered)
 

@@ -141,33 +141,28 @@ class CallbackStore:
             return self._finished_acknowledgment(rollout_id)
         rollout = self._find(rollout_id)
         rollout.grader = _first("grader", rollout.grader, request)
-        result = TerminalCallbackResult(rollout_id, "grader", rollout.completion, rollout.grader)
-        return (await self._reach_terminal(rollout, result)).acknowledgment
+        return (await self._reach_terminal(rollout_id, "grader", _OK)).acknowledgment
 
     async def finalize_timeout(
-        self, rollout_id: str, acknowledgment: Acknowledgment | None = None
+        self, rollout_id: str, acknowledgment: Acknowledgment = _OK
     ) -> TerminalCallbackResult:
         """Try to end the rollout as timed out; return the terminal result that won."""
-        rollout = self._find(rollout_id)
-        reply = acknowledgment or _OK
-        result = TerminalCallbackResult(rollout_id, "timeout", rollout.completion, acknowledgment=reply)
-        return await self._reach_terminal(rollout, result)
+        return await self._reach_terminal(rollout_id, "timeout", acknowledgment)
 
     async def acknowledge_without_commit(
         self,
         rollout_id: str,
         source: TerminalSource = "cancelled",
-        acknowledgment: Acknowledgment | None = None,
+        acknowledgment: Acknowledgment = _OK,
     ) -> TerminalCallbackResult:
         """End the rollout without the commit hook, unless a running commit wins; return the winner."""
         rollout = self._find(rollout_id)
         while rollout.commit is not None:
             await asyncio.wait({rollout.commit})
-        if rollout.result is not None:
-            return rollout.result
-        reply = acknowledgment or _OK
-        result = TerminalCallbackResult(rollout_id, source, rollout.completion, acknowledgment=reply)
-        return self._accept(rollout, result)
+        if rollout.result is None:
+            result = TerminalCallbackResult(rollout_id, source, rollout.completion, None, acknowledgment)
+            return self._accept(rollout, result)
+        return rollout.result
 
     async def wait_terminal(self, rollout_id: str) -> TerminalCallbackResult:
         """Wait for the terminal result, across failed and repeated commits."""
@@ -197,12 +192,16 @@ class CallbackStore:
         return self._rollouts[rollout_id]
 
     async def _reach_terminal(
-        self, rollout: _Rollout, result: TerminalCallbackResult
+        self, rollout_id: str, source: TerminalSource, acknowledgment: Acknowledgment
     ) -> TerminalCallbackResult:
-        """Return the accepted terminal result: the existing one, the one being committed, or else ``result``."""
+        """Return the accepted terminal result, or else join or start a commit."""
+        rollout = self._find(rollout_id)
         if rollout.result is not None:
             return rollout.result
         if rollout.commit is None:
+            result = TerminalCallbackResult(
+                rollout_id, source, rollout.completion, rollout.grader, acknowledgment
+            )
             rollout.commit = asyncio.create_task(self._commit(rollout, result))
             # If every observer was cancelled, asyncio would report an exception as never retrieved.
             rollout.commit.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -261,7 +260,6 @@ CANCEL_TIMEOUT_S = 5.0
 RETRY_AFTER_DEFAULT_S = 1.0
 MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 0.05, 60.0
 MAX_REPLY_BYTES = 1024 * 1024
-_JSON_HEADERS = {"Content-Type": "application/json"}
 
 
 class RolloutProtocolError(OsmosisError):
@@ -337,11 +335,9 @@ class CallbackRolloutDriver(RolloutDriver):
 
     async def _post_admission(self, url: str, body: dict[str, Any]) -> bytes:
         """Post a rollout until the server has room for it; return the reply."""
-        data, timeout = dumps(body), aiohttp.ClientTimeout(total=ADMISSION_TIMEOUT_S)
+        data, headers = dumps(body), {"Content-Type": "application/json"}
         while True:
-            async with self._client().post(
-                url, data=data, headers=_JSON_HEADERS, timeout=timeout, allow_redirects=False
-            ) as reply:
+            async with self._client().post(url, data=data, headers=headers, allow_redirects=False) as reply:
                 content = await read_bounded(reply)
             if reply.status == 202:
                 return content
@@ -418,9 +414,8 @@ def _outcome(result: TerminalCallbackResult) -> RolloutOutcome:
     rollout_id, grader = result.rollout_id, result.grader
     if result.source == "cancelled":
         return RolloutOutcome(RolloutStatus.CANCELLED, error="cancelled", rollout_id=rollout_id)
-    if grader is None:
-        missing = "missing terminal grader callback"
-        error = "callback_timeout" if result.source == "timeout" else missing
+    if result.source == "timeout" or grader is None:
+        error = "missing terminal grader callback" if result.source == "grader" else "callback_timeout"
         return RolloutOutcome(RolloutStatus.FAILURE, error=error, rollout_id=rollout_id)
     if grader.status.value == "success":
         return RolloutOutcome(RolloutStatus.SUCCESS, grader.sample, grader.err_message, rollout_id)
@@ -570,13 +565,13 @@ class CallbackAddress:
                 return socket.create_server((listen, port), family=family, backlog=BACKLOG)
             except (OSError, UnicodeError) as error:
                 reason = getattr(error, "strerror", None) or str(error)
-        raise OsmosisError(
-            f"the callback listener cannot listen on {listen} ({reason}).",
-            hint="set OSMOSIS_BRIDGE_LISTEN to an address of this machine (0.0.0.0 for all), "
-            "and OSMOSIS_BRIDGE_PORTS to free ports"
-            if self != CallbackAddress()
-            else None,
+        message = f"the callback listener cannot listen on {listen} ({reason})."
+        if self == CallbackAddress():
+            raise OsmosisError(message)
+        hint = (
+            "set OSMOSIS_BRIDGE_LISTEN to an address of this machine, and OSMOSIS_BRIDGE_PORTS to free ports"
         )
+        raise OsmosisError(message, hint=hint)
 
 
 class HasRoutes(Protocol):

@@ -336,7 +336,7 @@ async def test_a_name_that_resolves_to_a_refused_address_is_refused(
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("169.254.169.254", 80))]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    async with open_agent_session(timeout_s=60.0) as http:
+    async with open_agent_session(60.0) as http:
         health = await probe_agent(http, AgentAddress("metadata.example", 80, KEY))
     assert health.server_info is None
     assert "169.254.169.254 is refused" in (health.error or "")
@@ -349,7 +349,7 @@ async def test_a_probe_reports_the_problem_and_sends_its_key_only_to_the_agent()
         elsewhere.append(request.headers.get("Authorization"))
         return web.json_response({"status": "healthy"})
 
-    async with served(loop) as port, open_agent_session(timeout_s=60.0) as http:
+    async with served(loop) as port, open_agent_session(60.0) as http:
         fine = await probe_agent(http, located(port))
         assert fine.server_info is not None
         assert fine.server_info.to_wire() == {
@@ -377,7 +377,7 @@ async def test_a_probe_reports_the_problem_and_sends_its_key_only_to_the_agent()
                 health = await probe_agent(http, located(port))
                 assert health.server_info is None and expected in str(health.error)
         assert elsewhere == []
-    async with open_agent_session(timeout_s=60.0) as http:
+    async with open_agent_session(60.0) as http:
         assert "cannot connect" in str((await probe_agent(http, located(port))).error)
 
 
@@ -420,7 +420,7 @@ def test_the_operator_can_name_the_networks_of_served_agents(monkeypatch: pytest
     with pytest.raises(AgentAddressError, match="in none of the networks of OSMOSIS_AGENT_NETWORKS"):
         require_allowed("192.168.1.1")
     monkeypatch.setenv("OSMOSIS_AGENT_NETWORKS", "intranet")
-    with pytest.raises(OsmosisError, match="and has 'intranet'"):
+    with pytest.raises(OsmosisError, match="'intranet'"):
         require_allowed("10.9.8.7")
 
 

@@ -123,15 +123,11 @@ class AgentAddress:
 
 def allowed_networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
     """Read the operator's networks, separated by commas."""
-    networks = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        try:
-            networks.append(ipaddress.ip_network(part))
-        except ValueError:
-            raise OsmosisError(
-                f"{NETWORKS_ENV} must list addresses or networks such as 10.0.0.0/24, and has '{part}'."
-            ) from None
-    return tuple(networks)
+    try:
+        return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        message = f"{NETWORKS_ENV} must list addresses or networks such as 10.0.0.0/24: {error}."
+        raise OsmosisError(message) from None
 
 
 def require_allowed(address: str) -> None:
@@ -145,9 +141,8 @@ def require_allowed(address: str) -> None:
             found = found.ipv4_mapped or found.sixtofour or (found.teredo or (None, None))[1] or found
     is_reserved = found.is_multicast or found.is_unspecified or (found.version == 4 and found.is_reserved)
     if found.is_link_local or is_reserved or found in _METADATA:
-        raise AgentAddressError(
-            f"{address} is refused: link-local, multicast, unspecified and cloud metadata addresses are not allowed."
-        )
+        kinds = "link-local, multicast, unspecified and cloud metadata addresses"
+        raise AgentAddressError(f"{address} is refused: {kinds} are not allowed.")
     networks = allowed_networks(os.environ.get(NETWORKS_ENV, ""))
     if networks and not any(found in network for network in networks):
         raise AgentAddressError(f"{address} is refused: it is in none of the networks of {NETWORKS_ENV}.")
@@ -168,19 +163,15 @@ class _CheckedResolver(ThreadedResolver):
         return found
 
 
-def open_agent_session(
-    *, timeout_s: float, headers: Mapping[str, str] | None = None
-) -> aiohttp.ClientSession:
+def open_agent_session(timeout_s: float, headers: Mapping[str, str] | None = None) -> aiohttp.ClientSession:
     """Open a session to remote agents; it uses no proxy and connects to no refused address."""
     return open_session(timeout_s=timeout_s, headers=headers, resolver=_CheckedResolver())
 
 
 PROBE_TIMEOUT_S = 5.0
-POLL_S = 2.0
 _QUICK_POLL_S = 0.2
-_MISSES = 3
-RETURN_LIMIT_S = 120.0
-MAX_DEATHS = 5
+_MAX_MISSES = 3
+_MAX_DEATHS = 5
 
 
 class RemoteAgentError(OsmosisError):
@@ -242,18 +233,16 @@ class RemoteAgent:
         name: str,
         callback_address: CallbackAddress | None = None,
         hint: str | None = None,
-        poll_s: float = POLL_S,
-        return_limit_s: float = RETURN_LIMIT_S,
+        poll_s: float = 2.0,
+        return_limit_s: float = 120.0,
     ) -> None:
         self.name = name
         self.callback_address = callback_address or CallbackAddress()
         self.address: AgentAddress
         self.admitted: set[str] = set()
         self.suspected = asyncio.Event()
-        self._hint = hint
-        self._locate = locate
-        self._poll_s = poll_s
-        self._return_limit_s = return_limit_s
+        self._locate, self._hint = locate, hint
+        self._poll_s, self._return_limit_s = poll_s, return_limit_s
         self._http: aiohttp.ClientSession | None = None
         self._deaths = 0
         self._cause_of_death = ""
@@ -264,7 +253,7 @@ class RemoteAgent:
 
     async def start(self) -> None:
         """Locate the agent and check that it can be used."""
-        self._http = open_agent_session(timeout_s=PROBE_TIMEOUT_S)
+        self._http = open_agent_session(PROBE_TIMEOUT_S)
         health = await self._find()
         if health.error is not None:
             raise RemoteAgentError(f"{self.name} cannot be used: {health.error}.", hint=self._hint)
@@ -287,7 +276,7 @@ class RemoteAgent:
     async def death(self) -> OsmosisError:
         """Wait until the agent is gone, and return why; setting :attr:`suspected` probes it at once."""
         misses, pause_s = 0, self._poll_s
-        while misses < _MISSES:
+        while misses < _MAX_MISSES:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.suspected.wait(), pause_s)
             self.suspected.clear()
@@ -305,7 +294,7 @@ class RemoteAgent:
     async def revive(self, note: Callable[[str], None]) -> bool:
         """Wait until the agent is back."""
         self._deaths += 1
-        if self._deaths > MAX_DEATHS:
+        if self._deaths > _MAX_DEATHS:
             raise self._lost(f"was lost {self._deaths} times without finishing a rollout in between")
         limit, deadline = f"{self._return_limit_s:g} s", time.monotonic() + self._return_limit_s
         note(f"{self.name} is gone: {self._cause_of_death}. Waiting up to {limit} for its return.")
@@ -328,9 +317,6 @@ class RemoteAgent:
         return RemoteAgentError(f"{self.name} {reason}.", hint=hint)
 
 
-MAX_TURNS = 10
-MAX_TOKENS_TOTAL = 8192
-NO_REWARD = "the served agent reported no reward: set `reward` in its `RolloutResult`"
 # Clients of the agent-loop line set these in every call, whether or not the agent asked for them.
 _CLIENT_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "logprobs": True}
 _MAX_ERROR_CHARS = 10_000
@@ -366,9 +352,7 @@ class RemoteAgentDriver(CallbackRolloutDriver):
         callback_timeout_s: float,
     ) -> None:
         super().__init__(callback_store, callback_timeout_s=callback_timeout_s)
-        self._agent = agent
-        self._model_proxy = model_proxy
-        self._server_url = server_url
+        self._agent, self._model_proxy, self._server_url = agent, model_proxy, server_url
         # The tools of each open rollout; model calls wait until they are known.
         self._tools: dict[str, asyncio.Future[list[dict[str, Any]]]] = {}
         self._secret = secrets.token_bytes(32)
@@ -387,11 +371,12 @@ class RemoteAgentDriver(CallbackRolloutDriver):
         self._tools[rollout_id] = asyncio.get_running_loop().create_future()
         return self._key(rollout_id)
 
-    def offer_tools(self, rollout_id: str, tools: object) -> None:
-        """Add these tools to every model call without tools."""
-        offered = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    def offer_tools(self, rollout_id: str, accepted: object) -> None:
+        """Add the tools of an accepted request to every model call without tools."""
+        tools = accepted.get("tools") if isinstance(accepted, dict) else None
         if rollout_id in self._tools:
-            self._tools[rollout_id].set_result([_without_nulls(tool) for tool in offered])
+            offered = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+            self._tools[rollout_id].set_result(_without_nulls(offered))
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -405,7 +390,7 @@ class RemoteAgentDriver(CallbackRolloutDriver):
             self._tools.pop(rollout_id).cancel()
 
     def _open_session(self) -> aiohttp.ClientSession:
-        return open_agent_session(timeout_s=ADMISSION_TIMEOUT_S, headers=self._agent.address.headers)
+        return open_agent_session(ADMISSION_TIMEOUT_S, self._agent.address.headers)
 
     async def _admit(self, request: RolloutRunRequest) -> None:
         label = {"ground_truth": request.label} if request.label is not None else {}
@@ -414,8 +399,8 @@ class RemoteAgentDriver(CallbackRolloutDriver):
             "server_url": self._server_url(),
             "messages": list(request.messages),
             "completion_params": {},
-            "max_turns": MAX_TURNS,
-            "max_tokens_total": MAX_TOKENS_TOTAL,
+            "max_turns": 10,
+            "max_tokens_total": 8192,
             "metadata": {**(request.extra_fields or {}), **(request.metadata or {}), **label},
             "api_key": self.open(request.rollout_id),
             "idempotency_key": None,
@@ -431,10 +416,7 @@ class RemoteAgentDriver(CallbackRolloutDriver):
         # Before calls proceed: a count of the agent's rollouts must include this one.
         self._agent.admitted.add(request.rollout_id)
         try:
-            accepted = loads(content)
-            self.offer_tools(
-                request.rollout_id, accepted.get("tools") if isinstance(accepted, dict) else None
-            )
+            self.offer_tools(request.rollout_id, loads(content))
         except (ValueError, RecursionError):
             message = f"the reply of {self._agent.name} is not JSON, or its tools are nested too deeply."
             raise RolloutProtocolError(message, status_code=422) from None
@@ -503,7 +485,7 @@ def _callbacks(completion: _Completion) -> tuple[RolloutCompleteRequest, GraderC
         graded.err_category = ended.err_category
         graded.sample = sample if sample.messages else None
     elif completion.reward is None:
-        graded.err_message = NO_REWARD
+        graded.err_message = "the served agent reported no reward: set `reward` in its `RolloutResult`"
     elif math.isfinite(completion.reward):
         sample.reward = completion.reward
         graded = GraderCompleteRequest(status=GraderStatus.SUCCESS, sample=sample)

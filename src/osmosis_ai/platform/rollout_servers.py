@@ -142,7 +142,7 @@ def probe(address: AgentAddress) -> HealthCheckResult:
     """Ask an agent how it does; blocking, for as long as one probe may take, or not at all where too many wait."""
 
     async def ask() -> HealthCheckResult:
-        async with open_agent_session(timeout_s=PROBE_TIMEOUT_S) as http:
+        async with open_agent_session(PROBE_TIMEOUT_S) as http:
             return await probe_agent(http, address)
 
     # Each probe of an agent that never answers holds one of the threads that answer everybody's requests.

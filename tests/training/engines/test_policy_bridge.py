@@ -501,7 +501,7 @@ async def test_a_loops_calls_are_recorded_like_those_of_an_agent_that_sends_its_
     async with policy_world() as world, loop_url(world) as (url, endpoints), aiohttp.ClientSession() as http:
         key = endpoints.open("r1")
         nullable = {**MULTIPLY, "function": {**MULTIPLY["function"], "description": None, "strict": None}}
-        endpoints.offer_tools("r1", [nullable])
+        endpoints.offer_tools("r1", {"tools": [nullable]})
         body: dict[str, Any] = {
             "model": "default",
             "messages": question(),

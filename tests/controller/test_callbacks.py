@@ -391,25 +391,18 @@ async def test_a_timeout_is_committed_and_late_callbacks_get_its_acknowledgement
     assert not caplog.records
 
 
-async def test_a_timeout_loses_to_a_running_commit(store: CallbackStore, journal: Journal) -> None:
+@pytest.mark.parametrize("method", ["finalize_timeout", "acknowledge_without_commit"])
+async def test_a_timeout_and_a_cancellation_lose_to_a_running_commit(
+    store: CallbackStore, journal: Journal, method: str
+) -> None:
     journal.gate.clear()
     handler = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
     await journal.started.wait()
-    timeout = asyncio.create_task(store.finalize_timeout(ROLLOUT_ID))
-    journal.gate.set()
-    assert (await timeout).source == "grader"
-    assert await handler == {"ok": True}
-
-
-async def test_a_cancellation_loses_to_a_running_commit(store: CallbackStore, journal: Journal) -> None:
-    journal.gate.clear()
-    handler = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
-    await journal.started.wait()
-    cancellation = asyncio.create_task(store.acknowledge_without_commit(ROLLOUT_ID))
+    competitor = asyncio.create_task(getattr(store, method)(ROLLOUT_ID))
     await asyncio.sleep(0)
-    assert not cancellation.done()
+    assert not competitor.done()
     journal.gate.set()
-    assert (await cancellation).source == "grader"
+    assert (await competitor).source == "grader"
     assert await handler == {"ok": True}
 
 
@@ -459,16 +452,15 @@ async def test_an_id_cannot_be_registered_twice(store: CallbackStore) -> None:
 
 
 async def test_unknown_ids_are_refused_everywhere_but_by_discard(store: CallbackStore) -> None:
-    with pytest.raises(UnknownRolloutIdError):
-        await store.handle_completion("stranger", completion("stranger"))
-    with pytest.raises(UnknownRolloutIdError):
-        await store.handle_grader("stranger", grader("stranger"))
-    with pytest.raises(UnknownRolloutIdError):
-        await store.finalize_timeout("stranger")
-    with pytest.raises(UnknownRolloutIdError):
-        await store.acknowledge_without_commit("stranger")
-    with pytest.raises(UnknownRolloutIdError):
-        await store.wait_terminal("stranger")
+    for call in (
+        store.handle_completion("stranger", completion("stranger")),
+        store.handle_grader("stranger", grader("stranger")),
+        store.finalize_timeout("stranger"),
+        store.acknowledge_without_commit("stranger"),
+        store.wait_terminal("stranger"),
+    ):
+        with pytest.raises(UnknownRolloutIdError):
+            await call
     await store.discard("stranger")
 
 

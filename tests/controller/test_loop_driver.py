@@ -370,6 +370,7 @@ async def test_a_probe_reports_the_problem_and_sends_its_key_only_to_the_agent()
                     "not the health report of a served agent",
                 ),
                 (web.Response(body=b"x" * 2_000_000), "larger than"),
+                (web.json_response({"status": "healthy", "agent_loop": "x" * 1000}), "not the health report"),
                 (web.Response(status=404), "started without a key"),
                 (web.Response(status=503), "HTTP 503"),
             ):

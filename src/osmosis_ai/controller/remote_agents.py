@@ -202,7 +202,7 @@ async def probe_agent(http: aiohttp.ClientSession, address: AgentAddress) -> Hea
     if reply.status == 200:
         with contextlib.suppress(ValidationError):
             info = RolloutServerInfo.model_validate_json(body)
-            if info.status == "healthy":
+            if info.status == "healthy" and len(info.agent_loop or "") <= 256:
                 return HealthCheckResult(server_info=info)
         return HealthCheckResult(error="its reply is not the health report of a served agent")
     problem = f"it answered `GET {path}` with"

@@ -205,11 +205,11 @@ async def probe_agent(http: aiohttp.ClientSession, address: AgentAddress) -> Hea
             if info.status == "healthy" and len(info.agent_loop or "") <= 256:
                 return HealthCheckResult(server_info=info)
         return HealthCheckResult(error="its reply is not the health report of a served agent")
-    problem = f"it answered `GET {path}` with"
+    problem = f"`GET {path}` failed"
     if reply.status == 401:
         problem = "it refuses the key" if has_key else "it requires a key, and none is set"
     elif reply.status == 404:
-        problem = "it is not a served agent, or was started without a key"
+        problem = "it is not a served agent" + (", or was started without a key" if has_key else "")
     return HealthCheckResult(error=f"{problem} (HTTP {reply.status})")
 
 

@@ -24,7 +24,6 @@ from osmosis_ai.controller.callbacks import (
     UnknownRolloutIdError,
 )
 from osmosis_ai.controller.server_process import RolloutServer, ServerSpec
-from osmosis_ai.rollout import driver
 from osmosis_ai.rollout.driver import RolloutOutcome, RolloutRunRequest
 from osmosis_ai.rollout.types import RolloutStatus
 from tests.controller.wire import ROLLOUT_ID, completion_body, grader_body
@@ -245,10 +244,6 @@ async def test_cancelling_the_call_cancels_the_rollout_and_commits_nothing(
     init = world.server.posts[0]
     await world.server.call_back(init["grader_callback_url"], "K1", grader_body())
     assert world.server.acknowledgments == [(200, {"ok": True})]
-
-
-def test_the_driver_module_exports_its_contract_names() -> None:
-    assert sorted(driver.__all__) == ["RolloutDriver", "RolloutOutcome", "RolloutRunRequest"]
 
 
 ENTRYPOINT = """

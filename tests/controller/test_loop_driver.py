@@ -24,7 +24,6 @@ from osmosis_ai.controller.model_proxy import ProviderProxy
 from osmosis_ai.controller.remote_agents import (
     AgentAddress,
     AgentAddressError,
-    AgentLocation,
     RemoteAgent,
     RemoteAgentError,
     open_agent_session,
@@ -77,8 +76,8 @@ def attempt(said: str, number: int = 0) -> Attempt:
     return Attempt(row, number, 0, attempt_seeds(7, number, 0))
 
 
-def located(port: int, key: str | None = KEY) -> AgentLocation:
-    return AgentLocation(AgentAddress("127.0.0.1", port), key)
+def located(port: int, key: str | None = KEY) -> AgentAddress:
+    return AgentAddress("127.0.0.1", port, key)
 
 
 @asynccontextmanager
@@ -87,7 +86,7 @@ async def driving(
     *,
     agent_s: float | None = None,
     return_limit_s: float = 60.0,
-    locate: Callable[[], AgentLocation] | None = None,
+    locate: Callable[[], AgentAddress] | None = None,
     address: CallbackAddress | None = None,
     artifacts: Path | None = None,
 ) -> AsyncIterator[World]:
@@ -337,9 +336,9 @@ async def test_a_name_that_resolves_to_a_refused_address_is_refused(
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("169.254.169.254", 80))]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    async with open_agent_session(timeout_s=60.0) as http:
-        health = await probe_agent(http, AgentLocation(AgentAddress("metadata.example", 80), KEY))
-    assert health.info is None
+    async with open_agent_session(60.0) as http:
+        health = await probe_agent(http, AgentAddress("metadata.example", 80, KEY))
+    assert health.server_info is None
     assert "169.254.169.254 is refused" in (health.error or "")
 
 
@@ -350,9 +349,10 @@ async def test_a_probe_reports_the_problem_and_sends_its_key_only_to_the_agent()
         elsewhere.append(request.headers.get("Authorization"))
         return web.json_response({"status": "healthy"})
 
-    async with served(loop) as port, open_agent_session(timeout_s=60.0) as http:
+    async with served(loop) as port, open_agent_session(60.0) as http:
         fine = await probe_agent(http, located(port))
-        assert fine.info == {
+        assert fine.server_info is not None
+        assert fine.server_info.to_wire() == {
             "status": "healthy",
             "agent_loop": "loop",
             "active_rollouts": 0,
@@ -364,20 +364,21 @@ async def test_a_probe_reports_the_problem_and_sends_its_key_only_to_the_agent()
         async with served(other) as second:
             to = f"http://127.0.0.1:{second}/platform/health"
             for answer, expected in (
-                (web.Response(status=307, headers={"Location": to}), "redirect"),
+                (web.Response(status=307, headers={"Location": to}), "HTTP 307"),
                 (
                     web.Response(text="<html>", content_type="text/html"),
                     "not the health report of a served agent",
                 ),
                 (web.Response(body=b"x" * 2_000_000), "larger than"),
+                (web.json_response({"status": "healthy", "agent_loop": "x" * 1000}), "not the health report"),
                 (web.Response(status=404), "started without a key"),
                 (web.Response(status=503), "HTTP 503"),
             ):
                 loop.health = lambda _, answer=answer: answer  # type: ignore[misc]
                 health = await probe_agent(http, located(port))
-                assert health.info is None and expected in str(health.error)
+                assert health.server_info is None and expected in str(health.error)
         assert elsewhere == []
-    async with open_agent_session(timeout_s=60.0) as http:
+    async with open_agent_session(60.0) as http:
         assert "cannot connect" in str((await probe_agent(http, located(port))).error)
 
 
@@ -420,7 +421,7 @@ def test_the_operator_can_name_the_networks_of_served_agents(monkeypatch: pytest
     with pytest.raises(AgentAddressError, match="in none of the networks of OSMOSIS_AGENT_NETWORKS"):
         require_allowed("192.168.1.1")
     monkeypatch.setenv("OSMOSIS_AGENT_NETWORKS", "intranet")
-    with pytest.raises(OsmosisError, match="and has 'intranet'"):
+    with pytest.raises(OsmosisError, match="'intranet'"):
         require_allowed("10.9.8.7")
 
 

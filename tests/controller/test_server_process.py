@@ -627,22 +627,27 @@ def server_of(sandbox: Sandbox, directory: Path) -> RolloutServer:
 
 
 @pytest.fixture
-async def listener() -> AsyncIterator[CallbackListener]:
+async def store() -> CallbackStore:
     async def commit(_result: object) -> None:
         pass
 
+    return CallbackStore(on_terminal_commit=commit)
+
+
+@pytest.fixture
+async def listener(store: CallbackStore) -> AsyncIterator[CallbackListener]:
     async with CallbackListener(
-        CallbackStore(on_terminal_commit=commit), auth_token="K1", bridge=AnsweringBridge(), bridge_token="K2"
+        store, auth_token="K1", bridge=AnsweringBridge(), bridge_token="K2"
     ) as listening:
         yield listening
 
 
 async def sandboxed_rollout(
-    server: RolloutServer, listener: CallbackListener, prompt: str, name: str
+    server: RolloutServer, store: CallbackStore, listener: CallbackListener, prompt: str, name: str
 ) -> RolloutOutcome:
     driver = HttpRolloutDriver(
         rollout_base_url=server.base_url,
-        callback_store=listener._store,
+        callback_store=store,
         completion_url_for=listener.completion_url,
         grader_url_for=listener.grader_url,
         chat_completions_url_for=listener.chat_completions_url,
@@ -658,7 +663,7 @@ async def sandboxed_rollout(
 
 
 async def test_it_reaches_the_model_and_leaves_its_result_and_no_address_but_that(
-    sandbox: Sandbox, listener: CallbackListener, tmp_path: Path
+    sandbox: Sandbox, store: CallbackStore, listener: CallbackListener, tmp_path: Path
 ) -> None:
     abstract = "\0osmosis-" + secrets.token_hex(8)
     server = server_of(sandbox, tmp_path)
@@ -681,7 +686,7 @@ async def test_it_reaches_the_model_and_leaves_its_result_and_no_address_but_tha
             "a UDP port on loopback": (socket.AF_INET, socket.SOCK_DGRAM, udp.getsockname()),
         }
         async with server:
-            outcome = await sandboxed_rollout(server, listener, json.dumps(there), "r1")
+            outcome = await sandboxed_rollout(server, store, listener, json.dumps(there), "r1")
         udp.setblocking(False)
         with pytest.raises(BlockingIOError):
             udp.recv(1)
@@ -695,17 +700,17 @@ async def test_it_reaches_the_model_and_leaves_its_result_and_no_address_but_tha
 
 
 async def test_a_server_that_is_started_again_is_let_in_again(
-    sandbox: Sandbox, listener: CallbackListener, tmp_path: Path
+    sandbox: Sandbox, store: CallbackStore, listener: CallbackListener, tmp_path: Path
 ) -> None:
     server = server_of(sandbox, tmp_path)
     server.callbacks = listener
     async with server:
-        assert (await sandboxed_rollout(server, listener, "{}", "r1")).sample is not None
+        assert (await sandboxed_rollout(server, store, listener, "{}", "r1")).sample is not None
         assert server._process is not None
         server._process.kill()
         await asyncio.wait_for(server.death(), 60)
         assert await server.revive()
-        assert (await sandboxed_rollout(server, listener, "{}", "r2")).sample is not None
+        assert (await sandboxed_rollout(server, store, listener, "{}", "r2")).sample is not None
 
 
 async def test_an_entrypoint_that_serves_by_other_means_is_told_to_serve_with_uvicorn(

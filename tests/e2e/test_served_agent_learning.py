@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from osmosis_ai.controller.remote_agents import AgentAddress, AgentLocation
+from osmosis_ai.controller.remote_agents import AgentAddress
 from osmosis_ai.evaluation.sources import RemoteSource
 from tests.e2e.training import WORKSPACE, one_step, trainer
 
@@ -73,8 +73,8 @@ async def test_a_served_agent_is_trained_on_the_same_tokens_and_rewards_as_the_r
     )
     assert process.stdout is not None
     try:
-        location = AgentLocation(AgentAddress("127.0.0.1", int(await process.stdout.readline())), KEY)
-        served = RemoteSource("multiply", lambda: location, hint="")
+        address = AgentAddress("127.0.0.1", int(await process.stdout.readline()), KEY)
+        served = RemoteSource("multiply", lambda: address, hint="")
         elsewhere = await train(tmp_path / "elsewhere", entrypoint="server://multiply", served=served)
     finally:
         process.kill()

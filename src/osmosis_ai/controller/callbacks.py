@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
-import json
 import logging
+import re
 import socket
 from abc import abstractmethod
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
@@ -22,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from osmosis_ai.controller.model_proxy import refusal
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.llm.wire_json import loads
+from osmosis_ai.llm.wire_json import dumps, loads
 from osmosis_ai.retry_after import retry_after_s
 from osmosis_ai.rollout.driver import RolloutDriver, RolloutOutcome, RolloutRunRequest
 from osmosis_ai.rollout.types import GraderCompleteRequest, RolloutCompleteRequest, RolloutStatus
@@ -48,9 +47,9 @@ class AttemptTimeouts:
     @property
     def callback_s(self) -> float:
         """Seconds from admission to the callback deadline."""
-        is_bounded = self.agent_s is not None and self.grader_s is not None
-        total = (self.agent_s or 0) + (self.grader_s or 0)
-        return total + CALLBACK_GRACE_S if is_bounded and total > 0 else DEFAULT_DEADLINE_S
+        if self.agent_s and self.grader_s:
+            return self.agent_s + self.grader_s + CALLBACK_GRACE_S
+        return DEFAULT_DEADLINE_S
 
     @property
     def completion_s(self) -> float:
@@ -60,6 +59,8 @@ class AttemptTimeouts:
 
 TerminalSource = Literal["grader", "timeout", "cancelled"]
 Acknowledgment = Mapping[str, Any]
+ModelT = TypeVar("ModelT", bound=BaseModel)
+CallbackT = TypeVar("CallbackT", RolloutCompleteRequest, GraderCompleteRequest)
 _OK: Acknowledgment = {"ok": True}
 
 
@@ -75,7 +76,7 @@ class TerminalCallbackResult:
 
 
 class UnknownRolloutIdError(KeyError):
-    """The rollout id was never registered, or its rollout ended too long ago."""
+    """The rollout id was never registered, or its rollout has ended."""
 
 
 class DuplicateRegistrationError(ValueError):
@@ -84,34 +85,24 @@ class DuplicateRegistrationError(ValueError):
 
 def duplicate_callback_payload(first: BaseModel, second: BaseModel) -> bool:
     """Return whether two callback bodies are equal."""
-    return _fingerprint(first) == _fingerprint(second)
+    return first == second
 
 
-def _fingerprint(payload: BaseModel) -> int:
-    """Return a hash that is valid in this process; SipHash is several times faster than BLAKE2."""
-    try:
-        return hash(payload.model_dump_json())
-    except ValueError:
-        # Lone surrogates in a model's text have no UTF-8 form.
-        return hash(json.dumps(payload.model_dump(mode="python"), default=str))
-
-
-# A server repeats a callback for about a minute. Beyond the first limit an id is forgotten; beyond the second an
-# old acknowledgment (one with token ids is large) shrinks to `{"ok": true}`.
+# A server repeats a callback for some minutes. Beyond the first limit an id is forgotten; beyond the second an old
+# acknowledgment (one with token ids is large) shrinks to `{"ok": true}`.
 REMEMBERED_ROLLOUTS = 16_384
 REMEMBERED_ACKNOWLEDGMENT_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(slots=True)
 class _Rollout:
-    """A registered rollout; it has no payloads once it is finished and discarded."""
+    """A registered rollout that is not discarded, or whose result is being committed."""
 
     arrival: asyncio.Future[TerminalCallbackResult]
     completion: RolloutCompleteRequest | None = None
-    fingerprints: dict[str, int] = field(default_factory=dict)
+    grader: GraderCompleteRequest | None = None
     commit: asyncio.Task[TerminalCallbackResult] | None = None
     result: TerminalCallbackResult | None = None
-    is_discarded: bool = False
 
 
 class CallbackStore:
@@ -126,66 +117,57 @@ class CallbackStore:
         self._on_terminal_commit = on_terminal_commit
         self._acknowledge_completion = acknowledge_completion
         self._rollouts: dict[str, _Rollout] = {}
-        self._finished: deque[str] = deque()
+        self._finished: OrderedDict[str, None] = OrderedDict()
         self._acknowledgments: OrderedDict[str, bytes] = OrderedDict()
         self._acknowledgment_bytes = 0
 
     async def register(self, rollout_id: str) -> None:
         """Expect callbacks for a rollout; call it before dispatching it."""
-        if rollout_id in self._rollouts:
+        if rollout_id in self._rollouts or rollout_id in self._finished:
             raise DuplicateRegistrationError(f"rollout id {rollout_id!r} was registered before")
         self._rollouts[rollout_id] = _Rollout(asyncio.get_running_loop().create_future())
 
     async def handle_completion(self, rollout_id: str, request: RolloutCompleteRequest) -> Acknowledgment:
         """Remember how the workflow ended; this alone never ends a rollout."""
-        rollout = self._rollout(rollout_id)
-        _check_repeat(rollout, "completion", request)
-        if rollout.result is not None:
-            return self._final_acknowledgment(rollout.result)
-        rollout.completion = rollout.completion or request
-        return self._acknowledge_completion(rollout_id)
+        if rollout_id in self._finished:
+            return self._finished_acknowledgment(rollout_id)
+        rollout = self._find(rollout_id)
+        rollout.completion = _first("completion", rollout.completion, request)
+        return rollout.result.acknowledgment if rollout.result else self._acknowledge_completion(rollout_id)
 
     async def handle_grader(self, rollout_id: str, request: GraderCompleteRequest) -> Acknowledgment:
         """Commit the grader's result, or join the running commit, and return the acknowledgment."""
-        rollout = self._rollout(rollout_id)
-        _check_repeat(rollout, "grader", request)
-        attempt = TerminalCallbackResult(rollout_id, "grader", rollout.completion, request)
-        return self._final_acknowledgment(await self._reach_terminal(rollout, attempt))
+        if rollout_id in self._finished:
+            return self._finished_acknowledgment(rollout_id)
+        rollout = self._find(rollout_id)
+        rollout.grader = _first("grader", rollout.grader, request)
+        return (await self._reach_terminal(rollout_id, "grader", _OK)).acknowledgment
 
     async def finalize_timeout(
-        self, rollout_id: str, acknowledgment: Acknowledgment | None = None
+        self, rollout_id: str, acknowledgment: Acknowledgment = _OK
     ) -> TerminalCallbackResult:
         """Try to end the rollout as timed out; return the terminal result that won."""
-        rollout = self._rollout(rollout_id)
-        reply = acknowledgment or _OK
-        attempt = TerminalCallbackResult(rollout_id, "timeout", rollout.completion, acknowledgment=reply)
-        return await self._reach_terminal(rollout, attempt)
+        return await self._reach_terminal(rollout_id, "timeout", acknowledgment)
 
     async def acknowledge_without_commit(
         self,
         rollout_id: str,
         source: TerminalSource = "cancelled",
-        acknowledgment: Acknowledgment | None = None,
+        acknowledgment: Acknowledgment = _OK,
     ) -> TerminalCallbackResult:
         """End the rollout without the commit hook, unless a running commit wins; return the winner."""
-        rollout = self._rollout(rollout_id)
+        rollout = self._find(rollout_id)
         while rollout.commit is not None:
             await asyncio.wait({rollout.commit})
-        if rollout.result is not None:
-            return rollout.result
-        reply = acknowledgment or _OK
-        result = TerminalCallbackResult(rollout_id, source, rollout.completion, acknowledgment=reply)
-        return self._accept(rollout, result)
+        if rollout.result is None:
+            result = TerminalCallbackResult(rollout_id, source, rollout.completion, None, acknowledgment)
+            return self._accept(rollout, result)
+        return rollout.result
 
-    async def wait_terminal(self, rollout_id: str, timeout_s: float | None = None) -> TerminalCallbackResult:
-        """Wait for the terminal result, across failed and repeated commits; raises asyncio.TimeoutError."""
-        rollout = self._rollout(rollout_id)
-        if rollout.result is not None:
-            return rollout.result
-        if rollout.is_discarded and rollout.commit is not None:
-            return await asyncio.shield(rollout.commit)
-        # Others may wait for the future, so neither a cancelled waiter nor its timeout may cancel it.
-        return await asyncio.wait_for(asyncio.shield(rollout.arrival), timeout_s)
+    async def wait_terminal(self, rollout_id: str) -> TerminalCallbackResult:
+        """Wait for the terminal result, across failed and repeated commits."""
+        # Others may wait for the future, so a cancelled waiter must not cancel it.
+        return await asyncio.shield(self._find(rollout_id).arrival)
 
     def fail(self, rollout_id: str, error: Exception) -> None:
         """Raise ``error`` in the rollout's waiter, unless there is a terminal result."""
@@ -196,46 +178,45 @@ class CallbackStore:
 
     async def discard(self, rollout_id: str) -> None:
         """Forget a rollout's payloads; its waiter is cancelled, a running commit is not."""
-        rollout = self._rollouts.get(rollout_id)
-        if rollout is None or rollout.is_discarded:
-            return
-        rollout.is_discarded = True
-        rollout.arrival.cancel()
-        if rollout.commit is None:
-            self._release(rollout_id, rollout)
+        if rollout_id in self._rollouts:
+            rollout = self._rollouts[rollout_id]
+            rollout.arrival.cancel()
+            if rollout.commit is None:
+                self._remove(rollout_id)
+            else:
+                rollout.commit.add_done_callback(lambda _: self._remove(rollout_id))
 
-    def _rollout(self, rollout_id: str) -> _Rollout:
-        rollout = self._rollouts.get(rollout_id)
-        if rollout is None:
+    def _find(self, rollout_id: str) -> _Rollout:
+        if rollout_id not in self._rollouts:
             raise UnknownRolloutIdError(rollout_id)
-        return rollout
+        return self._rollouts[rollout_id]
 
     async def _reach_terminal(
-        self, rollout: _Rollout, attempt: TerminalCallbackResult
+        self, rollout_id: str, source: TerminalSource, acknowledgment: Acknowledgment
     ) -> TerminalCallbackResult:
-        """Return the accepted terminal result: the existing one, the one being committed, or else ``attempt``."""
+        """Return the accepted terminal result, or else join or start a commit."""
+        rollout = self._find(rollout_id)
         if rollout.result is not None:
             return rollout.result
         if rollout.commit is None:
-            rollout.commit = asyncio.create_task(self._commit(rollout, attempt))
+            result = TerminalCallbackResult(
+                rollout_id, source, rollout.completion, rollout.grader, acknowledgment
+            )
+            rollout.commit = asyncio.create_task(self._commit(rollout, result))
             # If every observer was cancelled, asyncio would report an exception as never retrieved.
             rollout.commit.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(rollout.commit)
 
-    async def _commit(self, rollout: _Rollout, attempt: TerminalCallbackResult) -> TerminalCallbackResult:
+    async def _commit(self, rollout: _Rollout, result: TerminalCallbackResult) -> TerminalCallbackResult:
         try:
-            reply = await self._on_terminal_commit(attempt)
-            if reply is not None:
-                attempt = replace(attempt, acknowledgment=reply)
-            return self._accept(rollout, attempt)
+            reply = await self._on_terminal_commit(result)
+            return self._accept(rollout, result if reply is None else replace(result, acknowledgment=reply))
         except BaseException:
             # Not durable, so the next grader callback counts as the first.
-            rollout.fingerprints.pop("grader", None)
+            rollout.grader = None
             raise
         finally:
             rollout.commit = None
-            if rollout.is_discarded:
-                self._release(attempt.rollout_id, rollout)
 
     def _accept(self, rollout: _Rollout, result: TerminalCallbackResult) -> TerminalCallbackResult:
         rollout.result = result
@@ -243,41 +224,35 @@ class CallbackStore:
             rollout.arrival.set_result(result)
         return result
 
-    def _release(self, rollout_id: str, rollout: _Rollout) -> None:
-        """Keep only what is needed to acknowledge and compare repeated callbacks."""
-        rollout.completion = None
-        if rollout.result is None:
-            del self._rollouts[rollout_id]
+    def _remove(self, rollout_id: str) -> None:
+        """Keep only the acknowledgment of a rollout, for repeated callbacks."""
+        rollout = self._rollouts.pop(rollout_id, None)
+        if rollout is None or rollout.result is None:
             return
-        self._finished.append(rollout_id)
+        self._finished[rollout_id] = None
         if len(self._finished) > REMEMBERED_ROLLOUTS:
-            del self._rollouts[self._finished.popleft()]
-        # A copy of the exact size: orjson's own result keeps the kilobytes of its write buffer.
-        encoded = bytes(memoryview(_encode(rollout.result.acknowledgment)))
-        if encoded != _encode(_OK):
+            self._finished.popitem(last=False)
+        if rollout.result.acknowledgment != _OK:
+            # A copy of the exact size: orjson's own result keeps the kilobytes of its write buffer.
+            encoded = bytes(memoryview(_encode(rollout.result.acknowledgment)))
             self._acknowledgments[rollout_id] = encoded
             self._acknowledgment_bytes += len(encoded)
         while self._acknowledgment_bytes > REMEMBERED_ACKNOWLEDGMENT_BYTES:
             _, oldest = self._acknowledgments.popitem(last=False)
             self._acknowledgment_bytes -= len(oldest)
-        rollout.result = TerminalCallbackResult(rollout_id, rollout.result.source)
 
-    def _final_acknowledgment(self, result: TerminalCallbackResult) -> Acknowledgment:
-        encoded = self._acknowledgments.get(result.rollout_id)
-        return result.acknowledgment if encoded is None else orjson.loads(encoded)
+    def _finished_acknowledgment(self, rollout_id: str) -> Acknowledgment:
+        encoded = self._acknowledgments.get(rollout_id)
+        return _OK if encoded is None else orjson.loads(encoded)
 
 
-def _check_repeat(
-    rollout: _Rollout, channel: str, request: RolloutCompleteRequest | GraderCompleteRequest
-) -> None:
-    """Log an error if a repeated callback contradicts the first."""
-    fingerprint = _fingerprint(request)
-    if rollout.fingerprints.setdefault(channel, fingerprint) != fingerprint:
-        logger.error(
-            "conflicting duplicate %s callback for rollout %s; the first one counts",
-            channel,
-            request.rollout_id,
-        )
+def _first(channel: str, first: CallbackT | None, request: CallbackT) -> CallbackT:
+    """Return the first callback; log an error if a repeated one contradicts it."""
+    if first is None:
+        return request
+    if first != request:
+        logger.error("conflicting duplicate %s callback for rollout %s", channel, request.rollout_id)
+    return first
 
 
 ADMISSION_TIMEOUT_S = 60.0
@@ -285,7 +260,6 @@ CANCEL_TIMEOUT_S = 5.0
 RETRY_AFTER_DEFAULT_S = 1.0
 MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 0.05, 60.0
 MAX_REPLY_BYTES = 1024 * 1024
-_JSON_HEADERS = {"Content-Type": "application/json"}
 
 
 class RolloutProtocolError(OsmosisError):
@@ -320,22 +294,21 @@ class CallbackRolloutDriver(RolloutDriver):
         await self._store.register(rollout_id)
         try:
             await self._admit(request)
+            arrival = self._store.wait_terminal(rollout_id)
             try:
-                terminal = await self._store.wait_terminal(rollout_id, self._callback_timeout_s)
+                terminal = await asyncio.wait_for(arrival, self._callback_timeout_s)
             except asyncio.TimeoutError:
-                terminal = await self._store.finalize_timeout(
-                    rollout_id, acknowledgment={"ok": True, "error_type": "callback_timeout"}
-                )
+                reply = {"ok": True, "error_type": "callback_timeout"}
+                terminal = await self._store.finalize_timeout(rollout_id, reply)
                 if terminal.source == "timeout":
                     await self._request_cancel(rollout_id)
             return _outcome(terminal)
         except asyncio.CancelledError:
-            winner = await self._store.acknowledge_without_commit(rollout_id, source="cancelled")
+            winner = await self._store.acknowledge_without_commit(rollout_id)
             if winner.source == "cancelled":
                 await self._request_cancel(rollout_id)
             raise
         finally:
-            self._forget(rollout_id)
             await self._store.discard(rollout_id)
 
     async def aclose(self) -> None:
@@ -352,9 +325,6 @@ class CallbackRolloutDriver(RolloutDriver):
     async def _admit(self, request: RolloutRunRequest) -> None:
         """Wait until the server has accepted the rollout."""
 
-    def _forget(self, rollout_id: str) -> None:
-        """Release the state of a rollout that has ended."""
-
     async def _request_cancel(self, rollout_id: str) -> None:
         """Ask the server to cancel a rollout."""
 
@@ -365,16 +335,9 @@ class CallbackRolloutDriver(RolloutDriver):
 
     async def _post_admission(self, url: str, body: dict[str, Any]) -> bytes:
         """Post a rollout until the server has room for it; return the reply."""
-        try:
-            data = orjson.dumps(body)
-        except TypeError:
-            # Integers beyond 64 bits and lone surrogates, which datasets do contain.
-            data = json.dumps(body).encode()
-        timeout = aiohttp.ClientTimeout(total=ADMISSION_TIMEOUT_S)
+        data, headers = dumps(body), {"Content-Type": "application/json"}
         while True:
-            async with self._client().post(
-                url, data=data, headers=_JSON_HEADERS, timeout=timeout, allow_redirects=False
-            ) as reply:
+            async with self._client().post(url, data=data, headers=headers, allow_redirects=False) as reply:
                 content = await read_bounded(reply)
             if reply.status == 202:
                 return content
@@ -382,7 +345,7 @@ class CallbackRolloutDriver(RolloutDriver):
                 reason = " ".join(content.decode("utf-8", "replace").split())[:500]
                 raise RolloutProtocolError(
                     f"the rollout server answered {reply.status} to `POST {reply.url.path}` "
-                    "(expected: 202 or 429)" + (f": {reason}" if reason else "."),
+                    f"(expected: 202 or 429): {reason or 'no reason given'}",
                     status_code=reply.status,
                 )
             wait_s = retry_after_s(reply.headers)
@@ -437,13 +400,10 @@ class HttpRolloutDriver(CallbackRolloutDriver):
         await self._post_admission(server_url(self._base_url, "/rollout"), body)
 
     async def _request_cancel(self, rollout_id: str) -> None:
+        url, body = server_url(self._base_url, "/rollout/cancel"), {"ids": [rollout_id]}
+        timeout = aiohttp.ClientTimeout(total=CANCEL_TIMEOUT_S)
         try:
-            async with self._client().post(
-                server_url(self._base_url, "/rollout/cancel"),
-                data=orjson.dumps({"ids": [rollout_id]}),
-                headers=_JSON_HEADERS,
-                timeout=aiohttp.ClientTimeout(total=CANCEL_TIMEOUT_S),
-            ) as reply:
+            async with self._client().post(url, json=body, timeout=timeout) as reply:
                 await reply.read()
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             logger.debug("could not cancel rollout %s on its server: %s", rollout_id, error)
@@ -452,12 +412,10 @@ class HttpRolloutDriver(CallbackRolloutDriver):
 def _outcome(result: TerminalCallbackResult) -> RolloutOutcome:
     """Return the outcome of a terminal result; the workflow's message replaces a missing one of the grader."""
     rollout_id, grader = result.rollout_id, result.grader
-    if result.source == "timeout":
-        return RolloutOutcome(RolloutStatus.FAILURE, error="callback_timeout", rollout_id=rollout_id)
     if result.source == "cancelled":
         return RolloutOutcome(RolloutStatus.CANCELLED, error="cancelled", rollout_id=rollout_id)
-    if grader is None:
-        error = "missing terminal grader callback"
+    if result.source == "timeout" or grader is None:
+        error = "missing terminal grader callback" if result.source == "grader" else "callback_timeout"
         return RolloutOutcome(RolloutStatus.FAILURE, error=error, rollout_id=rollout_id)
     if grader.status.value == "success":
         return RolloutOutcome(RolloutStatus.SUCCESS, grader.sample, grader.err_message, rollout_id)
@@ -469,63 +427,111 @@ def _outcome(result: TerminalCallbackResult) -> RolloutOutcome:
 
 async def read_bounded(reply: aiohttp.ClientResponse) -> bytes:
     """Return the body of a reply; raise ConnectionError if it is too large."""
-    pieces, size = [], 0
+    content = bytearray()
     async for piece in reply.content.iter_any():
-        size += len(piece)
-        if size > MAX_REPLY_BYTES:
+        content += piece
+        if len(content) > MAX_REPLY_BYTES:
             raise ConnectionError(f"its reply is larger than {MAX_REPLY_BYTES} bytes")
-        pieces.append(piece)
-    return b"".join(pieces)
+    return bytes(content)
 
 
-LOOPBACK = "127.0.0.1"
 MAX_BODY_BYTES = 64 * 1024 * 1024
-# Only processes of this run connect. If this side closed idle connections, a client that reuses one at that moment
-# would lose its callback.
-KEEP_ALIVE_S = 3600.0
-SHUTDOWN_GRACE_S = 2.0
-BACKLOG = 2048
-
+_WRONG_TOKEN = "missing or wrong bearer token"
 # A grader is never cancelled.
 _TERMINAL_STATUSES = frozenset({"success", "failure", "cancelled"})
 
-_WRONG_TOKEN = "missing or wrong bearer token"
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-class HasRoutes(Protocol):
-    def routes(self) -> Sequence[web.RouteDef]: ...
+class HttpRefusal(web.HTTPException):
+    """Refuses a request of a rollout server or an agent, with the reason in JSON."""
+
+    def __init__(self, status: int, detail: object) -> None:
+        self.status_code = status
+        super().__init__(text=_encode({"detail": detail}).decode(), content_type="application/json")
 
 
 def create_callback_app(store: CallbackStore, *, auth_token: str) -> web.Application:
     """Return the application that receives callbacks for ``store``."""
     token = _require_token(auth_token, "auth_token")
-    app = web.Application(client_max_size=MAX_BODY_BYTES)
 
-    def handler(model: type[BaseModel], handle: Callable[..., Awaitable[Acknowledgment]]) -> Handler:
+    def receiver(model: type[BaseModel], handle: Callable[..., Awaitable[Acknowledgment]]) -> Handler:
         async def receive(request: web.Request) -> web.Response:
-            body = await _read_callback(request, model)
-            try:
-                return json_reply(await handle(body.rollout_id, body))
-            except UnknownRolloutIdError:
-                return error_reply(404, "unknown rollout id")
-            except Exception:
-                # Edge of the process: whatever the hook raised, the server must read "not durable" and retry.
-                logger.exception("the result of rollout %s could not be committed", body.rollout_id)
-                return error_reply(500, "the result could not be committed")
+            if not _has_token(request, token):
+                raise HttpRefusal(401, _WRONG_TOKEN)
+            rollout_id = request.match_info["rollout_id"]
+            if not is_single_path_segment(rollout_id):
+                raise HttpRefusal(422, "the rollout id in the path is not a single path segment")
+            body: Any = await read_body(request, model)
+            # The path identifies the rollout, so the body may leave the id out.
+            body.rollout_id = body.rollout_id or rollout_id
+            if body.rollout_id != rollout_id:
+                raise HttpRefusal(422, "the rollout id in the body differs from the one in the path")
+            if body.status.value not in _TERMINAL_STATUSES:
+                raise HttpRefusal(422, f"status '{body.status.value}' is not terminal")
+            return json_reply(await committed(rollout_id, handle(rollout_id, body)))
 
-        return _authenticated(receive, token, refused)
+        return receive
 
-    def refused() -> web.Response:
-        detail = {"detail": _WRONG_TOKEN}
-        return web.json_response(detail, status=401, headers={"WWW-Authenticate": "Bearer"})
-
-    path = "/v1/rollouts/{rollout_id}"
-    app.router.add_post(f"{path}/completion", handler(RolloutCompleteRequest, store.handle_completion))
-    app.router.add_post(f"{path}/grader", handler(GraderCompleteRequest, store.handle_grader))
+    app, path = web.Application(client_max_size=MAX_BODY_BYTES), "/v1/rollouts/{rollout_id}"
+    app.router.add_post(f"{path}/completion", receiver(RolloutCompleteRequest, store.handle_completion))
+    app.router.add_post(f"{path}/grader", receiver(GraderCompleteRequest, store.handle_grader))
     return app
+
+
+def _require_token(token: str | None, name: str) -> str:
+    if not token or not token.strip():
+        raise ValueError(f"{name} must not be blank")
+    return token
+
+
+def _has_token(request: web.Request, token: str) -> bool:
+    scheme, _, credentials = request.headers.get("Authorization", "").partition(" ")
+    presented = credentials.strip().encode("utf-8", "surrogateescape")
+    return hmac.compare_digest(presented, token.encode()) and scheme.lower() == "bearer"
+
+
+async def read_body(request: web.Request, model: type[ModelT]) -> ModelT:
+    try:
+        content = loads(await request.read())
+        if isinstance(content, dict) and isinstance(sample := content.get("sample"), dict):
+            # Never on the wire; without the key, the model would copy every message for it.
+            sample["trajectory_messages"] = None
+        return model.model_validate(content)
+    except ValidationError as error:
+        # The reply does not repeat the body.
+        details = error.errors(include_url=False, include_input=False, include_context=False)
+        raise HttpRefusal(422, details) from None
+    except ValueError:
+        raise HttpRefusal(422, "the body is not JSON") from None
+
+
+async def committed(rollout_id: str, commit: Awaitable[Acknowledgment]) -> Acknowledgment:
+    """Wait for a commit, and refuse the request if it fails."""
+    try:
+        return await commit
+    except UnknownRolloutIdError:
+        raise HttpRefusal(404, "unknown rollout id") from None
+    except Exception:
+        # Edge of the process: whatever the hook raised, the sender must read "not durable" and retry.
+        logger.exception("the result of rollout %s could not be committed", rollout_id)
+        raise HttpRefusal(500, "the result could not be committed") from None
+
+
+def json_reply(content: object) -> web.Response:
+    return web.Response(body=_encode(content), content_type="application/json")
+
+
+def _encode(content: object) -> bytes:
+    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+LOOPBACK = "127.0.0.1"
+BACKLOG = 2048
+# Only processes of this run connect. If this side closed idle connections, a client that reuses one at that moment
+# would lose its callback.
+KEEP_ALIVE_S = 3600.0
+SHUTDOWN_GRACE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -539,37 +545,37 @@ class CallbackAddress:
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> CallbackAddress:
         """Return the address that the operator of this machine configured."""
-        host = env.get("OSMOSIS_BRIDGE_HOST", "").strip()
+        host = env.get("OSMOSIS_BRIDGE_HOST", "").strip() or LOOPBACK
         listen = env.get("OSMOSIS_BRIDGE_LISTEN", "").strip()
         ports = env.get("OSMOSIS_BRIDGE_PORTS", "").strip()
         if not ports:
-            return cls(host or LOOPBACK, listen)
-        first, dash, last = ports.partition("-")
-        numbers = (first, last if dash else first)
-        if not all(each.isascii() and each.isdigit() and 0 < int(each) < 65536 for each in numbers):
+            return cls(host, listen)
+        found = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", ports)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        if not 0 < first <= last < 65536:
             raise OsmosisError(f"OSMOSIS_BRIDGE_PORTS must be ports such as 9100-9199, not '{ports}'.")
-        return cls(host or LOOPBACK, listen, (int(numbers[0]), int(numbers[1])))
+        return cls(host, listen, (first, last))
 
     def socket(self) -> socket.socket:
         """Listen on the first free port."""
-        listen = self.listen or self.host
+        listen, reason = self.listen or self.host, ""
         family = socket.AF_INET6 if ":" in listen else socket.AF_INET
-        reason = "the range of ports is empty"
         for port in range(self.ports[0], self.ports[1] + 1):
             try:
                 return socket.create_server((listen, port), family=family, backlog=BACKLOG)
-            except UnicodeError:
-                reason = "it is not a host name"
-            except OSError as error:
-                reason = error.strerror or str(error)
+            except (OSError, UnicodeError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
+        message = f"the callback listener cannot listen on {listen} ({reason})."
+        if self == CallbackAddress():
+            raise OsmosisError(message)
         hint = (
-            "set OSMOSIS_BRIDGE_LISTEN to an address of this machine (0.0.0.0 for all), "
-            "and OSMOSIS_BRIDGE_PORTS to free ports"
+            "set OSMOSIS_BRIDGE_LISTEN to an address of this machine, and OSMOSIS_BRIDGE_PORTS to free ports"
         )
-        raise OsmosisError(
-            f"the callback listener cannot listen on {listen} ({reason}).",
-            hint=hint if self != CallbackAddress() else None,
-        )
+        raise OsmosisError(message, hint=hint)
+
+
+class HasRoutes(Protocol):
+    def routes(self) -> Sequence[web.RouteDef]: ...
 
 
 class CallbackListener:
@@ -588,52 +594,29 @@ class CallbackListener:
         agents: HasRoutes | None = None,
         address: CallbackAddress | None = None,
     ) -> None:
-        self._store = store
-        self._agents, self._address = agents, address or CallbackAddress()
-        self._auth_token = _require_token(auth_token, "auth_token")
-        self._bridge = bridge
-        self._bridge_token = _require_token(bridge_token or "", "bridge_token") if bridge is not None else ""
+        self._app = create_callback_app(store, auth_token=auth_token)
+        if agents is not None:
+            self._app = web.Application(client_max_size=MAX_BODY_BYTES)
+            self._app.router.add_routes(agents.routes())
+        elif bridge is not None:
+            token = _require_token(bridge_token, "bridge_token")
+            for route in bridge.routes():
+                handler = _bridge_handler(route.handler, token)
+                self._app.router.add_route(route.method, route.path, handler, **route.kwargs)
+        self._address = address or CallbackAddress()
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
         """Listen on a free loopback port, or on the configured address."""
-        if self._runner is not None:
-            raise RuntimeError("the callback listener is running")
-        runner = web.AppRunner(
-            self._application(),
-            access_log=None,
-            handle_signals=False,
-            keepalive_timeout=KEEP_ALIVE_S,
-            shutdown_timeout=SHUTDOWN_GRACE_S,
+        self._runner = web.AppRunner(
+            self._app, access_log=None, keepalive_timeout=KEEP_ALIVE_S, shutdown_timeout=SHUTDOWN_GRACE_S
         )
-        listening = self._address.socket()
         try:
-            await runner.setup()
-            await web.SockSite(runner, listening, backlog=BACKLOG).start()
+            await self._runner.setup()
+            await self.listen_on(self._address.socket())
         except BaseException:
-            listening.close()
-            await runner.cleanup()
+            await self.stop()
             raise
-        self._runner = runner
-
-    @property
-    def port(self) -> int:
-        if self._runner is None:
-            raise RuntimeError("the callback listener is not running")
-        port: int = self._runner.addresses[0][1]
-        return port
-
-    async def listen_on(self, listening: socket.socket) -> Callable[[], Awaitable[None]]:
-        """Serve one more socket, such as one on a sandbox's loopback; return the function that stops it."""
-        assert self._runner is not None
-        site = web.SockSite(self._runner, listening, backlog=BACKLOG)
-        await site.start()
-
-        async def leave() -> None:
-            with contextlib.suppress(RuntimeError):  # the listener and its sites were stopped already
-                await site.stop()
-
-        return leave
 
     async def stop(self) -> None:
         """Stop listening; running requests get a moment to end."""
@@ -648,11 +631,24 @@ class CallbackListener:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.stop()
 
+    async def listen_on(self, listening: socket.socket) -> Callable[[], Awaitable[None]]:
+        """Serve one more socket, such as one on a sandbox's loopback; return the function that stops it."""
+        assert self._runner is not None
+        site = web.SockSite(self._runner, listening, backlog=BACKLOG)
+        await site.start()
+        return site.stop
+
+    @property
+    def port(self) -> int:
+        assert self._runner is not None, "the callback listener is not running"
+        port: int = self._runner.addresses[0][1]
+        return port
+
     @property
     def base_url(self) -> str:
         """Its URL, ``http://127.0.0.1:<port>`` unless an address was given."""
-        port, host = self.port, self._address.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        host = self._address.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     def completion_url(self, rollout_id: str) -> str:
         return f"{self.chat_completions_url(rollout_id)}/completion"
@@ -664,87 +660,12 @@ class CallbackListener:
         """Return a rollout's OpenAI base URL, to which clients append ``/chat/completions``."""
         return f"{self.base_url}/v1/rollouts/{quote(rollout_id, safe='')}"
 
-    def _application(self) -> web.Application:
-        if self._agents is not None:
-            app = web.Application(client_max_size=MAX_BODY_BYTES)
-            app.router.add_routes(self._agents.routes())
-            return app
-        app = create_callback_app(self._store, auth_token=self._auth_token)
-        for route in self._bridge.routes() if self._bridge is not None else ():
-            handler = _authenticated(
-                route.handler, self._bridge_token, lambda: refusal(401, _WRONG_TOKEN, "invalid_api_key")
-            )
-            app.router.add_route(route.method, route.path, handler, **route.kwargs)
-        return app
 
-
-def _require_token(token: str, name: str) -> str:
-    if not token.strip():
-        raise ValueError(f"{name} must not be blank")
-    return token
-
-
-def _authenticated(handler: Any, auth_token: str, refused: Callable[[], web.Response]) -> Handler:
-    """Return a handler for requests with the bearer token only."""
-    expected = auth_token.encode()
-
-    async def authenticated(request: web.Request) -> web.StreamResponse:
-        scheme, _, credentials = request.headers.get("Authorization", "").partition(" ")
-        presented = credentials.strip().encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(presented, expected) or scheme.lower() != "bearer":
-            return refused()
+def _bridge_handler(handler: Any, token: str) -> Handler:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if not _has_token(request, token):
+            return refusal(401, _WRONG_TOKEN, "invalid_api_key")
         response: web.StreamResponse = await handler(request)
         return response
 
-    return authenticated
-
-
-async def _read_callback(request: web.Request, model: type[BaseModel]) -> Any:
-    """Return the body of a callback, with the rollout id of its path."""
-    rollout_id = request.match_info["rollout_id"]
-    if not is_single_path_segment(rollout_id):
-        raise _http_error("the rollout id in the path is not a single path segment")
-    body: Any = await read_body(request, model)
-    # The path identifies the rollout, so the body may leave the id out.
-    body.rollout_id = body.rollout_id or rollout_id
-    if body.rollout_id != rollout_id:
-        raise _http_error("the rollout id in the body differs from the one in the path")
-    if body.status.value not in _TERMINAL_STATUSES:
-        raise _http_error(f"status '{body.status.value}' is not terminal")
-    return body
-
-
-async def read_body(request: web.Request, model: type[ModelT]) -> ModelT:
-    """Return the body of a request; an invalid one raises HTTP 413 or 422, with the reason in JSON."""
-    try:
-        content = loads(await request.read())
-        if isinstance(content, dict) and isinstance(sample := content.get("sample"), dict):
-            # Never on the wire; without the key, the model would copy every message for it.
-            sample["trajectory_messages"] = None
-        return model.model_validate(content)
-    except web.HTTPRequestEntityTooLarge as error:
-        raise _http_error(f"the request is larger than {MAX_BODY_BYTES} bytes", error) from None
-    except ValidationError as error:
-        # The reply does not repeat the body.
-        details = error.errors(include_url=False, include_input=False, include_context=False)
-        raise _http_error(list(details)) from None
-    except ValueError:
-        raise _http_error("the body is not JSON") from None
-
-
-def _http_error(detail: object, error: web.HTTPException | None = None) -> web.HTTPException:
-    error = error or web.HTTPUnprocessableEntity()
-    error.content_type, error.text = "application/json", _encode({"detail": detail}).decode()
-    return error
-
-
-def json_reply(content: object, status: int = 200) -> web.Response:
-    return web.Response(body=_encode(content), status=status, content_type="application/json")
-
-
-def error_reply(status: int, detail: object) -> web.Response:
-    return json_reply({"detail": detail}, status)
-
-
-def _encode(content: object) -> bytes:
-    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    return handle

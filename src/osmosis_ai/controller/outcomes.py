@@ -62,8 +62,7 @@ class Verdict:
 
 def failed(error_type: str, source: ErrorSource, error: str, *, code: str | None = None) -> Verdict:
     """Return the verdict on a failure; by default its code follows from its type."""
-    code = code or error_code_of(error_type)
-    return Verdict("failed", error_type=error_type, error_source=source, error_code=code, error=error)
+    return Verdict("failed", None, error_type, source, code or error_code_of(error_type), error)
 
 
 def classify(terminal: TerminalCallbackResult, model_error: ModelCallError | None = None) -> Verdict:
@@ -90,27 +89,24 @@ def _workflow_failed(completion: RolloutCompleteRequest, model_error: ModelCallE
     category = completion.err_category.value if completion.err_category is not None else None
     error_type = category or "workflow_failed"
     message = completion.err_message or "the workflow failed without an error message"
-    if model_error is not None:
-        if str(model_error) not in message:
-            message += f" (the last model call failed: {model_error})"
-        return failed(error_type, "provider", message, code=error_code_of(category, model_error))
-    # A failure without a category is not the workflow's own: the server could not run it.
-    return failed(error_type, "agent" if category else "rollout_server", message)
+    if model_error is None:
+        # A failure without a category is not the workflow's own: the server could not run it.
+        return failed(error_type, "agent" if category else "rollout_server", message)
+    if str(model_error) not in message:
+        message += f" (the last model call failed: {model_error})"
+    return failed(error_type, "provider", message, code=error_code_of(category, model_error))
 
 
 def _grader_failed(grader: GraderCompleteRequest) -> Verdict:
     category = grader.err_category.value if grader.err_category is not None else None
-    source: ErrorSource = "grader"
-    code, message = None, "the grader failed without an error message"
-    if grader.sample is None:
-        code = "nothing_to_grade"
-        if category is not None:
-            source = "agent"
-        else:
-            message = (
-                "nothing was graded: the rollout has no grader, or the row has neither a label nor metadata"
-            )
-    return failed(category or "grader_failed", source, grader.err_message or message, code=code)
+    error_type = category or "grader_failed"
+    message = grader.err_message or "the grader failed without an error message"
+    if grader.sample is not None:
+        return failed(error_type, "grader", message)
+    if category is not None:
+        return failed(error_type, "agent", message, code="nothing_to_grade")
+    message = grader.err_message or "the rollout has no grader, or the row has neither a label nor metadata"
+    return failed(error_type, "grader", message, code="nothing_to_grade")
 
 
 LimitName = Literal["provider", "rate_limit", "this_machine"]
@@ -129,9 +125,8 @@ class LimitedBy(BaseModel):
     @classmethod
     def from_seconds(cls, seconds: Counter[LimitName]) -> Self | None:
         """Return the shares of the seconds counted for each limit, or None if there are none."""
-        total = sum(seconds.values())
+        total, names = sum(seconds.values()), get_args(LimitName)
         if not total:
             return None
-        names: tuple[LimitName, ...] = get_args(LimitName)
         shares = {name: round(seconds[name] / total, 4) for name in names}
-        return cls(most=max(names, key=lambda name: seconds[name]), **shares)
+        return cls(most=max(names, key=seconds.__getitem__), **shares)

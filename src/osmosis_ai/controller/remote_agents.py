@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
-import logging
 import math
 import os
 import re
@@ -22,16 +21,18 @@ import aiohttp
 from aiohttp import web
 from aiohttp.abc import ResolveResult
 from aiohttp.resolver import ThreadedResolver
-from pydantic import BaseModel, FailFast, Field
+from pydantic import BaseModel, FailFast, Field, ValidationError
 
+from osmosis_ai.api.wire.rollout_servers import HealthCheckResult, RolloutServerInfo
 from osmosis_ai.controller.callbacks import (
     ADMISSION_TIMEOUT_S,
+    Acknowledgment,
     CallbackAddress,
     CallbackRolloutDriver,
     CallbackStore,
+    HttpRefusal,
     RolloutProtocolError,
-    UnknownRolloutIdError,
-    error_reply,
+    committed,
     json_reply,
     read_body,
     read_bounded,
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
     from osmosis_ai.controller.model_proxy import ModelProxy
     from osmosis_ai.rollout.driver import RolloutOutcome, RolloutRunRequest
 
-logger = logging.getLogger(__name__)
-
 NETWORKS_ENV = "OSMOSIS_AGENT_NETWORKS"
 """Lists the networks of remote agents; if unset, all addresses are allowed except those that are always refused."""
 
@@ -74,10 +73,11 @@ class AgentAddressError(OsmosisError):
 
 @dataclass(frozen=True)
 class AgentAddress:
-    """A host and a port, not yet resolved."""
+    """The host, not yet resolved, and port of an agent, and the key that it requires, if any."""
 
     host: str
     port: int
+    api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.port <= 65535:
@@ -87,27 +87,27 @@ class AgentAddress:
         except ValueError:
             is_name = _NAME.fullmatch(self.host) and not _NUMERIC_HOST.fullmatch(self.host)
             if len(self.host) > 253 or not is_name:
-                raise AgentAddressError(
-                    f"{self.host[:253]!r} is neither a host name nor an IP address."
-                ) from None
+                message = f"{self.host[:253]!r} is neither a host name nor an IP address."
+                raise AgentAddressError(message) from None
         else:
             require_allowed(self.host)
 
     @classmethod
-    def parse(cls, text: str) -> AgentAddress:
+    def parse(cls, text: str, api_key: str | None = None) -> AgentAddress:
         """Read ``HOST:PORT``; an IPv6 address is in brackets."""
         host, colon, port = text.rpartition(":")
         if not colon or not port.isascii() or not port.isdigit() or len(port) > 5:
             raise AgentAddressError(f"'{text[:300]}' is not HOST:PORT, such as 127.0.0.1:9000.")
-        return cls(host.removeprefix("[").removesuffix("]"), int(port))
-
-    def __str__(self) -> str:
-        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        return cls(host.removeprefix("[").removesuffix("]"), int(port), api_key)
 
     @property
     def base_url(self) -> str:
         """The agent's URL, without a trailing slash."""
-        return f"http://{self}"
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
     def is_local(self) -> bool:
         """Return whether this machine has the address; blocks while a name is resolved."""
@@ -123,15 +123,11 @@ class AgentAddress:
 
 def allowed_networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
     """Read the operator's networks, separated by commas."""
-    networks = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        try:
-            networks.append(ipaddress.ip_network(part))
-        except ValueError:
-            raise OsmosisError(
-                f"{NETWORKS_ENV} must list addresses or networks such as 10.0.0.0/24, and has '{part}'."
-            ) from None
-    return tuple(networks)
+    try:
+        return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        message = f"{NETWORKS_ENV} must list addresses or networks such as 10.0.0.0/24: {error}."
+        raise OsmosisError(message) from None
 
 
 def require_allowed(address: str) -> None:
@@ -145,9 +141,8 @@ def require_allowed(address: str) -> None:
             found = found.ipv4_mapped or found.sixtofour or (found.teredo or (None, None))[1] or found
     is_reserved = found.is_multicast or found.is_unspecified or (found.version == 4 and found.is_reserved)
     if found.is_link_local or is_reserved or found in _METADATA:
-        raise AgentAddressError(
-            f"{address} is refused: link-local, multicast, unspecified and cloud metadata addresses are not allowed."
-        )
+        kinds = "link-local, multicast, unspecified and cloud metadata addresses"
+        raise AgentAddressError(f"{address} is refused: {kinds} are not allowed.")
     networks = allowed_networks(os.environ.get(NETWORKS_ENV, ""))
     if networks and not any(found in network for network in networks):
         raise AgentAddressError(f"{address} is refused: it is in none of the networks of {NETWORKS_ENV}.")
@@ -168,19 +163,15 @@ class _CheckedResolver(ThreadedResolver):
         return found
 
 
-def open_agent_session(
-    *, timeout_s: float, headers: Mapping[str, str] | None = None
-) -> aiohttp.ClientSession:
+def open_agent_session(timeout_s: float, headers: Mapping[str, str] | None = None) -> aiohttp.ClientSession:
     """Open a session to remote agents; it uses no proxy and connects to no refused address."""
     return open_session(timeout_s=timeout_s, headers=headers, resolver=_CheckedResolver())
 
 
 PROBE_TIMEOUT_S = 5.0
-POLL_S = 2.0
 _QUICK_POLL_S = 0.2
-_MISSES = 3
-RETURN_LIMIT_S = 120.0
-MAX_DEATHS = 5
+_MAX_MISSES = 3
+_MAX_DEATHS = 5
 
 
 class RemoteAgentError(OsmosisError):
@@ -190,71 +181,36 @@ class RemoteAgentError(OsmosisError):
     is_infrastructure = True
 
 
-@dataclass(frozen=True)
-class AgentLocation:
-    """A remote agent's address, and the key that it requires, if any."""
-
-    address: AgentAddress
-    api_key: str | None = field(default=None, repr=False)
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-
-
-@dataclass(frozen=True)
-class AgentHealth:
-    """A remote agent's report about itself, or else what is wrong."""
-
-    info: dict[str, Any] | None = None
-    error: str | None = None
-
-
-async def probe_agent(http: aiohttp.ClientSession, location: AgentLocation) -> AgentHealth:
+async def probe_agent(http: aiohttp.ClientSession, address: AgentAddress) -> HealthCheckResult:
     """Check a remote agent's health; redirects are not followed, and time and size of the reply are bounded."""
-    for path in ("/platform/health", "/health"):
+    has_key = address.api_key is not None
+    timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
+    # Only an agent without a key lacks the first path; its second one needs no key.
+    for path in ("/platform/health",) if has_key else ("/platform/health", "/health"):
         try:
+            url = address.base_url + path
             async with http.get(
-                location.address.base_url + path,
-                headers=location.headers,
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S),
+                url, headers=address.headers, allow_redirects=False, timeout=timeout
             ) as reply:
                 body = await read_bounded(reply)
         except asyncio.TimeoutError:
-            return AgentHealth(error=f"it did not answer `GET {path}` within {PROBE_TIMEOUT_S:g} s")
+            return HealthCheckResult(error=f"it did not answer `GET {path}` within {PROBE_TIMEOUT_S:g} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return AgentHealth(error=connection_failure(error))
-        if reply.status != 404 or location.api_key is not None:
-            break  # Only an agent without a key lacks the first path; its second one needs no key.
-    return _read_health(reply.status, path, body, has_key=location.api_key is not None)
-
-
-def _read_health(status: int, path: str, body: bytes, *, has_key: bool) -> AgentHealth:
-    if status == 401:
+            return HealthCheckResult(error=connection_failure(error))
+        if reply.status != 404:
+            break
+    if reply.status == 200:
+        with contextlib.suppress(ValidationError):
+            info = RolloutServerInfo.model_validate_json(body)
+            if info.status == "healthy" and len(info.agent_loop or "") <= 256:
+                return HealthCheckResult(server_info=info)
+        return HealthCheckResult(error="its reply is not the health report of a served agent")
+    problem = f"`GET {path}` failed"
+    if reply.status == 401:
         problem = "it refuses the key" if has_key else "it requires a key, and none is set"
-        return AgentHealth(error=f"{problem} (HTTP 401)")
-    if 300 <= status < 400:
-        return AgentHealth(error=f"it redirects `GET {path}` (HTTP {status}), which is not followed")
-    if status == 404 and has_key:
-        return AgentHealth(
-            error=f"it has no `{path}` (HTTP 404): it is not a served agent, or was started without a key"
-        )
-    if status != 200:
-        return AgentHealth(error=f"it answers `GET {path}` with HTTP {status}")
-    try:
-        content = loads(body)
-    except ValueError:
-        content = None
-    if not isinstance(content, dict) or content.get("status") != "healthy":
-        return AgentHealth(error="its reply is not the health report of a served agent")
-    info: dict[str, Any] = {"status": "healthy"}
-    if isinstance(name := content.get("agent_loop"), str):
-        info["agent_loop"] = name[:256]
-    for key in ("active_rollouts", "completed_rollouts"):
-        if type(count := content.get(key)) is int and count >= 0:
-            info[key] = count
-    return AgentHealth(info)
+    elif reply.status == 404:
+        problem = "it is not a served agent" + (", or was started without a key" if has_key else "")
+    return HealthCheckResult(error=f"{problem} (HTTP {reply.status})")
 
 
 def unregistered_agent(name: str) -> NotFoundError:
@@ -266,127 +222,107 @@ def unregistered_agent(name: str) -> NotFoundError:
 
 
 class RemoteAgent:
-    """Watches a remote agent, as :class:`osmosis_ai.controller.server_process.SupervisedServer` does a process."""
+    """Watches a remote agent, as :class:`osmosis_ai.controller.server_process.RolloutServer` does a process."""
 
     capacity: int | None = None
 
     def __init__(
         self,
-        locate: Callable[[], AgentLocation],
+        locate: Callable[[], AgentAddress],
         *,
         name: str,
         callback_address: CallbackAddress | None = None,
-        hint: str = "start it with `osmosis serve`, then try again",
-        poll_s: float = POLL_S,
-        return_limit_s: float = RETURN_LIMIT_S,
+        hint: str | None = None,
+        poll_s: float = 2.0,
+        return_limit_s: float = 120.0,
     ) -> None:
         self.name = name
         self.callback_address = callback_address or CallbackAddress()
-        self.location: AgentLocation
+        self.address: AgentAddress
         self.admitted: set[str] = set()
         self.suspected = asyncio.Event()
-        self._hint = hint
-        self._locate = locate
-        self._poll_s = poll_s
-        self._return_limit_s = return_limit_s
+        self._locate, self._hint = locate, hint
+        self._poll_s, self._return_limit_s = poll_s, return_limit_s
         self._http: aiohttp.ClientSession | None = None
         self._deaths = 0
         self._cause_of_death = ""
 
     @property
     def base_url(self) -> str:
-        return self.location.address.base_url
+        return self.address.base_url
 
     async def start(self) -> None:
         """Locate the agent and check that it can be used."""
-        self._http = open_agent_session(timeout_s=PROBE_TIMEOUT_S)
-        try:
-            error = await self._find()
-            if error is not None:
-                raise RemoteAgentError(f"{self.name} cannot be used: {error}.", hint=self._hint)
-            is_loopback_only = is_loopback(self.callback_address.host)
-            if is_loopback_only and not await asyncio.to_thread(self.location.address.is_local):
-                raise RemoteAgentError(
-                    f"{self.name} runs on another machine and cannot reach the model at this machine's loopback address.",
-                    hint="set OSMOSIS_BRIDGE_HOST to a name or address of this machine that the agent can reach",
-                    code="VALIDATION",
-                )
-        except BaseException:
-            await self.stop()
-            raise
+        self._http = open_agent_session(PROBE_TIMEOUT_S)
+        health = await self._find()
+        if health.error is not None:
+            raise RemoteAgentError(f"{self.name} cannot be used: {health.error}.", hint=self._hint)
+        is_loopback_only = is_loopback(self.callback_address.host)
+        if is_loopback_only and not await asyncio.to_thread(self.address.is_local):
+            raise RemoteAgentError(
+                f"{self.name} runs on another machine and cannot reach the model at this machine's loopback address.",
+                hint="set OSMOSIS_BRIDGE_HOST to a name or address of this machine that the agent can reach",
+                code="VALIDATION",
+            )
 
     async def stop(self) -> None:
         """Stop watching the agent, which continues to run."""
         if self._http is not None:
             await self._http.close()
-            self._http = None
 
     def made_progress(self) -> None:
         self._deaths = 0
 
     async def death(self) -> OsmosisError:
         """Wait until the agent is gone, and return why; setting :attr:`suspected` probes it at once."""
-        misses = forgotten = 0
-        while True:
+        misses, pause_s = 0, self._poll_s
+        while misses < _MAX_MISSES:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.suspected.wait(), _QUICK_POLL_S if misses else self._poll_s)
+                await asyncio.wait_for(self.suspected.wait(), pause_s)
             self.suspected.clear()
             admitted = set(self.admitted)
             health = await self._probe()
-            active = (health.info or {}).get("active_rollouts")
+            info, error = health.server_info, health.error
+            pause_s = _QUICK_POLL_S if error is not None else self._poll_s
             # It runs fewer rollouts than were admitted both before and after the probe.
-            has_forgotten = active is not None and active < len(admitted & self.admitted)
-            misses = misses + 1 if health.error is not None else 0
-            forgotten = forgotten + 1 if has_forgotten else 0
-            if misses >= _MISSES or forgotten >= _MISSES:
-                self._cause_of_death = health.error or "it was restarted and lost its rollouts"
-                return RemoteAgentError(f"{self.name} is gone: {self._cause_of_death}.")
+            if info is not None and info.active_rollouts < len(admitted & self.admitted):
+                error = "it was restarted and lost its rollouts"
+            misses = misses + 1 if error is not None else 0
+            self._cause_of_death = error or ""
+        return RemoteAgentError(f"{self.name} is gone: {self._cause_of_death}.")
 
     async def revive(self, note: Callable[[str], None]) -> bool:
         """Wait until the agent is back."""
         self._deaths += 1
-        if self._deaths > MAX_DEATHS:
+        if self._deaths > _MAX_DEATHS:
             raise self._lost(f"was lost {self._deaths} times without finishing a rollout in between")
-        limit = f"{self._return_limit_s:g} s"
+        limit, deadline = f"{self._return_limit_s:g} s", time.monotonic() + self._return_limit_s
         note(f"{self.name} is gone: {self._cause_of_death}. Waiting up to {limit} for its return.")
-        deadline = time.monotonic() + self._return_limit_s
-        while (error := await self._find()) is not None:
+        while (error := (await self._find()).error) is not None:
             if time.monotonic() >= deadline:
                 raise self._lost(f"did not return within {limit}: {error}")
             await asyncio.sleep(min(1.0, self._poll_s))
         return True
 
-    async def _find(self) -> str | None:
-        """Locate and probe the agent; return what is wrong with it."""
-        try:
-            self.location = await asyncio.to_thread(self._locate)
-        except AgentAddressError as error:
-            return error.message.rstrip(".")
-        return (await self._probe()).error
+    async def _find(self) -> HealthCheckResult:
+        self.address = await asyncio.to_thread(self._locate)
+        return await self._probe()
 
-    async def _probe(self) -> AgentHealth:
-        if self._http is None:
-            return AgentHealth(error="it was stopped")
-        return await probe_agent(self._http, self.location)
+    async def _probe(self) -> HealthCheckResult:
+        assert self._http is not None
+        return await probe_agent(self._http, self.address)
 
     def _lost(self, reason: str) -> RemoteAgentError:
-        return RemoteAgentError(
-            f"{self.name} {reason}.",
-            hint="start the agent, then the run again: finished attempts are kept",
-        )
+        hint = "start the agent, then the run again: finished attempts are kept"
+        return RemoteAgentError(f"{self.name} {reason}.", hint=hint)
 
 
-INIT_PATH = "/v1/rollout/init"
-INIT_TRIES = 3
-_INIT_PAUSE_S = 0.5
-MAX_TURNS = 10
-MAX_TOKENS_TOTAL = 8192
-NO_REWARD = "the served agent reported no reward: set `reward` in its `RolloutResult`"
 # Clients of the agent-loop line set these in every call, whether or not the agent asked for them.
 _CLIENT_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "logprobs": True}
 _MAX_ERROR_CHARS = 10_000
 _WRONG_KEY = "missing or wrong key: use the `api_key` of the rollout's request"
 _WRONG_ROLLOUT = "the key does not belong to a rollout of this id"
+_ENDED = "the rollout has ended"
 
 
 class _Completion(BaseModel):
@@ -403,16 +339,6 @@ class _Completion(BaseModel):
     extra_fields: dict[str, Any] | None = None
 
 
-@dataclass(eq=False)
-class _OpenRollout:
-    """A rollout that runs on a remote agent."""
-
-    request: RolloutRunRequest
-    tools: asyncio.Future[list[dict[str, Any]]]
-    completing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    completed: bool = False
-
-
 class RemoteAgentDriver(CallbackRolloutDriver):
     """Runs rollouts on a remote agent, and serves its model calls and completions (the agent-loop line)."""
 
@@ -426,28 +352,31 @@ class RemoteAgentDriver(CallbackRolloutDriver):
         callback_timeout_s: float,
     ) -> None:
         super().__init__(callback_store, callback_timeout_s=callback_timeout_s)
-        self._agent = agent
-        self._model_proxy = model_proxy
-        self._server_url = server_url
-        self._open: dict[str, _OpenRollout] = {}
+        self._agent, self._model_proxy, self._server_url = agent, model_proxy, server_url
+        # The tools of each open rollout; model calls wait until they are known.
+        self._tools: dict[str, asyncio.Future[list[dict[str, Any]]]] = {}
         self._secret = secrets.token_bytes(32)
 
     async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
         try:
             return await super().run(request)
-        except (aiohttp.ClientError, OSError):
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
             self._agent.suspected.set()  # It is unreachable, or abandoned the rollout because it is shutting down.
             raise
+        finally:
+            self._close(request.rollout_id)
 
-    def open(self, request: RolloutRunRequest) -> str:
+    def open(self, rollout_id: str) -> str:
         """Serve a rollout's calls from now on, and return the key that they require."""
-        self._open[request.rollout_id] = _OpenRollout(request, asyncio.get_running_loop().create_future())
-        return self._key(request.rollout_id)
+        self._tools[rollout_id] = asyncio.get_running_loop().create_future()
+        return self._key(rollout_id)
 
-    def offer_tools(self, rollout_id: str, tools: object) -> None:
-        """Add these tools to every model call without tools; calls wait until they are known."""
-        offered = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
-        self._open[rollout_id].tools.set_result([_without_nulls(tool) for tool in offered])
+    def offer_tools(self, rollout_id: str, accepted: object) -> None:
+        """Add the tools of an accepted request to every model call without tools."""
+        tools = accepted.get("tools") if isinstance(accepted, dict) else None
+        if rollout_id in self._tools:
+            offered = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+            self._tools[rollout_id].set_result(_without_nulls(offered))
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -455,61 +384,42 @@ class RemoteAgentDriver(CallbackRolloutDriver):
             web.post("/v1/rollout/completed", self._completed),
         ]
 
+    def _close(self, rollout_id: str) -> None:
+        self._agent.admitted.discard(rollout_id)
+        if rollout_id in self._tools:
+            self._tools.pop(rollout_id).cancel()
+
     def _open_session(self) -> aiohttp.ClientSession:
-        return open_agent_session(timeout_s=ADMISSION_TIMEOUT_S, headers=self._agent.location.headers)
+        return open_agent_session(ADMISSION_TIMEOUT_S, self._agent.address.headers)
 
     async def _admit(self, request: RolloutRunRequest) -> None:
         label = {"ground_truth": request.label} if request.label is not None else {}
-        accepted = await self._post_init(
-            {
-                "rollout_id": request.rollout_id,
-                "server_url": self._server_url(),
-                "messages": list(request.messages),
-                "completion_params": {},
-                "max_turns": MAX_TURNS,
-                "max_tokens_total": MAX_TOKENS_TOTAL,
-                "metadata": {**(request.extra_fields or {}), **(request.metadata or {}), **label},
-                "api_key": self.open(request),
-                "idempotency_key": None,
-                "tool_server_url": None,
-            }
-        )
-        # Before the tools are offered and calls proceed: a count of the agent's rollouts must include this one.
+        body = {
+            "rollout_id": request.rollout_id,
+            "server_url": self._server_url(),
+            "messages": list(request.messages),
+            "completion_params": {},
+            "max_turns": 10,
+            "max_tokens_total": 8192,
+            "metadata": {**(request.extra_fields or {}), **(request.metadata or {}), **label},
+            "api_key": self.open(request.rollout_id),
+            "idempotency_key": None,
+            "tool_server_url": None,
+        }
+        try:
+            content = await self._post_admission(f"{self._agent.base_url}/v1/rollout/init", body)
+        except RolloutProtocolError as error:
+            if error.status_code != 401:
+                raise
+            # It accepted the key when the run started, so the agent was restarted with another one.
+            raise ConnectionError("it refuses the key (HTTP 401)") from None
+        # Before calls proceed: a count of the agent's rollouts must include this one.
         self._agent.admitted.add(request.rollout_id)
         try:
-            self.offer_tools(
-                request.rollout_id, accepted.get("tools") if isinstance(accepted, dict) else None
-            )
-        except RecursionError:
-            message = f"the tools of {self._agent.name} are nested too deeply."
+            self.offer_tools(request.rollout_id, loads(content))
+        except (ValueError, RecursionError):
+            message = f"the reply of {self._agent.name} is not JSON, or its tools are nested too deeply."
             raise RolloutProtocolError(message, status_code=422) from None
-
-    async def _post_init(self, body: dict[str, Any]) -> Any:
-        """Post an admission, again if the connection fails, and return the agent's reply."""
-        failures = 0
-        while True:
-            try:
-                return loads(await self._post_admission(self._agent.base_url + INIT_PATH, body))
-            except RolloutProtocolError as error:
-                if error.status_code != 401:
-                    raise
-                # It accepted the key when the run started, so the agent was restarted with another one.
-                failure: Exception = ConnectionError("it refuses the key (HTTP 401)")
-            except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
-                failure = error
-            except ValueError:
-                failure = ConnectionError(f"its reply to `POST {INIT_PATH}` is not JSON")
-            self._agent.suspected.set()
-            failures += 1
-            if failures >= INIT_TRIES:
-                raise failure
-            await asyncio.sleep(_INIT_PAUSE_S * failures)
-
-    def _forget(self, rollout_id: str) -> None:
-        self._agent.admitted.discard(rollout_id)
-        rollout = self._open.pop(rollout_id, None)
-        if rollout is not None:
-            rollout.tools.cancel()
 
     def _key(self, rollout_id: str) -> str:
         return f"{rollout_id}.{hmac.digest(self._secret, rollout_id.encode(), 'sha256').hex()}"
@@ -528,64 +438,44 @@ class RemoteAgentDriver(CallbackRolloutDriver):
         rollout_id = self._authenticate(request)
         if rollout_id is None:
             return refusal(401, _WRONG_KEY, "invalid_api_key")
-        rollout = self._open.get(rollout_id)
-        if rollout is None:
-            return refusal(404, f"the rollout {rollout_id} has ended", "rollout_not_found")
-        return await self._model_proxy.answer(request, rollout_id, partial(_prepare, rollout))
+        if rollout_id not in self._tools:
+            return refusal(404, _ENDED, "rollout_not_found")
+        prepare = partial(_prepare, rollout_id, self._tools[rollout_id])
+        return await self._model_proxy.answer(request, rollout_id, prepare)
 
     async def _completed(self, request: web.Request) -> web.StreamResponse:
+        """Commit how a rollout ended; the agent gets its reply when that is durable."""
         rollout_id = self._authenticate(request)
         if rollout_id is None:
-            return error_reply(401, _WRONG_KEY)
-        rollout = self._open.get(rollout_id)
-        if rollout is None:
-            return _ended(rollout_id)
+            raise HttpRefusal(401, _WRONG_KEY)
+        if rollout_id not in self._tools:
+            raise HttpRefusal(409, _ENDED)
         completion = await read_body(request, _Completion)
         if completion.rollout_id != rollout_id:
-            return error_reply(404, _WRONG_ROLLOUT)
-        async with rollout.completing:
-            return await self._complete(rollout, completion)
-
-    async def _complete(self, rollout: _OpenRollout, completion: _Completion) -> web.Response:
-        """Commit how a rollout ended; the agent gets its reply when that is durable."""
-        rollout_id = completion.rollout_id
-        if rollout.completed:
-            return error_reply(
-                409, f"the rollout {rollout_id} was completed before; the first completion counts"
-            )
+            raise HttpRefusal(404, _WRONG_ROLLOUT)
         if completion.status == "ERROR" and completion.finish_reason == CANCELLED:
-            rollout.completed = True
             self._store.fail(rollout_id, ConnectionError("it was shut down and abandoned the rollout"))
-            return json_reply({"status": "ok"})
-        # An agent cannot overwrite the fields that hosted loops report.
-        outcome = LoopOutcome(completion.finish_reason).to_fields()
-        sample = RolloutSample(
-            messages=completion.final_messages,
-            metrics=completion.metrics or {},
-            extra_fields=(completion.extra_fields or {}) | outcome,
-        )
-        ended, graded = _callbacks(completion, sample)
-        try:
-            await self._store.handle_completion(rollout_id, ended)
-            await self._store.handle_grader(rollout_id, graded)
-        except UnknownRolloutIdError:
-            return _ended(rollout_id)
-        except Exception:
-            # Edge of the process: whatever the commit raised, the agent must read "not durable" and retry.
-            logger.exception("the result of rollout %s could not be committed", rollout_id)
-            return error_reply(500, "the result could not be committed; try again")
-        rollout.completed = True
+        else:
+            await committed(rollout_id, self._commit(completion))
+        # The first completion counts.
+        self._close(rollout_id)
         return json_reply({"status": "ok"})
 
+    async def _commit(self, completion: _Completion) -> Acknowledgment:
+        ended, graded = _callbacks(completion)
+        await self._store.handle_completion(completion.rollout_id, ended)
+        return await self._store.handle_grader(completion.rollout_id, graded)
 
-def _ended(rollout_id: str) -> web.Response:
-    return error_reply(409, f"the rollout {rollout_id} has ended; its result is final")
 
-
-def _callbacks(
-    completion: _Completion, sample: RolloutSample
-) -> tuple[RolloutCompleteRequest, GraderCompleteRequest]:
+def _callbacks(completion: _Completion) -> tuple[RolloutCompleteRequest, GraderCompleteRequest]:
     """Return a completion as the two callbacks of the rollout protocol."""
+    # An agent cannot overwrite the fields that hosted loops report.
+    outcome = LoopOutcome(completion.finish_reason).to_fields()
+    sample = RolloutSample(
+        messages=completion.final_messages,
+        metrics=completion.metrics or {},
+        extra_fields=(completion.extra_fields or {}) | outcome,
+    )
     ended = RolloutCompleteRequest(status=RolloutStatus.SUCCESS)
     graded = GraderCompleteRequest(status=GraderStatus.FAILURE)
     if completion.status == "ERROR":
@@ -595,7 +485,7 @@ def _callbacks(
         graded.err_category = ended.err_category
         graded.sample = sample if sample.messages else None
     elif completion.reward is None:
-        graded.err_message = NO_REWARD
+        graded.err_message = "the served agent reported no reward: set `reward` in its `RolloutResult`"
     elif math.isfinite(completion.reward):
         sample.reward = completion.reward
         graded = GraderCompleteRequest(status=GraderStatus.SUCCESS, sample=sample)
@@ -605,22 +495,20 @@ def _callbacks(
     return ended, graded
 
 
-async def _prepare(rollout: _OpenRollout, body: dict[str, Any]) -> tuple[str, ...]:
+async def _prepare(
+    rollout_id: str, tools: asyncio.Future[list[dict[str, Any]]], body: dict[str, Any]
+) -> tuple[str, ...]:
     """Turn an agent's call into one for a model; return the parameters that the agent did not ask for."""
-    rollout_id = rollout.request.rollout_id
     if body.pop("rollout_id", rollout_id) != rollout_id:
         raise RefusedCallError(404, _WRONG_ROLLOUT, "rollout_not_found")
     for name in [name for name, value in body.items() if value is None]:
         del body[name]
-    try:
-        # An agent may call before its acceptance, which names the tools, has arrived.
-        tools = await asyncio.shield(rollout.tools)
-    except asyncio.CancelledError:
-        if not rollout.tools.cancelled():
-            raise
-        raise RefusedCallError(404, "the rollout has ended", "rollout_not_found") from None
-    if tools and "tools" not in body:
-        body["tools"] = tools
+    # An agent may call before its acceptance, which names the tools, has arrived.
+    await asyncio.wait({tools})
+    if tools.cancelled():
+        raise RefusedCallError(404, _ENDED, "rollout_not_found")
+    if tools.result() and "tools" not in body:
+        body["tools"] = tools.result()
     return tuple(name for name, value in _CLIENT_DEFAULTS.items() if body.get(name) == value)
 
 

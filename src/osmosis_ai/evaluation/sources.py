@@ -25,7 +25,7 @@ from osmosis_ai.process_environment import program_environment, why_reserved
 from osmosis_ai.rollout.loop import entrypoints
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.remote_agents import AgentLocation, RemoteAgent
+    from osmosis_ai.controller.remote_agents import AgentAddress, RemoteAgent
     from osmosis_ai.llm.providers import ModelEndpoint
     from osmosis_ai.sandbox import Sandbox
 
@@ -98,7 +98,7 @@ class RemoteSource:
     """An agent that its owner serves; a result depends on its name, not on any file here."""
 
     name: str
-    locate: Callable[[], AgentLocation]
+    locate: Callable[[], AgentAddress]
     hint: str
     sandbox = None
 

@@ -16,12 +16,11 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from osmosis_ai.api.wire.rollout_servers import HealthCheckResult
 from osmosis_ai.controller.remote_agents import (
     PROBE_TIMEOUT_S,
     AgentAddress,
     AgentAddressError,
-    AgentHealth,
-    AgentLocation,
     open_agent_session,
     probe_agent,
     unregistered_agent,
@@ -49,7 +48,7 @@ class RegisteredServer:
 
     server: DbRolloutServer
     creator: str | None
-    health: AgentHealth | None = None
+    health: HealthCheckResult | None = None
 
 
 class RolloutServerStore:
@@ -61,17 +60,17 @@ class RolloutServerStore:
         self._clock = clock
 
     def register(
-        self, workspace_id: str, user_id: str, *, name: str, address: AgentAddress, api_key: str | None
+        self, workspace_id: str, user_id: str, *, name: str, address: AgentAddress
     ) -> RegisteredServer:
         """Keep an agent under its name, in place of an earlier one, and ask it how it does; blocking."""
         _check_name(name)
-        _check_key(api_key)
-        health = probe(AgentLocation(address, api_key))
+        _check_key(address.api_key)
+        health = probe(address)
         try:
-            self._put(workspace_id, user_id, name, address, api_key, health)
+            self._put(workspace_id, user_id, name, address, health)
         except IntegrityError:
             # Another process registered it a moment ago: now it is there to be changed.
-            self._put(workspace_id, user_id, name, address, api_key, health)
+            self._put(workspace_id, user_id, name, address, health)
         return self._found(workspace_id, name, health)
 
     def page(self, workspace_id: str, *, limit: int, offset: int) -> tuple[list[RegisteredServer], int]:
@@ -112,8 +111,7 @@ class RolloutServerStore:
         user_id: str,
         name: str,
         address: AgentAddress,
-        api_key: str | None,
-        health: AgentHealth,
+        health: HealthCheckResult,
     ) -> None:
         now = self._clock.now()
         with self._db.transaction() as session:
@@ -126,12 +124,12 @@ class RolloutServerStore:
                 session.add(server)
             server.host, server.port, server.creator_id = address.host, address.port, user_id
             server.sealed = None
-            if api_key is not None:
-                server.sealed = self._vault.seal(api_key.encode(), context=server_context(server.id))
+            if address.api_key is not None:
+                server.sealed = self._vault.seal(address.api_key.encode(), context=server_context(server.id))
             server.updated_at = now
             _note(server, health, self._clock)
 
-    def _found(self, workspace_id: str, name: str, health: AgentHealth) -> RegisteredServer:
+    def _found(self, workspace_id: str, name: str, health: HealthCheckResult) -> RegisteredServer:
         with self._db.session() as session:
             server = _server(session, workspace_id, name)
             if server is None:
@@ -140,16 +138,16 @@ class RolloutServerStore:
         return RegisteredServer(server, _name_of(creator), health)
 
 
-def probe(location: AgentLocation) -> AgentHealth:
+def probe(address: AgentAddress) -> HealthCheckResult:
     """Ask an agent how it does; blocking, for as long as one probe may take, or not at all where too many wait."""
 
-    async def ask() -> AgentHealth:
-        async with open_agent_session(timeout_s=PROBE_TIMEOUT_S) as http:
-            return await probe_agent(http, location)
+    async def ask() -> HealthCheckResult:
+        async with open_agent_session(PROBE_TIMEOUT_S) as http:
+            return await probe_agent(http, address)
 
     # Each probe of an agent that never answers holds one of the threads that answer everybody's requests.
     if not _probes.acquire(blocking=False):
-        return AgentHealth(
+        return HealthCheckResult(
             error="too many agents are being asked at this moment: probe it again in a few seconds"
         )
     try:
@@ -180,13 +178,13 @@ def server_names(db: Database, workspace_id: str) -> Sequence[str]:
         return session.scalars(select(DbRolloutServer.name).where(of_workspace)).all()
 
 
-def locate_server(db: Database, vault: Vault, workspace_id: str, agent: str) -> AgentLocation:
+def locate_server(db: Database, vault: Vault, workspace_id: str, agent: str) -> AgentAddress:
     """Return where an agent is now, with its key."""
     server = find_server(db, workspace_id, agent)
     if server is None:
         raise unregistered_agent(agent)
     key = vault.open(server.sealed, context=server_context(server.id)) if server.sealed is not None else None
-    return AgentLocation(AgentAddress(server.host, server.port), key.decode() if key is not None else None)
+    return AgentAddress(server.host, server.port, key.decode() if key is not None else None)
 
 
 def server_context(server_id: str) -> str:
@@ -212,7 +210,7 @@ def _require_room(session: Session, workspace_id: str) -> None:
         )
 
 
-def _note(server: DbRolloutServer, health: AgentHealth, clock: Clock) -> None:
+def _note(server: DbRolloutServer, health: HealthCheckResult, clock: Clock) -> None:
     server.status = "healthy" if health.error is None else "unhealthy"
     server.error = health.error
     server.probed_at = clock.now()

@@ -15,13 +15,12 @@ import pytest
 from aiohttp import web
 
 from osmosis_ai.controller.callbacks import CallbackStore, TerminalCallbackResult
-from osmosis_ai.controller.remote_agents import AgentAddress, AgentLocation, RemoteAgent, RemoteAgentDriver
+from osmosis_ai.controller.remote_agents import AgentAddress, RemoteAgent, RemoteAgentDriver
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.inference.chat_format import BuiltInChat, ChatFormat
 from osmosis_ai.inference.completion import TokenFeed
 from osmosis_ai.inference.model import KeyValueCache, Model
-from osmosis_ai.rollout.driver import RolloutRunRequest
 from osmosis_ai.training.engines.policy_bridge import RolloutLimits, RolloutSampling
 from osmosis_ai.training.engines.prompt_prefix_cache import PromptPrefixCache
 from osmosis_ai.training.objective.sequences import TokenSequence
@@ -481,7 +480,7 @@ async def loop_url(world: PolicyWorld) -> AsyncIterator[tuple[str, RemoteAgentDr
         return None
 
     endpoints = RemoteAgentDriver(
-        RemoteAgent(lambda: AgentLocation(AgentAddress("127.0.0.1", 1)), name="loop"),
+        RemoteAgent(lambda: AgentAddress("127.0.0.1", 1), name="loop"),
         CallbackStore(on_terminal_commit=commit),
         world.bridge,
         server_url=lambda: "",
@@ -500,9 +499,9 @@ async def loop_url(world: PolicyWorld) -> AsyncIterator[tuple[str, RemoteAgentDr
 
 async def test_a_loops_calls_are_recorded_like_those_of_an_agent_that_sends_its_tools() -> None:
     async with policy_world() as world, loop_url(world) as (url, endpoints), aiohttp.ClientSession() as http:
-        key = endpoints.open(RolloutRunRequest([], rollout_id="r1"))
+        key = endpoints.open("r1")
         nullable = {**MULTIPLY, "function": {**MULTIPLY["function"], "description": None, "strict": None}}
-        endpoints.offer_tools("r1", [nullable])
+        endpoints.offer_tools("r1", {"tools": [nullable]})
         body: dict[str, Any] = {
             "model": "default",
             "messages": question(),

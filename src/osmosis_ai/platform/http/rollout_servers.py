@@ -63,8 +63,7 @@ def register(
         workspace_id,
         principal.user.id,
         name=body.agent_loop_name,
-        address=AgentAddress(body.host, body.port),
-        api_key=body.api_key,
+        address=AgentAddress(body.host, body.port, body.api_key),
     )
     return _probed(registered)
 
@@ -93,11 +92,7 @@ def remove(services: Services, workspace_id: ServerWorkspace, name: str) -> dict
 
 def _probed(found: RegisteredServer) -> wire.RegisteredRolloutServer:
     health, server = found.health, found.server
-    result = wire.HealthCheckResult()
-    if health is not None and health.info is not None:
-        result = wire.HealthCheckResult(server_info=wire.RolloutServerInfo(**health.info))
-    elif server.error is not None:
-        result = wire.HealthCheckResult(error=server.error)
+    result = health or wire.HealthCheckResult(error=server.error)
     return wire.RegisteredRolloutServer(
         id=server.id, status=server.status, health_check_result=result, name=server.name
     )

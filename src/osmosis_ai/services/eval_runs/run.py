@@ -281,21 +281,20 @@ def _rollout(workspace: WorkspaceDirectory, config: EvalConfig, request: EvalRun
 
 
 def _served(agent: str) -> RolloutSource:
-    from osmosis_ai.controller.remote_agents import AgentAddress, AgentAddressError, AgentLocation
+    from osmosis_ai.controller.remote_agents import AgentAddress, AgentAddressError
     from osmosis_ai.evaluation.sources import RemoteSource
     from osmosis_ai.services.rollouts import AGENT_KEY_ENV, agent_key
 
     try:
-        address = AgentAddress.parse(agent)
+        address = AgentAddress.parse(agent, agent_key())
     except AgentAddressError as error:
         raise OsmosisError(
             f"`eval run` asks a served agent itself, and `server://{agent}` does not say where it is: {error.message}",
             hint="write server://HOST:PORT; the names of registered agents are known to their platform alone "
             "(`osmosis eval submit`)",
         ) from None
-    location = AgentLocation(address, agent_key())
     return RemoteSource(
-        agent, lambda: location, hint=f"start it with `osmosis serve`, and put its key into {AGENT_KEY_ENV}"
+        agent, lambda: address, hint=f"start it with `osmosis serve`, and put its key into {AGENT_KEY_ENV}"
     )
 
 

@@ -107,7 +107,7 @@ class Assignments:
         except NotFoundError:
             return None  # it may be served again at any time
         key = SecretStr(place.api_key) if place.api_key is not None else None
-        return AgentPlace(host=place.address.host, port=place.address.port, api_key=key)
+        return AgentPlace(host=place.host, port=place.port, api_key=key)
 
     def agent_of(self, run_id: str) -> AgentPlace | None:
         """Return :meth:`agent` of a run by its id."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from osmosis_ai.api.wire.workers import InputDownload
 from osmosis_ai.config.sections import served_agent
-from osmosis_ai.controller.remote_agents import AgentAddress, AgentLocation, unregistered_agent
+from osmosis_ai.controller.remote_agents import AgentAddress, unregistered_agent
 from osmosis_ai.controller.server_process import default_servers
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import OsmosisError
@@ -76,14 +76,14 @@ class RunInputs:
     def served(self, agent: str) -> RemoteSource:
         """Return an agent that is served elsewhere, looked for whenever it has to be found."""
 
-        def locate() -> AgentLocation:
+        def locate() -> AgentAddress:
             place = self._channel.find_agent()
             if place is None:
                 raise unregistered_agent(agent)
             key = place.api_key.get_secret_value() if place.api_key is not None else None
             if key is not None:
                 self.redactor.add([key])
-            return AgentLocation(AgentAddress(place.host, place.port), key)
+            return AgentAddress(place.host, place.port, key)
 
         return RemoteSource(
             agent,

@@ -9,13 +9,11 @@ from osmosis_ai.api.capabilities import Capability
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.paging import iterate_pages
 from osmosis_ai.config.checks import LONGEST_SECRET_NAME, is_secret_name
-from osmosis_ai.errors import InteractiveRequiredError, NotFoundError, OsmosisError
+from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.services.capabilities import require_offered
 from osmosis_ai.services.listing import Listing, fetch_listing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.resources import SecretScope
     from osmosis_ai.api.wire.secrets import Secret, SecretHandout, SecretHandoutList, SecretList
@@ -37,31 +35,6 @@ def parse_scope(text: str) -> Scope:
     if text == "workspace":
         return "workspace"
     raise OsmosisError(f"'{text}' is not a scope of secrets: use `personal` or `workspace`.")
-
-
-def find_secret_values(
-    names: Sequence[str],
-    *,
-    given: Mapping[str, str],
-    environ: Mapping[str, str],
-    ask: Callable[[str], str] | None = None,
-) -> dict[str, str]:
-    """Return a value for every name: from ``given``, else ``environ``, else by asking.
-
-    Raises:
-        InteractiveRequiredError: a name has no value and ``ask`` is None.
-    """
-    found = {name: value for name in names if (value := given.get(name) or environ.get(name))}
-    missing = [name for name in names if name not in found]
-    if missing and ask is None:
-        raise InteractiveRequiredError(
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set (required by [secrets].required).",
-            details={"missing": missing},
-            hint=f"export {missing[0]}=…, or pass '--secrets-file'; secrets stored on a platform are not used here",
-        )
-    if ask is not None:
-        found.update({name: ask(name) for name in missing})
-    return found
 
 
 def check_name(name: str) -> str:

@@ -807,7 +807,7 @@ class LiveRun(GracefulStop, RunHooks):
 
     def resolve_secrets(self, names: Sequence[str]) -> dict[str, str]:
         """Take secrets from the secrets file, the environment, the `.env`, or the user."""
-        from osmosis_ai.services.secrets import find_secret_values
+        from osmosis_ai.services.eval_runs.run import find_secret_values
 
         ask = self._ask if self._output.interactive else None
         given = self._prepared.request.secret_values or {}

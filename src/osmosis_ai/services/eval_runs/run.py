@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.errors import InteractiveRequiredError, NotFoundError, OsmosisError
 from osmosis_ai.evaluation.spec import EvalRunOptions
 from osmosis_ai.files import cache_dir, expanded
 
@@ -248,6 +248,31 @@ async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult 
         return None
     slices = local_slices(summary.run_dir, prepared.dataset.path, prepared.slices)
     return EvalRunResult(prepared, summary, slices)
+
+
+def find_secret_values(
+    names: Sequence[str],
+    *,
+    given: Mapping[str, str],
+    environ: Mapping[str, str],
+    ask: Callable[[str], str] | None = None,
+) -> dict[str, str]:
+    """Return a value for every name: from ``given``, else ``environ``, else by asking.
+
+    Raises:
+        InteractiveRequiredError: a name has no value and ``ask`` is None.
+    """
+    found = {name: value for name in names if (value := given.get(name) or environ.get(name))}
+    missing = [name for name in names if name not in found]
+    if missing and ask is None:
+        raise InteractiveRequiredError(
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set (required by [secrets].required).",
+            details={"missing": missing},
+            hint=f"export {missing[0]}=…, or pass '--secrets-file'; secrets stored on a platform are not used here",
+        )
+    if ask is not None:
+        found.update({name: ask(name) for name in missing})
+    return found
 
 
 def _servers(options: EvalRunOptions, config: EvalConfig) -> int:

@@ -14,7 +14,7 @@ import itertools
 import json
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -123,12 +123,12 @@ class ExportedRun:
         files = RunDirectory(self.directory)
         offsets = _newest_offsets(files.events)
         seen: set[tuple[int, int]] = set()
-        with open_regular(files.summary) as lines, ExitStack() as stack:
-            journal = stack.enter_context(JournalReader(files.events)) if offsets else None
+        reader = JournalReader(files.events) if offsets else nullcontext()
+        with open_regular(files.summary) as lines, reader as journal:
             for number, line in enumerate(lines, 1):
                 try:
                     result = _listed_result(line, lenient=skipped is not None)
-                except (ValueError, KeyError, AttributeError, msgspec.ValidationError):
+                except (ValueError, KeyError, AttributeError):
                     if skipped is None:
                         raise OsmosisError(
                             f"{files.summary}: line {number} is no sample; download the run again."
@@ -208,11 +208,10 @@ def _listed_result(line: bytes, *, lenient: bool) -> dict[str, Any]:
             except msgspec.ValidationError:
                 if not lenient:
                     raise
-    row_index, run_index = result["row_index"], result["run_index"]
     if lenient:
-        result.setdefault("rollout_id", item_name(row_index, run_index))
-    for required in ("rollout_id", "status"):
-        result[required]
+        result.setdefault("rollout_id", item_name(result["row_index"], result["run_index"]))
+    if not {"row_index", "run_index", "rollout_id", "status"} <= result.keys():
+        raise ValueError("a required field is missing")
     return result
 
 

@@ -12,11 +12,7 @@ skipped   any      skipped: the grader removed it
 none      none     pending
 ========  =======  ==================================================================
 
-Failures at the provider, the rollout server or the platform are failures of the infrastructure;
-those of the agent, its tools and the grader belong to the code being evaluated.
-
-The summary that the product's files and wire define is separate: there a failed attempt counts as one that did not
-pass. The two answer different questions and are never mixed.
+The summary in the product's files and on the wire is separate: there a failed attempt counts as one that did not pass.
 
 Every number is finite or absent, so that it can be written as JSON. Unknown fields of stored numbers, which a later
 release may have added, are ignored.
@@ -28,13 +24,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from osmosis_ai.controller.outcomes import ERROR_SOURCES, LimitedBy
 from osmosis_ai.datasets.selection import RowsDrawn
@@ -68,6 +58,7 @@ if TYPE_CHECKING:
 
     from osmosis_ai.evaluation.statistics import Floats, Integers
 
+# Failures that do not belong to the code being evaluated.
 _INFRASTRUCTURE = ("provider", "rollout_server", "platform")
 NO_REWARD = "no_reward"
 LEAST_SCORED = 0.9

@@ -311,11 +311,9 @@ def write_inspect_log(run: ExportedRun, target: IO[bytes]) -> int:
 
 
 def _write_json(archive: zipfile.ZipFile, name: str, document: Any) -> None:
-    try:
-        content = orjson.dumps(document, default=str)
-    except TypeError:  # a path or a reply that is not valid UTF-8
-        content = json.dumps(document, default=str, ensure_ascii=False).encode(errors="replace")
-    archive.writestr(name, content)
+    # Paths and replies may have surrogates, which UTF-8 cannot encode.
+    content = json.dumps(document, default=str, ensure_ascii=False)
+    archive.writestr(name, content.encode(errors="replace"))
 
 
 def _inspect_spec(run: ExportedRun) -> dict[str, Any]:
@@ -372,7 +370,7 @@ def _inspect_sample(run: ExportedRun, sample: ExportedSample, model: str) -> dic
     finish_reasons = result.get("finish_reasons") or {}
     reason = next((reason for name, reason in _STOP_REASONS.items() if name in finish_reasons), "stop")
     prompt_tokens, completion_tokens = result.get("prompt_tokens"), result.get("completion_tokens")
-    usage = None
+    duration_ms, usage = result.get("duration_ms"), None
     if prompt_tokens is not None and completion_tokens is not None:
         total = prompt_tokens + completion_tokens
         usage = {"input_tokens": prompt_tokens, "output_tokens": completion_tokens, "total_tokens": total}
@@ -394,7 +392,7 @@ def _inspect_sample(run: ExportedRun, sample: ExportedSample, model: str) -> dic
             "osmosis": {**result, **({"from_model_calls": True} if conversation.from_model_calls else {})},
         },
         "model_usage": {model: usage} if usage else {},
-        "total_time": (result.get("duration_ms") or 0) / 1000,
+        "total_time": None if duration_ms is None else duration_ms / 1000,
         "uuid": result["rollout_id"],
     }
     if result["status"] != "success":

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from osmosis_ai.api.wire.base import LogEntry
-from osmosis_ai.evaluation.run_score import RunScore
+from osmosis_ai.evaluation.metrics import RunScore
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.serving.app import viewer_app
 from osmosis_ai.viewer.serving.entry import ViewerKeys

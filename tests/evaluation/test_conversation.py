@@ -16,12 +16,12 @@ from osmosis_ai.evaluation import conversation as reader
 from osmosis_ai.evaluation.conversation import (
     Conversation,
     ConversationStep,
-    as_dataset_row,
     as_messages,
     read_conversation,
 )
 from osmosis_ai.viewer.conversation_search import contains_text
 from osmosis_ai.viewer.pages.conversation import time_spans
+from osmosis_ai.viewer.read_sample import as_dataset_row
 
 CALL = {"tool_call_id": "c1", "function_name": "multiply", "arguments": {"a": 2, "b": 3}}
 TRAJECTORY: dict[str, Any] = {

@@ -85,13 +85,6 @@ class Conversation:
                 return metadata
         return None
 
-    @property
-    def grading(self) -> Mapping[str, Any]:
-        """The grader's ``notes`` and ``parts``, and the ``judgements`` of its judges."""
-        extra = as_table(self.facts.get("sample_extra_fields"))
-        judgements = as_table(extra.get("judge_calls")).get("judgements")
-        return {**as_table(extra.get("grader_notes")), "judgements": judgements}
-
 
 def read_conversation(content: bytes) -> Conversation:
     """Read the trajectory in ``content``; never raises."""
@@ -122,21 +115,6 @@ def read_conversation(content: bytes) -> Conversation:
 def as_messages(conversation: Conversation) -> list[Message]:
     """Return the conversation as messages of OpenAI's chat format, tool calls and their results included."""
     return [message for step in conversation.steps for message in _messages(step)]
-
-
-def as_dataset_row(conversation: Conversation) -> dict[str, Any]:
-    """Return the attempt's prompt as a row of a dataset (``osmosis_ai.datasets.rows``)."""
-    prompt = prompt_of(as_messages(conversation))
-    row: dict[str, Any] = {}
-    for role in ("system", "user"):
-        texts = [str(message["content"]) for message in prompt if message["role"] == role]
-        if texts:
-            row[f"{role}_prompt"] = "\n\n".join(texts)
-    if conversation.label is not None:
-        row["ground_truth"] = conversation.label
-    if conversation.metadata is not None:
-        row["metadata"] = conversation.metadata
-    return row
 
 
 def prompt_of(messages: Sequence[Message]) -> list[Message]:

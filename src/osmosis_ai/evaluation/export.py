@@ -14,7 +14,7 @@ import itertools
 import json
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -22,7 +22,6 @@ from typing import IO, Any, Literal
 import msgspec
 import orjson
 
-from osmosis_ai._version import __version__
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import item_name, read_regular_file
 from osmosis_ai.evaluation.conversation import (
@@ -38,7 +37,6 @@ from osmosis_ai.evaluation.local_results import LocalResults, read_local_results
 from osmosis_ai.evaluation.record import FIELD_TYPES
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.files import open_regular
-from osmosis_ai.installation import DISTRIBUTION
 from osmosis_ai.rollout.grader_notes import read_grader_notes
 
 INSPECT_LOG_VERSION = 2
@@ -75,11 +73,6 @@ class ExportedSample:
     result: Mapping[str, Any]
     conversation: Conversation
     messages: list[Message]
-
-    @property
-    def attempt(self) -> int:
-        """The attempt's number on its row, from 1."""
-        return int(self.result["run_index"]) + 1
 
     @property
     def source_row_index(self) -> int:
@@ -130,12 +123,12 @@ class ExportedRun:
         files = RunDirectory(self.directory)
         offsets = _newest_offsets(files.events)
         seen: set[tuple[int, int]] = set()
-        with open_regular(files.summary) as lines, ExitStack() as stack:
-            journal = stack.enter_context(JournalReader(files.events)) if offsets else None
+        reader = JournalReader(files.events) if offsets else nullcontext()
+        with open_regular(files.summary) as lines, reader as journal:
             for number, line in enumerate(lines, 1):
                 try:
                     result = _listed_result(line, lenient=skipped is not None)
-                except (ValueError, KeyError, AttributeError, msgspec.ValidationError):
+                except (ValueError, KeyError, AttributeError):
                     if skipped is None:
                         raise OsmosisError(
                             f"{files.summary}: line {number} is no sample; download the run again."
@@ -215,11 +208,10 @@ def _listed_result(line: bytes, *, lenient: bool) -> dict[str, Any]:
             except msgspec.ValidationError:
                 if not lenient:
                     raise
-    row_index, run_index = result["row_index"], result["run_index"]
     if lenient:
-        result.setdefault("rollout_id", item_name(row_index, run_index))
-    for required in ("rollout_id", "status"):
-        result[required]
+        result.setdefault("rollout_id", item_name(result["row_index"], result["run_index"]))
+    if not {"row_index", "run_index", "rollout_id", "status"} <= result.keys():
+        raise ValueError("a required field is missing")
     return result
 
 
@@ -282,7 +274,6 @@ def write_parquet(run: ExportedRun, target: IO[bytes]) -> int:
 
 
 def _flat(run: ExportedRun, sample: ExportedSample) -> dict[str, Any]:
-    """Return a sample as one flat row."""
     conversation = sample.conversation
     values = {
         **sample.result,
@@ -290,7 +281,7 @@ def _flat(run: ExportedRun, sample: ExportedSample) -> dict[str, Any]:
         "model": run.facts.get("model_name"),
         "dataset": run.facts.get("dataset_name"),
         "source_row_index": sample.source_row_index,
-        "attempt": sample.attempt,
+        "attempt": sample.result["run_index"] + 1,
         "passed": run.passes(sample.result),
         "label": conversation.label,
         "answer": sample.answer,
@@ -320,18 +311,16 @@ def write_inspect_log(run: ExportedRun, target: IO[bytes]) -> int:
 
 
 def _write_json(archive: zipfile.ZipFile, name: str, document: Any) -> None:
-    try:
-        content = orjson.dumps(document, default=str)
-    except TypeError:  # a path or a reply that is not valid UTF-8
-        content = json.dumps(document, default=str, ensure_ascii=False).encode(errors="replace")
-    archive.writestr(name, content)
+    # Paths and replies may have surrogates, which UTF-8 cannot encode.
+    content = json.dumps(document, default=str, ensure_ascii=False)
+    archive.writestr(name, content.encode(errors="replace"))
 
 
 def _inspect_spec(run: ExportedRun) -> dict[str, Any]:
     n, total = run.inputs.get("n", run.summary.get("n_runs")), run.summary.get("total_samples")
     epochs = n if isinstance(n, int) and n > 0 else 1
     rows = total // epochs if isinstance(total, int) else None
-    spec = {
+    return {
         **dict.fromkeys(("eval_id", "run_id", "task_id"), run.run_id),
         "created": str(run.facts.get("started_at") or "1970-01-01T00:00:00+00:00"),
         "task": str(run.facts.get("rollout_name") or run.name),
@@ -339,20 +328,13 @@ def _inspect_spec(run: ExportedRun) -> dict[str, Any]:
         "dataset": {"name": run.facts.get("dataset_name"), "samples": rows, "shuffled": False},
         "model": str(run.facts.get("model_name") or "unknown"),
         "config": {"epochs": epochs, "log_samples": True},
-        "packages": {DISTRIBUTION: str(run.provenance.get("sdk_version") or __version__)},
         "metadata": {
             "osmosis": {"inputs": run.inputs, "provenance": run.provenance, "estimates": run.estimates}
         },
     }
-    commit = run.provenance.get("git_head")
-    if isinstance(commit, str):
-        dirty = bool(run.provenance.get("git_dirty"))
-        spec["revision"] = {"type": "git", "origin": "", "commit": commit, "dirty": dirty}
-    return spec
 
 
 def _inspect_outcome(run: ExportedRun, spec: Mapping[str, Any], *, scored: int) -> dict[str, Any]:
-    """Return the parts of a log's header that are known at the end."""
     tokens, totals = run.summary.get("tokens_used"), as_table(run.estimates.get("tokens"))
     # A sum of zero means that no attempt reported its tokens.
     usage = {"total_tokens": tokens} if tokens else None
@@ -365,10 +347,8 @@ def _inspect_outcome(run: ExportedRun, spec: Mapping[str, Any], *, scored: int) 
         if as_number(estimate.get("value")) is None:
             continue
         # inspect_ai has no intervals: ours is in the metadata.
-        metrics = {metric: {"name": metric, "value": estimate["value"], "metadata": estimate}}
-        if as_number(estimate.get("stderr")) is not None:
-            metrics["stderr"] = {"name": "stderr", "value": estimate["stderr"]}
-        scores.append({"name": name, "scorer": name, "scored_samples": scored, "metrics": metrics})
+        value = {"name": metric, "value": estimate["value"], "metadata": estimate}
+        scores.append({"name": name, "scorer": name, "scored_samples": scored, "metrics": {metric: value}})
     counts = {name: run.summary.get(name) or 0 for name in ("total_samples", "completed_samples")}
     return {
         "status": _INSPECT_STATUSES[run.progress],
@@ -389,10 +369,14 @@ def _inspect_sample(run: ExportedRun, sample: ExportedSample, model: str) -> dic
     choices = [] if conversation.from_model_calls else answers[-1:]
     finish_reasons = result.get("finish_reasons") or {}
     reason = next((reason for name, reason in _STOP_REASONS.items() if name in finish_reasons), "stop")
-    usage = _inspect_usage(result)
+    prompt_tokens, completion_tokens = result.get("prompt_tokens"), result.get("completion_tokens")
+    duration_ms, usage = result.get("duration_ms"), None
+    if prompt_tokens is not None and completion_tokens is not None:
+        total = prompt_tokens + completion_tokens
+        usage = {"input_tokens": prompt_tokens, "output_tokens": completion_tokens, "total_tokens": total}
     document = {
         "id": sample.source_row_index,
-        "epoch": sample.attempt,
+        "epoch": result["run_index"] + 1,
         "input": prompt or f"row {sample.source_row_index}",
         "target": conversation.label or "",
         "messages": messages,
@@ -408,8 +392,7 @@ def _inspect_sample(run: ExportedRun, sample: ExportedSample, model: str) -> dic
             "osmosis": {**result, **({"from_model_calls": True} if conversation.from_model_calls else {})},
         },
         "model_usage": {model: usage} if usage else {},
-        "total_time": _seconds(result.get("duration_ms")),
-        "working_time": _seconds(result.get("model_latency_ms")),
+        "total_time": None if duration_ms is None else duration_ms / 1000,
         "uuid": result["rollout_id"],
     }
     if result["status"] != "success":
@@ -419,11 +402,9 @@ def _inspect_sample(run: ExportedRun, sample: ExportedSample, model: str) -> dic
 
 
 def _inspect_summary(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sample's line in inspect_ai's list of samples."""
     prompt, error = document["input"], document.get("error")
-    same = ("id", "epoch", "target", "scores", "model_usage", "total_time", "working_time", "uuid")
     return {
-        **{name: document[name] for name in same},
+        **{name: document[name] for name in ("id", "epoch", "target", "scores", "total_time", "uuid")},
         "input": (prompt if isinstance(prompt, str) else str(prompt[-1]["content"]))[:1000],
         "completed": True,
         "message_count": len(document["messages"]),
@@ -445,14 +426,6 @@ def _inspect_scores(run: ExportedRun, sample: ExportedSample) -> dict[str, Any]:
     return scores
 
 
-def _inspect_usage(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    prompt, completion, cost = map(result.get, ("prompt_tokens", "completion_tokens", "cost_usd"))
-    if prompt is None or completion is None:
-        return None
-    usage = {"input_tokens": prompt, "output_tokens": completion, "total_tokens": prompt + completion}
-    return usage if cost is None else {**usage, "total_cost": cost}
-
-
 def _inspect_message(message: Message) -> dict[str, Any]:
     content, reasoning = message["content"], message.get("reasoning_content")
     if reasoning:
@@ -467,13 +440,10 @@ def _inspect_message(message: Message) -> dict[str, Any]:
 
 def _inspect_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    converted = {"id": call["id"], "function": function["name"], "type": "function"}
     try:
         arguments = json.loads(function["arguments"])
-    except ValueError as error:
-        return {**converted, "arguments": {}, "parse_error": f"{error}: {function['arguments']}"}
-    return {**converted, "arguments": arguments if isinstance(arguments, dict) else {"arguments": arguments}}
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
+    except ValueError:
+        arguments = function["arguments"]
+    if not isinstance(arguments, dict):
+        arguments = {"arguments": arguments}
+    return {"id": call["id"], "function": function["name"], "type": "function", "arguments": arguments}

@@ -11,9 +11,7 @@ from typing import Any
 # Longer integers fit no float (308 digits), and Python refuses more than 4,300.
 _MAX_INTEGER_DIGITS = 300
 _MAX_NUMBER = 1e300
-_ESCAPE = re.compile(
-    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[dD][89a-fA-F][0-9a-fA-F]{2}|.)"
-)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def as_text(value: Any) -> str | None:
@@ -42,9 +40,19 @@ def read_object(content: bytes) -> tuple[dict[str, Any], list[str]]:
     problems: list[str] = []
     if not content.strip():
         return {}, ["The file is empty."]
-    text = _decode(content, problems)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        problems.append("The file is not valid UTF-8: invalid bytes are shown as \ufffd.")
+        text = content.decode("utf-8-sig", "replace")
     try:
         found = loads(text)
+        # JSON can contain a lone surrogate as an escape, UTF-8 cannot. Pairs are one character by now.
+        if "\\ud" in text or "\\uD" in text:
+            written = json.dumps(found, ensure_ascii=False)
+            if _SURROGATE.search(written):
+                problems.append("The file contains lone surrogates: they are shown as \ufffd.")
+                found = loads(_SURROGATE.sub("\ufffd", written))
     except RecursionError:
         return {}, [*problems, "The file is nested too deeply."]
     except ValueError:
@@ -69,23 +77,3 @@ def _integer(digits: str) -> int | str:
 
 
 _DECODER = json.JSONDecoder(parse_constant=str, parse_float=_finite, parse_int=_integer, strict=False)
-
-
-def _decode(content: bytes, problems: list[str]) -> str:
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        problems.append("The file is not valid UTF-8: invalid bytes are shown as \ufffd.")
-        text = content.decode("utf-8-sig", "replace")
-    # A fast search: few texts need the second pass.
-    if "\\ud" not in text and "\\uD" not in text:
-        return text
-    whole = _ESCAPE.sub(_without_lone_surrogate, text)
-    if whole != text:
-        problems.append("The file contains lone surrogates: they are shown as \ufffd.")
-    return whole
-
-
-def _without_lone_surrogate(escape: re.Match[str]) -> str:
-    found = escape[0]
-    return "\\ufffd" if len(found) == 6 and found[2] in "dD" else found

@@ -12,11 +12,7 @@ skipped   any      skipped: the grader removed it
 none      none     pending
 ========  =======  ==================================================================
 
-Failures at the provider, the rollout server or the platform are failures of the infrastructure;
-those of the agent, its tools and the grader belong to the code being evaluated.
-
-The summary that the product's files and wire define is separate: there a failed attempt counts as one that did not
-pass. The two answer different questions and are never mixed.
+The summary in the product's files and on the wire is separate: there a failed attempt counts as one that did not pass.
 
 Every number is finite or absent, so that it can be written as JSON. Unknown fields of stored numbers, which a later
 release may have added, are ignored.
@@ -25,18 +21,13 @@ release may have added, are ignored.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from osmosis_ai.controller.outcomes import ERROR_SOURCES, LimitedBy
+from osmosis_ai.datasets.selection import RowsDrawn
 from osmosis_ai.evaluation.pass_at_k import estimate_pass_at_k, estimate_pass_hat_k, pass_at_k_by_row
 from osmosis_ai.evaluation.results import (
     FAILED,
@@ -67,6 +58,7 @@ if TYPE_CHECKING:
 
     from osmosis_ai.evaluation.statistics import Floats, Integers
 
+# Failures that do not belong to the code being evaluated.
 _INFRASTRUCTURE = ("provider", "rollout_server", "platform")
 NO_REWARD = "no_reward"
 LEAST_SCORED = 0.9
@@ -219,6 +211,78 @@ class RunMetrics(_Model):
     def summary(self) -> dict[str, Any]:
         """The product's summary as JSON values, without absent fields."""
         return self.wire.model_dump(mode="json", exclude_none=True)
+
+
+class RunScore(_Model):
+    """The summary of an evaluation, in files and on the wire."""
+
+    pass_rate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    reward: float | None = None
+    pass_threshold: float = 1.0
+    scored: int = 0
+    planned: int = 0
+    pending: int = 0
+    skipped: int = 0
+    failed: int = 0
+    failed_by_boundary: dict[str, int] = {}
+    rows: RowsDrawn | None = None
+    warnings: list[str] = []
+
+    @classmethod
+    def of(cls, estimates: Estimates, rows: RowsDrawn | None = None) -> RunScore:
+        """Return the score of a run with these estimates."""
+        rate, reward, counts = estimates.pass_rate, estimates.reward, estimates.counts
+        return cls(
+            pass_rate=rate.value if rate else None,
+            low=rate.low if rate else None,
+            high=rate.high if rate else None,
+            reward=reward.value if reward else None,
+            pass_threshold=estimates.pass_threshold,
+            scored=counts.scored,
+            planned=counts.planned,
+            pending=counts.pending,
+            skipped=counts.skipped,
+            failed=sum(counts.failed_by_boundary.values()),
+            failed_by_boundary=counts.failed_by_boundary,
+            rows=rows,
+            warnings=estimates.warnings,
+        )
+
+    @classmethod
+    def of_results(
+        cls, results: Mapping[str, Any], *, planned: int, rows: RowsDrawn | None = None
+    ) -> RunScore | None:
+        """Return the score in a platform's results, which may have only counts; None without results."""
+        try:
+            if results.get("headline"):
+                known = cls.model_validate(results["headline"])
+                return known.model_copy(update={"rows": rows or known.rows})
+        except ValidationError:
+            pass
+        scored, done, passed = (results.get(name) for name in ("graded", "total_runs", "passed"))
+        if scored is None:
+            return None
+        failed, skipped = results.get("failed") or 0, results.get("skipped") or 0
+        threshold = results.get("pass_threshold")
+        warning = describe_few_scored(scored, scored + failed if done is None else done - skipped)
+        return cls(
+            pass_rate=passed / scored if scored and passed is not None else None,
+            pass_threshold=1.0 if threshold is None else threshold,
+            scored=scored,
+            planned=max(planned, scored),
+            pending=0 if done is None else max(planned - done, 0),
+            skipped=skipped,
+            failed=failed,
+            rows=rows,
+            warnings=[warning] if warning else [],
+        )
+
+    @property
+    def finished(self) -> int:
+        """Attempts that ended, except skipped ones."""
+        return self.planned - self.pending - self.skipped
 
 
 def compute_metrics(

@@ -99,10 +99,7 @@ class TerminalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         ``without_crc`` also accepts lines without a checksum, which the public SDK writes.
         """
         check_crc(line, without_crc=without_crc)
-        try:
-            return _DECODER.decode(line)
-        except msgspec.DecodeError as error:
-            raise ValueError(str(error)) from None
+        return _DECODER.decode(line)
 
 
 _ENCODER = msgspec.json.Encoder()
@@ -174,10 +171,9 @@ def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False
     notes = clean(graded.notes or "", MOST_NOTES_CHARS)
     left_out = len(all_scores) - len(scores) + len(loop.unscored) - len(unscored)
     if left_out:
-        added = (
-            f"{left_out:,} scores or reasons are left out (limit: {_MAX_TABLE_BYTES >> 10} KiB per attempt)."
-        )
-        notes = "\n".join(filter(None, (notes[: MOST_NOTES_CHARS - len(added) - 1], added)))
+        limit = f"{_MAX_TABLE_BYTES >> 10} KiB per attempt"
+        added = f"{left_out:,} scores or reasons are left out (limit: {limit})."
+        notes = f"{notes[: MOST_NOTES_CHARS - len(added) - 1]}\n{added}" if notes else added
     judgements = [
         {name: clean(value) if isinstance(value, str) else value for name, value in judgement.items()}
         for judgement in judges.judgements[:_MAX_JUDGEMENTS]

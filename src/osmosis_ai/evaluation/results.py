@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 AttemptId = tuple[int, int]
 """An attempt as (row_index, run_index)."""
 
+_JUDGE_NUMBERS = {
+    "judge_calls": "f4",
+    "judge_outside_scale": "f4",
+    "judge_tokens": "f8",
+    "judge_cost_usd": "f8",
+}
 # Fields of TerminalRecord that are columns; unknown values are NaN. Counts are exact up to 2**24 as f4, 2**53 as f8.
 _NUMBERS = {
     "reward": "f8",
@@ -28,10 +34,7 @@ _NUMBERS = {
     "completion_tokens": "f8",
     "model_calls": "f4",
     "lost_attempts": "f4",
-    "judge_calls": "f4",
-    "judge_outside_scale": "f4",
-    "judge_tokens": "f8",
-    "judge_cost_usd": "f8",
+    **_JUDGE_NUMBERS,
 }
 COLUMNS = [
     ("offset", "i8"),  # of the journal line; -1 without one
@@ -67,7 +70,7 @@ class AttemptTable:
         self.columns["offset"] = -1
         self.source_rows = np.full(rows, -1, dtype=np.int64)
         self.reasons = [UNKNOWN]
-        self._reason_codes: dict[str | None, int] = {None: 0, UNKNOWN: 0}
+        self._reason_codes = {UNKNOWN: 0}
         self._row_keys = np.zeros(rows, dtype=np.uint64)
         self._open = np.ones(rows * n, dtype=np.bool_)
         if only is not None:
@@ -90,13 +93,14 @@ class AttemptTable:
         if not self.holds(row, run):
             raise ValueError(f"row {row}, attempt {run + 1} is not part of the run")
         item = row * self.n + run
+        reasons = record.finish_reasons
         # NumPy stores None as NaN.
         self.columns[item] = (
             offset,
             _STATUS_CODES[record.status],
             _BOUNDARY_CODES[record.boundary],
             self._reason_code(record.error_type),
-            _finish_bits(record),
+            STATED + sum(1 << bit for bit, name in enumerate(FLAGGED) if name in reasons) if reasons else 0,
             record.total_tokens,
             *_numbers_of(record),
         )
@@ -106,7 +110,7 @@ class AttemptTable:
 
     def set_judge_calls(self, record: TerminalRecord) -> None:
         """Set only the judge calls of an attempt's grader."""
-        for name in ("judge_calls", "judge_outside_scale", "judge_tokens", "judge_cost_usd"):
+        for name in _JUDGE_NUMBERS:
             self.columns[name][record.row_index * self.n + record.run_index] = getattr(record, name)
 
     def set_row_digest(self, row_index: int, digest: str) -> None:
@@ -161,12 +165,10 @@ class AttemptTable:
 
     def recorded(self, status: Status | None = None) -> Iterator[tuple[int, int, int]]:
         """Yield (row_index, run_index, offset) of each attempt that has a record (of ``status``), in order."""
-        import numpy as np
-
         found = self.columns["offset"] >= 0
         if status is not None:
             found &= self.columns["status"] == _STATUS_CODES[status]
-        for item in np.flatnonzero(found).tolist():
+        for item in found.nonzero()[0].tolist():
             yield item // self.n, item % self.n, int(self.columns["offset"][item])
 
     @property
@@ -188,17 +190,11 @@ class AttemptTable:
         return copy.deepcopy(self)
 
     def _reason_code(self, error_type: str | None) -> int:
-        code = self._reason_codes.get(error_type)
-        if code is None:
-            if error_type is None or len(self.reasons) >= _MAX_REASONS:
+        if error_type is None:
+            return 0
+        if error_type not in self._reason_codes:
+            if len(self.reasons) >= _MAX_REASONS:
                 return 0
-            code = self._reason_codes[error_type] = len(self.reasons)
+            self._reason_codes[error_type] = len(self.reasons)
             self.reasons.append(error_type)
-        return code
-
-
-def _finish_bits(record: TerminalRecord) -> int:
-    reasons = record.finish_reasons
-    if not reasons:
-        return 0
-    return STATED + sum(1 << place for place, reason in enumerate(FLAGGED) if reason in reasons)
+        return self._reason_codes[error_type]

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 
@@ -35,8 +35,8 @@ MOST_OF_A_CONFIG = 256 * 1024
 """Limit of the config that is stored with a run."""
 _MAX_PATH_BYTES, _MAX_NAME_BYTES, _MAX_LINE_BYTES = 1024, 255, 64 * 1024
 _MAX_ERROR_CHARS = 64
-_ROLLOUT_ID = re.compile(r"[0-9a-f]{32}")
-_TRAJECTORY_NAME = re.compile(r"trajectory[A-Za-z0-9._-]{0,200}\.json")
+ROLLOUT_ID = re.compile(r"[0-9a-f]{32}")
+TRAJECTORY_NAME = re.compile(r"trajectory[A-Za-z0-9._-]{0,200}\.json")
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 # No line breaks, escape codes or other control characters.
 _Printable = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
@@ -162,8 +162,8 @@ class IndexEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     row_index: _Count
     run_index: _Count
-    rollout_id: Annotated[str, msgspec.Meta(pattern=f"^{_ROLLOUT_ID.pattern}$")]
-    trajectory_filename: Annotated[str, msgspec.Meta(pattern=f"^{_TRAJECTORY_NAME.pattern}$")] | None = None
+    rollout_id: Annotated[str, msgspec.Meta(pattern=f"^{ROLLOUT_ID.pattern}$")]
+    trajectory_filename: Annotated[str, msgspec.Meta(pattern=f"^{TRAJECTORY_NAME.pattern}$")] | None = None
     status: Status
     reward: float | None = None
     tokens: _Count | None = None
@@ -216,26 +216,6 @@ def read_index(lines: Iterable[bytes], *, rows: int, n: int) -> list[IndexEntry]
 
 def _damaged(problem: str) -> OsmosisError:
     return OsmosisError(f"{INDEX} is not the index of a complete run: {problem}.", details={"path": INDEX})
-
-
-class TrialFile(NamedTuple):
-    """A file of one attempt: its trajectory, or an artifact by its path below ``artifacts/``."""
-
-    rollout_id: str
-    trajectory: str | None = None
-    artifact: str | None = None
-
-
-def trial_file(path: str) -> TrialFile | None:
-    """Return the attempt and kind of the file at ``path``, relative to the run's directory; None for other files."""
-    parts = path.split("/")
-    if len(parts) < 3 or parts[0] != TRIALS or not _ROLLOUT_ID.fullmatch(parts[1]):
-        return None
-    if len(parts) == 3 and _TRAJECTORY_NAME.fullmatch(parts[2]):
-        return TrialFile(parts[1], trajectory=parts[2])
-    if len(parts) > 3 and parts[2] == ARTIFACTS and parts[3:] != [RESERVED_ARTIFACT]:
-        return TrialFile(parts[1], artifact="/".join(parts[3:]))
-    return None
 
 
 def name_problem(path: str) -> str | None:

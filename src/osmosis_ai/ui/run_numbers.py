@@ -12,8 +12,7 @@ from osmosis_ai.ui.numbers import amount, percent
 
 if TYPE_CHECKING:
     from osmosis_ai.datasets.selection import RowsDrawn
-    from osmosis_ai.evaluation.metrics import Estimates
-    from osmosis_ai.evaluation.run_score import RunScore
+    from osmosis_ai.evaluation.metrics import Estimates, RunScore
 
 # The wire's error type of every exception, including those of the grader.
 _EXCEPTION = "agent_error"

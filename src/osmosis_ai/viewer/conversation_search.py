@@ -9,6 +9,7 @@ from typing import Any
 
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES, Conversation, read_conversation
 from osmosis_ai.viewer.cursors import position_of, sample_cursor
+from osmosis_ai.viewer.read_sample import grading_of
 from osmosis_ai.viewer.source import ItemPage, RunSource, SampleEntry, SampleQuery
 
 MOST_SAMPLES = 500
@@ -82,7 +83,7 @@ def _texts(conversation: Conversation) -> Iterator[str]:
         for exchange in step.exchanges:
             yield from (exchange.name or "", exchange.result or "")
             yield from _values(exchange.arguments)
-    yield from _values([conversation.grading.get(name) for name in ("notes", "judgements")])
+    yield from _values([grading_of(conversation).get(name) for name in ("notes", "judgements")])
 
 
 def _values(value: Any) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from osmosis_ai.errors import reason_of
 from osmosis_ai.evaluation.lenient_json import as_number, as_table, as_text
-from osmosis_ai.evaluation.run_score import RunScore
+from osmosis_ai.evaluation.metrics import RunScore
 from osmosis_ai.rubric.documents import read_result
 from osmosis_ai.ui.numbers import parse_date
 from osmosis_ai.viewer.source import RunDetail, RunEntry

@@ -10,9 +10,12 @@ from osmosis_ai.evaluation.attempt_files import StoredConversation
 from osmosis_ai.evaluation.conversation import (
     LARGEST_CONVERSATION_BYTES,
     Conversation,
+    as_messages,
     json_text,
+    prompt_of,
     read_conversation,
 )
+from osmosis_ai.evaluation.lenient_json import as_table
 from osmosis_ai.ui import numbers
 from osmosis_ai.viewer.source import SampleDetail, SampleEntry
 
@@ -79,7 +82,29 @@ class ReadSample:
     def graded(self, name: str) -> Any:
         """Return what the grader left (``notes``, ``parts`` …), by the record, or else as the rollout says."""
         known = self.detail.record.get(name)
-        return self.conversation.grading.get(name) if known is None else known
+        return grading_of(self.conversation).get(name) if known is None else known
+
+
+def as_dataset_row(conversation: Conversation) -> dict[str, Any]:
+    """Return the attempt's prompt as a row of a dataset (``osmosis_ai.datasets.rows``)."""
+    prompt = prompt_of(as_messages(conversation))
+    row: dict[str, Any] = {}
+    for role in ("system", "user"):
+        texts = [str(message["content"]) for message in prompt if message["role"] == role]
+        if texts:
+            row[f"{role}_prompt"] = "\n\n".join(texts)
+    if conversation.label is not None:
+        row["ground_truth"] = conversation.label
+    if conversation.metadata is not None:
+        row["metadata"] = conversation.metadata
+    return row
+
+
+def grading_of(conversation: Conversation) -> Mapping[str, Any]:
+    """Return the grader's ``notes`` and ``parts``, and the ``judgements`` of its judges."""
+    extra = as_table(conversation.facts.get("sample_extra_fields"))
+    judgements = as_table(extra.get("judge_calls")).get("judgements")
+    return {**as_table(extra.get("grader_notes")), "judgements": judgements}
 
 
 def conversation_in(stored: StoredConversation) -> Conversation:

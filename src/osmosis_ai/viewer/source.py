@@ -15,9 +15,8 @@ from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversation
 from osmosis_ai.evaluation.local_runs import RunKind
-from osmosis_ai.evaluation.metrics import Estimates
+from osmosis_ai.evaluation.metrics import Estimates, RunScore
 from osmosis_ai.evaluation.run_log import LogDirection
-from osmosis_ai.evaluation.run_score import RunScore
 from osmosis_ai.llm.finish_reasons import FLAGGED_NAMES, FlaggedFinish
 
 if TYPE_CHECKING:

@@ -36,8 +36,8 @@ from osmosis_ai.cli.startup import current_env_file, environment_with_file
 from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
 from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks
 from osmosis_ai.evaluation.manifest import RunPlan
+from osmosis_ai.evaluation.metrics import RunScore
 from osmosis_ai.evaluation.run_log import LogEvent
-from osmosis_ai.evaluation.run_score import RunScore
 from osmosis_ai.services.downloaded_runs import fetching, is_download, is_downloaded_run
 from osmosis_ai.services.eval_runs import info
 from osmosis_ai.services.eval_runs.info import DescribedEvaluation, EvaluationLook, SeenEvaluation

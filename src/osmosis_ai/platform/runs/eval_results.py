@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.datasets.selection import RowsDrawn
-from osmosis_ai.evaluation.metrics import Estimates
-from osmosis_ai.evaluation.run_score import RunScore
+from osmosis_ai.evaluation.metrics import Estimates, RunScore
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.submit.eval_request import effective_eval_settings
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from osmosis_ai.datasets.selection import RowsDrawn
     from osmosis_ai.evaluation.hooks import ProgressSnapshot
     from osmosis_ai.evaluation.local_results import LocalResults
-    from osmosis_ai.evaluation.metrics import Estimates
+    from osmosis_ai.evaluation.metrics import Estimates, RunScore
     from osmosis_ai.evaluation.record import TerminalRecord
-    from osmosis_ai.evaluation.run_score import RunScore
     from osmosis_ai.services.listing import Listing
 
 
@@ -81,7 +80,7 @@ class DescribedEvaluation(DescribedRun):
     @property
     def headline(self) -> RunScore | None:
         """The run's result in one line; None before any sample is counted."""
-        from osmosis_ai.evaluation.run_score import RunScore
+        from osmosis_ai.evaluation.metrics import RunScore
 
         estimates, detail = self.estimates, self.detail
         if estimates is not None:
@@ -190,7 +189,7 @@ def run_item(row: EvalRunRow) -> dict[str, Any]:
 
 def run_headline(results: EvalResults | None, config: Mapping[str, Any] | None) -> RunScore | None:
     """Return a run's result in one line, if known."""
-    from osmosis_ai.evaluation.run_score import RunScore
+    from osmosis_ai.evaluation.metrics import RunScore
 
     if results is None:
         return None
@@ -326,7 +325,7 @@ class MergedRuns:
     def headline(self) -> RunScore | None:
         """The combined result in one line."""
         from osmosis_ai.datasets.selection import RowsDrawn
-        from osmosis_ai.evaluation.run_score import RunScore
+        from osmosis_ai.evaluation.metrics import RunScore
 
         if self.estimates is None:
             return None
@@ -431,7 +430,7 @@ class WatchedRun:
     @property
     def headline(self) -> RunScore | None:
         """The recorded result in one line."""
-        from osmosis_ai.evaluation.run_score import RunScore
+        from osmosis_ai.evaluation.metrics import RunScore
 
         estimates = self.estimates
         return None if estimates is None else RunScore.of(estimates, self.rows)

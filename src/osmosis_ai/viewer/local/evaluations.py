@@ -15,9 +15,8 @@ from osmosis_ai.evaluation.attempt_files import read_environment
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
 from osmosis_ai.evaluation.local_results import LocalResults, current_numbers, pass_threshold_of
 from osmosis_ai.evaluation.manifest import Manifest, is_running
-from osmosis_ai.evaluation.metrics import Estimates
+from osmosis_ai.evaluation.metrics import Estimates, RunScore
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.evaluation.run_score import RunScore
 from osmosis_ai.viewer.local.recorded import commit_of, moment, recorded_entry, shown_facts
 from osmosis_ai.viewer.source import RunEntry
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from osmosis_ai.evaluation.run_score import RunScore
+from osmosis_ai.evaluation.metrics import RunScore
 from osmosis_ai.viewer.local.cache_file import CacheFile, forget_all
 from osmosis_ai.viewer.source import RunEntry
 

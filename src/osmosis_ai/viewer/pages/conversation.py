@@ -12,7 +12,6 @@ from osmosis_ai.evaluation.attempt_files import StoredConversation
 from osmosis_ai.evaluation.conversation import (
     LARGEST_CONVERSATION_BYTES,
     Conversation,
-    as_dataset_row,
     as_messages,
     call_timing,
     json_text,
@@ -23,7 +22,7 @@ from osmosis_ai.ui.shell import NavItem
 from osmosis_ai.ui.text import UNSEEN_IN_JSON
 from osmosis_ai.viewer import queries
 from osmosis_ai.viewer.access import RenderedPage, Viewing
-from osmosis_ai.viewer.read_sample import ReadSample, conversation_in
+from osmosis_ai.viewer.read_sample import ReadSample, as_dataset_row, conversation_in
 from osmosis_ai.viewer.shown_steps import ShownSteps, shown_steps
 from osmosis_ai.viewer.source import RunEntry, SampleEntry, SampleQuery
 from osmosis_ai.viewer.validation import validated_sample

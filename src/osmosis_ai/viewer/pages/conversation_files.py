@@ -12,7 +12,6 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import StoredConversation
 from osmosis_ai.evaluation.conversation import (
     LARGEST_CONVERSATION_BYTES,
-    as_dataset_row,
     as_messages,
     json_text,
     read_conversation,
@@ -22,6 +21,7 @@ from osmosis_ai.ui.shell import NavItem
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.pages.conversation import place_of, stored_conversation
 from osmosis_ai.viewer.queries import Words, choice_of, word
+from osmosis_ai.viewer.read_sample import as_dataset_row
 from osmosis_ai.viewer.shown_steps import step_text
 
 LARGEST_JSON_SHOWN = 2 << 20

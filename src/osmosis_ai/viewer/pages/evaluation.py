@@ -7,8 +7,7 @@ from typing import Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.comparison.run_samples import RunSlice, run_slices
-from osmosis_ai.evaluation.metrics import LEAST_SCORED, describe_few_scored
-from osmosis_ai.evaluation.run_score import RunScore
+from osmosis_ai.evaluation.metrics import LEAST_SCORED, RunScore, describe_few_scored
 from osmosis_ai.ui.charts.drawing import SvgChart
 from osmosis_ai.ui.numbers import amount, interval, percent
 from osmosis_ai.ui.run_numbers import format_interval, format_scored, number_lines, sample_counts

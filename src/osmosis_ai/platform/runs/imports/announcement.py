@@ -9,13 +9,22 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from osmosis_ai.api.wire.eval_imports import SCHEMA_VERSION, EvalImportStart, ImportedRun, ImportFile
 from osmosis_ai.datasets.selection import Selection, select_rows
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.manifest import VERSIONS
-from osmosis_ai.evaluation.run_directory import INDEX, PROGRESS, name_problem, trial_file
+from osmosis_ai.evaluation.run_directory import (
+    ARTIFACTS,
+    INDEX,
+    PROGRESS,
+    RESERVED_ARTIFACT,
+    ROLLOUT_ID,
+    TRAJECTORY_NAME,
+    TRIALS,
+    name_problem,
+)
 
 _GIB, _MIB = 1 << 30, 1 << 20
 _PROVENANCE = ("sdk_version", "git_head", "git_branch", "git_dirty", "config_branch", "config_commit_sha")
@@ -36,6 +45,26 @@ class ImportLimits:
     max_trajectory_bytes: int = 64 * _MIB
     max_progress_bytes: int = 64 * 1024
     details_s: float = 120.0
+
+
+class TrialFile(NamedTuple):
+    """A file of one attempt: its trajectory, or an artifact by its path below ``artifacts/``."""
+
+    rollout_id: str
+    trajectory: str | None = None
+    artifact: str | None = None
+
+
+def trial_file(path: str) -> TrialFile | None:
+    """Return the attempt and kind of the file at ``path``, relative to the run's directory; None for other files."""
+    parts = path.split("/")
+    if len(parts) < 3 or parts[0] != TRIALS or not ROLLOUT_ID.fullmatch(parts[1]):
+        return None
+    if len(parts) == 3 and TRAJECTORY_NAME.fullmatch(parts[2]):
+        return TrialFile(parts[1], trajectory=parts[2])
+    if len(parts) > 3 and parts[2] == ARTIFACTS and parts[3:] != [RESERVED_ARTIFACT]:
+        return TrialFile(parts[1], artifact="/".join(parts[3:]))
+    return None
 
 
 def check_announcement(start: EvalImportStart, limits: ImportLimits) -> None:

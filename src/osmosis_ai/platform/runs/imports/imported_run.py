@@ -25,7 +25,7 @@ from osmosis_ai.evaluation.attempt_files import item_name
 from osmosis_ai.evaluation.metrics import compute_metrics
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.results import AttemptTable
-from osmosis_ai.evaluation.run_directory import INDEX, PROGRESS, IndexEntry, read_index, trial_file
+from osmosis_ai.evaluation.run_directory import INDEX, PROGRESS, IndexEntry, read_index
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.tables import (
@@ -41,7 +41,7 @@ from osmosis_ai.platform.db.tables import (
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.eval_results import summarised_results
-from osmosis_ai.platform.runs.imports.announcement import ImportLimits, selected_rows
+from osmosis_ai.platform.runs.imports.announcement import ImportLimits, selected_rows, trial_file
 from osmosis_ai.platform.runs.imports.trajectory_details import MEASURED, TEXTS, trajectory_details
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.rollout.trajectory.atif import trajectory_problem

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -23,7 +22,7 @@ from osmosis_ai.llm.client import ModelClient
 from osmosis_ai.llm.completion import TokenUsage, read_usage
 from osmosis_ai.llm.errors import Category, ModelCallError
 from osmosis_ai.llm.finish_reasons import FinishReason
-from osmosis_ai.llm.providers import OPENAI_COMPATIBLE, ModelEndpoint, resolve_model
+from osmosis_ai.llm.providers import OPENAI_COMPATIBLE, ModelEndpoint, key_variables, resolve_model
 from osmosis_ai.llm.transport import openai_base_url
 from osmosis_ai.llm.wire_json import dumps, loads
 
@@ -47,7 +46,7 @@ Prepare = Callable[[Body], Awaitable[Names]]
 
 @dataclass(frozen=True, slots=True)
 class LastCall:
-    """The latest model call of a rollout, and as much of its answer as arrived."""
+    """A model call of a rollout, and as much of its answer as arrived."""
 
     request: bytes
     answer: bytes | bytearray
@@ -66,7 +65,7 @@ class LastCall:
             answer = next((choice.get("message") for choice in _first_choices(loads(content))), None)
         if not isinstance(answer, dict):
             answer = {}
-        return [*messages, {name: value for name, value in answer.items() if value is not None}]
+        return [*messages, _without_none(answer)]
 
 
 def _first_choices(answer: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
@@ -150,6 +149,8 @@ class CallMetrics:
     completion_token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: FinishReason = field(default_factory=FinishReason)
+    entry: dict[str, Any] = field(default_factory=dict)
+    """Its entry in the trajectory report (ATIF metrics)."""
 
     def read(self, response: Mapping[str, Any]) -> None:
         """Add the tokens in a completion or in a chunk of one; of further choices, only the usage counts."""
@@ -168,32 +169,30 @@ class CallMetrics:
         if isinstance(prompt_ids, list):
             self.prompt_token_ids = prompt_ids
 
-    def entry(self, model: str) -> dict[str, Any]:
-        """Return the entry of a call that just ended in the trajectory report (ATIF metrics)."""
-        usage = self.usage
-        started_at = datetime.now(timezone.utc) - timedelta(seconds=self.latency_s)
+    def set_entry(self, model: str) -> None:
+        """Set the report's entry of a call that just ended."""
+        usage, started_at = self.usage, datetime.now(timezone.utc) - timedelta(seconds=self.latency_s)
         extra = {
             "latency_ms": round(self.latency_s * 1000, 3),
             "attempts": self.attempts,
             "finish_reason": self.finish.value,
             "started_at": started_at.isoformat(timespec="milliseconds"),
         }
-        return _known(
-            {
-                "model_name": model,
-                "prompt_tokens": usage.prompt_tokens if usage else None,
-                "completion_tokens": usage.completion_tokens if usage else None,
-                "cached_tokens": usage.cached_tokens if usage else None,
-                "cost_usd": self.cost_usd,
-                "prompt_token_ids": self.prompt_token_ids,
-                "completion_token_ids": self.completion_token_ids or None,
-                "logprobs": self.logprobs or None,
-                "extra": _known(extra),
-            }
-        )
+        entry = {
+            "model_name": model,
+            "prompt_tokens": usage.prompt_tokens if usage else None,
+            "completion_tokens": usage.completion_tokens if usage else None,
+            "cached_tokens": usage.cached_tokens if usage else None,
+            "cost_usd": self.cost_usd,
+            "prompt_token_ids": self.prompt_token_ids,
+            "completion_token_ids": self.completion_token_ids or None,
+            "logprobs": self.logprobs or None,
+            "extra": _without_none(extra),
+        }
+        self.entry = _without_none(entry)
 
 
-def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -212,7 +211,7 @@ class RolloutCalls:
         self._freed_indices: dict[int | None, int] = {}
         self._answered: deque[Call] = deque()
         self._answered_bytes = 0
-        self._metrics: dict[int, tuple[CallMetrics, dict[str, Any]]] = {}
+        self._metrics: dict[int, CallMetrics] = {}
         self._last_recorded_index = -1
         self._last_failure: tuple[int, ModelCallError] | None = None
 
@@ -236,7 +235,8 @@ class RolloutCalls:
 
     def answered(self, call: Call, metrics: CallMetrics) -> None:
         """Record a call that was answered, and keep its answer for a client that repeats it."""
-        self._metrics[call.index] = metrics, metrics.entry(self._model)
+        metrics.set_entry(self._model)
+        self._metrics[call.index] = metrics
         if call.recorded is not None and call.index > self._last_recorded_index:
             self._last_recorded_index, self.last_recorded = call.index, call.recorded
         call.recorded = None  # it has the request
@@ -254,11 +254,9 @@ class RolloutCalls:
         self.running.remove(call)
 
     def usage(self) -> RolloutUsage:
-        answered = [self._metrics[index] for index in sorted(self._metrics)]
-        metrics = [each for each, _ in answered]
+        metrics = [self._metrics[index] for index in sorted(self._metrics)]
         counted = [each.usage for each in metrics if each.usage is not None]
         costs = [each.cost_usd for each in metrics if each.cost_usd is not None]
-        finishes = [each.finish.value for each in metrics]
         total = RolloutUsage(
             calls=len(metrics),
             prompt_tokens=sum(usage.prompt_tokens for usage in counted),
@@ -267,12 +265,12 @@ class RolloutCalls:
             uncounted=len(metrics) - len(counted),
             cost_usd=math.fsum(costs) if len(costs) == len(metrics) else None,
             model_latency_s=[each.latency_s for each in metrics],
-            finish_reasons=dict(Counter(finish for finish in finishes if finish is not None)),
+            finish_reasons=dict(Counter(each.finish.value for each in metrics if each.finish.value)),
         )
         if self._last_failure is not None and self._last_failure[0] > max(self._metrics, default=-1):
             total.last_error = self._last_failure[1]
-        if answered:
-            sample = {"model_name": self._model, "llm_call_metrics": [entry for _, entry in answered]}
+        if metrics:
+            sample = {"model_name": self._model, "llm_call_metrics": [each.entry for each in metrics]}
             total.report = {"model_name": self._model, "samples": {"main": sample}}
         return total
 
@@ -295,8 +293,7 @@ class RefusedCallError(Exception):
 
     def __init__(self, status: int, message: str, code: str) -> None:
         super().__init__(message)
-        self.status = status
-        self.code = code
+        self.status, self.code = status, code
 
 
 def refusal(status: int, message: str, code: str) -> web.Response:
@@ -305,20 +302,18 @@ def refusal(status: int, message: str, code: str) -> web.Response:
 
 
 def _error_response(error: Exception) -> web.Response:
-    status, described = _describe(error)
-    return web.Response(
-        status=status,
-        body=dumps({"error": described}),
-        content_type="application/json",
-        headers={"x-should-retry": "false"},
-    )
+    status, body = _describe(error)
+    headers = {"x-should-retry": "false"}
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 
-def _describe(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Return the HTTP status and the error object of a failed call."""
-    message, param, code = str(error), None, "internal"
+def _describe(error: Exception) -> tuple[int, bytes]:
+    """Return the HTTP status and the JSON of a failed call."""
+    param: object = None
+    code: object = "internal"
+    status, kind, message = 500, "api_error", "the model call could not be served"
     if isinstance(error, RefusedCallError):
-        status, kind, code = error.status, "invalid_request_error", error.code
+        status, kind, message, code = error.status, "invalid_request_error", str(error), error.code
     elif isinstance(error, ModelCallError):
         status, kind = _STATUS[error.category]
         if status in (400, 401, 404):  # the provider's own status says more about the request's mistake
@@ -326,9 +321,7 @@ def _describe(error: Exception) -> tuple[int, dict[str, Any]]:
         body, is_too_long = error.body or {}, error.category == "context_length"
         message, param = error.message, body.get("param")
         code = body.get("code") or ("context_length_exceeded" if is_too_long else error.category)
-    else:
-        status, kind, message = 500, "api_error", "the model call could not be served"
-    return status, {"message": message, "type": kind, "param": param, "code": code}
+    return status, dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
 class ModelProxy(ABC):
@@ -373,16 +366,15 @@ class ModelProxy(ABC):
 
     def routes(self) -> list[web.RouteDef]:
         rollout = "/v1/rollouts/{rollout_id}"
-        recorded = partial(self._chat_completions, recorded=True)
         return [
             web.post(f"{rollout}/chat/completions", self._chat_completions),
-            web.post(f"{rollout}/recorded/chat/completions", recorded),
+            web.post(f"{rollout}/{{recorded:recorded}}/chat/completions", self._chat_completions),
             web.route("GET", f"{rollout}/recorded", self._conversation),
             web.route("*", f"{rollout}/{{endpoint:.+}}", self._unknown_endpoint),
         ]
 
-    async def _chat_completions(self, request: web.Request, recorded: bool = False) -> web.StreamResponse:
-        return await self.answer(request, request.match_info["rollout_id"], recorded=recorded)
+    async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
+        return await self.answer(request, request.match_info["rollout_id"])
 
     async def _conversation(self, request: web.Request) -> web.StreamResponse:
         """Return the conversation of a rollout whose calls are recorded; null before the first answer."""
@@ -400,12 +392,7 @@ class ModelProxy(ABC):
         return refusal(404, message, "unknown_endpoint")
 
     async def answer(
-        self,
-        request: web.Request,
-        rollout_id: str,
-        prepare: Prepare | None = None,
-        *,
-        recorded: bool = False,
+        self, request: web.Request, rollout_id: str, prepare: Prepare | None = None
     ) -> web.StreamResponse:
         """Answer a model call of an authenticated agent."""
         try:
@@ -415,7 +402,10 @@ class ModelProxy(ABC):
             calls = self._find(rollout_id)
         except RefusedCallError as refused:
             return _error_response(refused)
-        retries = request.headers.get("x-stainless-retry-count", "0")
+        recorded, retries = (
+            "recorded" in request.match_info,
+            request.headers.get("x-stainless-retry-count", "0"),
+        )
         # SipHash is several times faster than BLAKE2, and a conversation is hashed at every turn.
         digest = hash(content)
         call = calls.find_repeated(digest, is_retry=retries.isdecimal() and int(retries) > 0)
@@ -484,8 +474,7 @@ async def _send(request: web.Request, call: Call, *, is_stream: bool) -> web.Str
         if call.error is not None and not response.prepared:
             return _error_response(call.error)
         if call.error is not None:
-            error = dumps({"error": _describe(call.error)[1]})
-            content = b"event: error\ndata: " + error + b"\n\n" + DONE
+            content = b"event: error\ndata: " + _describe(call.error)[1] + b"\n\n" + DONE
         await response.prepare(request)
         await response.write_eof(bytes(content))
     except ConnectionError:
@@ -592,16 +581,15 @@ class LiteLLMBridge(ProviderProxy):
 
 def _endpoint(model: str, api_key: str | None, api_base: str | None) -> ModelEndpoint:
     environment = dict(os.environ)
-    provider = OPENAI_COMPATIBLE.get(model.partition("/")[0], OPENAI_COMPATIBLE["openai"])
+    provider = model.partition("/")[0]
     if api_base:
-        environment[provider.bases[0]] = api_base
+        environment[OPENAI_COMPATIBLE.get(provider, OPENAI_COMPATIBLE["openai"]).bases[0]] = api_base
+    if api_key:
+        environment |= dict.fromkeys(key_variables(provider), api_key)
     try:
         endpoint = resolve_model(model, environment)
     except OsmosisError as error:
-        if api_key is None or "missing_variable" not in error.details:
-            message = f"Invalid LiteLLM model format: {error.message}"
-            raise InvalidModelError(message, hint=error.hint) from None
-        environment[str(error.details["missing_variable"])] = api_key
-        endpoint = resolve_model(model, environment)
+        message = f"Invalid LiteLLM model format: {error.message}"
+        raise InvalidModelError(message, hint=error.hint) from None
     base_url = openai_base_url(api_base) if api_base else endpoint.base_url
     return replace(endpoint, api_key=api_key or endpoint.api_key, base_url=base_url)

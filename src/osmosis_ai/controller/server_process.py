@@ -45,12 +45,8 @@ if TYPE_CHECKING:
     from osmosis_ai.rollout.driver import RolloutOutcome, RolloutRunRequest
 
 
-CGROUPS = Path("/sys/fs/cgroup")
-MEMBERSHIP = Path("/proc/self/cgroup")
 HEALTH_TIMEOUT_S = 90.0
 HEALTH_TIMEOUT_ENV = "OSMOSIS_ROLLOUT_START_TIMEOUT_S"
-PORT_ATTEMPTS = 2
-KILLED_ATTEMPTS = 3
 MAX_RESTARTS = 3
 MAX_FAILED_STARTS = 4
 """How often in a row starting one server may fail."""
@@ -133,7 +129,7 @@ class RolloutServer(Service):
     async def start(self) -> None:
         """Start the server and wait until it is healthy."""
         self.rollout.artifact_root.mkdir(parents=True, exist_ok=True)
-        attempts = {"address in use": 1 if self.rollout.port else PORT_ATTEMPTS, "killed": KILLED_ATTEMPTS}
+        attempts = {"address in use": 1 if self.rollout.port else 2, "killed": 3}
         for attempt in itertools.count(1):
             try:
                 await self._start_once()
@@ -161,12 +157,11 @@ class RolloutServer(Service):
     async def _start_once(self) -> None:
         rollout, sandbox, callbacks = self.rollout, self.rollout.sandbox, self.callbacks
         port = rollout.port or free_port()
+        # Another server there could pass for this one: some entrypoints do not report their identity.
         if not is_free(port):
-            raise ServiceError(
-                f"port {port} is already in use, so the rollout server cannot listen on it.",
-                "address in use",
-                hint="choose another port, or omit it: the server then needs none.",
-            )
+            message = f"port {port} is already in use, so the rollout server cannot listen on it."
+            hint = "choose another port, or omit it: the server then needs none."
+            raise ServiceError(message, "address in use", hint=hint)
         identity, artifact_root = secrets.token_hex(16), rollout.artifact_root.resolve()
         env = {name: value for name, value in rollout.env.items() if name not in _NOT_INHERITED}
         # Callbacks and model calls stay on this machine; a proxy must not see them.
@@ -306,8 +301,8 @@ class PooledServer:
     """One server of a pool, and the rollouts on it."""
 
     server: RolloutServer | RemoteAgent
-    base_url: str | None = None
-    """Address of the running server; None while it does not run."""
+    base_url: str = ""
+    """Address of the running server; empty while it does not run."""
     error: Exception | None = None
     """Why it will not be restarted."""
     rollouts: set[asyncio.Task[RolloutOutcome]] = field(default_factory=set)
@@ -395,13 +390,13 @@ class ServerPool:
     @property
     def up(self) -> list[PooledServer]:
         """The servers that take rollouts now."""
-        return [server for server in self.servers if server.base_url is not None]
+        return [server for server in self.servers if server.base_url]
 
     async def busy(self) -> float:
         """Return how busy the busiest event loop of the servers is (0..1)."""
         if not self._reports_load:
             return 0.0
-        return max(await asyncio.gather(*(_ask_busy(address) for address in self._addresses)), default=0.0)
+        return max(await asyncio.gather(*(_ask_busy(server.base_url) for server in self.up)), default=0.0)
 
     def share(self, limit: int) -> int:
         """Return how many of ``limit`` rollouts the servers that are up may run."""
@@ -428,15 +423,11 @@ class ServerPool:
         remaining = frozenset(rollout_ids)
         deadline = time.monotonic() + limit_s
         while True:
-            busy = await asyncio.gather(*(_still_busy(address, remaining) for address in self._addresses))
+            busy = await asyncio.gather(*(_still_busy(server.base_url, remaining) for server in self.up))
             remaining = frozenset().union(*busy)
             if not remaining or time.monotonic() >= deadline:
                 return remaining
             await asyncio.sleep(_POLL_S)
-
-    @property
-    def _addresses(self) -> list[str]:
-        return [server.base_url for server in self.servers if server.base_url is not None]
 
     async def _start(self, server: PooledServer) -> None:
         try:
@@ -460,7 +451,7 @@ class ServerPool:
                 try:
                     server.death.set_result(await server.server.death())
                 finally:
-                    server.base_url = None
+                    server.base_url = ""
                     self._change()
                     for rollout in server.rollouts:
                         rollout.cancel()
@@ -553,39 +544,32 @@ def useful_servers(asked: int, *, rollouts: int, at_once: int | None) -> int:
     return max(1, min(asked, rollouts, at_once or asked))
 
 
-def granted_cores(cpus: float | None = None, *, limits: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
+def granted_cores(cpus: float | None = None, root: Path = Path("/")) -> int:
     """Return how many processors this process may use: by its affinity, its control groups and ``cpus``."""
-    counts: list[float] = [
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    ]
-    counts += granted_processors(limits, membership)
-    if cpus is not None:
-        counts.append(cpus)
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    counts = [affinity, *granted_processors(root), *([] if cpus is None else [cpus])]
     return max(1, math.floor(min(counts)))
 
 
-def granted_processors(limits: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iterator[float]:
+def granted_processors(root: Path = Path("/")) -> Iterator[float]:
     """Yield the processor time that each control group of this process grants, in processors."""
     # One file in version 2 of control groups, two in version 1.
-    files = ["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
-    for quota, period in _read_limits("cpu", files, limits, membership):
-        if quota > 0 and period > 0:
-            yield quota / period
+    for files in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
+        for quota, period in _read_limits("cpu", files, root):
+            if quota > 0 and period > 0:
+                yield quota / period
 
 
-def granted_memory(limits: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iterator[int]:
+def granted_memory(root: Path = Path("/")) -> Iterator[int]:
     """Yield the memory that each control group of this process grants, in bytes; without a limit, version 1 has a huge number."""
-    for (limit,) in _read_limits("memory", (["memory.max"], ["memory.limit_in_bytes"]), limits, membership):
-        if limit > 0:
-            yield limit
+    for file in ("memory.max", "memory.limit_in_bytes"):
+        yield from (limit for (limit,) in _read_limits("memory", [file], root) if limit > 0)
 
 
-def _read_limits(
-    controller: str, files: Sequence[list[str]], limits: Path, membership: Path
-) -> Iterator[list[int]]:
+def _read_limits(controller: str, files: list[str], root: Path) -> Iterator[list[int]]:
     """Yield the numbers in such files of this process's control groups and their parents."""
     try:
-        groups = membership.read_text().splitlines()
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return
     for line in groups:
@@ -593,9 +577,9 @@ def _read_limits(
         controllers, _, path = group.partition(":")
         if controllers and controller not in controllers.split(","):
             continue
-        root = limits / controller if controllers else limits
-        directory = root / path.lstrip("/")
+        mount = root / "sys/fs/cgroup" / (controller if controllers else "")
+        directory = mount / path.lstrip("/")
         for parent in (directory, *directory.parents):
-            for names in files if parent.is_relative_to(root) else ():
-                with contextlib.suppress(OSError, ValueError):  # missing, or "max"
-                    yield [int(word) for name in names for word in (parent / name).read_text().split()]
+            with contextlib.suppress(OSError, ValueError):  # missing, or "max"
+                if parent.is_relative_to(mount):
+                    yield [int(word) for name in files for word in (parent / name).read_text().split()]

@@ -106,7 +106,7 @@ def test_a_build_that_is_killed_at_its_runs_limit_says_so(
     sandbox = capability.sandbox(source, limits=held.limits, control=held)
     uv = Uv(program, sandbox, tmp_path, (held.path,))
     with pytest.raises(UvError) as ended:
-        uv.run(["sync"], cwd=source, timeout_s=120, doing="building")
+        uv.run(["sync"], cwd=source, doing="building")
     assert ended.value.message == "building failed: uv was killed for memory: the run's limit is 2 GB."
     assert not ended.value.is_infrastructure
 
@@ -124,7 +124,7 @@ def test_a_build_that_is_refused_a_process_at_its_runs_limit_says_so(
     sandbox = capability.sandbox(source, limits=held.limits, control=held)
     uv = Uv(program, sandbox, tmp_path, (held.path,))
     with pytest.raises(UvError) as ended:
-        uv.run(["sync"], cwd=source, timeout_s=120, doing="building")
+        uv.run(["sync"], cwd=source, doing="building")
     assert ended.value.message == "building failed: uv was refused a process: the run's limit is 99."
     assert not ended.value.is_infrastructure
 

@@ -38,8 +38,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-QUERY_TIMEOUT_S = 120.0
-INSTALL_TIMEOUT_S = 1800.0
+UV_TIMEOUT_S = 1800.0
 UNUSED_AFTER_S = 30 * 24 * 3600
 
 _PACKAGE_DIR = Path(__file__).resolve().parents[1]
@@ -186,9 +185,7 @@ class Uv:
         found = str(sibling) if os.access(sibling, os.X_OK) else shutil.which("uv")
         return cls(Path(found)) if found else None
 
-    def run(
-        self, arguments: Sequence[str], *, cwd: Path, doing: str, timeout_s: float = QUERY_TIMEOUT_S
-    ) -> str:
+    def run(self, arguments: Sequence[str], *, cwd: Path, doing: str) -> str:
         """Run uv and return its standard output."""
         env = build_environment(os.environ)
         for name in _IGNORED_VARIABLES:
@@ -210,11 +207,13 @@ class Uv:
                     pass_fds=start.fds,
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
-                    timeout=timeout_s,
+                    timeout=UV_TIMEOUT_S,
                     check=False,
                 )
         except subprocess.TimeoutExpired:
-            raise UvInterruptedError(f"{doing} failed: uv did not finish within {timeout_s:g} s.") from None
+            raise UvInterruptedError(
+                f"{doing} failed: uv did not finish within {UV_TIMEOUT_S:g} s."
+            ) from None
         except OSError as error:
             raise UvError(f"{doing} failed: `{self.path}` cannot be run: {error.strerror}.") from error
         if result.returncode == 0:
@@ -425,11 +424,11 @@ def _build(uv: Uv, project: RolloutProject, rollout_dir: Path, python: Path, dir
         ]
         uv.run(export, cwd=rollout_dir, doing=f"reading `{lock_file}`")
     try:
+        doing = f"installing the dependencies of `{rollout_dir / 'pyproject.toml'}`"
         uv.run(
             ["pip", "install", "--quiet", "--python", environment_python, *arguments],
             cwd=project_dir,
-            timeout_s=INSTALL_TIMEOUT_S,
-            doing=f"installing the dependencies of `{rollout_dir / 'pyproject.toml'}`",
+            doing=doing,
         )
     except UvError as error:
         if lock_file.is_file():

@@ -441,9 +441,6 @@ class ModelProxy(ABC):
         else:
             calls.answered(call, metrics)
 
-    def _shown_model(self, body: Mapping[str, Any]) -> Any:
-        return body.get("model") or self.model_path
-
 
 async def _read_request(request: web.Request) -> tuple[bytes, Body]:
     try:
@@ -498,7 +495,7 @@ class ProviderProxy(ModelProxy):
             completion.usage, completion.cost_usd, completion.latency_s, completion.attempts
         )
         metrics.read(response)
-        response["model"] = self._shown_model(body)
+        response["model"] = body.get("model") or self.model_path
         call.answer += dumps(response)
         return metrics
 
@@ -517,7 +514,7 @@ class ProviderProxy(ModelProxy):
         async with aclosing(self._client.stream(body, restarted=restart, optional=optional)) as chunks:
             async for chunk in chunks:
                 metrics.read(chunk)
-                chunk["model"] = self._shown_model(body)
+                chunk["model"] = body.get("model") or self.model_path
                 stated = chunk.pop("usage", None)
                 if stated:
                     usage, metrics.usage = stated, read_usage(stated) or metrics.usage

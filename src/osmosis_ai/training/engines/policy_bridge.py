@@ -171,7 +171,7 @@ class PolicyBridge(ModelProxy):
             self._chat.tool_calls,
             request,
             self._generations(request, prompt, min(asked or room, room)),
-            model_name=str(self._shown_model(body)),
+            model_name=str(body.get("model") or self.model_path),
             fingerprint=f"fp_{self._engine.fingerprint[:12]}",
             finished=finished,
         )

@@ -360,11 +360,11 @@ class ServerPool:
         """Start all servers at once."""
         try:
             await asyncio.gather(*map(self._start, self.servers))
-            failed = [server for server in self.servers if server.error is not None]
-            if failed and not self.up:
-                raise failed[0].error or RuntimeError
-            for server in failed:
-                self._note_left_out(server)
+            errors = [server.error for server in self.servers if server.error is not None]
+            if errors and not self.up:
+                raise errors[0]
+            for error in errors:
+                self._note_left_out(error)
         except BaseException:
             await self.stop()
             raise
@@ -463,7 +463,7 @@ class ServerPool:
         except Exception as error:
             # Attempts that wait for a server, now or later, get the reason.
             server.error = error
-            self._note_left_out(server)
+            self._note_left_out(error)
             self._change()
 
     async def _restart(self, server: PooledServer) -> None:
@@ -482,10 +482,10 @@ class ServerPool:
                 if start == MAX_FAILED_STARTS:
                     raise
 
-    def _note_left_out(self, server: PooledServer) -> None:
+    def _note_left_out(self, error: Exception) -> None:
         remaining = sum(each.error is None for each in self.servers)
         if remaining:
-            reason = str(server.error).splitlines()[0].rstrip(".")
+            reason = str(error).splitlines()[0].rstrip(".")
             self._note(f"{reason}. The run continues with {remaining} of {len(self.servers)} servers.")
 
     def _change(self) -> None:
@@ -539,9 +539,9 @@ def default_servers(*, cpus: float | None = None, gpus: int | None = None) -> in
     return 1 if gpus else max(1, min(MOST_SERVERS, granted_cores(cpus) - 1))
 
 
-def useful_servers(asked: int, *, rollouts: int, at_once: int | None) -> int:
-    """Return how many of the servers ``asked`` for would have work."""
-    return max(1, min(asked, rollouts, at_once or asked))
+def useful_servers(requested: int, *, rollouts: int, at_once: int | None) -> int:
+    """Return how many of the requested servers would have work."""
+    return max(1, min(requested, rollouts, at_once or requested))
 
 
 def granted_cores(cpus: float | None = None, root: Path = Path("/")) -> int:

@@ -366,15 +366,11 @@ class ServerPool:
             for error in errors:
                 self._note_left_out(error)
         except BaseException:
-            await self.stop()
+            await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
-        await self.stop()
-
-    async def stop(self) -> None:
-        """Stop the servers for good."""
         for supervisor in self._supervisors:
             supervisor.cancel()
         await asyncio.gather(*self._supervisors, return_exceptions=True)
@@ -561,7 +557,7 @@ def granted_processors(root: Path = Path("/")) -> Iterator[float]:
 
 
 def granted_memory(root: Path = Path("/")) -> Iterator[int]:
-    """Yield the memory that each control group of this process grants, in bytes; without a limit, version 1 has a huge number."""
+    """Yield the memory that each control group of this process grants, in bytes."""
     for file in ("memory.max", "memory.limit_in_bytes"):
         yield from (limit for (limit,) in _read_limits("memory", [file], root) if limit > 0)
 

@@ -56,7 +56,7 @@ def test_git_and_uv_are_started_with_nothing_else(tmp_path: Path, monkeypatch: p
         monkeypatch.setenv(name, value if name != "LD_PRELOAD" else "")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     given = run_git(["status"], cwd=tmp_path).stdout
-    given += Uv(program).run([], cwd=tmp_path, timeout_s=300, doing="looking")
+    given += Uv(program).run([], cwd=tmp_path, doing="looking")
     assert "canary" not in given
     assert given.count(f"HOME={os.environ['HOME']}") == 2
 

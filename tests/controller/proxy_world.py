@@ -83,7 +83,7 @@ class ProxyWorld:
         writer.transport.abort()
 
         async def until_noticed() -> None:
-            while not self.proxy._rollouts["r1"]._last_begun.is_abandoned:  # noqa: ASYNC110 - the proxy does not signal it
+            while not self.proxy._rollouts["r1"].running[-1].is_abandoned:  # noqa: ASYNC110 - the proxy does not signal it
                 await asyncio.sleep(0)
 
         await asyncio.wait_for(until_noticed(), 60)

@@ -233,7 +233,7 @@ async def test_no_route_takes_the_key_of_another_run(
     async with listener:
         for method, resource in routes:
             assert resource is not None
-            known = {"rollout_id": ROLLOUT_ID, "endpoint": "responses"}
+            known = {"rollout_id": ROLLOUT_ID, "endpoint": "responses", "recorded": "recorded"}
             path = str(
                 resource.url_for(**{name: known[name] for name in known if name in resource.canonical})
             )

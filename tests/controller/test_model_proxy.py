@@ -502,7 +502,7 @@ def said_last(world: ProxyWorld) -> list[dict[str, Any]] | None:
 
 REQUEST = {"messages": [{"role": "user", "content": "hello"}]}
 ANSWER = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hi \u00e9"}}]}
-CALL = LastCall(json.dumps(REQUEST).encode(), [json.dumps(ANSWER).encode()])
+CALL = LastCall(json.dumps(REQUEST).encode(), json.dumps(ANSWER).encode())
 
 
 ROW = DatasetRow(7, [{"role": "user", "content": "hello"}], "hi", {"a": 1})
@@ -542,8 +542,8 @@ def test_no_link_of_the_agents_is_followed(tmp_path: Path, caplog: pytest.LogCap
     "request_", [{}, {"messages": None}, {"messages": ["text"]}, {"messages": [{"content": [[]] * 3}]}]
 )
 def test_messages_of_any_shape_fail_nothing(tmp_path: Path, request_: dict[str, object]) -> None:
-    keep(tmp_path, LastCall(json.dumps(request_).encode(), ()))
-    keep(tmp_path, LastCall(b'{"messages": ' + b"[" * 5000, ()))
+    keep(tmp_path, LastCall(json.dumps(request_).encode(), b""))
+    keep(tmp_path, LastCall(b'{"messages": ' + b"[" * 5000, b""))
 
 
 async def test_a_long_conversation_is_no_problem_and_an_absurd_one_is_refused(

@@ -302,22 +302,6 @@ def sixteen_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_process.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
 
 
-@pytest.fixture
-def limits(tmp_path: Path) -> Path:
-    return tmp_path / "cgroup"
-
-
-def granted(limits: Path, membership: str, cpus: float | None = None) -> int:
-    file = limits.parent / "membership"
-    file.write_text(membership)
-    return granted_cores(cpus, limits=limits, membership=file)
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
 @pytest.mark.usefixtures("sixteen_processors")
 @pytest.mark.parametrize(
     ("files", "membership", "cores"),
@@ -338,12 +322,15 @@ def write(path: Path, text: str) -> None:
     ],
 )
 def test_the_processors_are_those_that_every_group_above_grants(
-    limits: Path, files: dict[str, str], membership: str, cores: int
+    tmp_path: Path, files: dict[str, str], membership: str, cores: int
 ) -> None:
-    for path, text in files.items():
-        write(limits / path, text)
-    assert granted(limits, membership) == cores
-    assert granted(limits, membership, cpus=2.5) == min(2, cores)
+    contents = {f"sys/fs/cgroup/{path}": text for path, text in files.items()}
+    for name, text in {**contents, "proc/self/cgroup": membership}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert granted_cores(root=tmp_path) == cores
+    assert granted_cores(2.5, tmp_path) == min(2, cores)
 
 
 @pytest.mark.parametrize(("cores", "servers"), [(1, 1), (2, 1), (3, 2), (4, 3), (9, 8), (64, 8)])

@@ -126,7 +126,7 @@ def graded(*said: str, **changed: Any) -> GraderCompleteRequest:
 
 CALL = LastCall(
     json.dumps({"messages": [{"role": "user", "content": "as called"}]}).encode(),
-    [json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": "forty"}}]}).encode()],
+    json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": "forty"}}]}).encode(),
 )
 
 

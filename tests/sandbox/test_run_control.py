@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,7 +106,7 @@ def test_a_build_that_is_killed_at_its_runs_limit_says_so(
     sandbox = capability.sandbox(source, limits=held.limits, control=held)
     uv = Uv(program, sandbox, tmp_path, (held.path,))
     with pytest.raises(UvError) as ended:
-        uv.run(["sync"], cwd=source, timeout_s=120, doing="building")
+        uv.run(["sync"], cwd=source, doing="building")
     assert ended.value.message == "building failed: uv was killed for memory: the run's limit is 2 GB."
     assert not ended.value.is_infrastructure
 
@@ -125,7 +124,7 @@ def test_a_build_that_is_refused_a_process_at_its_runs_limit_says_so(
     sandbox = capability.sandbox(source, limits=held.limits, control=held)
     uv = Uv(program, sandbox, tmp_path, (held.path,))
     with pytest.raises(UvError) as ended:
-        uv.run(["sync"], cwd=source, timeout_s=120, doing="building")
+        uv.run(["sync"], cwd=source, doing="building")
     assert ended.value.message == "building failed: uv was refused a process: the run's limit is 99."
     assert not ended.value.is_infrastructure
 
@@ -197,5 +196,3 @@ async def test_a_server_that_is_killed_at_its_runs_limit_says_so(
     assert "memory_gb" in (ended.value.hint or "")
     # Whose limit it met is the run's own: nobody tries it again elsewhere.
     assert not ended.value.is_infrastructure and ended.value.cause == "ended"
-    spec = replace(spec, sandbox=replace(sandbox, control=control_run("r2", RunLimits())))
-    assert spec.part == "server-1" and replace(spec, number=3).part == "server-3"

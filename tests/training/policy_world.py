@@ -138,6 +138,7 @@ async def policy_world(
                 bridge.open("r1", seed_for=lambda index: index)
                 yield PolicyWorld(bridge, engine, chat, url, http)
             finally:
-                calls = bridge._find("r1")
+                calls = bridge._rollouts.get("r1")
                 bridge.discard("r1")
-                await asyncio.gather(*(calls.tasks if calls else ()), return_exceptions=True)
+                tasks = [call.task for call in calls.running] if calls else []
+                await asyncio.gather(*tasks, return_exceptions=True)

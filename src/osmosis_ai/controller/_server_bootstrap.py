@@ -43,8 +43,8 @@ def main(entrypoint: str) -> None:
     _set_import_path(project if is_attribute else path.parent, project)
     if instance_id := os.environ.get(INSTANCE_ENV):
         _prove_ownership(instance_id)
-    listener = os.environ.pop(LISTENER_ENV, None)
-    _configure_uvicorn(socket.socket(fileno=int(listener)) if listener else None)
+    if listener := os.environ.pop(LISTENER_ENV, None):
+        _configure_uvicorn(socket.socket(fileno=int(listener)))
     sys.argv = [entrypoint if is_attribute else str(path)]
     if not is_attribute and not holds_an_agent_loop(path):
         runpy.run_path(str(path), run_name="__main__")
@@ -86,30 +86,28 @@ def _prove_ownership(instance_id: str) -> None:
     Starlette.__call__ = serve_with_proof  # type: ignore[method-assign]
 
 
-def _configure_uvicorn(listener: socket.socket | None) -> None:
+def _configure_uvicorn(listener: socket.socket) -> None:
     """Let uvicorn use the listener in place of the rollout's port."""
-    if listener is not None:
-        listener.set_inheritable(False)  # processes that the agent starts must not have it
+    listener.set_inheritable(False)  # processes that the agent starts must not have it
     try:
         import uvicorn
     except ImportError:  # the entrypoint serves in another way, on the port
-        if listener is not None:
-            listener.close()
+        listener.close()
         return
     serve, bind = uvicorn.Server.serve, uvicorn.Config.bind_socket
-    port = os.environ.get("_OSMOSIS_ROLLOUT_PORT")
+    port = os.environ["_OSMOSIS_ROLLOUT_PORT"]
 
-    def listener_for(config: uvicorn.Config) -> socket.socket | None:
-        is_rollout_port = str(config.port) == port and config.uds is None and config.fd is None
-        return listener if is_rollout_port else None
+    def is_rollout_port(config: uvicorn.Config) -> bool:
+        return str(config.port) == port and config.uds is None and config.fd is None
 
     async def serve_on_listener(self: uvicorn.Server, sockets: list[socket.socket] | None = None) -> None:
         _share_tls_contexts()
-        found = listener_for(self.config) if sockets is None else None
-        await serve(self, [found] if found is not None else sockets)
+        if sockets is None and is_rollout_port(self.config):
+            sockets = [listener]
+        await serve(self, sockets)
 
     def bind_listener(self: uvicorn.Config) -> socket.socket:
-        return listener_for(self) or bind(self)  # several workers share the result
+        return listener if is_rollout_port(self) else bind(self)  # several workers share the result
 
     uvicorn.Server.serve = serve_on_listener  # type: ignore[method-assign]
     uvicorn.Config.bind_socket = bind_listener  # type: ignore[method-assign]
@@ -117,21 +115,21 @@ def _configure_uvicorn(listener: socket.socket | None) -> None:
 
 def _share_tls_contexts() -> None:
     """Share one default TLS context among HTTP clients: it takes 25 ms, and agents often open a client per rollout."""
+
+    def sharing(create: Callable[..., Any]) -> Callable[..., Any]:
+        shared = functools.cache(create)
+
+        def create_once(**options: Any) -> Any:
+            is_default = options.get("verify") is True and options.get("cert") is None
+            return shared(**options) if is_default else create(**options)
+
+        return create_once
+
     for library in ("httpx", "httpx2"):  # `openai` uses the second from version 3 on
         transports: Any = sys.modules.get(f"{library}._transports.default")
         if hasattr(transports, "create_ssl_context"):
             # Only the transports' own name: a caller of `httpx.create_ssl_context` may change its context.
-            transports.create_ssl_context = _sharing(transports.create_ssl_context)
-
-
-def _sharing(create: Callable[..., Any]) -> Callable[..., Any]:
-    shared = functools.cache(create)
-
-    def create_once(**options: Any) -> Any:
-        is_default = options.get("verify") is True and options.get("cert") is None
-        return shared(**options) if is_default else create(**options)
-
-    return create_once
+            transports.create_ssl_context = sharing(transports.create_ssl_context)
 
 
 if __name__ == "__main__":

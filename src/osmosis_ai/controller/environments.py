@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from filelock import FileLock
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from osmosis_ai.errors import OsmosisError, install_command
@@ -38,8 +38,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-QUERY_TIMEOUT_S = 120.0
-INSTALL_TIMEOUT_S = 1800.0
+UV_TIMEOUT_S = 1800.0
 UNUSED_AFTER_S = 30 * 24 * 3600
 
 _PACKAGE_DIR = Path(__file__).resolve().parents[1]
@@ -81,49 +80,33 @@ def read_project(rollout_dir: Path) -> RolloutProject | None:
     path = rollout_dir / "pyproject.toml"
     try:
         document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        project, uv = document.get("project", {}), document.get("tool", {}).get("uv", {})
+        if not isinstance(project.get("dependencies", []), list):
+            raise ValueError("`dependencies` must be a list")
+        dependencies = tuple(Requirement(str(each)) for each in project.get("dependencies", []))
+        requires_python = SpecifierSet(str(project.get("requires-python", "")))
+        # The SDK never comes from a source that the project names.
+        sources = {
+            canonicalize_name(name): source if isinstance(source, list) else [source]
+            for name, source in uv.get("sources", {}).items()
+            if canonicalize_name(name) != DISTRIBUTION
+        }
     except FileNotFoundError:
         return None
-    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
-        raise OsmosisError(f"`{path}` is not valid TOML: {error}") from error
-    project = _table(document, "project")
-    try:
-        requires_python = SpecifierSet(str(project.get("requires-python", "")))
-    except InvalidSpecifier as error:
-        raise OsmosisError(f"`requires-python` in `{path}` is not a version specifier: {error}") from error
-    listed = project.get("dependencies", [])
-    if not isinstance(listed, list):
-        raise OsmosisError(f"`project.dependencies` in `{path}` must be a list of requirements.")
-    dependencies = []
-    for requirement in listed:
-        try:
-            dependencies.append(Requirement(str(requirement)))
-        except InvalidRequirement as error:
-            raise OsmosisError(f"`{requirement}` in `{path}` is not a requirement: {error}") from error
-    # The SDK never comes from a source that the project names.
-    sources = {
-        canonicalize_name(name): source if isinstance(source, list) else [source]
-        for name, source in _table(_table(_table(document, "tool"), "uv"), "sources").items()
-        if canonicalize_name(name) != DISTRIBUTION
-    }
-    entries = [
-        (name, entry) for name, of_name in sources.items() for entry in of_name if isinstance(entry, dict)
-    ]
+    except (ValueError, AttributeError) as error:
+        raise OsmosisError(f"`{path}` cannot be used: {error}.") from error
+    entries = [(name, each) for name, source in sources.items() for each in source if isinstance(each, dict)]
     local = {name for name, entry in entries if "path" in entry or entry.get("workspace")}
     local |= {canonicalize_name(need.name) for need in dependencies if (need.url or "").startswith("file:")}
     return RolloutProject(
         requires_python=requires_python,
-        dependencies=tuple(dependencies),
+        dependencies=dependencies,
         is_dynamic="dependencies" in project.get("dynamic", ())
         or ("project" not in document and "build-system" in document),
         sources=frozenset(sources),
         local_sources=frozenset(local) - {DISTRIBUTION},
         can_be_copied=not any(_depends_on_location(entry) for _, entry in entries),
     )
-
-
-def _table(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = parent.get(name, {})
-    return value if isinstance(value, Mapping) else {}
 
 
 def _depends_on_location(source: Mapping[str, Any]) -> bool:
@@ -202,16 +185,14 @@ class Uv:
         found = str(sibling) if os.access(sibling, os.X_OK) else shutil.which("uv")
         return cls(Path(found)) if found else None
 
-    def run(
-        self, arguments: Sequence[str], *, cwd: Path, doing: str, timeout_s: float = QUERY_TIMEOUT_S
-    ) -> str:
+    def run(self, arguments: Sequence[str], *, cwd: Path, doing: str) -> str:
         """Run uv and return its standard output."""
         env = build_environment(os.environ)
         for name in _IGNORED_VARIABLES:
             env.pop(name, None)
         env |= {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
         plain = [str(self.path), *arguments]
-        command: Sequence[str] | SandboxedProgram = plain
+        command: list[str] | SandboxedProgram = plain
         if self.sandbox is not None:
             # Hard links cannot cross from one mount to another.
             env |= {"UV_CACHE_DIR": str(self.cache), "UV_LINK_MODE": "copy"}
@@ -226,27 +207,24 @@ class Uv:
                     pass_fds=start.fds,
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
-                    timeout=timeout_s,
+                    timeout=UV_TIMEOUT_S,
                     check=False,
                 )
         except subprocess.TimeoutExpired:
-            raise UvInterruptedError(f"{doing} failed: uv did not finish within {timeout_s:g} s.") from None
+            raise UvInterruptedError(
+                f"{doing} failed: uv did not finish within {UV_TIMEOUT_S:g} s."
+            ) from None
         except OSError as error:
             raise UvError(f"{doing} failed: `{self.path}` cannot be run: {error.strerror}.") from error
-        status = result.returncode
-        if status == 0:
+        if result.returncode == 0:
             return result.stdout.decode("utf-8", "replace")
-        details = {"exit_status": status}
         limit = self.sandbox.control.end_of(_SANDBOX_PART) if self.sandbox is not None else None
         if limit is not None:
-            raise UvError(f"{doing} failed: uv was {limit.words}.", details=details)
-        if status < 0:
-            raise UvInterruptedError(
-                f"{doing} was interrupted: uv was ended by signal {-status}.", details=details
-            )
-        output = result.stderr.decode("utf-8", "replace")
-        reason = _without_credentials(output.strip().removeprefix("error: "))
-        raise UvError(f"{doing} failed: {reason or 'uv gave no reason.'}", details=details)
+            raise UvError(f"{doing} failed: uv was {limit.words}.")
+        if result.returncode < 0:
+            raise UvInterruptedError(f"{doing} was interrupted: uv was ended by signal {-result.returncode}.")
+        output = result.stderr.decode("utf-8", "replace").strip().removeprefix("error: ")
+        raise UvError(f"{doing} failed: {_without_credentials(output) or 'uv gave no reason.'}")
 
 
 def _without_credentials(text: str) -> str:
@@ -289,34 +267,32 @@ def prepare_environment(
     if project is None:
         return running_environment(" (the rollout has no pyproject.toml)")
     sdk_version = metadata.version(DISTRIBUTION)
-    for need in project.dependencies:
-        if _is_sdk(need) and (need.url or not need.specifier.contains(sdk_version, prereleases=True)):
-            note(
-                f"`{_without_credentials(str(need))}` is ignored: the rollout uses the running SDK, {sdk_version}"
-            )
-    unmet = unmet_requirements(project)
+    for need in filter(_is_sdk, project.dependencies):
+        if need.url or not need.specifier.contains(sdk_version, prereleases=True):
+            ignored = _without_credentials(str(need))
+            note(f"`{ignored}` is ignored: the rollout uses the running SDK, {sdk_version}")
+    reasons = "; ".join(unmet_requirements(project))
     lock_file = rollout_dir / "uv.lock"
-    if not unmet:
+    if not reasons:
         unused_lock = " (its uv.lock is not used)" if lock_file.is_file() else ""
         return running_environment(
             f", which has everything `{rollout_dir.name}/pyproject.toml` asks for{unused_lock}"
         )
-    reasons = "; ".join(unmet)
     uv = Uv.find()
     if uv is None:
         raise OsmosisError(
             f"the running Python {platform.python_version()} does not have what "
             f"`{rollout_dir / 'pyproject.toml'}` asks for ({reasons}), "
             "and uv, which builds environments, was not found.",
-            details={"unmet": unmet},
             hint=f"install it with: {install_command('eval')}",
         )
     environments = cache_dir / "environments"
     environments.mkdir(parents=True, exist_ok=True)
     # The interpreter's directories become readable in the sandbox, so it is chosen before a build runs.
-    python, version = _find_python(uv, project, environments)
-    sandboxed_uv = uv if sandbox is None else _sandboxed(uv, sandbox, python, cache_dir / "uv")
-    directory = environments / _environment_key(project, rollout_dir, python, version, sandboxed_uv)
+    python = _find_python(uv, project, environments)
+    if sandbox is not None:
+        uv = _sandboxed(uv, sandbox, python, cache_dir / "uv")
+    directory = environments / _environment_key(project, rollout_dir, python, uv)
     with contextlib.ExitStack() as stack:
         if not project.has_local_code:
             stack.enter_context(_lock_of(directory))
@@ -325,7 +301,7 @@ def prepare_environment(
         else:
             note(f"building an environment for `{rollout_dir.name}` with uv")
             new = stack.enter_context(_temporary_directory(environments))
-            _build(sandboxed_uv, project, rollout_dir, python, new)
+            _build(uv, project, rollout_dir, python, new)
             if project.has_local_code:
                 directory = new
                 atexit.register(stack.pop_all().close)
@@ -343,15 +319,14 @@ def prepare_environment(
     )
 
 
-def _find_python(uv: Uv, project: RolloutProject, cwd: Path) -> tuple[Path, str]:
-    """Return the running interpreter if the project supports it, else another one, and its version."""
+def _find_python(uv: Uv, project: RolloutProject, cwd: Path) -> Path:
+    """Return the running interpreter if the project supports it, else another one."""
     versions = project.requires_python & SpecifierSet(metadata.metadata(DISTRIBUTION)["Requires-Python"])
     if versions.contains(platform.python_version(), prereleases=True):
-        return Path(sys.executable), sys.version
-    find, doing = ["python", "find", "--system", "--no-project"], f"finding Python {versions}"
+        return Path(sys.executable)
+    find = ["python", "find", "--system", "--no-project", str(versions)]
     try:
-        python = uv.run([*find, str(versions)], cwd=cwd, doing=doing).strip()
-        return Path(python), uv.run([*find, "--show-version", python], cwd=cwd, doing=doing)
+        return Path(uv.run(find, cwd=cwd, doing=f"finding Python {versions}").strip())
     except UvError as error:
         error.hint = (
             f"install Python {versions} and put it on the PATH, or widen `requires-python` in the rollout's "
@@ -360,14 +335,14 @@ def _find_python(uv: Uv, project: RolloutProject, cwd: Path) -> tuple[Path, str]
         raise
 
 
-def _environment_key(project: RolloutProject, rollout_dir: Path, python: Path, version: str, uv: Uv) -> str:
+def _environment_key(project: RolloutProject, rollout_dir: Path, python: Path, uv: Uv) -> str:
     """Return a digest of what determines the content of an environment without local code."""
-    sdk = metadata.distribution(DISTRIBUTION)
+    sdk, base = metadata.distribution(DISTRIBUTION), python.resolve()
     files = [rollout_dir / name for name in ("pyproject.toml", "uv.lock", "uv.toml")]
     parts: list[object] = [path.read_bytes() if path.is_file() else None for path in files]
     parts += [sdk.read_text("METADATA"), sdk.read_text("entry_points.txt"), _PACKAGE_DIR]
     # In a sandbox, uv has other settings and another cache.
-    parts += [python.resolve(), version, project.sdk_extras, uv.sandbox is not None]
+    parts += [base, base.stat().st_mtime_ns, project.sdk_extras, uv.sandbox is not None]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -449,11 +424,11 @@ def _build(uv: Uv, project: RolloutProject, rollout_dir: Path, python: Path, dir
         ]
         uv.run(export, cwd=rollout_dir, doing=f"reading `{lock_file}`")
     try:
+        doing = f"installing the dependencies of `{rollout_dir / 'pyproject.toml'}`"
         uv.run(
             ["pip", "install", "--quiet", "--python", environment_python, *arguments],
             cwd=project_dir,
-            timeout_s=INSTALL_TIMEOUT_S,
-            doing=f"installing the dependencies of `{rollout_dir / 'pyproject.toml'}`",
+            doing=doing,
         )
     except UvError as error:
         if lock_file.is_file():

@@ -9,11 +9,10 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -23,14 +22,12 @@ from osmosis_ai.llm.client import ModelClient
 from osmosis_ai.llm.completion import TokenUsage, read_usage
 from osmosis_ai.llm.errors import Category, ModelCallError
 from osmosis_ai.llm.finish_reasons import FinishReason
-from osmosis_ai.llm.providers import OPENAI_COMPATIBLE, ModelEndpoint, resolve_model
+from osmosis_ai.llm.providers import OPENAI_COMPATIBLE, ModelEndpoint, key_variables, resolve_model
 from osmosis_ai.llm.transport import openai_base_url
 from osmosis_ai.llm.wire_json import dumps, loads
 
 logger = logging.getLogger(__name__)
 
-RECORDED = "recorded"
-"""The path below a rollout's address whose calls are recorded."""
 MAX_REQUEST_BYTES = 64 * 1024 * 1024
 MAX_KEPT_REQUEST_BYTES = 8 << 20
 """Per open rollout: a longer request is kept only on the recorded path."""
@@ -49,26 +46,26 @@ Prepare = Callable[[Body], Awaitable[Names]]
 
 @dataclass(frozen=True, slots=True)
 class LastCall:
-    """The latest model call of a rollout, and as much of its answer as arrived."""
+    """A model call of a rollout, and as much of its answer as arrived."""
 
     request: bytes
-    pieces: Sequence[bytes]
+    answer: bytes | bytearray
 
     def messages(self) -> list[dict[str, Any]]:
         """Return the conversation, including the model's answer if it has one."""
         body = loads(self.request)
         sent = body.get("messages")
         messages = [each for each in sent if isinstance(each, dict)] if isinstance(sent, list) else []
-        if not self.pieces:
+        if not self.answer:
             return messages
-        content = b"".join(self.pieces)
+        content = bytes(self.answer)
         if body.get("stream"):
             answer: Any = _streamed_message(content)
         else:
             answer = next((choice.get("message") for choice in _first_choices(loads(content))), None)
         if not isinstance(answer, dict):
             answer = {}
-        return [*messages, {name: value for name, value in answer.items() if value is not None}]
+        return [*messages, _without_none(answer)]
 
 
 def _first_choices(answer: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
@@ -121,59 +118,23 @@ class RolloutUsage:
 
 @dataclass(eq=False)
 class Call:
-    """One model call of a rollout; its answer arrives in pieces, and any number of clients read it from the start."""
+    """One model call of a rollout, which any number of clients wait for."""
 
     rollout_id: str
     index: int
     digest: int | None
-    request: bytes | None
-    recorded: bool
-    pieces: list[bytes] = field(default_factory=list)
-    draft: list[bytes] = field(default_factory=list)
-    """Part of an answer that clients do not see yet, because the call may be repeated."""
-    finished: bool = False
+    answer: bytearray = field(default_factory=bytearray)
+    """What has arrived; clients get it when :attr:`task` is done, because the call may be repeated before."""
     error: Exception | None = None
-    _clients: list[asyncio.BaseTransport] = field(default_factory=list)
-    _delivered: bool = False
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def append(self, piece: bytes) -> None:
-        self.pieces.append(piece)
-        self._notify()
-
-    def finish(self, error: Exception | None = None) -> None:
-        """End the answer, with the error if the call failed."""
-        if not self.finished:
-            self.finished, self.error = True, error
-            self._notify()
-
-    async def wait_beyond(self, position: int, *, timeout_s: float | None = None) -> bool:
-        """Wait for more than ``position`` pieces or the end; return False after ``timeout_s``."""
-        try:
-            while len(self.pieces) <= position and not self.finished:
-                await asyncio.wait_for(self._changed.wait(), timeout_s)
-        except asyncio.TimeoutError:
-            return False
-        return True
-
-    def add_client(self, request: web.Request) -> None:
-        if request.transport is not None:
-            self._clients.append(request.transport)
-
-    def mark_delivered(self, request: web.Request) -> None:
-        """Note that the whole answer was written to a client."""
-        if request.transport is not None and not request.transport.is_closing():
-            self._delivered = True
+    recorded: LastCall | None = None
+    clients: list[asyncio.BaseTransport] = field(default_factory=list)
+    is_delivered: bool = False
+    task: asyncio.Task[None] = field(init=False)
 
     @property
     def is_abandoned(self) -> bool:
         """Whether every client disconnected before it had the whole answer."""
-        return not self._delivered and all(client.is_closing() for client in self._clients)
-
-    def _notify(self) -> None:
-        # A new event: a waiter that is about to wait for the old one still sees it.
-        self._changed.set()
-        self._changed = asyncio.Event()
+        return not self.is_delivered and all(client.is_closing() for client in self.clients)
 
 
 @dataclass
@@ -188,6 +149,8 @@ class CallMetrics:
     completion_token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: FinishReason = field(default_factory=FinishReason)
+    entry: dict[str, Any] = field(default_factory=dict)
+    """Its entry in the trajectory report (ATIF metrics)."""
 
     def read(self, response: Mapping[str, Any]) -> None:
         """Add the tokens in a completion or in a chunk of one; of further choices, only the usage counts."""
@@ -200,16 +163,15 @@ class CallMetrics:
             if isinstance(sampled, list):
                 self.completion_token_ids += sampled
             entries = logprobs.get("content") if isinstance(logprobs, dict) else None
-            if isinstance(entries, list):
-                self.logprobs += [
-                    each["logprob"] for each in entries if isinstance(each, dict) and "logprob" in each
-                ]
+            for entry in entries if isinstance(entries, list) else ():
+                if isinstance(entry, dict) and "logprob" in entry:
+                    self.logprobs.append(entry["logprob"])
         if isinstance(prompt_ids, list):
             self.prompt_token_ids = prompt_ids
 
-    def entry(self, model: str, ended_at: datetime) -> dict[str, Any]:
-        """Return the call's entry in the trajectory report (ATIF metrics), without unknown facts."""
-        usage, started_at = self.usage, ended_at - timedelta(seconds=self.latency_s)
+    def set_entry(self, model: str) -> None:
+        """Set the report's entry of a call that just ended."""
+        usage, started_at = self.usage, datetime.now(timezone.utc) - timedelta(seconds=self.latency_s)
         extra = {
             "latency_ms": round(self.latency_s * 1000, 3),
             "attempts": self.attempts,
@@ -225,90 +187,76 @@ class CallMetrics:
             "prompt_token_ids": self.prompt_token_ids,
             "completion_token_ids": self.completion_token_ids or None,
             "logprobs": self.logprobs or None,
-            "extra": {name: value for name, value in extra.items() if value is not None},
+            "extra": _without_none(extra),
         }
-        return {name: value for name, value in entry.items() if value is not None}
+        self.entry = _without_none(entry)
+
+
+def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 class RolloutCalls:
     """The calls of one open rollout."""
 
     def __init__(self, rollout_id: str, model: str, seed_for: SeedFor | None) -> None:
-        self._rollout_id = rollout_id
         self.seed_for = seed_for
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.running: list[Call] = []
+        self.last_begun: LastCall | None = None
+        """The latest call, answered or not; None if it was too long to keep."""
+        self.last_recorded: LastCall | None = None
+        self._rollout_id = rollout_id
         self._model = model
         self._next_index = 0
-        self._by_digest: dict[int | None, list[Call]] = {}
-        self._answered: deque[tuple[Call, int]] = deque()
-        self._answered_bytes = 0
-        self._metrics: dict[int, tuple[CallMetrics, dict[str, Any]]] = {}
         self._freed_indices: dict[int | None, int] = {}
+        self._answered: deque[Call] = deque()
+        self._answered_bytes = 0
+        self._metrics: dict[int, CallMetrics] = {}
+        self._last_recorded_index = -1
         self._last_failure: tuple[int, ModelCallError] | None = None
-        self._last_recorded: Call | None = None
-        self._last_begun: Call | None = None
 
     def find_repeated(self, digest: int, *, is_retry: bool) -> Call | None:
         """Return the call that a request with this hash repeats, if any."""
-        calls = [call for call in self._by_digest.get(digest, ()) if call.error is None]
-        for call in calls:
-            if call.is_abandoned:
-                return call
+        calls = [call for call in (*self._answered, *self.running) if call.digest == digest]
+        abandoned = [call for call in calls if call.is_abandoned]
+        if abandoned:
+            return abandoned[0]
         return calls[-1] if is_retry and calls else None
 
-    def begin(self, digest: int | None, request: bytes | None = None, *, recorded: bool = False) -> Call:
+    def begin(self, digest: int | None, request: bytes | None = None) -> Call:
         """Add a new call; a repeated call that failed gets its index, and so its seed, again."""
         index = self._freed_indices.pop(digest, None)
         if index is None:
             index, self._next_index = self._next_index, self._next_index + 1
-        call = Call(self._rollout_id, index, digest, request, recorded)
-        previous, self._last_begun = self._last_begun, call
-        if previous is not None and previous.finished:
-            self._drop_request(previous)
-        self._by_digest.setdefault(digest, []).append(call)
+        call = Call(self._rollout_id, index, digest)
+        self.last_begun = None if request is None else LastCall(request, call.answer)
+        self.running.append(call)
         return call
 
     def answered(self, call: Call, metrics: CallMetrics) -> None:
         """Record a call that was answered, and keep its answer for a client that repeats it."""
-        self._metrics[call.index] = metrics, metrics.entry(self._model, datetime.now(timezone.utc))
-        last = self._last_recorded
-        if call.recorded and (last is None or call.index > last.index):
-            self._last_recorded = call
-            if last is not None:
-                self._drop_request(last)
-        self._drop_request(call)
-        size = sum(map(len, call.pieces))
-        self._answered.append((call, size))
-        self._answered_bytes += size
+        metrics.set_entry(self._model)
+        self._metrics[call.index] = metrics
+        if call.recorded is not None and call.index > self._last_recorded_index:
+            self._last_recorded_index, self.last_recorded = call.index, call.recorded
+        call.recorded = None  # it has the request
+        self.running.remove(call)
+        self._answered.append(call)
+        self._answered_bytes += len(call.answer)
         while self._answered_bytes > KEPT_ANSWER_BYTES and len(self._answered) > 1:
-            oldest, size = self._answered.popleft()
-            self._answered_bytes -= size
-            self._forget(oldest)
+            self._answered_bytes -= len(self._answered.popleft().answer)
 
     def failed(self, call: Call, error: Exception) -> None:
+        call.error = error
         if isinstance(error, ModelCallError):
             self._last_failure = call.index, error
         self._freed_indices[call.digest] = call.index
-        self._forget(call)
-
-    def conversation(self) -> list[dict[str, Any]] | None:
-        """Return the conversation of the last recorded call that was answered, if any."""
-        last = self._last_recorded
-        return None if last is None else LastCall(last.request or b"{}", last.pieces).messages()
-
-    def last_call(self) -> LastCall | None:
-        """Return the latest call, answered or not; None if there is none, or it was too long to keep."""
-        last = self._last_begun
-        if last is None or last.request is None:
-            return None
-        return LastCall(last.request, (*last.pieces, *last.draft))
+        self.running.remove(call)
 
     def usage(self) -> RolloutUsage:
-        answered = [self._metrics[index] for index in sorted(self._metrics)]
-        metrics = [each for each, _ in answered]
+        metrics = [self._metrics[index] for index in sorted(self._metrics)]
         counted = [each.usage for each in metrics if each.usage is not None]
         costs = [each.cost_usd for each in metrics if each.cost_usd is not None]
-        finishes = [each.finish.value for each in metrics]
         total = RolloutUsage(
             calls=len(metrics),
             prompt_tokens=sum(usage.prompt_tokens for usage in counted),
@@ -317,24 +265,14 @@ class RolloutCalls:
             uncounted=len(metrics) - len(counted),
             cost_usd=math.fsum(costs) if len(costs) == len(metrics) else None,
             model_latency_s=[each.latency_s for each in metrics],
-            finish_reasons=dict(Counter(finish for finish in finishes if finish is not None)),
+            finish_reasons=dict(Counter(each.finish.value for each in metrics if each.finish.value)),
         )
         if self._last_failure is not None and self._last_failure[0] > max(self._metrics, default=-1):
             total.last_error = self._last_failure[1]
-        if answered:
-            sample = {"model_name": self._model, "llm_call_metrics": [entry for _, entry in answered]}
+        if metrics:
+            sample = {"model_name": self._model, "llm_call_metrics": [each.entry for each in metrics]}
             total.report = {"model_name": self._model, "samples": {"main": sample}}
         return total
-
-    def _drop_request(self, call: Call) -> None:
-        if call is not self._last_begun and call is not self._last_recorded:
-            call.request = None
-
-    def _forget(self, call: Call) -> None:
-        calls = self._by_digest[call.digest]
-        calls.remove(call)
-        if not calls:
-            del self._by_digest[call.digest]
 
 
 _STATUS: dict[Category, tuple[int, str]] = {
@@ -350,61 +288,49 @@ _STATUS: dict[Category, tuple[int, str]] = {
 }
 
 
-class RolloutClosedError(Exception):
-    """The rollout ended while the call was running."""
-
-
 class RefusedCallError(Exception):
-    """The reply to a call that is not made."""
+    """The reply to a call that the proxy does not make."""
 
     def __init__(self, status: int, message: str, code: str) -> None:
         super().__init__(message)
-        self.status = status
-        self.code = code
+        self.status, self.code = status, code
 
 
 def refusal(status: int, message: str, code: str) -> web.Response:
     """Return an error of the proxy itself."""
-    return _error_response(status, _error(message, "invalid_request_error", code))
+    return _error_response(RefusedCallError(status, message, code))
 
 
-def _error(message: str, kind: str, code: object, param: object = None) -> dict[str, Any]:
-    return {"message": message, "type": kind, "param": param, "code": code}
+def _error_response(error: Exception) -> web.Response:
+    status, body = _describe(error)
+    headers = {"x-should-retry": "false"}
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 
-def _error_response(status: int, error: dict[str, Any]) -> web.Response:
-    return web.Response(
-        status=status,
-        body=dumps({"error": error}),
-        content_type="application/json",
-        headers={"x-should-retry": "false"},
-    )
-
-
-def _describe(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Return the HTTP status and the error object of a failed call."""
-    if isinstance(error, RolloutClosedError):
-        return 404, _error("the rollout has ended", "invalid_request_error", "rollout_not_found")
-    if not isinstance(error, ModelCallError):
-        return 500, _error("the model call could not be served", "api_error", "internal")
-    status, kind = _STATUS[error.category]
-    if status in (400, 401, 404):  # the provider's own status says more about the request's mistake
-        status = error.status or status
-    body, is_too_long = error.body or {}, error.category == "context_length"
-    code = body.get("code") or ("context_length_exceeded" if is_too_long else error.category)
-    return status, _error(error.message, kind, code, body.get("param"))
+def _describe(error: Exception) -> tuple[int, bytes]:
+    """Return the HTTP status and the JSON of a failed call."""
+    param: object = None
+    code: object = "internal"
+    status, kind, message = 500, "api_error", "the model call could not be served"
+    if isinstance(error, RefusedCallError):
+        status, kind, message, code = error.status, "invalid_request_error", str(error), error.code
+    elif isinstance(error, ModelCallError):
+        status, kind = _STATUS[error.category]
+        if status in (400, 401, 404):  # the provider's own status says more about the request's mistake
+            status = error.status or status
+        body, is_too_long = error.body or {}, error.category == "context_length"
+        message, param = error.message, body.get("param")
+        code = body.get("code") or ("context_length_exceeded" if is_too_long else error.category)
+    return status, dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
 class ModelProxy(ABC):
     """Serves one model to the agents of many rollouts; the server that mounts its routes authenticates callers."""
 
-    def __init__(self) -> None:
-        self._rollouts: dict[str, RolloutCalls] = {}
-
-    @property
-    @abstractmethod
-    def model_path(self) -> str:
+    def __init__(self, model_path: str) -> None:
+        self.model_path = model_path
         """The model's name, for reports and for agents that name none."""
+        self._rollouts: dict[str, RolloutCalls] = {}
 
     @abstractmethod
     async def _complete(self, call: Call, body: Body, optional: Names) -> CallMetrics:
@@ -424,9 +350,9 @@ class ModelProxy(ABC):
         """Serve no more calls of a rollout, cancel the running ones, and return the totals."""
         usage = self.usage(rollout_id)
         calls = self._rollouts.pop(rollout_id, None)
-        if calls is not None:
-            for task in calls.tasks:
-                task.cancel()
+        for call in calls.running if calls is not None else ():
+            call.error = RefusedCallError(404, "the rollout has ended", "rollout_not_found")
+            call.task.cancel()
         return usage
 
     def usage(self, rollout_id: str) -> RolloutUsage:
@@ -435,90 +361,73 @@ class ModelProxy(ABC):
         return calls.usage() if calls is not None else RolloutUsage()
 
     def last_call(self, rollout_id: str) -> LastCall | None:
-        calls = self._find(rollout_id)
-        return calls.last_call() if calls is not None else None
+        calls = self._rollouts.get(rollout_id)
+        return calls.last_begun if calls is not None else None
 
     def routes(self) -> list[web.RouteDef]:
         rollout = "/v1/rollouts/{rollout_id}"
         return [
             web.post(f"{rollout}/chat/completions", self._chat_completions),
-            web.post(
-                f"{rollout}/{RECORDED}/chat/completions", partial(self._chat_completions, recorded=True)
-            ),
-            web.route("GET", f"{rollout}/{RECORDED}", self._conversation),
+            web.post(f"{rollout}/{{recorded:recorded}}/chat/completions", self._chat_completions),
+            web.route("GET", f"{rollout}/recorded", self._conversation),
             web.route("*", f"{rollout}/{{endpoint:.+}}", self._unknown_endpoint),
         ]
 
-    async def _chat_completions(self, request: web.Request, recorded: bool = False) -> web.StreamResponse:
-        return await self.answer(request, request.match_info["rollout_id"], recorded=recorded)
+    async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
+        return await self.answer(request, request.match_info["rollout_id"])
 
     async def _conversation(self, request: web.Request) -> web.StreamResponse:
         """Return the conversation of a rollout whose calls are recorded; null before the first answer."""
-        calls = self._find(request.match_info["rollout_id"])
-        if calls is None:
-            return _not_running()
-        return web.Response(body=dumps({"messages": calls.conversation()}), content_type="application/json")
+        try:
+            last = self._find(request.match_info["rollout_id"]).last_recorded
+        except RefusedCallError as refused:
+            return _error_response(refused)
+        messages = None if last is None else last.messages()
+        return web.Response(body=dumps({"messages": messages}), content_type="application/json")
 
     async def _unknown_endpoint(self, request: web.Request) -> web.StreamResponse:
         """Name the endpoint to use: clients of the Responses API would report a wrong address."""
-        endpoint = request.match_info["endpoint"].removeprefix(f"{RECORDED}/")
+        endpoint = request.match_info["endpoint"].removeprefix("recorded/")
         message = f"{request.method} /{endpoint[:100]} is not supported; use POST /chat/completions"
         return refusal(404, message, "unknown_endpoint")
 
     async def answer(
-        self,
-        request: web.Request,
-        rollout_id: str,
-        prepare: Prepare | None = None,
-        *,
-        recorded: bool = False,
+        self, request: web.Request, rollout_id: str, prepare: Prepare | None = None
     ) -> web.StreamResponse:
         """Answer a model call of an authenticated agent."""
-        if self._find(rollout_id) is None:
-            return _not_running()
         try:
-            content = await request.clone(client_max_size=MAX_REQUEST_BYTES).read()
-            body = loads(content)
-        except web.HTTPRequestEntityTooLarge:
-            return refusal(413, f"the request is larger than {MAX_REQUEST_BYTES} bytes", "request_too_large")
-        except ValueError:
-            body = None
-        if not isinstance(body, dict):
-            return refusal(400, "the body is not a JSON object", "invalid_request")
-        try:
+            self._find(rollout_id)
+            content, body = await _read_request(request)
             optional = await prepare(body) if prepare is not None else ()
+            calls = self._find(rollout_id)
         except RefusedCallError as refused:
-            return refusal(refused.status, str(refused), refused.code)
-        calls = self._find(rollout_id)
-        if calls is None:
-            return _not_running()
-        retries = request.headers.get("x-stainless-retry-count", "0")
+            return _error_response(refused)
+        recorded, retries = (
+            "recorded" in request.match_info,
+            request.headers.get("x-stainless-retry-count", "0"),
+        )
         # SipHash is several times faster than BLAKE2, and a conversation is hashed at every turn.
         digest = hash(content)
         call = calls.find_repeated(digest, is_retry=retries.isdecimal() and int(retries) > 0)
         if call is None:
             max_kept = min(MAX_KEPT_REQUEST_BYTES, MAX_KEPT_REQUESTS_BYTES // len(self._rollouts))
-            is_kept = recorded or len(content) <= max_kept
-            call = calls.begin(digest, content if is_kept else None, recorded=recorded)
+            call = calls.begin(digest, content if recorded or len(content) <= max_kept else None)
+            call.recorded = calls.last_begun if recorded else None
             self._begin(calls, call, body, optional)
-        call.add_client(request)
-        if body.get("stream"):
-            return await _send_stream(request, call)
-        return await _send_whole(request, call)
+        return await _send(request, call, is_stream=bool(body.get("stream")))
 
-    def _find(self, rollout_id: str) -> RolloutCalls | None:
-        return self._rollouts.get(rollout_id)
+    def _find(self, rollout_id: str) -> RolloutCalls:
+        calls = self._rollouts.get(rollout_id)
+        if calls is None:
+            raise RefusedCallError(404, "no rollout of this id is running", "rollout_not_found")
+        return calls
 
     def _begin(self, calls: RolloutCalls, call: Call, body: Body, optional: Names = ()) -> None:
         """Start the upstream call, which lives as long as the rollout."""
         if calls.seed_for is not None and body.get("seed") is None:
             body["seed"] = calls.seed_for(call.index)
             optional = (*optional, "seed")
-        task = asyncio.create_task(self._run(calls, call, body, optional))
-        calls.tasks.add(task)
-        task.add_done_callback(calls.tasks.discard)
-        # A task that is cancelled before its first step does not finish its call itself.
-        task.add_done_callback(lambda _: call.finish(RolloutClosedError()))
+        call.task = asyncio.create_task(self._run(calls, call, body, optional))
 
     async def _run(self, calls: RolloutCalls, call: Call, body: Body, optional: Names) -> None:
         answer = self._stream if body.get("stream") else self._complete
@@ -529,28 +438,61 @@ class ModelProxy(ABC):
             if not isinstance(error, ModelCallError):
                 logger.exception("a model call could not be served")
             calls.failed(call, error)
-            call.finish(error)
         else:
             calls.answered(call, metrics)
-            call.finish()
 
-    def _shown_model(self, body: Mapping[str, Any]) -> Any:
-        return body.get("model") or self.model_path
+
+async def _read_request(request: web.Request) -> tuple[bytes, Body]:
+    try:
+        content = await request.clone(client_max_size=MAX_REQUEST_BYTES).read()
+        body = loads(content)
+    except web.HTTPRequestEntityTooLarge:
+        message = f"the request is larger than {MAX_REQUEST_BYTES} bytes"
+        raise RefusedCallError(413, message, "request_too_large") from None
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise RefusedCallError(400, "the body is not a JSON object", "invalid_request")
+    return content, body
+
+
+async def _send(request: web.Request, call: Call, *, is_stream: bool) -> web.StreamResponse:
+    """Send a call's answer; its error is a plain response before the first byte, an event after it."""
+    transport = request.transport
+    if transport is not None:
+        call.clients.append(transport)
+    content_type = "text/event-stream" if is_stream else "application/json"
+    response = web.StreamResponse(headers={"Content-Type": content_type, "Cache-Control": "no-cache"})
+    try:
+        while not (await asyncio.wait({call.task}, timeout=PING_INTERVAL_S if is_stream else None))[0]:
+            await response.prepare(request)
+            await response.write(b": ping\n\n")
+        content: bytes | bytearray = call.answer
+        if call.error is not None and not response.prepared:
+            return _error_response(call.error)
+        if call.error is not None:
+            content = b"event: error\ndata: " + _describe(call.error)[1] + b"\n\n" + DONE
+        await response.prepare(request)
+        await response.write_eof(bytes(content))
+    except ConnectionError:
+        return response
+    if transport is not None and not transport.is_closing():
+        call.is_delivered = True
+    return response
 
 
 class ProviderProxy(ModelProxy):
-    """Answers with a provider's model; without a ``client``, set it before the first rollout."""
+    """Answers with a provider's model; without a ``client``, connect one before the first rollout."""
 
     client: ModelClient
 
     def __init__(self, client: ModelClient | None = None) -> None:
-        super().__init__()
+        super().__init__("")
         if client is not None:
-            self.client = client
+            self.connect(client)
 
-    @property
-    def model_path(self) -> str:
-        return self.client.model_path
+    def connect(self, client: ModelClient) -> None:
+        self.client, self.model_path = client, client.model_path
 
     async def _complete(self, call: Call, body: Body, optional: Names) -> CallMetrics:
         completion = await self.client.complete(body, optional=optional)
@@ -559,12 +501,12 @@ class ProviderProxy(ModelProxy):
             completion.usage, completion.cost_usd, completion.latency_s, completion.attempts
         )
         metrics.read(response)
-        response["model"] = self._shown_model(body)
-        call.append(dumps(response))
+        response["model"] = body.get("model") or self.model_path
+        call.answer += dumps(response)
         return metrics
 
     async def _stream(self, call: Call, body: Body, optional: Names) -> CallMetrics:
-        """Send the chunks of a complete reply, and the usage in a last chunk if the request asked for it."""
+        """Pass on the chunks, and the usage in a last chunk if the request asked for it."""
         metrics = CallMetrics()
         started = time.perf_counter()
         usage: object = None
@@ -573,24 +515,27 @@ class ProviderProxy(ModelProxy):
         def restart() -> None:
             nonlocal metrics, started, usage
             metrics, started, usage = CallMetrics(attempts=metrics.attempts + 1), time.perf_counter(), None
-            call.draft.clear()
+            call.answer.clear()
 
         async with aclosing(self.client.stream(body, restarted=restart, optional=optional)) as chunks:
             async for chunk in chunks:
                 metrics.read(chunk)
-                chunk["model"] = self._shown_model(body)
+                chunk["model"] = body.get("model") or self.model_path
                 stated = chunk.pop("usage", None)
                 if stated:
                     usage, metrics.usage = stated, read_usage(stated) or metrics.usage
                 if chunk.get("choices") or not stated:
-                    call.draft.append(stream_event(chunk))
+                    call.answer += stream_event(chunk)
         if usage is not None and (body.get("stream_options") or {}).get("include_usage"):
-            call.draft.append(stream_event({**chunk, "choices": [], "usage": usage}))
+            call.answer += stream_event({**chunk, "choices": [], "usage": usage})
+        call.answer += DONE
         metrics.latency_s = time.perf_counter() - started
         metrics.cost_usd = self.client.cost_of(metrics.usage)
-        call.append(b"".join(call.draft) + DONE)
-        call.draft.clear()
         return metrics
+
+
+def stream_event(chunk: Mapping[str, Any]) -> bytes:
+    return b"data: " + dumps(chunk) + b"\n\n"
 
 
 class InvalidModelError(OsmosisError, RuntimeError):
@@ -612,10 +557,10 @@ class LiteLLMBridge(ProviderProxy):
         calls = self._find(rollout_id)
         call = calls.begin(None)
         self._begin(calls, call, {**body, "stream": False})
-        await call.wait_beyond(0)
+        await asyncio.wait({call.task})
         if call.error is not None:
             raise call.error
-        response: dict[str, Any] = loads(call.pieces[0])
+        response: dict[str, Any] = loads(bytes(call.answer))
         return response
 
     def collect_tokens(self, rollout_id: str) -> int | None:
@@ -639,67 +584,15 @@ class LiteLLMBridge(ProviderProxy):
 
 def _endpoint(model: str, api_key: str | None, api_base: str | None) -> ModelEndpoint:
     environment = dict(os.environ)
-    provider = OPENAI_COMPATIBLE.get(model.partition("/")[0], OPENAI_COMPATIBLE["openai"])
+    provider = model.partition("/")[0]
     if api_base:
-        environment[provider.bases[0]] = api_base
+        environment[OPENAI_COMPATIBLE.get(provider, OPENAI_COMPATIBLE["openai"]).bases[0]] = api_base
+    if api_key:
+        environment |= dict.fromkeys(key_variables(provider), api_key)
     try:
         endpoint = resolve_model(model, environment)
     except OsmosisError as error:
-        if api_key is None or "missing_variable" not in error.details:
-            message = f"Invalid LiteLLM model format: {error.message}"
-            raise InvalidModelError(message, hint=error.hint) from None
-        environment[str(error.details["missing_variable"])] = api_key
-        endpoint = resolve_model(model, environment)
+        message = f"Invalid LiteLLM model format: {error.message}"
+        raise InvalidModelError(message, hint=error.hint) from None
     base_url = openai_base_url(api_base) if api_base else endpoint.base_url
     return replace(endpoint, api_key=api_key or endpoint.api_key, base_url=base_url)
-
-
-def _not_running() -> web.Response:
-    return refusal(404, "no rollout of this id is running", "rollout_not_found")
-
-
-async def _send_whole(request: web.Request, call: Call) -> web.StreamResponse:
-    await call.wait_beyond(0)
-    if call.error is not None:
-        return _error_response(*_describe(call.error))
-    response = web.Response(body=call.pieces[0], content_type="application/json")
-    try:
-        await response.prepare(request)
-        await response.write_eof()
-    except ConnectionError:
-        return response
-    call.mark_delivered(request)
-    return response
-
-
-async def _send_stream(request: web.Request, call: Call) -> web.StreamResponse:
-    """Follow a call's chunks; errors are plain responses until the first byte, events after it."""
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    position = 0
-    try:
-        while True:
-            if not await call.wait_beyond(position, timeout_s=PING_INTERVAL_S):
-                await response.prepare(request)
-                await response.write(b": ping\n\n")
-                continue
-            if call.error is not None and not call.pieces and not response.prepared:
-                return _error_response(*_describe(call.error))
-            await response.prepare(request)
-            pieces = call.pieces[position:]
-            position += len(pieces)
-            if pieces:
-                await response.write(b"".join(pieces))
-            elif call.finished:
-                break
-        if call.error is not None:
-            error = dumps({"error": _describe(call.error)[1]})
-            await response.write(b"event: error\ndata: " + error + b"\n\n" + DONE)
-        await response.write_eof()
-    except ConnectionError:
-        return response
-    call.mark_delivered(request)
-    return response
-
-
-def stream_event(chunk: Mapping[str, Any]) -> bytes:
-    return b"data: " + dumps(chunk) + b"\n\n"

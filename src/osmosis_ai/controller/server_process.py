@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import os
 import secrets
@@ -37,7 +38,6 @@ from osmosis_ai.supervision import (
 )
 
 if TYPE_CHECKING:
-    import aiohttp
     from typing_extensions import Self
 
     from osmosis_ai.controller.callbacks import CallbackListener, CallbackRolloutDriver
@@ -45,12 +45,8 @@ if TYPE_CHECKING:
     from osmosis_ai.rollout.driver import RolloutOutcome, RolloutRunRequest
 
 
-CGROUPS = Path("/sys/fs/cgroup")
-MEMBERSHIP = Path("/proc/self/cgroup")
 HEALTH_TIMEOUT_S = 90.0
 HEALTH_TIMEOUT_ENV = "OSMOSIS_ROLLOUT_START_TIMEOUT_S"
-PORT_ATTEMPTS = 2
-KILLED_ATTEMPTS = 3
 MAX_RESTARTS = 3
 MAX_FAILED_STARTS = 4
 """How often in a row starting one server may fail."""
@@ -84,27 +80,43 @@ class ServerSpec:
     number: int = 1
     of: int = 1
 
-    @property
-    def part(self) -> str:
-        """Its name among the programs of the run."""
-        return f"server-{self.number}"
-
 
 class RolloutServer(Service):
     """The process that runs a rollout's entrypoint in the rollout's environment; an async context manager.
 
     It has started when its ``/health`` returns the identity that this process gave it. It does not authenticate
-    callers, so uvicorn gets a private Unix socket in place of the port
-    (:mod:`osmosis_ai.controller._server_bootstrap`). It listens on a port if the user chose one, or if the entrypoint
-    does not serve with uvicorn.
+    callers, so uvicorn gets a private Unix socket in place of the port. It listens on a port if the user chose one, or
+    if the entrypoint does not serve with uvicorn.
     """
 
     def __init__(self, spec: ServerSpec) -> None:
-        super().__init__(_service(spec, spec.port or 0, None, None))
+        name, log_path = f"the rollout server `{spec.entrypoint}`", spec.log_path
+        if spec.number > 1:
+            name += f" ({spec.number} of {spec.of})"
+            log_path = log_path.with_name(f"{log_path.stem}-{spec.number}{log_path.suffix}")
+        with_uvicorn = "with uvicorn " if spec.sandbox is not None and not spec.port else ""
+        super().__init__(
+            ServiceSpec(
+                name=name,
+                command=[],
+                env={},
+                cwd=spec.rollout_dir,
+                log_path=log_path,
+                start_timeout_s=spec.health_timeout_s,
+                late_hint=f"the entrypoint must serve {with_uvicorn}on the port in `_OSMOSIS_ROLLOUT_PORT` and keep "
+                f"running; if it only needs longer, set {HEALTH_TIMEOUT_ENV} (seconds)",
+                # Servers that die together, as when memory is short, count as one death.
+                restarts=MAX_RESTARTS + spec.of - 1,
+                secret_values=spec.secret_values,
+            )
+        )
         self.rollout = spec
         self.callbacks: CallbackListener | None = None
         """Listener that a server in a sandbox without a network must reach."""
+        self.capacity: int | None = None
+        """How many rollouts it takes at once; None if unknown."""
         self._resources = AsyncExitStack()
+        self._part = f"server-{spec.number}"
         self._has_warned = False
 
     @property
@@ -114,37 +126,19 @@ class RolloutServer(Service):
             raise RuntimeError(f"{self.spec.name} is not running")
         return self.address
 
-    @property
-    def capacity(self) -> int | None:
-        """How many rollouts it takes at once; None if unknown."""
-        health = self.answer or {}
-        concurrency = health.get("concurrency")
-        limits = (
-            health.get("max_queue_depth"),
-            concurrency.get("max_concurrent") if isinstance(concurrency, Mapping) else None,
-        )
-        return next((value for value in limits if type(value) is int and value > 0), None)
-
     async def start(self) -> None:
         """Start the server and wait until it is healthy."""
         self.rollout.artifact_root.mkdir(parents=True, exist_ok=True)
-        attempts = {"address in use": 1 if self.rollout.port else PORT_ATTEMPTS, "killed": KILLED_ATTEMPTS}
-        while True:
+        attempts = {"address in use": 1 if self.rollout.port else 2, "killed": 3}
+        for attempt in itertools.count(1):
             try:
                 await self._start_once()
-                break
+                return
             except ServiceError as error:
                 # Not the entrypoint's fault: the machine is short of memory or overloaded.
                 error.is_infrastructure = error.cause in ("killed", "late")
-                attempts[error.cause] = attempts.get(error.cause, 1) - 1
-                if not attempts[error.cause]:
+                if attempt >= attempts.get(error.cause, 1):
                     raise
-        if not self.rollout.port and self.base_url.startswith("http://") and not self._has_warned:
-            self._has_warned = True
-            self.rollout.note(
-                "The rollout server listens on a port, so every user of this machine can send it rollouts. An entrypoint "
-                "that serves with uvicorn on the port in _OSMOSIS_ROLLOUT_PORT gets a private socket instead."
-            )
 
     async def stop(self) -> None:
         """End it and everything it started; cancelling kills them."""
@@ -155,121 +149,96 @@ class RolloutServer(Service):
 
     def _ended(self, status: int, what: str) -> ServiceError:
         sandbox = self.rollout.sandbox
-        limit = sandbox.control.end_of(self.rollout.part) if sandbox is not None else None
+        limit = sandbox.control.end_of(self._part) if sandbox is not None else None
         if limit is None:
             return super()._ended(status, what)
         return self._failed("ended", f"{what} ({limit.words})", status=status, hint=limit.remedy)
 
     async def _start_once(self) -> None:
-        rollout = self.rollout
+        rollout, sandbox, callbacks = self.rollout, self.rollout.sandbox, self.callbacks
         port = rollout.port or free_port()
+        # Another server there could pass for this one: some entrypoints do not report their identity.
         if not is_free(port):
-            raise ServiceError(
-                f"port {port} is already in use, so the rollout server cannot listen on it.",
-                "address in use",
-                hint="choose another port, or omit it: the server then needs none.",
-            )
+            message = f"port {port} is already in use, so the rollout server cannot listen on it."
+            hint = "choose another port, or omit it: the server then needs none."
+            raise ServiceError(message, "address in use", hint=hint)
+        identity, artifact_root = secrets.token_hex(16), rollout.artifact_root.resolve()
+        env = {name: value for name, value in rollout.env.items() if name not in _NOT_INHERITED}
+        # Callbacks and model calls stay on this machine; a proxy must not see them.
+        for name in ("NO_PROXY", "no_proxy"):
+            env[name] = ",".join(filter(None, [env.get(name, ""), *_LOOPBACK]))
+        env |= {
+            "PYTHONUNBUFFERED": "1",
+            INSTANCE_ENV: identity,
+            "_OSMOSIS_ROLLOUT_HOST": _LOOPBACK[0],
+            "_OSMOSIS_ROLLOUT_PORT": str(port),
+            "ROLLOUT_PORT": str(port),
+            "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT": str(artifact_root),
+        }
+        program = [str(rollout.python), _server_bootstrap.__file__, rollout.entrypoint]
+        addresses = [f"http://{_LOOPBACK[0]}:{port}"]
         listener = inner = None
-        if not rollout.port:
-            listener = _private_socket()
-            self._resources.callback(listener.remove)
-        if rollout.sandbox is not None and rollout.sandbox.network == "none" and self.callbacks is not None:
-            inner = InnerListener(self.callbacks.port)
-            self._resources.callback(inner.close)
-        self.spec = _service(rollout, port, listener, inner)
-        await super().start()
-        if listener is not None:
-            listener.let_go()
-        if inner is not None and self.callbacks is not None:
-            try:
-                self._resources.push_async_callback(await self.callbacks.listen_on(inner.take()))
-            except OSError as error:
-                await self.stop()
-                message = f"{self.spec.name} cannot be reached in its sandbox: {error.strerror or error}."
-                raise ServiceError(message, "not started") from error
+        try:
+            if not rollout.port:
+                listener = PrivateSocket()
+                self._resources.callback(listener.remove)
+                env[LISTENER_ENV] = str(listener.fileno())
+                # The port of a server in a sandbox is out of reach.
+                addresses = [listener.address, *(addresses if sandbox is None else [])]
+            if sandbox is not None and sandbox.network == "none" and callbacks is not None:
+                inner = InnerListener(callbacks.port)
+                self._resources.callback(inner.close)
+                env[ONLY_ADDRESS_ENV] = inner.authority
+                program = inner.command(rollout.python, program)
+            command: list[str] | SandboxedProgram = program
+            if sandbox is not None:
+                cwd = rollout.rollout_dir.resolve()
+                command = sandbox.command(program, cwd=cwd, writable=[artifact_root], part=self._part)
+            self.spec = replace(
+                self.spec,
+                command=command,
+                env=env,
+                addresses=addresses,
+                pass_fds=[each.fileno() for each in (listener, inner) if each is not None],
+                is_ours=lambda headers, body: (
+                    (headers.get(INSTANCE_HEADER) or body.get("instance_id")) in (None, identity)
+                ),
+            )
+            await super().start()
+            if listener is not None:
+                listener.let_go()
+            if inner is not None and callbacks is not None:
+                self._resources.push_async_callback(await callbacks.listen_on(inner.take()))
+        except OSError as error:
+            await self.stop()
+            raise ServiceError(
+                f"{self.spec.name} cannot be reached: {error.strerror or error}.",
+                "not started",
+                hint="make sure that the directory for temporary files (`TMPDIR`) is writable",
+            ) from error
+        self.capacity = _capacity(self.answer or {})
+        if listener is not None and self.base_url != listener.address and not self._has_warned:
+            self._has_warned = True
+            rollout.note(
+                "The rollout server listens on a port, so every user of this machine can send it rollouts. An entrypoint "
+                "that serves with uvicorn on the port in _OSMOSIS_ROLLOUT_PORT gets a private socket instead."
+            )
 
 
-def _private_socket() -> PrivateSocket:
-    try:
-        return PrivateSocket()
-    except OSError as error:
-        raise ServiceError(
-            f"cannot create a socket for the rollout server ({error.strerror or error}).",
-            "not started",
-            hint="make the directory for temporary files writable, or set `TMPDIR` to another",
-        ) from error
-
-
-def _service(
-    rollout: ServerSpec, port: int, listener: PrivateSocket | None, inner: InnerListener | None
-) -> ServiceSpec:
-    env = {name: value for name, value in rollout.env.items() if name not in _NOT_INHERITED}
-    # Callbacks and model calls stay on this machine; a proxy must not see them.
-    for name in ("NO_PROXY", "no_proxy"):
-        env[name] = ",".join(filter(None, [env.get(name, ""), *_LOOPBACK]))
-    identity = secrets.token_hex(16)
-    env |= {
-        "PYTHONUNBUFFERED": "1",
-        INSTANCE_ENV: identity,
-        "_OSMOSIS_ROLLOUT_HOST": _LOOPBACK[0],
-        "_OSMOSIS_ROLLOUT_PORT": str(port),
-        "ROLLOUT_PORT": str(port),
-        "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT": str(rollout.artifact_root.resolve()),
-    }
-    addresses = [listener.address] if listener is not None else []
-    if listener is None or rollout.sandbox is None:
-        addresses.append(f"http://{_LOOPBACK[0]}:{port}")
-    program = [str(rollout.python), _server_bootstrap.__file__, rollout.entrypoint]
-    if listener is not None:
-        env[LISTENER_ENV] = str(listener.fileno())
-    if inner is not None:
-        env[ONLY_ADDRESS_ENV] = inner.authority
-        program = inner.command(rollout.python, program)
-    command: list[str] | SandboxedProgram = program
-    if rollout.sandbox is not None:
-        command = rollout.sandbox.command(
-            program,
-            cwd=rollout.rollout_dir.resolve(),
-            writable=[rollout.artifact_root.resolve()],
-            part=rollout.part,
-        )
-    name, log_path = f"the rollout server `{rollout.entrypoint}`", rollout.log_path
-    if rollout.number > 1:
-        name += f" ({rollout.number} of {rollout.of})"
-        log_path = log_path.with_name(f"{log_path.stem}-{rollout.number}{log_path.suffix}")
-    with_uvicorn = "" if len(addresses) > 1 or listener is None else "with uvicorn "
-    return ServiceSpec(
-        name=name,
-        command=command,
-        env=env,
-        cwd=rollout.rollout_dir,
-        log_path=log_path,
-        addresses=addresses,
-        pass_fds=[each.fileno() for each in (listener, inner) if each is not None],
-        is_ours=lambda headers, body: (
-            (headers.get(INSTANCE_HEADER) or body.get("instance_id")) in (None, identity)
-        ),
-        start_timeout_s=rollout.health_timeout_s,
-        late_hint=f"the entrypoint must serve {with_uvicorn}on the port in `_OSMOSIS_ROLLOUT_PORT` and keep running; "
-        f"if it only needs longer, set {HEALTH_TIMEOUT_ENV} (seconds)",
-        # Servers that die together, as when memory is short, count as one death.
-        restarts=MAX_RESTARTS + rollout.of - 1,
-        secret_values=rollout.secret_values,
-    )
+def _capacity(health: Mapping[str, Any]) -> int | None:
+    limits, concurrency = [health.get("max_queue_depth")], health.get("concurrency")
+    if isinstance(concurrency, Mapping):
+        limits.append(concurrency.get("max_concurrent"))
+    return next((limit for limit in limits if type(limit) is int and limit > 0), None)
 
 
 def health_timeout(environ: Mapping[str, str]) -> float:
     """Return how long a server may take to become healthy, in seconds."""
-    text = environ.get(HEALTH_TIMEOUT_ENV, "").strip()
-    if not text:
-        return HEALTH_TIMEOUT_S
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.0 < seconds < float("inf"):
-        raise OsmosisError(f"{HEALTH_TIMEOUT_ENV} must be a number of seconds above 0, not '{text}'.")
-    return seconds
+    text = environ.get(HEALTH_TIMEOUT_ENV, "").strip() or str(HEALTH_TIMEOUT_S)
+    with contextlib.suppress(ValueError):
+        if 0.0 < (seconds := float(text)) < math.inf:
+            return seconds
+    raise OsmosisError(f"{HEALTH_TIMEOUT_ENV} must be a number of seconds above 0, not '{text}'.")
 
 
 async def prepare_server(
@@ -313,11 +282,9 @@ async def prepare_server(
 def several(server: RolloutServer, count: int) -> list[RolloutServer]:
     """Return ``count`` servers like ``server``, not started, which share one budget of restarts."""
     deaths = Deaths(whose="the rollout's servers" if count > 1 else None)
-    servers = []
-    for number in range(1, count + 1):
-        each = RolloutServer(replace(server.rollout, number=number, of=count))
+    servers = [RolloutServer(replace(server.rollout, number=n, of=count)) for n in range(1, count + 1)]
+    for each in servers:
         each.callbacks, each.deaths = server.callbacks, deaths
-        servers.append(each)
     return servers
 
 
@@ -329,65 +296,25 @@ class AttemptLostError(Exception):
         self.death = death
 
 
-class RestartingServer:
-    """One server of a run, restarted when it dies; created on its event loop.
+@dataclass(eq=False)
+class PooledServer:
+    """One server of a pool, and the rollouts on it."""
 
-    Rollouts on a server that dies are lost at once. Restarting ends when servers die one after the other without
-    finishing an attempt in between (:attr:`end` has the reason).
-    """
-
-    def __init__(
-        self,
-        server: RolloutServer | RemoteAgent,
-        *,
-        connect: Callable[[str], CallbackRolloutDriver],
-        note: Callable[[str], None],
-        changed: Callable[[], None],
-    ) -> None:
-        self.server = server
-        self.base_url: str | None = None
-        """Address of the running server; None while it does not run."""
-        self.capacity: int | None = None
-        self.rollouts: set[asyncio.Task[RolloutOutcome]] = set()
-        self.end: Exception | None = None
-        self._connect = connect
-        self._note = note
-        self._changed = changed
-        self._driver: CallbackRolloutDriver | None = None
-        self._death: asyncio.Future[OsmosisError] | None = None
-        self._supervisor: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Start the server, and restart it from now on when it dies."""
-        try:
-            await self.server.start()
-        except OsmosisError as error:
-            self.end = error
-            raise
-        self.capacity = self.server.capacity
-        self._supervisor = asyncio.create_task(self._supervise(self._begin()))
-
-    async def stop(self) -> None:
-        """Stop the server for good."""
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
-            self._supervisor = None
-        await self._end()
-        await self.server.stop()
+    server: RolloutServer | RemoteAgent
+    base_url: str = ""
+    """Address of the running server; empty while it does not run."""
+    error: Exception | None = None
+    """Why it will not be restarted."""
+    rollouts: set[asyncio.Task[RolloutOutcome]] = field(default_factory=set)
+    driver: CallbackRolloutDriver = field(init=False)
+    death: asyncio.Future[OsmosisError] = field(init=False)
 
     async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
-        """Run one rollout on the running server.
-
-        Raises:
-            AttemptLostError: the server, or the connection to it, was lost.
-        """
+        """Run one rollout on the running server; raises :class:`AttemptLostError`."""
         import aiohttp
 
-        driver, death = self._driver, self._death
-        if driver is None or death is None:
-            raise RuntimeError("the rollout's server is not running")
-        rollout = asyncio.create_task(driver.run(request))
+        death = self.death
+        rollout = asyncio.create_task(self.driver.run(request))
         self.rollouts.add(rollout)
         try:
             return await rollout
@@ -404,61 +331,13 @@ class RestartingServer:
             self.rollouts.discard(rollout)
         raise AttemptLostError("the rollout's server died", death=death.result())
 
-    def _begin(self) -> asyncio.Future[OsmosisError]:
-        """Let the started server take rollouts; return the future of its death."""
-        self.base_url = self.server.base_url
-        self._driver = self._connect(self.base_url)
-        self._death = asyncio.get_running_loop().create_future()
-        return self._death
-
-    async def _end(self) -> None:
-        """Cancel the rollouts of a server that died or is being stopped."""
-        self.base_url = None
-        for rollout in self.rollouts:
-            rollout.cancel()
-        await asyncio.gather(*self.rollouts, return_exceptions=True)
-        if self._driver is not None:
-            await self._driver.aclose()
-
-    async def _supervise(self, death: asyncio.Future[OsmosisError]) -> None:
-        """Restart the server when it dies, until cancelled or given up."""
-        try:
-            while True:
-                death.set_result(await self.server.death())
-                self.base_url = None
-                self._changed()
-                await self._end()
-                await self._revive()
-                death = self._begin()
-                self._changed()
-        except Exception as error:
-            # Attempts that wait for a server, now or later, get the reason.
-            self.end = error
-            self._changed()
-
-    async def _revive(self) -> None:
-        """Restart the server; a process that ends before it is healthy counts as another death."""
-        for start in range(1, MAX_FAILED_STARTS + 1):
-            try:
-                await self.server.revive(self._note)
-                return
-            except ServiceDiedError as error:
-                error.hint = (
-                    "no attempt has finished in between. Fix the rollout, then start the run again: "
-                    "finished results are kept"
-                )
-                raise
-            except ServiceError:
-                if start == MAX_FAILED_STARTS:
-                    raise
-
 
 class ServerPool:
     """Runs rollouts on the servers of a run; an async context manager, created on its event loop.
 
-    A rollout goes to the server with the fewest. A server that dies loses its own rollouts; the others continue. All
-    servers share one budget of restarts, so the run ends when servers die without any attempt finishing in between. A
-    server that cannot be restarted is left out while another one remains.
+    A rollout goes to the server with the fewest. A server that dies loses its own rollouts and is restarted; the others
+    continue. All servers share one budget of restarts, so the run ends when servers die without any attempt finishing
+    in between. A server that cannot be restarted is left out while another one remains.
     """
 
     def __init__(
@@ -469,60 +348,51 @@ class ServerPool:
         note: Callable[[str], None],
         reports_load: bool = True,
     ) -> None:
-        self.servers = [
-            RestartingServer(server, connect=connect, note=note, changed=self._change) for server in servers
-        ]
+        self.servers = [PooledServer(server) for server in servers]
         self.on_change: Callable[[], None] = lambda: None
+        self._connect = connect
         self._note = note
         self._reports_load = reports_load
         self._changed = asyncio.Event()
-        self._left_out: set[RestartingServer] = set()
+        self._supervisors: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         """Start all servers at once."""
         try:
-            starts = await asyncio.gather(
-                *(server.start() for server in self.servers), return_exceptions=True
-            )
-            failures = [failure for failure in starts if failure is not None]
-            unexpected = [failure for failure in failures if not isinstance(failure, OsmosisError)]
-            if unexpected or len(failures) == len(starts):
-                raise (unexpected or failures)[0]
-            self._leave_out_ended()
+            await asyncio.gather(*map(self._start, self.servers))
+            errors = [server.error for server in self.servers if server.error is not None]
+            if errors and not self.up:
+                raise errors[0]
+            for error in errors:
+                self._note_left_out(error)
         except BaseException:
-            await self.stop()
+            await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
-        await self.stop()
-
-    async def stop(self) -> None:
-        """Stop the servers for good."""
-        await asyncio.gather(*(server.stop() for server in self.servers))
+        for supervisor in self._supervisors:
+            supervisor.cancel()
+        await asyncio.gather(*self._supervisors, return_exceptions=True)
+        await asyncio.gather(*(server.server.stop() for server in self.servers))
 
     @property
     def capacity(self) -> int | None:
         """How many rollouts the servers run at once in total; None when one of them has no limit."""
-        total = 0
-        for server in self.servers:
-            if server.end is None:
-                if server.capacity is None:
-                    return None
-                total += server.capacity
-        return total
+        capacities = [server.server.capacity for server in self.servers if server.error is None]
+        limits = [capacity for capacity in capacities if capacity is not None]
+        return sum(limits) if len(limits) == len(capacities) else None
 
     @property
-    def up(self) -> list[RestartingServer]:
+    def up(self) -> list[PooledServer]:
         """The servers that take rollouts now."""
-        return [server for server in self.servers if server.base_url is not None]
+        return [server for server in self.servers if server.base_url]
 
     async def busy(self) -> float:
         """Return how busy the busiest event loop of the servers is (0..1)."""
-        addresses = [server.base_url for server in self.servers if server.base_url is not None]
         if not self._reports_load:
             return 0.0
-        return max(await asyncio.gather(*map(_ask_busy, addresses)), default=0.0)
+        return max(await asyncio.gather(*(_ask_busy(server.base_url) for server in self.up)), default=0.0)
 
     def share(self, limit: int) -> int:
         """Return how many of ``limit`` rollouts the servers that are up may run."""
@@ -536,7 +406,7 @@ class ServerPool:
     async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
         """Run one rollout on the server with the fewest, waiting first while no server runs."""
         while not self.up:
-            errors = [server.end for server in self.servers if server.end is not None]
+            errors = [server.error for server in self.servers if server.error is not None]
             if len(errors) == len(self.servers):
                 raise next((error for error in errors if isinstance(error, ServiceDiedError)), errors[-1])
             await self._changed.wait()
@@ -549,50 +419,96 @@ class ServerPool:
         remaining = frozenset(rollout_ids)
         deadline = time.monotonic() + limit_s
         while True:
-            addresses = [server.base_url for server in self.servers if server.base_url is not None]
-            asked = (_still_busy(address, remaining) for address in addresses)
-            remaining = frozenset().union(*await asyncio.gather(*asked))
+            busy = await asyncio.gather(*(_still_busy(server.base_url, remaining) for server in self.up))
+            remaining = frozenset().union(*busy)
             if not remaining or time.monotonic() >= deadline:
                 return remaining
             await asyncio.sleep(_POLL_S)
 
+    async def _start(self, server: PooledServer) -> None:
+        try:
+            await server.server.start()
+        except OsmosisError as error:
+            server.error = error
+        else:
+            self._begin(server)
+            self._supervisors.append(asyncio.create_task(self._supervise(server)))
+
+    def _begin(self, server: PooledServer) -> None:
+        """Let a server that was started take rollouts."""
+        server.base_url = server.server.base_url
+        server.driver = self._connect(server.base_url)
+        server.death = asyncio.get_running_loop().create_future()
+
+    async def _supervise(self, server: PooledServer) -> None:
+        """Restart a server when it dies, until it cannot be restarted."""
+        try:
+            while True:
+                try:
+                    server.death.set_result(await server.server.death())
+                finally:
+                    server.base_url = ""
+                    self._change()
+                    for rollout in server.rollouts:
+                        rollout.cancel()
+                    await asyncio.gather(*server.rollouts, return_exceptions=True)
+                    await server.driver.aclose()
+                await self._restart(server)
+                self._begin(server)
+                self._change()
+        except Exception as error:
+            # Attempts that wait for a server, now or later, get the reason.
+            server.error = error
+            self._note_left_out(error)
+            self._change()
+
+    async def _restart(self, server: PooledServer) -> None:
+        """Restart a server; a process that ends before it is healthy counts as another death."""
+        for start in range(1, MAX_FAILED_STARTS + 1):
+            try:
+                await server.server.revive(self._note)
+                return
+            except ServiceDiedError as error:
+                error.hint = (
+                    "no attempt has finished in between. Fix the rollout, then start the run again: "
+                    "finished results are kept"
+                )
+                raise
+            except ServiceError:
+                if start == MAX_FAILED_STARTS:
+                    raise
+
+    def _note_left_out(self, error: Exception) -> None:
+        remaining = sum(each.error is None for each in self.servers)
+        if remaining:
+            reason = str(error).splitlines()[0].rstrip(".")
+            self._note(f"{reason}. The run continues with {remaining} of {len(self.servers)} servers.")
+
     def _change(self) -> None:
-        self._leave_out_ended()
         self._changed.set()
         self._changed.clear()
         self.on_change()
 
-    def _leave_out_ended(self) -> None:
-        """Note the servers that will not be restarted."""
-        ended = {server for server in self.servers if server.end is not None}
-        remaining = len(self.servers) - len(ended)
-        for server in ended - self._left_out:
-            self._left_out.add(server)
-            if remaining:
-                reason = str(server.end).splitlines()[0].rstrip(".")
-                self._note(f"{reason}. The run continues with {remaining} of {len(self.servers)} servers.")
-
 
 async def _still_busy(base_url: str, rollout_ids: Collection[str]) -> set[str]:
     """Return the rollouts that are, or may be, running on a server."""
-    async with open_server_session(base_url, timeout_s=_STATUS_TIMEOUT_S) as http:
-        return {rollout_id for rollout_id in rollout_ids if await _is_busy(http, base_url, rollout_id)}
-
-
-async def _is_busy(http: aiohttp.ClientSession, base_url: str, rollout_id: str) -> bool:
     import aiohttp
 
-    try:
-        path = f"/rollout/{quote(rollout_id, safe='')}/status"
-        async with http.get(server_url(base_url, path)) as reply:
-            if reply.status != 200:
-                return reply.status >= 500
-            body = await reply.json(content_type=None)
-    except aiohttp.ClientConnectorError:
-        return False  # the server is gone
-    except (aiohttp.ClientError, asyncio.TimeoutError, ValueError):
-        return True
-    return isinstance(body, dict) and body.get("status") in ("queued", "running", "grading")
+    busy = set()
+    async with open_server_session(base_url, timeout_s=_STATUS_TIMEOUT_S) as http:
+        for rollout_id in rollout_ids:
+            path = f"/rollout/{quote(rollout_id, safe='')}/status"
+            try:
+                async with http.get(server_url(base_url, path)) as reply:
+                    body = await reply.json(content_type=None) if reply.status == 200 else {}
+                    status = body.get("status") if isinstance(body, dict) else None
+                    if reply.status >= 500 or status in ("queued", "running", "grading"):
+                        busy.add(rollout_id)
+            except aiohttp.ClientConnectorError:
+                break  # the server is gone
+            except (aiohttp.ClientError, asyncio.TimeoutError, ValueError):
+                busy.add(rollout_id)
+    return busy
 
 
 async def _ask_busy(base_url: str) -> float:
@@ -607,8 +523,7 @@ async def _ask_busy(base_url: str) -> float:
             open_server_session(base_url, timeout_s=BUSY_TIMEOUT_S) as session,
             session.get(server_url(base_url, "/health")) as reply,
         ):
-            body: Any = await reply.json(content_type=None)
-            return float(body["event_loop"]["busy"])
+            return float((await reply.json(content_type=None))["event_loop"]["busy"])
     except asyncio.TimeoutError:
         return 1.0
     except (aiohttp.ClientError, OSError, ValueError, TypeError, KeyError):
@@ -620,52 +535,47 @@ def default_servers(*, cpus: float | None = None, gpus: int | None = None) -> in
     return 1 if gpus else max(1, min(MOST_SERVERS, granted_cores(cpus) - 1))
 
 
-def useful_servers(asked: int, *, rollouts: int, at_once: int | None) -> int:
-    """Return how many of the servers ``asked`` for would have work."""
-    return max(1, min(asked, rollouts, at_once or asked))
+def useful_servers(requested: int, *, rollouts: int, at_once: int | None) -> int:
+    """Return how many of the requested servers would have work."""
+    return max(1, min(requested, rollouts, at_once or requested))
 
 
-def granted_cores(cpus: float | None = None, *, limits: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
+def granted_cores(cpus: float | None = None, root: Path = Path("/")) -> int:
     """Return how many processors this process may use: by its affinity, its control groups and ``cpus``."""
-    counts: list[float] = [
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    ]
-    counts += granted_processors(limits, membership)
-    if cpus is not None:
-        counts.append(cpus)
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    counts = [affinity, *granted_processors(root), *([] if cpus is None else [cpus])]
     return max(1, math.floor(min(counts)))
 
 
-def granted_processors(limits: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iterator[float]:
+def granted_processors(root: Path = Path("/")) -> Iterator[float]:
     """Yield the processor time that each control group of this process grants, in processors."""
     # One file in version 2 of control groups, two in version 1.
-    files = ["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
-    for quota, period in _read_limits("cpu", files, limits, membership):
-        if quota > 0 and period > 0:
-            yield quota / period
+    for files in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
+        for quota, period in _read_limits("cpu", files, root):
+            if quota > 0 and period > 0:
+                yield quota / period
 
 
-def granted_memory(limits: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iterator[int]:
-    """Yield the memory that each control group of this process grants, in bytes; without a limit, version 1 has a huge number."""
-    for (limit,) in _read_limits("memory", (["memory.max"], ["memory.limit_in_bytes"]), limits, membership):
-        if limit > 0:
-            yield limit
+def granted_memory(root: Path = Path("/")) -> Iterator[int]:
+    """Yield the memory that each control group of this process grants, in bytes."""
+    for file in ("memory.max", "memory.limit_in_bytes"):
+        yield from (limit for (limit,) in _read_limits("memory", [file], root) if limit > 0)
 
 
-def _read_limits(
-    controller: str, files: Sequence[list[str]], limits: Path, membership: Path
-) -> Iterator[list[int]]:
-    """Yield the numbers in such files of the control groups of this process and their parents."""
+def _read_limits(controller: str, files: list[str], root: Path) -> Iterator[list[int]]:
+    """Yield the numbers in such files of this process's control groups and their parents."""
     try:
-        groups = [line.split(":", 2) for line in membership.read_text().splitlines()]
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return
-    for group in groups:
-        if len(group) != 3 or (group[1] and controller not in group[1].split(",")):
+    for line in groups:
+        _, _, group = line.partition(":")
+        controllers, _, path = group.partition(":")
+        if controllers and controller not in controllers.split(","):
             continue
-        root = limits if not group[1] else limits / controller
-        place = root / group[2].lstrip("/")
-        for directory in {root, *(each for each in (place, *place.parents) if root in each.parents)}:
-            for names in files:
-                with contextlib.suppress(OSError, ValueError):  # missing, or "max"
-                    yield [int(word) for name in names for word in (directory / name).read_text().split()]
+        mount = root / "sys/fs/cgroup" / (controller if controllers else "")
+        directory = mount / path.lstrip("/")
+        for parent in (directory, *directory.parents):
+            with contextlib.suppress(OSError, ValueError):  # missing, or "max"
+                if parent.is_relative_to(mount):
+                    yield [int(word) for name in files for word in (parent / name).read_text().split()]

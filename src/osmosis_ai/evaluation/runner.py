@@ -316,13 +316,14 @@ class _Session(AttemptResults):
             # Imported meanwhile: later, the first metrics would delay the rollouts.
             loading = asyncio.create_task(asyncio.to_thread(load_distributions))
             try:
-                proxy.client, runner, _ = await asyncio.gather(opening, starting, loading)
+                client, runner, _ = await asyncio.gather(opening, starting, loading)
+                proxy.connect(client)
             finally:
                 opening.cancel()
                 starting.cancel()
                 await asyncio.gather(opening, starting, return_exceptions=True)
             stop = await self._dispatch(runner)
-            if "seed" in proxy.client.snapshot().refused_parameters:
+            if "seed" in client.snapshot().refused_parameters:
                 self._note(
                     "The model's endpoint does not accept a seed: running this again gives other samples."
                 )

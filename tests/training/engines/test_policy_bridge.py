@@ -119,24 +119,14 @@ async def test_a_streamed_call_is_the_same_call(world: PolicyWorld) -> None:
 async def test_the_record_is_made_before_the_answer_is_given(
     world: PolicyWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, recording = world.bridge._find("r1"), world.bridge._recordings["r1"]
-    assert session is not None
-    seen: list[int] = []
-    begin = session.begin
+    calls, recording = world.bridge._find("r1"), world.bridge._recordings["r1"]
+    answered, seen = calls.answered, []
 
-    def watching(*arguments: Any, **options: Any) -> Any:
-        call = begin(*arguments, **options)
-        append = call.append
+    def watching(*arguments: Any) -> None:
+        seen.append(recording.sampled_tokens)
+        answered(*arguments)
 
-        def noting(piece: bytes) -> None:
-            if b"finish_reason" in piece and b'"finish_reason":null' not in piece:
-                seen.append(recording.sampled_tokens)
-            append(piece)
-
-        call.append = noting  # type: ignore[method-assign]
-        return call
-
-    monkeypatch.setattr(session, "begin", watching)
+    monkeypatch.setattr(calls, "answered", watching)
     await world.ask(question())
     await world.events(question(3, 4))
     assert len(seen) == 2

@@ -20,8 +20,7 @@ def own_machine(root: Path = Path("/")) -> Machine:
     gpus = counted_gpus(root)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # In a container, or below a service's limit, it is what the kernel lets this process and its runs have.
-    granted = granted_memory(root / "sys/fs/cgroup", root / "proc/self/cgroup")
-    return Machine(gpus=gpus, memory_gb=round(min([memory, *granted]) / _GIB, 1))
+    return Machine(gpus=gpus, memory_gb=round(min([memory, *granted_memory(root)]) / _GIB, 1))
 
 
 def own_machine_problem(

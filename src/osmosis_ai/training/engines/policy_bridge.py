@@ -1,8 +1,7 @@
 """OpenAI endpoint of a training rollout, which records every token.
 
 Routes, authentication, retries, streams and errors come from ``controller.model_proxy``. The engine behind it continues token
-ids. Each call is recorded before its answer (or the last part of it) is sent, so the learner sees every answered call
-exactly once.
+ids. Each call is recorded before its answer is sent, so the learner sees every answered call exactly once.
 
 In training the run sets temperature, top-p and seeds, whatever the agent asks for, because the learner
 needs to know the sampling distribution.
@@ -75,21 +74,15 @@ class PolicyBridge(ModelProxy):
         sampling: RolloutSampling | None = None,
         kept: int = 16_384,
     ) -> None:
-        super().__init__()
+        super().__init__(model_path)
         self._engine = engine
         self._chat = chat
         self._prefix_cache = PromptPrefixCache(chat)
-        self._path = model_path
         self._limits = limits
         self._sampling = sampling
         self._kept = kept
         self._recordings: dict[str, Recording] = {}
         self._closed: OrderedDict[str, Recording] = OrderedDict()
-
-    @property
-    def model_path(self) -> str:
-        """The model's name, for reports and for agents that name none."""
-        return self._path
 
     def close(self, rollout_id: str) -> RolloutUsage:
         """Serve no more calls of a rollout; what it recorded waits for :meth:`take`."""
@@ -133,7 +126,7 @@ class PolicyBridge(ModelProxy):
             response = await self._completion(self._recordings[call.rollout_id], body).whole()
         except OpenAIError as error:
             self._raise(error)
-        call.append(dumps(response))
+        call.answer += dumps(response)
         # The learner has the tokens; the rollout's trajectory does without, and tells when the policy was called.
         metrics = CallMetrics(
             read_usage(response["usage"]), cost_usd=0.0, latency_s=time.perf_counter() - started
@@ -149,17 +142,17 @@ class PolicyBridge(ModelProxy):
             async with aclosing(chunks):
                 async for chunk in chunks:
                     metrics.finish.read(chunk)
-                    call.append(stream_event(chunk))
+                    call.answer += stream_event(chunk)
         except OpenAIError as error:
             self._raise(error)
-        call.append(DONE)
+        call.answer += DONE
         metrics.usage = read_usage(completion.usage())
         metrics.latency_s = time.perf_counter() - started
         return metrics
 
     def _completion(self, recording: Recording, body: Body) -> ChatCompletion:
         """Accept a call and submit it to the engine; raises ApiError."""
-        request = parse_request({"model": self._path, **body})
+        request = parse_request({"model": self.model_path, **body})
         try:
             prompt = recording.prompt(request.template_messages(), request.offered_tools)
         except TemplateError as error:
@@ -178,7 +171,7 @@ class PolicyBridge(ModelProxy):
             self._chat.tool_calls,
             request,
             self._generations(request, prompt, min(asked or room, room)),
-            model_name=str(self._shown_model(body)),
+            model_name=str(body.get("model") or self.model_path),
             fingerprint=f"fp_{self._engine.fingerprint[:12]}",
             finished=finished,
         )
@@ -234,7 +227,7 @@ class PolicyBridge(ModelProxy):
         raise ModelCallError(
             category,
             said["message"],
-            model_path=self._path,
+            model_path=self.model_path,
             status=error.status,
             retry_after_s=error.retry_after_s,
             body=said,

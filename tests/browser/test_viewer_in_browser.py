@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from osmosis_ai.evaluation.local_runs import RunKind
 from osmosis_ai.evaluation.metrics import RunScore
+from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.serving import server
 from osmosis_ai.viewer.source import RunDetail
 from tests.browser import visits

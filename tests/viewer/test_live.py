@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.evaluation.local_runs import RunKind
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.cursors import changes_cursor, encode
 from osmosis_ai.viewer.live import LiveHub, LiveNews, Watched
+from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.shared_reads import SharedReads
 from osmosis_ai.viewer.source import Changes
 from tests.viewer.browsing import page_text, visitor

@@ -23,6 +23,8 @@ LARGEST_COUNT = 2**31 - 1
 
 SERVED_AGENT = "server://"
 """The prefix of a remote agent's entrypoint (`osmosis serve`)."""
+PREVIEWS_KEY = "previews"
+"""The key of ``[advanced]`` that turns previews off."""
 
 _COMMIT_SHA = re.compile(r"[0-9a-fA-F]{7,40}")
 _PLACEHOLDER = re.compile(r"<.*>", re.DOTALL)
@@ -182,3 +184,8 @@ class EvaluationSettings(ConfigSection):
     grader_timeout_s: Positive | None = Field(
         default=None, examples=[150], description="seconds for grading one attempt; likewise"
     )
+
+
+def previews_enabled(advanced: Mapping[str, Any] | None) -> bool:
+    """Return whether records contain previews; ``[advanced] previews = false`` turns them off."""
+    return (advanced or {}).get(PREVIEWS_KEY, True) is True

@@ -101,14 +101,16 @@ def current_numbers(
     are read.
     """
     estimates, summary = Estimates.read(written.get("estimates")), written.get("summary")
-    counted, size = written.get("journal_bytes"), size_of(directory.events)
-    is_complete = counted == size if counted is not None else not directory.events.exists()
+    counted, events = written.get("journal_bytes"), directory.events
+    is_complete = counted == size_of(events) if counted is not None else not events.exists()
     if estimates is not None and isinstance(summary, dict) and is_complete:
         return estimates, summary, ()
-    lost = problem = describe_lost_results(directory, written)
-    if not lost or estimates is None or directory.events.exists():
-        if follow is None and size > _MAX_LISTED_BYTES:
-            return estimates, summary, ()
+    lost = describe_lost_results(directory, written)
+    if lost is not None and estimates is not None and not events.exists():
+        problem = lost
+    elif follow is None and size_of(events) > _MAX_LISTED_BYTES:
+        return estimates, summary, ()
+    else:
         try:
             results = follow() if follow is not None else LocalResults(directory.path)
             results.advance()
@@ -116,9 +118,9 @@ def current_numbers(
         except OsmosisError as error:
             problem = error.with_hint
         except OSError as error:
-            problem = f"`{directory.events}` cannot be read ({reason_of(error)})."
+            problem = f"`{events}` cannot be read ({reason_of(error)})."
     if estimates is None:
-        return None, None, (problem or "",)
+        return None, None, (problem,)
     return estimates, summary, (f"{problem} The numbers are those of the run's last session.",)
 
 

@@ -106,7 +106,7 @@ class Manifest:
     def planned(self, path: Path) -> tuple[int, int]:
         """Return how many rows the run uses, and how many attempts on each."""
         try:
-            rows, n = sum(each.stop - each.start for each in self.selected_rows()), self.inputs["n"]
+            rows, n = sum(map(len, self.selected_rows())), self.inputs["n"]
             if type(n) is not int or n < 1 or rows * n > _MAX_ATTEMPTS:
                 raise ValueError(f"{rows} rows with {n!r} attempts each")
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:

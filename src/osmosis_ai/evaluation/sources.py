@@ -340,5 +340,4 @@ def _imported_files(name: str, nodes: Iterable[ast.AST]) -> Iterator[str]:
             modules += [module, *((*module, alias.name) for alias in node.names)]
     for module in modules:
         yield "/".join(module) + ".py"
-        for length in range(1, len(module) + 1):
-            yield "/".join((*module[:length], "__init__.py"))
+        yield from ("/".join((*module[:length], "__init__.py")) for length in range(1, len(module) + 1))

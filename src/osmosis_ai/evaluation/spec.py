@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from osmosis_ai.errors import OsmosisError
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from osmosis_ai.datasets import DatasetRow, Selection
     from osmosis_ai.evaluation.record import TerminalRecord
 
-PREVIEWS_KEY = "previews"
-"""The key of ``[advanced]`` that turns previews off."""
 _MAX_NAME_LENGTH = 96
 _ARCHIVE = ".archive-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -108,11 +106,6 @@ class DatasetInput:
             if row is None:
                 raise OsmosisError(f"'{self.path}' no longer has row {source_row}: the file was changed.")
             yield row_index, row
-
-
-def previews_enabled(advanced: Mapping[str, Any] | None) -> bool:
-    """Return whether records contain previews; ``[advanced] previews = false`` turns them off."""
-    return (advanced or {}).get(PREVIEWS_KEY, True) is True
 
 
 class Spent(NamedTuple):

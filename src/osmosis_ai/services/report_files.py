@@ -13,7 +13,7 @@ from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import is_stream, replacing, require_writable
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.local_runs import RunKind
+    from osmosis_ai.viewer.local_runs import RunKind
 
 
 @dataclass(frozen=True, slots=True)

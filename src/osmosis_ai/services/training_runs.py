@@ -359,8 +359,8 @@ def training_directory(word: str) -> Path | None:
         NotFoundError: the directory does not exist, and the word is a path or there is no workspace.
         OsmosisError: the path is not a training directory.
     """
-    from osmosis_ai.evaluation.local_runs import kind_of
     from osmosis_ai.services.downloaded_runs import is_downloaded_run
+    from osmosis_ai.viewer.local_runs import kind_of
 
     try:
         given = expanded(word).absolute()
@@ -416,7 +416,7 @@ def require_run_of_platform(word: str, command: str, instead: Callable[[Path], s
 
 
 def _is_here(word: str) -> bool:
-    from osmosis_ai.evaluation.local_runs import kind_of
+    from osmosis_ai.viewer.local_runs import kind_of
 
     try:
         return kind_of(Path(word).absolute()) == "training"
@@ -441,7 +441,7 @@ def _is_logged_in() -> bool:
 def _missing(word: str, folder: Path) -> NotFoundError:
     """Return the error about a missing path, with the most similar training directories."""
     from osmosis_ai.config.issues import nearest
-    from osmosis_ai.evaluation.local_runs import RunPlaces
+    from osmosis_ai.viewer.local_runs import RunPlaces
 
     written = Path(word).parent
     if not folder.is_dir():

@@ -20,8 +20,8 @@ from osmosis_ai.files import cache_dir, expanded
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.http_errors import PlatformError
-    from osmosis_ai.evaluation.local_runs import RunKind, RunPlace
     from osmosis_ai.services.report_files import ReportFile
+    from osmosis_ai.viewer.local_runs import RunKind, RunPlace
     from osmosis_ai.viewer.report import ReportContent, RunReportOptions
     from osmosis_ai.viewer.serving.server import RunningViewer
 
@@ -255,7 +255,7 @@ def _require_no_limit(name: str, kind: RunKind, options: RunReportOptions) -> No
 
 def _only_run(root: Path) -> str:
     """Return the page of the only run below a directory; "/" unless there is exactly one."""
-    from osmosis_ai.evaluation.local_runs import RunPlaces
+    from osmosis_ai.viewer.local_runs import RunPlaces
 
     places = RunPlaces(root).all()
     return _page_path(places[0]) if len(places) == 1 else "/"
@@ -265,7 +265,7 @@ def viewed_place(reference: str | None) -> ViewedPlace:
     """Resolve a command-line reference; errors as in :func:`open_viewer`."""
     if reference is None:
         return ViewedPlace(_around(Path.cwd()))
-    from osmosis_ai.evaluation.local_runs import is_result
+    from osmosis_ai.viewer.local_runs import is_result
 
     given = expanded(reference)
     try:
@@ -277,7 +277,7 @@ def viewed_place(reference: str | None) -> ViewedPlace:
     except (OSError, ValueError) as error:
         raise NotFoundError(f"{reference[:200]!r} cannot be opened: {error}.") from error
     run = directory if directory is not None else _named_run(reference)
-    from osmosis_ai.evaluation.local_runs import kind_of
+    from osmosis_ai.viewer.local_runs import kind_of
 
     if kind_of(run) is None:
         return ViewedPlace(run)
@@ -292,7 +292,7 @@ def viewed_place(reference: str | None) -> ViewedPlace:
 
 def _not_viewed(reference: str, file: Path) -> OsmosisError:
     """Return the error about a file that cannot be viewed."""
-    from osmosis_ai.evaluation.local_runs import kind_of
+    from osmosis_ai.viewer.local_runs import kind_of
 
     if kind_of(file.parent) is not None:
         return OsmosisError(
@@ -343,7 +343,7 @@ def _around(directory: Path) -> Path:
 
 def _page_of(run: Path, root: Path) -> str | None:
     """Return the page of a run below ``root``; None if it is not there."""
-    from osmosis_ai.evaluation.local_runs import RunPlaces
+    from osmosis_ai.viewer.local_runs import RunPlaces
 
     return next((_page_path(place) for place in RunPlaces(root).all() if place.path == run), None)
 

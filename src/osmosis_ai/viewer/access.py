@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote
 
-from osmosis_ai.evaluation.local_runs import RunKind
 from osmosis_ai.training.runs.curves import SavedAdapter
 from osmosis_ai.ui.shell import LiveChanges, NavItem, ShellView
 from osmosis_ai.viewer.live import is_over
+from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.shared_reads import SharedReads
 from osmosis_ai.viewer.source import Capability, RunEntry, RunSource
 

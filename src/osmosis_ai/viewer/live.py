@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.evaluation.local_runs import RunKind
+from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.shared_reads import SharedReads
 from osmosis_ai.viewer.source import GOING_ON, Changes, RunSource
 

@@ -16,11 +16,11 @@ from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.responses import Response
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.evaluation.local_runs import RunKind
 from osmosis_ai.ui.run_numbers import score_json
 from osmosis_ai.viewer.access import SECTIONS, Viewing
 from osmosis_ai.viewer.cursors import positions_in
 from osmosis_ai.viewer.live import POLL_AGAIN_S, LiveHub, Watched, is_over
+from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.source import Changes
 
 EVENTS = "text/event-stream"

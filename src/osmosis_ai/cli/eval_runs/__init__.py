@@ -58,7 +58,6 @@ from osmosis_ai.cli.runs.submit import (
     submit_run,
 )
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.ui.run_numbers import score_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -255,6 +254,8 @@ def _operation(result: EvalRunResult) -> OperationResult:
 
 
 def _resource(result: EvalRunResult) -> dict[str, Any]:
+    from osmosis_ai.ui.run_numbers import score_json
+
     summary, prepared, metrics = result.summary, result.prepared, result.summary.metrics
     resource: dict[str, Any] = {
         "run_name": summary.run_dir.name,
@@ -483,6 +484,8 @@ def _local_operation(seen: WatchedRun) -> OperationResult:
 
 
 def _local_resource(seen: WatchedRun) -> dict[str, Any]:
+    from osmosis_ai.ui.run_numbers import score_json
+
     progress, metrics = seen.progress, seen.metrics or {}
     return {
         "run_name": seen.run_name,

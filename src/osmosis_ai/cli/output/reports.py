@@ -23,8 +23,8 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import expanded, replacing_or_streaming, require_writable
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.local_runs import RunKind
     from osmosis_ai.services.report_files import ReportFile
+    from osmosis_ai.viewer.local_runs import RunKind
 
 
 MOST_CHARACTERS = 60_000

@@ -10,11 +10,11 @@ import orjson
 from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
-from osmosis_ai.evaluation.local_runs import RunKind
 from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbSample
 from osmosis_ai.platform.runs.eval_results import headline_of
 from osmosis_ai.platform.viewer.found_runs import no_such_run, of_family
 from osmosis_ai.viewer.cursors import changes_cursor, positions_in
+from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.source import Changes
 
 _MOST_SAMPLES = 300

@@ -10,11 +10,11 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai.config.issues import nearest
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.evaluation.local_runs import RunKind
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, KIND_NAMES
 from osmosis_ai.platform.runs.read.merging import RunFamily
+from osmosis_ai.viewer.local_runs import RunKind
 
 _COMPARED = 1000
 _NEAREST = 3

@@ -19,7 +19,6 @@ from osmosis_ai.evaluation.attempt_files import (
     StoredConversation,
     item_name,
 )
-from osmosis_ai.evaluation.local_runs import RunKind
 from osmosis_ai.evaluation.metrics import Estimates
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStoreError
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
@@ -45,6 +44,7 @@ from osmosis_ai.platform.viewer.run_lists import SUMMARIES, WorkspaceRuns
 from osmosis_ai.platform.viewer.sample_lists import SAMPLE_COLUMNS, FamilySamples, sample_entry
 from osmosis_ai.training.runs.curves import TrainingCurves
 from osmosis_ai.training.runs.validation_samples import LARGEST_BYTES, ValidationSamples
+from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.source import (
     Capability,
     Changes,

@@ -174,8 +174,9 @@ def prepare_eval_run(
     Raises:
         OsmosisError: an input is missing or invalid.
     """
+    from osmosis_ai.config.sections import previews_enabled
     from osmosis_ai.datasets import count_records, file_digest, select_rows
-    from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec, previews_enabled
+    from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
     from osmosis_ai.inference import served_models
     from osmosis_ai.services.eval_runs.slices import require_sliceable
     from osmosis_ai.workspace.config_files import decisions_about, load_eval_config
@@ -402,7 +403,7 @@ def _provenance(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return provenance for the manifest, and notes about it."""
     from osmosis_ai._version import __version__
-    from osmosis_ai.evaluation.spec import PREVIEWS_KEY
+    from osmosis_ai.config.sections import PREVIEWS_KEY
     from osmosis_ai.workspace.git import read_git_state
 
     git, experiment = read_git_state(workspace.root), config.experiment

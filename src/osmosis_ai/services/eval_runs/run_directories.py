@@ -61,7 +61,7 @@ def _dated(root: Path) -> list[Path]:
 
 def readable(directory: Path) -> Path:
     """Return a run's directory after checking that its files are regular files."""
-    from osmosis_ai.evaluation.local_runs import irregular_file
+    from osmosis_ai.viewer.local_runs import irregular_file
 
     name = irregular_file(directory)
     if name is None:
@@ -80,7 +80,7 @@ def evaluation(directory: Path) -> Path:
     """
     from shlex import quote
 
-    from osmosis_ai.evaluation.local_runs import kind_of
+    from osmosis_ai.viewer.local_runs import kind_of
 
     if kind_of(directory) != "training":
         return directory

@@ -39,6 +39,7 @@ from osmosis_ai.training.runs.rollout_batch import (
 )
 from osmosis_ai.training.runs.truncation import timed_out, with_truncation_rule
 from osmosis_ai.training.runs.validation import (
+    MeasuredRows,
     Validated,
     ValidationPlan,
     few_scored,
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 
     from osmosis_ai.config.training import TrainingSettings
     from osmosis_ai.controller.attempt import AttemptResult
-    from osmosis_ai.evaluation.in_memory import MeasuredRows
     from osmosis_ai.redaction import Redactor
     from osmosis_ai.training.engines.policy_engine import PolicyEngine
     from osmosis_ai.training.learner.checkpoints import CheckpointStore

@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
+from osmosis_ai.controller.attempt import Attempt, AttemptResult, AttemptResults, attempt_seeds
 from osmosis_ai.datasets import DatasetRow, iter_rows, row_digest, sample_rows
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.in_memory import MeasuredRows, evaluate_in_memory
-from osmosis_ai.evaluation.metrics import RunMetrics, describe_few_scored
+from osmosis_ai.evaluation.metrics import RunMetrics, compute_metrics, describe_few_scored
+from osmosis_ai.evaluation.record import TerminalRecord, record_of
+from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.statistics import CONFIDENCE
+from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.runs.metrics import (
     VALIDATION_PASS_RATE,
     VALIDATION_PLANNED,
@@ -28,8 +32,7 @@ from osmosis_ai.training.runs.metrics import (
 )
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.attempt import AttemptResult
-    from osmosis_ai.redaction import Redactor
+    from osmosis_ai.controller.model_proxy import RolloutUsage
     from osmosis_ai.training.runs.sampler import RolloutSampler
 
 
@@ -90,6 +93,15 @@ def _at_most(rows: list[DatasetRow], most: int, seed: int) -> list[DatasetRow]:
     return [rows[index] for index in sample_rows(len(rows), fraction=most / len(rows), seed=seed)]
 
 
+@dataclass(frozen=True)
+class MeasuredRows:
+    """Numbers, the mean reward of each row, and records."""
+
+    metrics: RunMetrics
+    rewards: list[float | None]
+    records: list[TerminalRecord]
+
+
 async def validate(
     sampler: RolloutSampler,
     rows: Sequence[DatasetRow],
@@ -100,18 +112,35 @@ async def validate(
     finished: Callable[[AttemptResult], None],
     redact: Redactor | None = None,
 ) -> MeasuredRows:
-    """Measure the policy on ``rows``."""
-    return await evaluate_in_memory(
-        sampler.runner,
-        rows,
-        n=plan.attempts,
-        pass_threshold=plan.pass_threshold,
-        seed=seed,
-        name=f"valid-{step:06d}",
-        finished=finished,
-        forget=sampler.bridge.discard,
-        redact=redact,
-    )
+    """Measure the policy on ``rows``; ``finished`` is called with each result."""
+    attempts = []
+    for position, row in enumerate(rows):
+        for run in range(plan.attempts):
+            seeds = attempt_seeds(seed, row.source_row_index, run)
+            name = f"valid-{step:06d}-row-{row.source_row_index}-{run}"
+            attempts.append(Attempt(row, position, run, seeds, name))
+    rewards: list[list[float]] = [[] for _ in rows]
+    table = AttemptTable(len(rows), plan.attempts)
+    table.set_row_digests(map(row_digest, rows))
+    records: list[TerminalRecord] = []
+    redactor = redact or Redactor(())
+
+    class Recorder(AttemptResults):
+        async def record(self, result: AttemptResult) -> None:
+            if result.reward is not None:
+                rewards[result.attempt.row_index].append(result.reward)
+            record = record_of(result, redactor, previews=True)
+            table.set_result(record)
+            records.append(record)
+            sampler.bridge.discard(result.rollout_id)
+            finished(result)
+
+        def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:
+            sampler.bridge.discard(rollout_id)
+
+    await sampler.runner.run_all(attempts, Recorder())
+    metrics = compute_metrics(table, pass_threshold=plan.pass_threshold)
+    return MeasuredRows(metrics, [fmean(known) if known else None for known in rewards], records)
 
 
 def validation_metrics(evaluation: RunMetrics) -> dict[str, float]:

@@ -8,9 +8,9 @@ from datetime import datetime, timezone
 from typing import Any
 
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
-from osmosis_ai.evaluation.local_runs import RunKind
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.ui.numbers import parse_date
+from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.source import RunEntry
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from osmosis_ai.evaluation.local_runs import RunKind, RunPlace
 from osmosis_ai.evaluation.manifest import is_running
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.viewer.cursors import Scalar, decode, encode, order_of, refused
@@ -25,6 +24,7 @@ from osmosis_ai.viewer.local.evaluations import read_evaluation
 from osmosis_ai.viewer.local.kept_lines import KeptLine, KeptLines, Stamp
 from osmosis_ai.viewer.local.recorded import with_time_so_far
 from osmosis_ai.viewer.local.training_runs import read_training
+from osmosis_ai.viewer.local_runs import RunKind, RunPlace
 from osmosis_ai.viewer.source import ItemPage, RunEntry, RunQuery, RunSort
 
 TREND_RUNS = 10

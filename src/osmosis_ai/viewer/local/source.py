@@ -27,7 +27,6 @@ from osmosis_ai.evaluation.comparison.local_samples import (
     require_dataset_file,
 )
 from osmosis_ai.evaluation.local_results import LocalResults, describe_lost_results
-from osmosis_ai.evaluation.local_runs import RunKind, RunPlace, RunPlaces, namesakes
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import LogDirection, cursor_at, read_log
 from osmosis_ai.files import size_of
@@ -41,6 +40,7 @@ from osmosis_ai.viewer.local.run_index import RunIndex, file_state
 from osmosis_ai.viewer.local.run_list import RunList
 from osmosis_ai.viewer.local.sample_list import SampleList
 from osmosis_ai.viewer.local.training_runs import read_training, training_detail
+from osmosis_ai.viewer.local_runs import RunKind, RunPlace, RunPlaces, namesakes
 from osmosis_ai.viewer.source import (
     Capability,
     Changes,

@@ -9,8 +9,8 @@ from typing import Any
 from starlette.responses import RedirectResponse, Response
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.evaluation.local_runs import RunKind
 from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing
+from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.pages import compare_evaluations, compare_training
 from osmosis_ai.viewer.queries import Words, choice_of, query_string, word
 from osmosis_ai.viewer.source import SampleEntry

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from osmosis_ai.evaluation.local_runs import RunKind
 from osmosis_ai.viewer.access import RenderedPage, Viewing
+from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.queries import Words, query_string, word
 
 LINES_A_PAGE = 200

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from markupsafe import Markup
 
-from osmosis_ai.evaluation.local_runs import RunKind
 from osmosis_ai.ui.numbers import number, percent
 from osmosis_ai.viewer import queries
 from osmosis_ai.viewer.access import LISTS, SECTIONS, RenderedPage, Viewing
+from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.source import RunEntry
 
 RUNS_A_PAGE = 50

@@ -10,6 +10,7 @@ from typing import Any
 
 from osmosis_ai._version import __version__
 from osmosis_ai.api.wire.workers import AssignedRun
+from osmosis_ai.config.sections import previews_enabled
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks, RunSummary
 from osmosis_ai.evaluation.journal import JournalWriteError
@@ -18,7 +19,7 @@ from osmosis_ai.evaluation.run_log import Level as EngineLevel
 from osmosis_ai.evaluation.run_log import LogEvent
 from osmosis_ai.evaluation.runner import EvalRunner
 from osmosis_ai.evaluation.sources import RolloutSource, TrainedAdapter, open_policy
-from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, previews_enabled
+from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
 from osmosis_ai.platform.log_lines import Level, LogLine
 from osmosis_ai.platform.runs.submit.eval_request import EvalRequest, read_eval_request
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection

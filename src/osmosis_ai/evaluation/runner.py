@@ -308,15 +308,17 @@ class _Session(AttemptResults):
                 log=self._log.write,
                 rate_limited=lambda: proxy.client.rate_limit_holds(),
             )
-            return await stack.enter_async_context(runner)
+            # Imported while the servers start: later, the first metrics would delay the rollouts.
+            loading = asyncio.create_task(asyncio.to_thread(load_distributions))
+            await stack.enter_async_context(runner)
+            await loading
+            return runner
 
         async with AsyncExitStack() as model, AsyncExitStack() as servers:  # the servers stop first
             opening = asyncio.create_task(self._open_model(model))
             starting = asyncio.create_task(start_servers(servers))
-            # Imported meanwhile: later, the first metrics would delay the rollouts.
-            loading = asyncio.create_task(asyncio.to_thread(load_distributions))
             try:
-                client, runner, _ = await asyncio.gather(opening, starting, loading)
+                client, runner = await asyncio.gather(opening, starting)
                 proxy.connect(client)
             finally:
                 opening.cancel()

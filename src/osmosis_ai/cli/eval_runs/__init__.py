@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from enum import Enum
+from importlib import import_module
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -175,6 +177,8 @@ def run(
 
     # First of all: its keys are not the agent's, which is another program of this user.
     keep_to_itself(os.environ)
+    # A third of this import loads certificates without the interpreter's lock: it overlaps with the other imports.
+    threading.Thread(target=import_module, args=("aiohttp",)).start()
     from osmosis_ai import event_loop
     from osmosis_ai.evaluation.spec import EvalRunOptions
     from osmosis_ai.services.eval_runs.run import EvalRunRequest, prepare_eval_run, run_eval

@@ -183,8 +183,7 @@ async def written(world: World, trajectory: dict[str, Any] | None, *, run: int =
     result = await asyncio.to_thread(world.record, run)
     writer = world.writer()
     writer.add(result, trajectory)
-    writer.write()
-    await writer.close()
+    await writer.write()
     return writer
 
 
@@ -202,8 +201,11 @@ async def test_the_servers_version_replaces_it_whenever_it_appears(
     assert world.trajectory() == MINE and world.artifacts() == ["a.txt"]
     world.server_writes(said=f"the key is {SECRET}")
     monkeypatch.setattr(attempt_files, "SERVER_FILE_WAIT_S", 0.0)
-    writer.write()
-    assert world.trajectory() == {"session_id": "r0", "steps": ["server"], "said": "the key is [REDACTED]"}
+    await writer.write()
+    expected = {"session_id": "r0", "steps": ["server"], "said": "the key is [REDACTED]"}
+    assert world.trajectory() == expected
+    line = world.directory.conversations.read_bytes()
+    assert json.loads(line) == {"rollout_id": "r0", "trajectory": expected}
 
 
 async def test_a_slow_server_is_looked_at_again_at_the_end(
@@ -212,11 +214,11 @@ async def test_a_slow_server_is_looked_at_again_at_the_end(
     monkeypatch.setattr(attempt_files, "SERVER_FILE_WAIT_S", 0.0)
     world.artifact("a.txt")
     writer = await written(world, MINE)
-    writer.write()
+    await writer.write()
     world.server_writes()
-    writer.write()
+    await writer.write()
     assert world.trajectory() == MINE
-    writer.finish()
+    await writer.write(at_end=True)
     assert world.trajectory()["steps"] == ["server"]
 
 
@@ -224,7 +226,7 @@ async def test_the_unnamed_version_of_a_killed_server_counts_at_the_end(world: W
     world.server_writes().rename(world.trial() / PENDING_TRAJECTORY_FILE)
     writer = await written(world, MINE)
     assert world.trajectory() == MINE
-    writer.finish()
+    await writer.write(at_end=True)
     assert world.trajectory()["steps"] == ["server"]
 
 
@@ -391,13 +393,13 @@ def test_a_growing_artifact_is_copied_up_to_its_size_at_the_start(
     assert (world.directory.artifacts / "row_0_run_0" / "grows.txt").read_text() == "x" * 100
 
 
-def test_attempts_with_left_out_files_are_logged_up_to_a_limit(world: World, tmp_path: Path) -> None:
+async def test_attempts_with_left_out_files_are_logged_up_to_a_limit(world: World, tmp_path: Path) -> None:
     for run in range(22):
         (world.artifact("kept.txt", run=run).parent / "link").symlink_to(tmp_path)
-        world.record(run)
+        await asyncio.to_thread(world.record, run)
     writer = world.writer()
     writer.restore()
-    writer.finish()
+    await writer.write(at_end=True)
     lines = world.warnings()
     assert len(lines) == 21 and "artifacts of 2 more attempts were left out, too" in lines[-1]
 

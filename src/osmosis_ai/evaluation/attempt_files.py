@@ -12,6 +12,7 @@ public SDK, leaves a ``trajectory.json`` there, which replaces the controller's 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -19,7 +20,7 @@ import shutil
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,7 +55,6 @@ LARGEST_TRAJECTORY_BYTES = 256 << 20
 MOST_OF_DIAGNOSTICS = 64 << 10
 SERVER_FILE_WAIT_S = 1.0
 """After this time a server has written its own version, unless it is slow."""
-# Conversations at the end of the file may not have been written to `trajectories/` yet.
 _UNWRITTEN_BYTES = 16 << 20
 _MOST_LOGGED_ATTEMPTS = 20
 _MOST_LOGGED_NAMES = 5
@@ -98,7 +98,7 @@ class _Recorded(NamedTuple):
 class AttemptFilesWriter:
     """Stores conversations and artifacts of a run.
 
-    :meth:`append` is called on the event loop, everything else also from one thread at a time.
+    Its coroutines run on the event loop and write files in a thread.
     """
 
     def __init__(self, directory: RunDirectory, table: AttemptTable, log: RunLog, redactor: Redactor) -> None:
@@ -111,6 +111,7 @@ class AttemptFilesWriter:
         # Attempts whose server may still write its own version; looked at once more during the run, then at its end.
         self._awaited: deque[_Recorded] = deque()
         self._late: list[_Recorded] = []
+        self._server_versions: deque[bytes] = deque()
         self._has_trajectory = bytearray(table.rows * table.n)
         self._with_left_out = 0
         self._find_written()
@@ -152,14 +153,19 @@ class AttemptFilesWriter:
         return self._has_trajectory.count(1)
 
     def remove(self, row_index: int, run_index: int) -> None:
-        """Remove the files of an attempt, before it gets a newer record; blocking."""
+        """Remove the files of an attempt, before it gets a newer record."""
         name = item_name(row_index, run_index)
         (self._directory.trajectories / f"{name}.json").unlink(missing_ok=True)
         shutil.rmtree(self._directory.artifacts / name, ignore_errors=True)
         self._has_trajectory[row_index * self._table.n + run_index] = 0
 
-    def write(self) -> None:
-        """Write the files of the attempts that were recorded since the last call; blocking."""
+    async def write(self, *, at_end: bool = False) -> None:
+        """Write the files of the attempts that were recorded since the last call; at the end, all that is left."""
+        await asyncio.to_thread(self._finish if at_end else self._write_new)
+        while self._server_versions:
+            await self._conversations.append_line(self._server_versions.popleft())
+
+    def _write_new(self) -> None:
         while self._recorded:
             attempt = self._recorded.popleft()
             if self._write(attempt):
@@ -169,9 +175,8 @@ class AttemptFilesWriter:
             if not self._take_server_version(attempt):
                 self._late.append(attempt)
 
-    def finish(self) -> None:
-        """Write what is left, once the servers have stopped; blocking."""
-        self.write()
+    def _finish(self) -> None:
+        self._write_new()
         for attempt in (*self._late, *self._awaited):
             self._take_server_version(attempt, pending=True)
         if (more := self._with_left_out - _MOST_LOGGED_ATTEMPTS) > 0:
@@ -188,7 +193,8 @@ class AttemptFilesWriter:
             return
         with JournalReader(self._directory.events) as journal:
             records = {record.rollout_id: record for offset in lacking if (record := journal.record(offset))}
-        stored = dict(_stored_conversations(self._directory.conversations, records))
+        found = stored_conversations(self._directory.conversations)
+        stored = {rollout_id: content for rollout_id, content, _ in found if rollout_id in records}
         for rollout_id, record in records.items():
             content = stored.get(rollout_id)
             trajectory = loads(content) if content is not None else None
@@ -233,7 +239,9 @@ class AttemptFilesWriter:
                 if trajectory is None and pending:
                     trajectory = _read_trajectory(trial, PENDING_TRAJECTORY_FILE, attempt.rollout_id)
                 if trajectory is not None:
-                    self._write_trajectory(attempt, self._redactor.tree(trajectory))
+                    trajectory = self._redactor.tree(trajectory)
+                    self._server_versions.append(conversation_line(attempt.rollout_id, trajectory))
+                    self._write_trajectory(attempt, trajectory)
                 return trajectory is not None
         except FileNotFoundError:
             return False
@@ -277,25 +285,15 @@ def conversation_line(rollout_id: str, trajectory: Mapping[str, Any]) -> bytes:
     return b'{"rollout_id":"%b","trajectory":%b}\n' % (rollout_id.encode(), dumps(trajectory))
 
 
-def stored_rollout_ids(path: Path, start: int = 0) -> Iterator[tuple[str, int]]:
-    """Yield the rollout id of each complete line of ``conversations.jsonl`` from byte ``start`` on, and its end."""
+def stored_conversations(path: Path, start: int = 0) -> Iterator[tuple[str, bytes, int]]:
+    """Yield the rollout id, the conversation as JSON and the end of each line of ``conversations.jsonl``.
+
+    The last of several lines of a rollout counts.
+    """
     with contextlib.suppress(FileNotFoundError):
         for offset, line in committed_lines(path, start):
-            match = _LINE_START.match(line)
-            yield (match[1].decode() if match else ""), offset + len(line)
-
-
-def _stored_conversations(
-    path: Path, rollout_ids: Iterable[str], *, last_bytes: int | None = None
-) -> Iterator[tuple[str, bytes]]:
-    """Yield the conversations of these rollouts in ``conversations.jsonl``, as JSON; the last of several counts."""
-    wanted = {rollout_id.encode() for rollout_id in rollout_ids}
-    with contextlib.suppress(FileNotFoundError):
-        start = 0 if last_bytes is None else max(0, path.stat().st_size - last_bytes)
-        for _, line in committed_lines(path, start):
-            match = _LINE_START.match(line)
-            if match is not None and match[1] in wanted:
-                yield match[1].decode(), line[match.end() : -2]
+            if match := _LINE_START.match(line):
+                yield match[1].decode(), line[match.end() : -2], offset + len(line)
 
 
 @contextlib.contextmanager
@@ -448,12 +446,7 @@ class AttemptFiles:
         # The files of the server come last: it does not know which values are secret.
         for path in (written, None, f"{trial}/{TRAJECTORY_FILE}", f"{trial}/{PENDING_TRAJECTORY_FILE}"):
             if path is None:
-                stored = dict(
-                    _stored_conversations(
-                        directory.conversations, [self.rollout_id], last_bytes=_UNWRITTEN_BYTES
-                    )
-                )
-                content = stored.get(self.rollout_id)
+                content = self._unwritten()
                 if content is not None and len(content) <= max_bytes:
                     return StoredConversation(content, len(content))
                 continue
@@ -472,6 +465,13 @@ class AttemptFiles:
                 return StoredConversation(None, max(size, len(content)), open=opened, whole=whole)
             return StoredConversation(content, len(content))
         return StoredConversation(None, missing=missing)
+
+    def _unwritten(self) -> bytes | None:
+        """Return the conversation if it is at the end of ``conversations.jsonl``: its file may not be written yet."""
+        path = self.run.conversations
+        start = max(0, path.stat().st_size - _UNWRITTEN_BYTES) if path.exists() else 0
+        found = (content for name, content, _ in stored_conversations(path, start) if name == self.rollout_id)
+        return next(iter(deque(found, maxlen=1)), None)
 
     def artifacts(self) -> list[StoredArtifact]:
         """Return the regular files that the attempt left, by path."""

@@ -246,11 +246,10 @@ class _Session(AttemptResults):
             )
             self._indexed = self._finished, self._files.written
             self._write_snapshots("running")
-            stop = await self._execute() if pending else None
+            return await self._finalize(await self._execute() if pending else None)
         finally:
             await self._journal.close()
             await self._files.close()
-        return await self._finalize(stop)
 
     def interrupt(self) -> None:
         """Stop dispatching and cancel what is in flight, or what is being set up."""
@@ -540,7 +539,7 @@ class _Session(AttemptResults):
             self._hooks.progress(self._progress(now - started))
             if last:
                 return
-            await asyncio.to_thread(self._files.write)
+            await self._files.write()
             if now >= snapshot_at:
                 with contextlib.suppress(OSError):  # the journal reports a full disk
                     await asyncio.to_thread(self._write_snapshots, "running")
@@ -605,7 +604,7 @@ class _Session(AttemptResults):
 
     async def _finalize(self, stop: Stop | None) -> RunSummary:
         table, directory = self._table, self._directory
-        await asyncio.to_thread(self._files.finish)
+        await self._files.write(at_end=True)
         with contextlib.suppress(OSError):
             redact_server_logs(directory.server_log, self._run.redact)
         complete = stop is None and table.open_count == 0

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from osmosis_ai.api.wire.workers import RunFilePart, SentUpload
-from osmosis_ai.evaluation.attempt_files import item_name, read_diagnostics, stored_rollout_ids
+from osmosis_ai.evaluation.attempt_files import item_name, read_diagnostics, stored_conversations
 from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE, RunDirectory
 from osmosis_ai.files import open_regular, remove_tree
 from osmosis_ai.platform.blobs.shards import LARGEST_FILE_BYTES, MOST_BYTES, ShardPiece, ShardWriter
@@ -150,7 +150,7 @@ class SampleFiles:
         if self._stored_read is None:
             size = path.stat().st_size if path.exists() else 0
             self._stored_read = max(0, size - _MOST_STORED_BYTES)
-        for rollout_id, end in stored_rollout_ids(path, self._stored_read):
+        for rollout_id, _, end in stored_conversations(path, self._stored_read):
             self._stored.add(rollout_id)
             self._stored_read = end
         return self._stored

@@ -28,13 +28,14 @@ from osmosis_ai.evaluation.hooks import RunSummary
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.evaluation.sources import ProjectSource, digest_files
+from osmosis_ai.evaluation.sources import ProjectSource
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
 from osmosis_ai.files import require_writable, write_json
 from osmosis_ai.rollout.loop.eval_functions import AGENT_SCORE
 from osmosis_ai.rollout.loop.loading import describe_failure, is_user_file
 from osmosis_ai.rollout.loop.tool_schemas import check_tools
 from osmosis_ai.rollout.loop.workflow import SETTINGS_ENV, HostedLoopSettings
+from osmosis_ai.rollout.source_digest import digest_files
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.results import AttemptTable

@@ -13,7 +13,7 @@ import pytest
 from osmosis_ai.controller.callbacks import TerminalCallbackResult
 from osmosis_ai.controller.dispatcher import ConcurrencyLimiter, Dispatcher, Stop
 from osmosis_ai.controller.outcomes import classify, error_code_of
-from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.event_loop import LoopMonitor, LoopState
 from osmosis_ai.llm.errors import Category, ModelCallError
 from osmosis_ai.rollout.types import (
@@ -245,9 +245,9 @@ def test_every_outcome_on_the_wire_has_one_verdict(
     case: str, completion: Any, grader: Any, expected: tuple[Any, ...]
 ) -> None:
     verdict = classify(terminal(completion, grader))
-    found = (verdict.status, verdict.reward, verdict.error_type, verdict.error_source, verdict.error_code)
+    found = (verdict.status, verdict.reward, verdict.error_type, verdict.boundary, verdict.category)
     assert found == expected, case
-    assert verdict.error_code is None or verdict.error_code in DOCUMENTED_CODES
+    assert verdict.category is None or verdict.category in DOCUMENTED_CODES
     assert (verdict.error is None) == (verdict.status != "failed")
 
 
@@ -259,7 +259,7 @@ def test_a_workflow_that_failed_on_its_model_is_the_providers_failure() -> None:
         "err_category": "agent_error",
     }
     verdict = classify(terminal(completion, UNGRADED), error)
-    assert (verdict.error_type, verdict.error_source, verdict.error_code) == (
+    assert (verdict.error_type, verdict.boundary, verdict.category) == (
         "agent_error",
         "provider",
         "auth",
@@ -289,7 +289,7 @@ def test_lost_attempts_are_recorded_and_counted_separately() -> None:
 
 def test_a_timeout_belongs_to_the_rollout_server() -> None:
     verdict = classify(terminal(DONE, None, source="timeout"))
-    assert (verdict.error_type, verdict.error_source) == ("callback_timeout", "rollout_server")
+    assert (verdict.error_type, verdict.boundary) == ("callback_timeout", "rollout_server")
 
 
 class Clock:

@@ -17,10 +17,11 @@ import pytest
 from aiohttp import web
 
 from osmosis_ai.controller import attempt as attempt_module
-from osmosis_ai.controller.attempt import Attempt, AttemptResult, AttemptResults, attempt_seeds
+from osmosis_ai.controller.attempt import Attempt, AttemptResults, RunningAttempt, attempt_seeds
 from osmosis_ai.controller.callbacks import AttemptTimeouts, CallbackAddress
 from osmosis_ai.controller.dispatcher import RolloutRunner
 from osmosis_ai.controller.model_proxy import ProviderProxy
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.controller.remote_agents import (
     AgentAddress,
     AgentAddressError,
@@ -46,11 +47,11 @@ KEY = "K-server"
 class Results(AttemptResults):
     """Keeps results and losses."""
 
-    recorded: list[AttemptResult] = field(default_factory=list)
+    recorded: list[TerminalRecord] = field(default_factory=list)
     losses: list[AttemptLostError] = field(default_factory=list)
 
-    async def record(self, result: AttemptResult) -> None:
-        self.recorded.append(result)
+    async def record(self, record: TerminalRecord, running: RunningAttempt) -> None:
+        self.recorded.append(record)
 
     def lost(self, attempt: Attempt, loss: AttemptLostError) -> Any:
         self.losses.append(loss)
@@ -65,10 +66,10 @@ class World:
     results: Results
     notes: list[str]
 
-    async def make(self, *said: str) -> list[AttemptResult]:
+    async def make(self, *said: str) -> list[TerminalRecord]:
         """Run one attempt per prompt; return the results in the same order."""
         await self.runner.run_all([attempt(each, number) for number, each in enumerate(said)], self.results)
-        return sorted(self.results.recorded, key=lambda result: result.attempt.row_index)
+        return sorted(self.results.recorded, key=lambda record: record.row_index)
 
 
 def attempt(said: str, number: int = 0) -> Attempt:
@@ -143,12 +144,12 @@ async def test_a_rollout_is_started_and_completed_by_the_protocol(tmp_path: Path
             "tool_server_url": None,
         }
         assert init["api_key"] not in (KEY, "bridge") and len(init["api_key"]) >= 32
-        assert (result.verdict.status, result.reward, result.rollout_id) == (
+        assert (result.status, result.reward, result.rollout_id) == (
             "success",
             1.0,
             init["rollout_id"],
         )
-        assert result.usage.calls == 1
+        assert result.model_calls == 1
         assert [status for status, _ in loop.replies] == [200, 200]
         # The model gets the agent's tools, without the nulls, and no parameter of the protocol between controller and agent.
         sent = world.model.requests[0].body
@@ -159,26 +160,25 @@ async def test_a_rollout_is_started_and_completed_by_the_protocol(tmp_path: Path
     trajectory = json.loads((tmp_path / result.rollout_id / "trajectory.json").read_bytes())
     assert [step["source"] for step in trajectory["steps"]] == ["user", "agent"]
     assert trajectory["extra"]["osmosis"]["label"] == "42"
-    assert trajectory["final_metrics"]["total_completion_tokens"] == result.usage.completion_tokens
+    assert trajectory["final_metrics"]["total_completion_tokens"] == result.completion_tokens
 
 
 async def test_the_failures_of_an_agent_are_classified() -> None:
     async with served(ServedLoop()) as port, driving(port) as world:
         error, missing, nan, right = await world.make("error", "no reward", "nan", "ok")
-    assert right.grader is not None and right.grader.sample is not None
-    assert right.grader.sample.extra_fields == {"agent_loop": {"finish_reason": "stop"}}
-    assert (error.verdict.error_source, error.verdict.error_code) == ("agent", "exception")
-    assert error.verdict.error == "the tool broke"
-    assert (missing.reward, missing.verdict.error_code) == (None, "nothing_to_grade")
-    assert "RolloutResult" in (missing.verdict.error or "")
-    assert (nan.reward, nan.verdict.error_code) == (None, "invalid_value")
+    assert right.finish_reason == "stop"
+    assert (error.boundary, error.category) == ("agent", "exception")
+    assert error.error == "the tool broke"
+    assert (missing.reward, missing.category) == (None, "nothing_to_grade")
+    assert "RolloutResult" in (missing.error or "")
+    assert (nan.reward, nan.category) == (None, "invalid_value")
     assert right.reward == 1.0
 
 
 async def test_the_conversation_of_a_failed_agent_is_written(tmp_path: Path) -> None:
     async with served(ServedLoop()) as port, driving(port, artifacts=tmp_path) as world:
         (broken,) = await world.make("break")
-    assert broken.verdict.error == "broke"
+    assert broken.error == "broke"
     trajectory = json.loads((tmp_path / broken.rollout_id / "trajectory.json").read_bytes())
     assert [step["message"] for step in trajectory["steps"]] == ["break", "ok"]
     assert trajectory["extra"]["osmosis"]["from_model_calls"] is True
@@ -215,8 +215,8 @@ async def test_a_full_agent_is_retried_after_its_delay_and_a_refusal_is_a_result
         right, bad = await world.make("ok", "bad")
     assert right.reward == 1.0
     assert times[1] - times[0] >= 0.3
-    assert (bad.verdict.error_source, bad.verdict.error_code) == ("rollout_server", "refused")
-    assert "422" in (bad.verdict.error or "") and "metadata exceeds maximum" in (bad.verdict.error or "")
+    assert (bad.boundary, bad.category) == ("rollout_server", "refused")
+    assert "422" in (bad.error or "") and "metadata exceeds maximum" in (bad.error or "")
 
 
 async def test_rollouts_that_the_agent_has_lost_run_again() -> None:
@@ -244,8 +244,8 @@ async def test_tools_that_are_nested_too_deeply_fail_only_their_rollout() -> Non
     )
     async with served(loop) as port, driving(port) as world:
         bad, good = await world.make("tools", "ok")
-    assert (bad.verdict.error_source, bad.verdict.error_code) == ("rollout_server", "refused")
-    assert "nested too deeply" in (bad.verdict.error or "")
+    assert (bad.boundary, bad.category) == ("rollout_server", "refused")
+    assert "nested too deeply" in (bad.error or "")
     assert good.reward == 1.0
 
 
@@ -267,7 +267,7 @@ async def test_a_hundred_rollouts_survive_a_killed_agent() -> None:
             agent.kill()
             with await asyncio.to_thread(LoopProcess, KEY, agent.port):
                 results = await made
-    assert [result.attempt.row_index for result in results] == list(range(100))
+    assert [result.row_index for result in results] == list(range(100))
     assert {result.reward for result in results} == {1.0}
     assert world.results.losses and len(world.results.losses) < 100
     # If it stays killed, the run ends with the reason and keeps its results.

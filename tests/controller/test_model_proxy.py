@@ -15,10 +15,10 @@ import pytest
 import stamina
 
 from osmosis_ai.controller import model_proxy
-from osmosis_ai.controller.attempt import Attempt, AttemptResult, attempt_seeds, save_trajectory
-from osmosis_ai.controller.model_proxy import LastCall, LiteLLMBridge, RolloutUsage
-from osmosis_ai.controller.outcomes import failed
+from osmosis_ai.controller.attempt import Attempt, attempt_seeds, save_trajectory
+from osmosis_ai.controller.model_proxy import LastCall, LiteLLMBridge
 from osmosis_ai.datasets import DatasetRow
+from tests.controller.attempts import ended
 from tests.controller.proxy_world import HELLO, SECRET, TOKEN, ProxyWorld, proxy_world, settle
 from tests.lazily import lazily
 from tests.standin_model import Reply, StandInModel, error_reply
@@ -510,8 +510,7 @@ ROW = DatasetRow(7, [{"role": "user", "content": "hello"}], "hi", {"a": 1})
 
 def keep(root: Path, call: LastCall = CALL) -> None:
     attempt = Attempt(ROW, 3, 1, attempt_seeds(0, 3, 1))
-    verdict = failed("timeout", "agent", "it took too long")
-    save_trajectory(root, AttemptResult(attempt, "r1", verdict, RolloutUsage(), 1.0, last_call=call))
+    save_trajectory(root, ended(attempt, "r1", last_call=call))
 
 
 @pytest.mark.parametrize("name", ["trajectory.json", ".trajectory.json.pending"])

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.config.sections import EvaluationSettings, Experiment
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.evaluation.manifest import run_inputs
 from osmosis_ai.evaluation.metrics import RunMetrics, compute_metrics
-from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
 

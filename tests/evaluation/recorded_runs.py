@@ -6,8 +6,8 @@ import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.evaluation.record import TerminalRecord
 
 Outcome = float | None | str
 """A reward; None for an attempt without one; a boundary for one that failed there; "" for one that is pending."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.controller.attempt import Attempt, AttemptResult, attempt_seeds
-from osmosis_ai.controller.model_proxy import LastCall, RolloutUsage
-from osmosis_ai.controller.outcomes import Verdict
+from osmosis_ai.controller.attempt import Attempt, attempt_seeds
+from osmosis_ai.controller.model_proxy import LastCall
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.evaluation import attempt_files
 from osmosis_ai.evaluation.attempt_files import (
@@ -23,7 +23,6 @@ from osmosis_ai.evaluation.attempt_files import (
     conversation_line,
 )
 from osmosis_ai.evaluation.journal import Journal
-from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import RunLog
@@ -31,6 +30,7 @@ from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
 from osmosis_ai.rollout.trajectory.atif import trajectory_identity
 from osmosis_ai.rollout.types import GraderCompleteRequest, GraderStatus, RolloutSample
+from tests.controller.attempts import ended
 from tests.deep_directories import deep_directories
 from tests.evaluation.builders import record
 
@@ -104,11 +104,10 @@ MINE = {"session_id": "r0", "steps": ["controller"]}
 
 async def stored(world: World, **changed: Any) -> dict[str, Any] | None:
     """Return the conversation that is on the disk before the result is journaled."""
-    attempt = Attempt(ROW, 0, 0, attempt_seeds(0, 7, 0))
-    result = AttemptResult(attempt, "r0", Verdict("success", reward=1.0), RolloutUsage(), 1.0, **changed)
+    running = ended(Attempt(ROW, 0, 0, attempt_seeds(0, 7, 0)), "r0", **changed)
     writer = world.writer()
     try:
-        await writer.append(result)
+        await writer.append("r0", running.trajectory())
         lines = world.directory.conversations.read_bytes().splitlines()
     finally:
         await writer.close()

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from osmosis_ai.controller.record import TerminalRecord, check_crc
 from osmosis_ai.evaluation import journal as journal_module
 from osmosis_ai.evaluation.journal import (
     Journal,
@@ -24,7 +25,6 @@ from osmosis_ai.evaluation.journal import (
     replay,
     salvage,
 )
-from osmosis_ai.evaluation.record import TerminalRecord, check_crc
 from osmosis_ai.evaluation.results import AttemptTable
 from tests.evaluation.builders import record
 from tests.evaluation.recorded_runs import journal_of, with_crc

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from osmosis_ai.controller.attempt import Attempt, AttemptResult
-from osmosis_ai.controller.model_proxy import RolloutUsage
+from osmosis_ai.controller.attempt import Attempt
 from osmosis_ai.controller.outcomes import Verdict, failed
+from osmosis_ai.controller.record import PREVIEW_CHARS, Previews, TerminalRecord, previews_of
 from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.comparison.local_samples import read_local_samples
 from osmosis_ai.evaluation.journal import JournalCorruptionError
-from osmosis_ai.evaluation.record import PREVIEW_CHARS, Previews, TerminalRecord, previews_of, record_of
 from osmosis_ai.evaluation.run_directory import IndexEntry, read_index
 from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.types import GraderCompleteRequest, GraderStatus, RolloutSample
+from tests.controller.attempts import ended, record_of_ended
 from tests.evaluation.comparison.builders import write_journalled_run
 from tests.evaluation.recorded_runs import append_records, with_crc
 
@@ -32,15 +32,9 @@ from tests.evaluation.recorded_runs import append_records, with_crc
 def recorded(extra_fields: dict[str, Any], verdict: Verdict) -> TerminalRecord:
     row = DatasetRow(0, [{"role": "user", "content": "hi"}], "ok", None)
     sample = RolloutSample(extra_fields=extra_fields)
-    result = AttemptResult(
-        Attempt(row, 0, 0, lambda _: 0),
-        "r1",
-        verdict,
-        RolloutUsage(),
-        1.0,
-        GraderCompleteRequest(status=GraderStatus.SUCCESS, sample=sample),
-    )
-    record = record_of(result, Redactor(["the-secret-key"]))
+    grader = GraderCompleteRequest(status=GraderStatus.SUCCESS, sample=sample)
+    running = ended(Attempt(row, 0, 0, lambda _: 0), "r1", grader=grader)
+    record = record_of_ended(running, verdict, Redactor(["the-secret-key"]))
     assert TerminalRecord.from_line(record.to_line()) == record
     return record
 

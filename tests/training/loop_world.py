@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.config.training import TrainingSettings
-from osmosis_ai.controller.attempt import Attempt, AttemptResult, AttemptResults
-from osmosis_ai.controller.model_proxy import RolloutUsage
+from osmosis_ai.controller.attempt import Attempt, AttemptResults
 from osmosis_ai.controller.outcomes import Verdict
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.training.engines.recording import RecordedRollout
@@ -30,6 +30,7 @@ from osmosis_ai.training.runs.loop_state import Ending, TrainingLoopState
 from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord
 from osmosis_ai.training.runs.sampler import RolloutSampler
 from osmosis_ai.training.runs.validation import SplitRows, ValidationPlan
+from tests.controller.attempts import ended, record_of_ended
 from tests.training.samples import recorded
 
 Rewards = Callable[[int, int], float | None]
@@ -118,7 +119,8 @@ class ScriptedRunner:
         if step == self.hang_at and kind == self.hang_in:
             await self._hang()
         for attempt in attempts:
-            await results.record(self._made(attempt, step if kind == "train" else 0))
+            record = self._made(attempt, step if kind == "train" else 0)
+            await results.record(record, ended(attempt, attempt.name))
         await asyncio.sleep(0)
 
     def take(self, rollout_id: str) -> RecordedRollout:
@@ -141,14 +143,14 @@ class ScriptedRunner:
             self.cancelled = True
             raise
 
-    def _made(self, attempt: Attempt, step: int) -> AttemptResult:
+    def _made(self, attempt: Attempt, step: int) -> TerminalRecord:
         reward = self._rewards(step, attempt.run_index)
         verdict = (
             Verdict("success", reward=reward)
             if reward is not None
-            else Verdict("failed", error_type="agent_error", error_source="agent", error="the agent broke")
+            else Verdict("failed", error_type="agent_error", boundary="agent", error="the agent broke")
         )
-        return AttemptResult(attempt, attempt.name, verdict, RolloutUsage(), 1.0)
+        return record_of_ended(ended(attempt, attempt.name), verdict)
 
 
 @dataclass

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 
 from osmosis_ai.controller.attempt import Attempt
-from osmosis_ai.controller.model_proxy import RolloutUsage
 from osmosis_ai.controller.outcomes import Verdict
 from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.training.engines.recording import RecordedRollout
 from osmosis_ai.training.objective.sequences import NOT_SAMPLED, TokenSequence
 from osmosis_ai.training.runs.sampler import Sample
+from tests.controller.attempts import ended, record_of_ended
 
 _numbers = itertools.count()
 
@@ -44,7 +44,7 @@ def recorded(*, sequences: int = 1, versions: tuple[int, ...] = (0,)) -> Recorde
 
 def sample(verdict: Verdict, tokens: RecordedRollout | None = None) -> Sample:
     attempt = Attempt(dataset_row(), 0, 0, lambda call: call, name="train-000001-row-0-0")
-    return Sample(attempt, verdict, tokens or recorded(), RolloutUsage(), duration_ms=5.0)
+    return Sample(record_of_ended(ended(attempt, attempt.name), verdict), tokens or recorded())
 
 
 def scored(reward: float, *, sequences: int = 1, versions: tuple[int, ...] = (0,)) -> Sample:
@@ -52,5 +52,5 @@ def scored(reward: float, *, sequences: int = 1, versions: tuple[int, ...] = (0,
 
 
 def failed(why: str) -> Sample:
-    verdict = Verdict("failed", error_type=why, error_source="agent", error=f"it failed: {why}")
+    verdict = Verdict("failed", error_type=why, boundary="agent", error=f"it failed: {why}")
     return sample(verdict, RecordedRollout([]))

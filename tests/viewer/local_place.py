@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.local.source import LocalSource

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.controller.callbacks import AttemptTimeouts, RolloutProtocolError
 from osmosis_ai.controller.outcomes import Verdict, classify, failed
+from osmosis_ai.controller.record import TerminalRecord, record_of
 from osmosis_ai.controller.server_process import AttemptLostError
+from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
 from osmosis_ai.rollout.driver import RolloutRunRequest
 
@@ -40,50 +42,17 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def trajectory_of(result: AttemptResult) -> Trajectory | None:
-    """Return the conversation of an attempt: its sample's messages, otherwise those of its last model call.
-
-    Messages and reports are the agent's: errors are logged, not raised.
-    """
-    from osmosis_ai.rollout.trajectory.conversion import convert_sample_to_trajectory
-    from osmosis_ai.rollout.trajectory.report import TrajectoryReport
-    from osmosis_ai.rollout.types import RolloutSample
-
-    sample = result.grader.sample if result.grader is not None else None
-    row, report = result.attempt.row, result.usage.report
-    try:
-        if from_calls := sample is None or not sample.messages:
-            sample = RolloutSample(
-                messages=result.last_call.messages() if result.last_call is not None else []
-            )
-        if not sample.messages:
-            return None
-        sample.trajectory_messages = sample.messages
-        return convert_sample_to_trajectory(
-            sample,
-            rollout_id=result.rollout_id,
-            request_label=row.label,
-            request_metadata=dict(row.metadata) if row.metadata is not None else None,
-            request_extra_fields=result.attempt.position,
-            report=TrajectoryReport.model_validate(report) if report is not None else None,
-            from_model_calls=from_calls,
-        )
-    except Exception:
-        logger.warning("cannot read the conversation of rollout %s", result.rollout_id, exc_info=True)
-        return None
-
-
-def save_trajectory(root: Path, result: AttemptResult) -> None:
+def save_trajectory(root: Path, running: RunningAttempt) -> None:
     """Write an attempt's conversation below ``root``, unless its server writes one; errors are logged, not raised."""
     from osmosis_ai.rollout.trajectory.archive import encode_trajectory
 
-    home = root / result.rollout_id
+    home = root / running.rollout_id
     try:
         home.mkdir(exist_ok=True)
         folder = os.open(home, _FOLDER)
         try:
             written = not {_TRAJECTORY, PENDING_TRAJECTORY_FILE}.isdisjoint(os.listdir(folder))  # noqa: PTH208 - a descriptor
-            trajectory = None if written else trajectory_of(result)
+            trajectory = None if written else running.trajectory()
             if trajectory is not None:
                 with os.fdopen(os.open(_UNFINISHED, _NEW_FILE, 0o600, dir_fd=folder), "wb") as file:
                     file.write(encode_trajectory(trajectory).encode("ascii"))
@@ -92,7 +61,7 @@ def save_trajectory(root: Path, result: AttemptResult) -> None:
             os.close(folder)
     except Exception:
         # The directory is the agent's, too.
-        logger.warning("cannot save the conversation of rollout %s", result.rollout_id, exc_info=True)
+        logger.warning("cannot save the conversation of rollout %s", running.rollout_id, exc_info=True)
 
 
 MAX_LOSSES = 3
@@ -134,30 +103,17 @@ class Attempt:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptResult:
-    """The outcome of an attempt."""
-
-    attempt: Attempt
-    rollout_id: str
-    verdict: Verdict
-    usage: RolloutUsage
-    duration_ms: float
-    grader: GraderCompleteRequest | None = None
-    last_call: LastCall | None = None
-
-    @property
-    def reward(self) -> float | None:
-        """The grader's reward; None if the attempt did not succeed."""
-        return self.verdict.reward if self.verdict.status == "success" else None
-
-
 class AttemptResults(ABC):
     """Stores the results of attempts."""
 
+    redact = Redactor()
+    """Removes secrets from records."""
+    previews = False
+    """Whether records contain the beginnings of input and output."""
+
     @abstractmethod
-    async def record(self, result: AttemptResult) -> None:
-        """Store a result; the rollout server gets its acknowledgement when this returns."""
+    async def record(self, record: TerminalRecord, running: RunningAttempt) -> None:
+        """Store the record of an attempt; the rollout server gets its acknowledgement when this returns."""
 
     def lost(self, attempt: Attempt, loss: AttemptLostError) -> Verdict | None:
         """Handle a lost attempt: None runs it again, a verdict ends it."""
@@ -197,7 +153,8 @@ class RunningAttempt:
         self.rollout_id = f"{attempt.name}-{unique[:12]}" if attempt.name else unique
         self.recording: asyncio.Task[None] | None = None
         self.is_counted = False
-        self._attempt = attempt
+        self.attempt = attempt
+        self.grader: GraderCompleteRequest | None = None
         self._services = services
         self._results = results
         self._on_arrival = on_arrival
@@ -210,7 +167,7 @@ class RunningAttempt:
     async def run(self) -> bool:
         """Run the attempt; return whether it was recorded, False if it has to run again."""
         services = self._services
-        services.model_proxy.open(self.rollout_id, seed_for=self._attempt.seed_for)
+        services.model_proxy.open(self.rollout_id, seed_for=self.attempt.seed_for)
         try:
             lost = await self._run_rollout()
             if self.recording is not None:
@@ -218,9 +175,9 @@ class RunningAttempt:
                 services.servers.attempt_finished()
                 return True
             self._is_abandoned = True
-            self._attempt.losses += 1
+            self.attempt.losses += 1
             lost = lost or AttemptLostError("its server reported no result", death=None)
-            verdict = self._results.lost(self._attempt, lost)
+            verdict = self._results.lost(self.attempt, lost)
             if verdict is not None:
                 await self._record(verdict, None)
             return verdict is not None
@@ -244,7 +201,7 @@ class RunningAttempt:
 
     async def _run_rollout(self) -> AttemptLostError | None:
         """Run the rollout; return the error if its server was lost."""
-        attempt, timeouts = self._attempt, self._services.timeouts
+        attempt, timeouts = self.attempt, self._services.timeouts
         request = RolloutRunRequest(
             messages=attempt.row.messages,
             label=attempt.row.label,
@@ -265,14 +222,48 @@ class RunningAttempt:
             await self._record(failed("rollout_protocol_error", "rollout_server", reason), None)
         return None
 
+    def trajectory(self) -> Trajectory | None:
+        """Return the conversation: the messages of the grader's sample, otherwise those of the last model call.
+
+        Messages and reports are the agent's: errors are logged, not raised.
+        """
+        from osmosis_ai.rollout.trajectory.conversion import convert_sample_to_trajectory
+        from osmosis_ai.rollout.trajectory.report import TrajectoryReport
+        from osmosis_ai.rollout.types import RolloutSample
+
+        sample = self.grader.sample if self.grader is not None else None
+        row, report = self.attempt.row, self.used_so_far().report
+        try:
+            if from_calls := sample is None or not sample.messages:
+                sample = RolloutSample(messages=self._last_call.messages() if self._last_call else [])
+            if not sample.messages:
+                return None
+            sample.trajectory_messages = sample.messages
+            return convert_sample_to_trajectory(
+                sample,
+                rollout_id=self.rollout_id,
+                request_label=row.label,
+                request_metadata=dict(row.metadata) if row.metadata is not None else None,
+                request_extra_fields=self.attempt.position,
+                report=TrajectoryReport.model_validate(report) if report is not None else None,
+                from_model_calls=from_calls,
+            )
+        except Exception:
+            logger.warning("cannot read the conversation of rollout %s", self.rollout_id, exc_info=True)
+            return None
+
     async def _record(self, verdict: Verdict, grader: GraderCompleteRequest | None) -> None:
-        usage = self._close_endpoint()
-        duration_ms = (time.monotonic() - self._started) * 1000
-        result = AttemptResult(
-            self._attempt, self.rollout_id, verdict, usage, duration_ms, grader, self._last_call
+        self._close_endpoint()
+        self.grader = grader
+        record = record_of(
+            self,
+            verdict,
+            duration_ms=(time.monotonic() - self._started) * 1000,
+            redact=self._results.redact,
+            previews=self._results.previews,
         )
         # A separate task: neither a cancelled attempt nor a closed connection stops it.
-        self.recording = asyncio.create_task(self._store(result))
+        self.recording = asyncio.create_task(self._store(record))
         self._on_arrival()
         try:
             await asyncio.shield(self.recording)
@@ -280,12 +271,12 @@ class RunningAttempt:
             self._on_fault(error)
             raise
 
-    async def _store(self, result: AttemptResult) -> None:
+    async def _store(self, record: TerminalRecord) -> None:
         if (root := self._services.trajectory_root) is not None:
             # First, so that a reader of the result finds its conversation.
-            await asyncio.to_thread(save_trajectory, root, result)
+            await asyncio.to_thread(save_trajectory, root, self)
         self.is_counted = True
-        await self._results.record(result)
+        await self._results.record(record, self)
 
     def _close_endpoint(self) -> RolloutUsage:
         """End the rollout's model calls and return their usage; repeated calls return the same."""

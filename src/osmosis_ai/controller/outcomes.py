@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -48,15 +47,14 @@ def error_code_of(error_type: str | None, model_error: ModelCallError | None = N
     return _ERROR_CODES.get(error_type or "", "unexplained")
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """How an attempt ended; the error fields are set only when it failed."""
+class Verdict(NamedTuple):
+    """How an attempt ended, by the names of its record; the error fields are set only when it failed."""
 
     status: Status
     reward: float | None = None
     error_type: str | None = None
-    error_source: ErrorSource | None = None
-    error_code: str | None = None
+    boundary: ErrorSource | None = None
+    category: str | None = None
     error: str | None = None
 
 

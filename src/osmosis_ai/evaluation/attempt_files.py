@@ -47,8 +47,8 @@ from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.artifacts import DIAGNOSTICS_FILE, PENDING_TRAJECTORY_FILE
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.attempt import AttemptResult
-    from osmosis_ai.evaluation.record import TerminalRecord
+    from osmosis_ai.controller.record import TerminalRecord
+    from osmosis_ai.rollout.trajectory.atif import Trajectory
 
 LARGEST_TRAJECTORY_BYTES = 256 << 20
 """Limit of a file that a server leaves: it is read whole, outside the sandbox."""
@@ -116,18 +116,15 @@ class AttemptFilesWriter:
         self._with_left_out = 0
         self._find_written()
 
-    async def append(self, result: AttemptResult) -> Mapping[str, Any] | None:
-        """Make the conversation of a result durable and return it; None if there is none."""
-        from osmosis_ai.controller.attempt import trajectory_of
-
-        found = trajectory_of(result)
+    async def append(self, rollout_id: str, found: Trajectory | None) -> Mapping[str, Any] | None:
+        """Make the conversation of an attempt durable and return it without secrets; None if there is none."""
         if found is None:
             return None
         try:
             trajectory: Mapping[str, Any] = self._redactor.tree(found.model_dump(exclude_none=True))
-            line = conversation_line(result.rollout_id, trajectory)
+            line = conversation_line(rollout_id, trajectory)
         except (RecursionError, ValueError, TypeError) as error:
-            self._warn(f"could not store the conversation: {error}", result.rollout_id)
+            self._warn(f"could not store the conversation: {error}", rollout_id)
             return None
         await self._conversations.append_line(line)
         return trajectory

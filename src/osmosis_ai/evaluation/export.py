@@ -22,6 +22,7 @@ from typing import IO, Any, Literal
 import msgspec
 import orjson
 
+from osmosis_ai.controller.record import FIELD_TYPES
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import item_name, read_regular_file
 from osmosis_ai.evaluation.conversation import (
@@ -34,7 +35,6 @@ from osmosis_ai.evaluation.conversation import (
 from osmosis_ai.evaluation.journal import JournalCorruptionError, JournalReader, replay
 from osmosis_ai.evaluation.lenient_json import as_number, as_table
 from osmosis_ai.evaluation.local_results import LocalResults, read_local_results
-from osmosis_ai.evaluation.record import FIELD_TYPES
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.files import open_regular
 from osmosis_ai.rollout.grader_notes import read_grader_notes

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from osmosis_ai.api.wire.base import wire_time
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.manifest import Manifest, RunPlan
 from osmosis_ai.evaluation.metrics import RunScore
-from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import LogEvent
 from osmosis_ai.evaluation.spec import EvalRunSpec

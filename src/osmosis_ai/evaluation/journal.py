@@ -20,8 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.files import open_regular, replacing, sync_directory
 

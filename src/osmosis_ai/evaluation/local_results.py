@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from osmosis_ai.config.lines import parse_toml
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import OsmosisError, reason_of
 from osmosis_ai.evaluation.attempt_files import read_config
 from osmosis_ai.evaluation.journal import load_results
 from osmosis_ai.evaluation.lenient_json import as_number, as_table
 from osmosis_ai.evaluation.manifest import Manifest, is_running
 from osmosis_ai.evaluation.metrics import Estimates, RunMetrics, compute_metrics
-from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.files import size_of

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from osmosis_ai.controller.outcomes import ERROR_SOURCES, STATUSES, Status
-from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.llm.finish_reasons import FLAGGED
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from typing import Annotated, Any
 import msgspec
 
 from osmosis_ai.controller.outcomes import Status
+from osmosis_ai.controller.record import LARGEST_COUNT
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.metrics import RunMetrics
-from osmosis_ai.evaluation.record import LARGEST_COUNT
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.spec import archive_name
 from osmosis_ai.files import open_regular, replacing, sync_directory, write_atomic, write_json

@@ -21,9 +21,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.controller.attempt import MAX_LOSSES, Attempt, AttemptResult, AttemptResults, attempt_seeds
+from osmosis_ai.controller.attempt import (
+    MAX_LOSSES,
+    Attempt,
+    AttemptResults,
+    RunningAttempt,
+    attempt_seeds,
+)
 from osmosis_ai.controller.dispatcher import Dispatcher, Stop, choose_limit
 from osmosis_ai.controller.outcomes import LimitedBy, LimitName
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.controller.server_process import useful_servers
 from osmosis_ai.datasets import row_digest
 from osmosis_ai.errors import OsmosisError
@@ -39,7 +46,6 @@ from osmosis_ai.evaluation.intervals import load_distributions
 from osmosis_ai.evaluation.journal import Journal, load_results, salvage
 from osmosis_ai.evaluation.manifest import Manifest, RunPlan, open_run, run_inputs
 from osmosis_ai.evaluation.metrics import RunMetrics, compute_metrics, describe_copied_rows
-from osmosis_ai.evaluation.record import record_of
 from osmosis_ai.evaluation.results import AttemptId, AttemptTable
 from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
 from osmosis_ai.evaluation.sources import RemoteSource, RolloutSource
@@ -214,6 +220,7 @@ class _Session(AttemptResults):
     def __init__(self, run: EvalRunner, stack: ExitStack) -> None:
         self._run, self._directory, self._hooks = run, run.directory, run.hooks
         self._table, self._spending = run.table, run.spending
+        self.redact, self.previews = run.redact, run.options.previews
         self._log = RunLog(
             run.directory.log, run.redact, echo=run.hooks.log_event if run.options.verbose else None
         )
@@ -445,20 +452,19 @@ class _Session(AttemptResults):
         self._log.write("run", message, level="WARNING")
         self._hooks.note(message)
 
-    async def record(self, result: AttemptResult) -> None:
-        """Make a result durable, then count it."""
-        record = record_of(result, self._run.redact, previews=self._run.options.previews)
+    async def record(self, record: TerminalRecord, running: RunningAttempt) -> None:
+        """Make a record durable, then count it."""
         # Before anything is awaited: the next attempt may start now, and asks what has been spent.
         self._spending.add_record(record)
         row_index, run_index = record.row_index, record.run_index
         if self._table.offset(row_index, run_index) >= 0:
             # The files of the older result go first.
             await asyncio.to_thread(self._files.remove, row_index, run_index)
-        trajectory = await self._files.append(result)
+        trajectory = await self._files.append(record.rollout_id, running.trajectory())
         offset = await self._journal.append(record)
         self._table.set_result(record, offset)
         self._finished += 1
-        self._deaths.pop((result.attempt.row.source_row_index, run_index), None)
+        self._deaths.pop((running.attempt.row.source_row_index, run_index), None)
         self._files.add(record, trajectory)
         self._log.write(
             "result",

@@ -19,8 +19,8 @@ from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
     from osmosis_ai.config.sections import EvaluationSettings, Experiment
+    from osmosis_ai.controller.record import TerminalRecord
     from osmosis_ai.datasets import DatasetRow, Selection
-    from osmosis_ai.evaluation.record import TerminalRecord
 
 _MAX_NAME_LENGTH = 96
 _ARCHIVE = ".archive-"

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
 from osmosis_ai.evaluation.export import ExportedRun, read_run
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.metrics import Estimates
-from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.files import cache_dir, write_json
 

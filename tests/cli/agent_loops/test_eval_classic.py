@@ -14,7 +14,7 @@ import pytest
 
 from osmosis_ai.cli.agent_loops.classic_run import run_line
 from osmosis_ai.cli.output.context import OutputContext
-from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.services.classic_eval import ClassicEvalRequest
 from tests.cli.agent_loops.classic_project import Project, project_with
 from tests.datasets.builders import write_rows

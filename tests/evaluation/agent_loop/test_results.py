@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.evaluation.agent_loop.eval_run import (
     ClassicResults,
     rows_json,
@@ -27,7 +28,6 @@ from osmosis_ai.evaluation.agent_loop.inputs import (
 from osmosis_ai.evaluation.agent_loop.runner import pass_at_k, summarize_scores
 from osmosis_ai.evaluation.journal import load_results
 from osmosis_ai.evaluation.metrics import compute_metrics
-from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from tests.datasets.builders import write, write_rows

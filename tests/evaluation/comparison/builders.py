@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.evaluation.comparison.run_samples import SAMPLE_FIELDS, ComparedInputs, RunSamples
 from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.evaluation.record import TerminalRecord
 
 INPUTS = ComparedInputs(
     model="osmosis/tiny",

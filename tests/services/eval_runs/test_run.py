@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest, run_lock
-from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.sources import open_policy
 from osmosis_ai.evaluation.spec import Budget, EvalRunOptions
 from osmosis_ai.sandbox import IsolationUnavailableError, SandboxCapability, check_sandbox

@@ -213,7 +213,7 @@ def test_a_reward_beside_a_failure_does_not_count():
 
 
 def late(grader_reward: float | None = None, source: Any = "agent") -> Sample:
-    verdict = Verdict("failed", error_type="timeout", error_source=source, error="did not finish")
+    verdict = Verdict("failed", error_type="timeout", boundary=source, error="did not finish")
     return replace(sample(verdict), grader_reward=grader_reward)
 
 

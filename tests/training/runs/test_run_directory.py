@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import ConflictError, OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.learner.checkpoints import CheckpointDirectory, checkpoints_in

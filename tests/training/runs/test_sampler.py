@@ -84,7 +84,7 @@ async def test_every_attempt_becomes_a_sample_whatever_happened_to_it(tmp_path):
     told: list[Sample] = []
     async with sampling(tmp_path) as (sampler, _):
         samples = await sampler.sample(attempts_of_step(1, prompts, 2, seed=0), finished=told.append)
-    assert [sample.attempt.row.source_row_index for sample in samples] == [i for i in range(6) for _ in "12"]
+    assert [sample.record.source_row_index for sample in samples] == [i for i in range(6) for _ in "12"]
     assert sorted(map(id, told)) == sorted(map(id, samples))
     first_of_row = samples[::2]
     assert first_of_row[0].reward == 0.0
@@ -96,8 +96,8 @@ async def test_every_attempt_becomes_a_sample_whatever_happened_to_it(tmp_path):
         "validation_error",
         "validation_error",
     ]
-    assert first_of_row[1].verdict.error_source == "agent"
-    assert "the agent broke" in str(first_of_row[1].verdict.error)
+    assert first_of_row[1].record.boundary == "agent"
+    assert "the agent broke" in str(first_of_row[1].record.error)
 
 
 async def test_samples_hold_the_very_tokens_and_two_attempts_on_a_row_differ(tmp_path):
@@ -111,7 +111,7 @@ async def test_samples_hold_the_very_tokens_and_two_attempts_on_a_row_differ(tmp
         (sequence,) = sample.recorded.sequences
         assert {version for version, m in zip(sequence.versions, sequence.mask, strict=True) if m} == {0}
         assert all(logprob < 0 for logprob, m in zip(sequence.logprobs, sequence.mask, strict=True) if m)
-        assert sample.usage.completion_tokens == sample.recorded.sampled_tokens
+        assert sample.record.completion_tokens == sample.recorded.sampled_tokens
 
 
 async def test_attempts_that_went_down_with_their_server_are_made_again(tmp_path):
@@ -126,7 +126,7 @@ async def test_a_row_that_kills_its_server_again_and_again_is_given_up_with_the_
     async with sampling(tmp_path) as (sampler, notes):
         samples = await sampler.sample(attempts_of_step(1, rows("die"), 2, seed=0))
     assert [sample.unscored_because for sample in samples] == ["rollout_server_died"] * 2
-    assert "exit status 7" in str(samples[0].verdict.error)
+    assert "exit status 7" in str(samples[0].record.error)
     assert len(notes) >= MAX_LOSSES
 
 

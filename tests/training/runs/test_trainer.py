@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from osmosis_ai.controller.outcomes import Verdict
@@ -274,9 +275,9 @@ def world_whose_validation(path: Any, rewards_by_validation: list[Any], **settin
         verdict = (
             Verdict("success", reward=reward)
             if reward is not None
-            else Verdict("failed", error_type="agent_error", error_source="agent", error="broke")
+            else Verdict("failed", error_type="agent_error", boundary="agent", error="broke")
         )
-        return replace(sample, verdict=verdict)
+        return msgspec.structs.replace(sample, **verdict._asdict())
 
     world.runner._made = validated  # type: ignore[method-assign]
     return world

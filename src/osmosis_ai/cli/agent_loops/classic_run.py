@@ -11,16 +11,16 @@ from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import Block, Cell, Column, Row, Styled, Table
 from osmosis_ai.cli.runs.view import evaluation_note
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.evaluation.agent_loop.eval_run import run_scores
 from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks
 from osmosis_ai.evaluation.manifest import RunPlan
-from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
+    from osmosis_ai.controller.record import TerminalRecord
     from osmosis_ai.evaluation.agent_loop.eval_run import ClassicResults
     from osmosis_ai.evaluation.agent_loop.runner import EvalEvalSummary
-    from osmosis_ai.evaluation.record import TerminalRecord
     from osmosis_ai.evaluation.statistics import Estimate
     from osmosis_ai.services.classic_eval import ClassicEvalRequest, PreparedClassicEval
 

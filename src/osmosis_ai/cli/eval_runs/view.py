@@ -63,11 +63,11 @@ from osmosis_ai.ui.run_numbers import (
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.controller.record import TerminalRecord
     from osmosis_ai.datasets.selection import RowsDrawn
     from osmosis_ai.evaluation.comparison.run_samples import RunSlice
     from osmosis_ai.evaluation.hooks import RunSummary
     from osmosis_ai.evaluation.metrics import Estimates
-    from osmosis_ai.evaluation.record import TerminalRecord
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.eval_runs.info import WatchedRun
     from osmosis_ai.services.eval_runs.run import EvalRunResult, PreparedEvalRun

@@ -14,6 +14,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets import DatasetRow, Selection
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.agent_loop.inputs import (
@@ -26,7 +27,6 @@ from osmosis_ai.evaluation.agent_loop.inputs import (
 from osmosis_ai.evaluation.agent_loop.runner import EvalEvalSummary, summarize_scores
 from osmosis_ai.evaluation.hooks import RunSummary
 from osmosis_ai.evaluation.journal import JournalReader
-from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.sources import ProjectSource
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec

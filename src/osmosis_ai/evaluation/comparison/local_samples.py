@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets import file_digest, find_row, row_digest
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.evaluation.comparison.run_samples import SAMPLE_FIELDS, ComparedInputs, RowTable, RunSamples
@@ -14,7 +15,6 @@ from osmosis_ai.evaluation.journal import JournalCorruptionError, salvage_hint
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
 from osmosis_ai.evaluation.local_results import LocalResults, pass_threshold_of
 from osmosis_ai.evaluation.manifest import Manifest, inputs_digest
-from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.workspace.layout import DATASET_EXTENSIONS, WorkspaceDirectory, find_workspace
 

@@ -14,7 +14,7 @@ from io import BytesIO
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.platform.blobs.store import BlobError, BlobStore
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbJournalSegment, DbRun

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.platform.log_lines import storable
 

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, cast
 import msgspec
 import orjson
 
+from osmosis_ai.controller.record import TerminalRecord, check_crc
 from osmosis_ai.errors import ConflictError
-from osmosis_ai.evaluation.record import TerminalRecord, check_crc
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.redaction import Redactor
 

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
         RetryCheck,
     )
     from osmosis_ai.api.wire.runs import SubmittedRun
+    from osmosis_ai.controller.record import TerminalRecord
     from osmosis_ai.datasets.selection import RowsDrawn
     from osmosis_ai.evaluation.hooks import ProgressSnapshot
     from osmosis_ai.evaluation.local_results import LocalResults
     from osmosis_ai.evaluation.metrics import Estimates, RunScore
-    from osmosis_ai.evaluation.record import TerminalRecord
     from osmosis_ai.services.listing import Listing
 
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from osmosis_ai.config.training import TrainingSettings
-    from osmosis_ai.controller.attempt import AttemptResult
+    from osmosis_ai.controller.record import TerminalRecord
     from osmosis_ai.redaction import Redactor
     from osmosis_ai.training.engines.policy_engine import PolicyEngine
     from osmosis_ai.training.learner.checkpoints import CheckpointStore
@@ -270,11 +270,11 @@ class TrainingLoop:
         samples_PG = [samples[start : start + size] for start in range(0, len(samples), size)]
         return RolloutBatch(step, samples_PG, time.monotonic() - started, timed_out=late)
 
-    def _progress(self, step: int, kind: str, total: int) -> Callable[[Sample | AttemptResult], None]:
+    def _progress(self, step: int, kind: str, total: int) -> Callable[[Sample | TerminalRecord], None]:
         rewards: list[float] = []
         finished = 0
 
-        def tell(sample: Sample | AttemptResult) -> None:
+        def tell(sample: Sample | TerminalRecord) -> None:
             nonlocal finished
             finished += 1
             if sample.reward is not None:

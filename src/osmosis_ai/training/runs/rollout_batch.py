@@ -54,7 +54,7 @@ class RolloutBatch:
 
     def first_failure(self) -> str | None:
         """Return what the first failed sample said, for a person to start from."""
-        return next((sample.verdict.error for sample in self.samples if sample.verdict.error), None)
+        return next((sample.record.error for sample in self.samples if sample.record.error), None)
 
 
 @dataclass(frozen=True)

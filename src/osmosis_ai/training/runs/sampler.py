@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from osmosis_ai.controller.attempt import Attempt, AttemptResult, AttemptResults
+from osmosis_ai.controller.attempt import Attempt, AttemptResults, RunningAttempt
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.evaluation.metrics import NO_REWARD
 
 if TYPE_CHECKING:
     from osmosis_ai.controller.dispatcher import RolloutRunner
     from osmosis_ai.controller.model_proxy import RolloutUsage
-    from osmosis_ai.controller.outcomes import Verdict
     from osmosis_ai.rollout.types import GraderCompleteRequest
     from osmosis_ai.training.engines.recording import RecordedRollout
 
@@ -39,26 +39,23 @@ class RecordingBridge(Protocol):
 class Sample:
     """What became of an attempt."""
 
-    attempt: Attempt
-    verdict: Verdict
+    record: TerminalRecord
     recorded: RecordedRollout
-    usage: RolloutUsage
-    duration_ms: float
     grader_reward: float | None = None
 
     @property
     def reward(self) -> float | None:
         """What the grader gave; None where there is nothing to learn from."""
-        return self.verdict.reward if self.verdict.status == "success" else None
+        return self.record.reward if self.record.status == "success" else None
 
     @property
     def unscored_because(self) -> str | None:
         """Why there is no reward, in a machine-readable word; None where there is one."""
         if self.reward is not None:
             return None
-        if self.verdict.status == "skipped":
+        if self.record.status == "skipped":
             return REMOVED
-        return self.verdict.error_type or NO_REWARD
+        return self.record.error_type or NO_REWARD
 
 
 @dataclass(frozen=True)
@@ -85,16 +82,9 @@ class _SampleRecorder(AttemptResults):
         self._bridge = bridge
         self._finished = finished
 
-    async def record(self, result: AttemptResult) -> None:
-        sample = Sample(
-            result.attempt,
-            result.verdict,
-            self._bridge.take(result.rollout_id),
-            result.usage,
-            result.duration_ms,
-            _grader_reward(result.grader),
-        )
-        self.samples[result.attempt] = sample
+    async def record(self, record: TerminalRecord, running: RunningAttempt) -> None:
+        sample = Sample(record, self._bridge.take(record.rollout_id), _grader_reward(running.grader))
+        self.samples[running.attempt] = sample
         self._finished(sample)
 
     def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:

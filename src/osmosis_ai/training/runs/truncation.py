@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from osmosis_ai.controller.outcomes import Verdict
 from osmosis_ai.rollout.types.protocol import RolloutErrorCategory
 
@@ -25,13 +27,12 @@ _AGENT_SOURCES = frozenset({"agent", "provider"})
 
 def timed_out(sample: Sample) -> bool:
     """Tell whether the agent ran out of time."""
-    verdict = sample.verdict
-    return verdict.error_type == _TIMEOUT and verdict.error_source in _AGENT_SOURCES
+    return sample.record.error_type == _TIMEOUT and sample.record.boundary in _AGENT_SOURCES
 
 
 def with_truncation_rule(sample: Sample, settings: TrainingSettings) -> Sample:
     """Return ``sample`` with the reward that is learned from; one that its grader removed stays removed."""
-    if sample.verdict.status == "skipped":
+    if sample.record.status == "skipped":
         return sample
     if timed_out(sample):
         return _by_rule(sample, settings.on_timeout, _TIMEOUT)
@@ -42,12 +43,14 @@ def with_truncation_rule(sample: Sample, settings: TrainingSettings) -> Sample:
 
 def _by_rule(sample: Sample, rule: WhenCutOff, reason: str) -> Sample:
     if rule == "zero":
-        return replace(sample, verdict=Verdict("success", reward=0.0))
+        return _with_verdict(sample, Verdict("success", reward=0.0))
     if rule == "exclude":
-        error = sample.verdict.error or f"the rollout was {reason} and is left out"
-        return replace(
-            sample, verdict=Verdict("failed", error_type=reason, error_source="agent", error=error)
-        )
+        error = sample.record.error or f"the rollout was {reason} and is left out"
+        return _with_verdict(sample, Verdict("failed", error_type=reason, boundary="agent", error=error))
     if sample.reward is None and sample.grader_reward is not None:
-        return replace(sample, verdict=Verdict("success", reward=sample.grader_reward))
+        return _with_verdict(sample, Verdict("success", reward=sample.grader_reward))
     return sample
+
+
+def _with_verdict(sample: Sample, verdict: Verdict) -> Sample:
+    return replace(sample, record=msgspec.structs.replace(sample.record, **verdict._asdict()))

@@ -13,11 +13,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from osmosis_ai.controller.attempt import Attempt, AttemptResult, AttemptResults, attempt_seeds
+from osmosis_ai.controller.attempt import Attempt, AttemptResults, RunningAttempt, attempt_seeds
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets import DatasetRow, iter_rows, row_digest, sample_rows
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.metrics import RunMetrics, compute_metrics, describe_few_scored
-from osmosis_ai.evaluation.record import TerminalRecord, record_of
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.statistics import CONFIDENCE
 from osmosis_ai.redaction import Redactor
@@ -109,7 +109,7 @@ async def validate(
     *,
     seed: int,
     step: int,
-    finished: Callable[[AttemptResult], None],
+    finished: Callable[[TerminalRecord], None],
     redact: Redactor | None = None,
 ) -> MeasuredRows:
     """Measure the policy on ``rows``; ``finished`` is called with each result."""
@@ -123,22 +123,24 @@ async def validate(
     table = AttemptTable(len(rows), plan.attempts)
     table.set_row_digests(map(row_digest, rows))
     records: list[TerminalRecord] = []
-    redactor = redact or Redactor(())
 
     class Recorder(AttemptResults):
-        async def record(self, result: AttemptResult) -> None:
-            if result.reward is not None:
-                rewards[result.attempt.row_index].append(result.reward)
-            record = record_of(result, redactor, previews=True)
+        previews = True
+
+        async def record(self, record: TerminalRecord, running: RunningAttempt) -> None:
+            if record.reward is not None:
+                rewards[record.row_index].append(record.reward)
             table.set_result(record)
             records.append(record)
-            sampler.bridge.discard(result.rollout_id)
-            finished(result)
+            sampler.bridge.discard(record.rollout_id)
+            finished(record)
 
         def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:
             sampler.bridge.discard(rollout_id)
 
-    await sampler.runner.run_all(attempts, Recorder())
+    recorder = Recorder()
+    recorder.redact = redact or Redactor()
+    await sampler.runner.run_all(attempts, recorder)
     metrics = compute_metrics(table, pass_threshold=plan.pass_threshold)
     return MeasuredRows(metrics, [fmean(known) if known else None for known in rewards], records)
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import msgspec
 import orjson
 
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.record import TerminalRecord
 
 MOST_KEPT = 500
 LARGEST_BYTES = 32 << 20

@@ -22,7 +22,7 @@ from osmosis_ai.files import open_regular
 from osmosis_ai.viewer.local.cache_file import CacheFile
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.record import TerminalRecord
+    from osmosis_ai.controller.record import TerminalRecord
 
 COLUMNS = (
     "offset", "item", "status", "source_row", "row_digest", "reward", "tokens", "duration_ms", "model_latency_ms",

@@ -32,7 +32,7 @@ from osmosis_ai.api.wire.workers import (
     WorkerOffer,
     run_route,
 )
-from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.platform.app import create_worker_app
 from osmosis_ai.platform.blobs.signing import BLOBS_PATH
 from osmosis_ai.platform.db.engine import Database

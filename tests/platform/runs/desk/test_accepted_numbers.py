@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
-from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.platform.runs.stored_journal import records_beside
 from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock

@@ -17,8 +17,8 @@ from fastapi.testclient import TestClient
 
 from osmosis_ai import training
 from osmosis_ai.api.wire.workers import UploadGrant
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.execute.worker_process import LEARNER_LOST
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts

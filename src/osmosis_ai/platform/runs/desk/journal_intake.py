@@ -20,8 +20,8 @@ from sqlalchemy import bindparam, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.workers import MOST_JOURNAL_LINES, JournalPart
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import ConflictError, OsmosisError
-from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.db.base import unstorable, upsert
 from osmosis_ai.platform.db.engine import Database

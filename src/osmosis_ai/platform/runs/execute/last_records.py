@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from osmosis_ai.api.wire.workers import SyncRequest
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal import committed_lines
-from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.desk.run_desk import RunDesk

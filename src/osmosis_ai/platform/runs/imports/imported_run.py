@@ -19,11 +19,11 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.base import wire_time
 from osmosis_ai.api.wire.eval_imports import EvalImportStart
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets.selection import Selection
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.attempt_files import item_name
 from osmosis_ai.evaluation.metrics import compute_metrics
-from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_directory import INDEX, PROGRESS, IndexEntry, read_index
 from osmosis_ai.platform.blobs.store import BlobStore

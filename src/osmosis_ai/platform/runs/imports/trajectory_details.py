@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from osmosis_ai.controller.record import previews_of
 from osmosis_ai.evaluation.conversation import Conversation, as_messages, read_conversation
-from osmosis_ai.evaluation.record import previews_of
 from osmosis_ai.llm.finish_reasons import canonical
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.redaction import Redactor

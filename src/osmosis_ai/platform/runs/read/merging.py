@@ -15,9 +15,9 @@ from sqlalchemy import ColumnElement, String, and_, cast, exists, func, select
 from sqlalchemy.orm import Session, aliased
 
 from osmosis_ai.config.sections import EvaluationSettings
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.evaluation.metrics import Estimates, RunMetrics, compute_metrics
-from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStore
 from osmosis_ai.platform.db.engine import Database

@@ -18,7 +18,8 @@ from osmosis_ai.rollout.grader_notes import MOST_NOTES_CHARS, read_grader_notes
 from osmosis_ai.rollout.judge_calls import read_judge_calls
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.attempt import AttemptResult
+    from osmosis_ai.controller.attempt import RunningAttempt
+    from osmosis_ai.controller.outcomes import Verdict
     from osmosis_ai.redaction import Redactor
 
 LARGEST_COUNT = 2**53 - 1
@@ -153,15 +154,22 @@ def _preview(messages: Iterable[Mapping[str, Any]], role: str, redact: Redactor)
     return None
 
 
-def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False) -> TerminalRecord:
-    """Return the record of a result, without secrets; ``previews`` adds the beginnings of input and output."""
+def record_of(
+    running: RunningAttempt,
+    verdict: Verdict,
+    *,
+    duration_ms: float,
+    redact: Redactor,
+    previews: bool = False,
+) -> TerminalRecord:
+    """Return the record of an attempt, without secrets; ``previews`` adds the beginnings of input and output."""
     from osmosis_ai.rollout.loop.outcome import read_outcome
 
     def clean(text: str, limit: int = _MAX_ERROR_CHARS) -> str:
         return _storable(redact.text(text))[:limit]
 
-    attempt, verdict, usage = result.attempt, result.verdict, result.usage
-    sample = result.grader.sample if result.grader is not None else None
+    attempt, usage = running.attempt, running.used_so_far()
+    sample = running.grader.sample if running.grader is not None else None
     extra_fields, messages = (sample.extra_fields, sample.messages) if sample is not None else ({}, [])
     loop, judges = read_outcome(extra_fields), read_judge_calls(extra_fields)
     graded = read_grader_notes(extra_fields)
@@ -184,15 +192,15 @@ def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False
     return TerminalRecord(
         row_index=attempt.row_index,
         run_index=attempt.run_index,
-        rollout_id=result.rollout_id,
+        rollout_id=running.rollout_id,
         status=verdict.status,
-        duration_ms=round(result.duration_ms),
+        duration_ms=round(duration_ms),
         source_row_index=attempt.row.source_row_index,
         reward=verdict.reward,
         tokens=usage.total_tokens if counted else None,
         error_type=verdict.error_type,
-        boundary=verdict.error_source,
-        category=verdict.error_code,
+        boundary=verdict.boundary,
+        category=verdict.category,
         error=clean(verdict.error) if verdict.error else None,
         model_calls=usage.calls,
         prompt_tokens=usage.prompt_tokens if counted else None,

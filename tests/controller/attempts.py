@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from osmosis_ai.controller.attempt import Attempt, AttemptResults, AttemptServices, RunningAttempt
+from osmosis_ai.controller.attempt import (
+    Attempt,
+    AttemptResults,
+    AttemptServices,
+    RunningAttempt,
+    record_of,
+)
 from osmosis_ai.controller.model_proxy import LastCall, RolloutUsage
 from osmosis_ai.controller.outcomes import Verdict
-from osmosis_ai.controller.record import TerminalRecord, record_of
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.types import GraderCompleteRequest
 

@@ -16,15 +16,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from osmosis_ai.controller.callbacks import AttemptTimeouts, RolloutProtocolError
 from osmosis_ai.controller.outcomes import Verdict, classify, failed
-from osmosis_ai.controller.record import TerminalRecord, record_of
+from osmosis_ai.controller.record import Previews, TerminalRecord, previews_of, storable
 from osmosis_ai.controller.server_process import AttemptLostError
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
 from osmosis_ai.rollout.driver import RolloutRunRequest
+from osmosis_ai.rollout.grader_notes import MOST_NOTES_CHARS, read_grader_notes
+from osmosis_ai.rollout.judge_calls import read_judge_calls
 
 if TYPE_CHECKING:
     from osmosis_ai.controller.callbacks import TerminalCallbackResult
@@ -37,6 +39,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_MAX_ERROR_CHARS = 2000
+_MAX_REASON_CHARS = 200
+_MAX_JUDGEMENTS = 4
+_MAX_TABLE_BYTES = 64 << 10
+_Value = TypeVar("_Value")
 _TRAJECTORY, _UNFINISHED = "trajectory.json", ".trajectory.json.called"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -284,6 +291,89 @@ class RunningAttempt:
             self._last_call = self._services.model_proxy.last_call(self.rollout_id)
             self._usage = self._services.model_proxy.close(self.rollout_id)
         return self._usage
+
+
+def record_of(
+    running: RunningAttempt,
+    verdict: Verdict,
+    *,
+    duration_ms: float,
+    redact: Redactor,
+    previews: bool = False,
+) -> TerminalRecord:
+    """Return the record of an attempt, without secrets; ``previews`` adds the beginnings of input and output."""
+    from osmosis_ai.rollout.loop.outcome import read_outcome
+
+    def clean(text: str, limit: int = _MAX_ERROR_CHARS) -> str:
+        return storable(redact.text(text))[:limit]
+
+    attempt, usage = running.attempt, running.used_so_far()
+    sample = running.grader.sample if running.grader is not None else None
+    extra_fields, messages = (sample.extra_fields, sample.messages) if sample is not None else ({}, [])
+    loop, judges = read_outcome(extra_fields), read_judge_calls(extra_fields)
+    graded = read_grader_notes(extra_fields)
+    all_scores = loop.scores if verdict.status == "success" else {}
+    scores = _first_entries(all_scores)
+    unscored = _first_entries({name: clean(reason) for name, reason in loop.unscored.items()})
+    notes = clean(graded.notes or "", MOST_NOTES_CHARS)
+    left_out = len(all_scores) - len(scores) + len(loop.unscored) - len(unscored)
+    if left_out:
+        limit = f"{_MAX_TABLE_BYTES >> 10} KiB per attempt"
+        added = f"{left_out:,} scores or reasons are left out (limit: {limit})."
+        notes = f"{notes[: MOST_NOTES_CHARS - len(added) - 1]}\n{added}" if notes else added
+    judgements = [
+        {name: clean(value) if isinstance(value, str) else value for name, value in judgement.items()}
+        for judgement in judges.judgements[:_MAX_JUDGEMENTS]
+    ]
+    shown = previews_of(messages, redact, prompt=attempt.row.messages) if previews else Previews()
+    called = usage.calls > 0
+    counted = called and not usage.uncounted
+    return TerminalRecord(
+        row_index=attempt.row_index,
+        run_index=attempt.run_index,
+        rollout_id=running.rollout_id,
+        status=verdict.status,
+        duration_ms=round(duration_ms),
+        source_row_index=attempt.row.source_row_index,
+        reward=verdict.reward,
+        tokens=usage.total_tokens if counted else None,
+        error_type=verdict.error_type,
+        boundary=verdict.boundary,
+        category=verdict.category,
+        error=clean(verdict.error) if verdict.error else None,
+        model_calls=usage.calls,
+        prompt_tokens=usage.prompt_tokens if counted else None,
+        completion_tokens=usage.completion_tokens if counted else None,
+        cost_usd=usage.cost_usd if called else None,
+        model_latency_ms=round(sum(usage.model_latency_s) * 1000, 3) if called else None,
+        lost_attempts=attempt.losses or None,
+        row_digest=attempt.row_digest or None,
+        scores=scores or None,
+        unscored=unscored or None,
+        finish_reason=clean(loop.finish_reason, _MAX_REASON_CHARS) if loop.finish_reason else None,
+        judge_calls=judges.calls or None,
+        judge_tokens=judges.tokens if judges.calls else None,
+        judge_cost_usd=judges.cost_usd,
+        judge_outside_scale=judges.outside_scale or None,
+        judgements=judgements or None,
+        input=shown.input,
+        output=shown.output,
+        notes=notes or None,
+        finish_reasons=usage.finish_reasons or None,
+        parts={clean(name): value for name, value in graded.parts.items()} or None,
+    )
+
+
+def _first_entries(table: Mapping[str, _Value]) -> dict[str, _Value]:
+    """Return the first 64 KiB of entries: a record is read and sent in one piece."""
+    first: dict[str, _Value] = {}
+    room = _MAX_TABLE_BYTES
+    for name, value in table.items():
+        room -= len(storable(f'"{name}":"{value}",').encode())
+        if room < 0:
+            break
+        first[name] = value
+    return first
 
 
 def acknowledgement(usage: RolloutUsage, *, stored: bool) -> dict[str, Any]:

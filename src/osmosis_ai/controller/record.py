@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from osmosis_ai.controller.outcomes import ErrorSource, Status
-from osmosis_ai.rollout.grader_notes import MOST_NOTES_CHARS, read_grader_notes
-from osmosis_ai.rollout.judge_calls import read_judge_calls
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.attempt import RunningAttempt
-    from osmosis_ai.controller.outcomes import Verdict
     from osmosis_ai.redaction import Redactor
 
 LARGEST_COUNT = 2**53 - 1
@@ -30,14 +26,9 @@ PathSegment = Annotated[str, Meta(pattern=r"^(?!\.{1,2}$)[^/\\\x00]+$")]
 """A string that can name a directory."""
 PREVIEW_CHARS = 160
 _CRC = b',"crc":'
-_MAX_ERROR_CHARS = 2000
-_MAX_REASON_CHARS = 200
-_MAX_JUDGEMENTS = 4
-_MAX_TABLE_BYTES = 64 << 10
 _READ_CHARS = 4608
 # A secret that is cut in half is not recognized. It may start this far before the cut.
 _UNSURE_CHARS = 4096
-_Value = TypeVar("_Value")
 
 
 class TerminalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -148,95 +139,12 @@ def _preview(messages: Iterable[Mapping[str, Any]], role: str, redact: Redactor)
         clean = redact.text(text[:_READ_CHARS])
         if len(text) > _READ_CHARS:
             clean = clean[:-_UNSURE_CHARS]
-        line = _storable(" ".join(clean.split()))
+        line = storable(" ".join(clean.split()))
         if line:
             return line if len(line) <= PREVIEW_CHARS else f"{line[: PREVIEW_CHARS - 1]}…"
     return None
 
 
-def record_of(
-    running: RunningAttempt,
-    verdict: Verdict,
-    *,
-    duration_ms: float,
-    redact: Redactor,
-    previews: bool = False,
-) -> TerminalRecord:
-    """Return the record of an attempt, without secrets; ``previews`` adds the beginnings of input and output."""
-    from osmosis_ai.rollout.loop.outcome import read_outcome
-
-    def clean(text: str, limit: int = _MAX_ERROR_CHARS) -> str:
-        return _storable(redact.text(text))[:limit]
-
-    attempt, usage = running.attempt, running.used_so_far()
-    sample = running.grader.sample if running.grader is not None else None
-    extra_fields, messages = (sample.extra_fields, sample.messages) if sample is not None else ({}, [])
-    loop, judges = read_outcome(extra_fields), read_judge_calls(extra_fields)
-    graded = read_grader_notes(extra_fields)
-    all_scores = loop.scores if verdict.status == "success" else {}
-    scores = _first_entries(all_scores)
-    unscored = _first_entries({name: clean(reason) for name, reason in loop.unscored.items()})
-    notes = clean(graded.notes or "", MOST_NOTES_CHARS)
-    left_out = len(all_scores) - len(scores) + len(loop.unscored) - len(unscored)
-    if left_out:
-        limit = f"{_MAX_TABLE_BYTES >> 10} KiB per attempt"
-        added = f"{left_out:,} scores or reasons are left out (limit: {limit})."
-        notes = f"{notes[: MOST_NOTES_CHARS - len(added) - 1]}\n{added}" if notes else added
-    judgements = [
-        {name: clean(value) if isinstance(value, str) else value for name, value in judgement.items()}
-        for judgement in judges.judgements[:_MAX_JUDGEMENTS]
-    ]
-    shown = previews_of(messages, redact, prompt=attempt.row.messages) if previews else Previews()
-    called = usage.calls > 0
-    counted = called and not usage.uncounted
-    return TerminalRecord(
-        row_index=attempt.row_index,
-        run_index=attempt.run_index,
-        rollout_id=running.rollout_id,
-        status=verdict.status,
-        duration_ms=round(duration_ms),
-        source_row_index=attempt.row.source_row_index,
-        reward=verdict.reward,
-        tokens=usage.total_tokens if counted else None,
-        error_type=verdict.error_type,
-        boundary=verdict.boundary,
-        category=verdict.category,
-        error=clean(verdict.error) if verdict.error else None,
-        model_calls=usage.calls,
-        prompt_tokens=usage.prompt_tokens if counted else None,
-        completion_tokens=usage.completion_tokens if counted else None,
-        cost_usd=usage.cost_usd if called else None,
-        model_latency_ms=round(sum(usage.model_latency_s) * 1000, 3) if called else None,
-        lost_attempts=attempt.losses or None,
-        row_digest=attempt.row_digest or None,
-        scores=scores or None,
-        unscored=unscored or None,
-        finish_reason=clean(loop.finish_reason, _MAX_REASON_CHARS) if loop.finish_reason else None,
-        judge_calls=judges.calls or None,
-        judge_tokens=judges.tokens if judges.calls else None,
-        judge_cost_usd=judges.cost_usd,
-        judge_outside_scale=judges.outside_scale or None,
-        judgements=judgements or None,
-        input=shown.input,
-        output=shown.output,
-        notes=notes or None,
-        finish_reasons=usage.finish_reasons or None,
-        parts={clean(name): value for name, value in graded.parts.items()} or None,
-    )
-
-
-def _first_entries(table: Mapping[str, _Value]) -> dict[str, _Value]:
-    """Return the first 64 KiB of entries: a record is read and sent in one piece."""
-    first: dict[str, _Value] = {}
-    room = _MAX_TABLE_BYTES
-    for name, value in table.items():
-        room -= len(_storable(f'"{name}":"{value}",').encode())
-        if room < 0:
-            break
-        first[name] = value
-    return first
-
-
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """Replace lone surrogates, which models do produce and UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()

@@ -169,7 +169,13 @@ async def test_the_failures_of_an_agent_are_classified() -> None:
     assert right.grader.sample.extra_fields == {"agent_loop": {"finish_reason": "stop"}}
     assert (error.verdict.error_source, error.verdict.error_code) == ("agent", "exception")
     assert error.verdict.error == "the tool broke"
-    assert (missing.reward, missing.verdict.error_code) == (None, "nothing_to_grade")
+    assert (missing.reward, missing.verdict.error_source, missing.verdict.error_code) == (
+        None,
+        "grader",
+        "invalid_value",
+    )
+    assert missing.grader is not None and missing.grader.sample is not None
+    assert missing.grader.sample.messages
     assert "RolloutResult" in (missing.verdict.error or "")
     assert (nan.reward, nan.verdict.error_code) == (None, "invalid_value")
     assert right.reward == 1.0

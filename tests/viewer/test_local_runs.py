@@ -627,7 +627,7 @@ def test_the_samples_of_a_damaged_journal_are_those_before_the_damage_and_the_li
         journal.write_text("".join([*lines[:intact], "no record\n", *lines[intact + 1 :]]))
         for words in ("", "?q=x&in=conversations"):
             page = page_text(lacking.get(f"/evals/damaged/samples{words}"))
-            assert page.count("is damaged at line") == 1 and "What stands before that is shown." in page
+            assert page.count("is damaged at line") == 1 and "Only results before this line are shown." in page
             assert words or said in page
     assert "damaged" not in page_text(lacking.get("/evals/finished/samples"))
 

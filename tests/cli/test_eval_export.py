@@ -99,7 +99,7 @@ def test_json_lines_have_one_flat_record_a_sample(maze: Maze, tmp_path: Path) ->
         "run": "mixed",
         "row_index": 0,
         "source_row_index": 0,
-        "attempt": 1,
+        "attempt": 0,
         "rollout_id": "row-0-run-0",
         "status": "success",
         "reward": 1.0,

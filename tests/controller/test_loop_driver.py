@@ -169,7 +169,7 @@ async def test_the_failures_of_an_agent_are_classified() -> None:
     assert right.finish_reason == "stop"
     assert (error.boundary, error.category) == ("agent", "exception")
     assert error.error == "the tool broke"
-    assert (missing.reward, missing.category) == (None, "nothing_to_grade")
+    assert (missing.reward, missing.boundary, missing.category) == (None, "grader", "invalid_value")
     assert "RolloutResult" in (missing.error or "")
     assert (nan.reward, nan.category) == (None, "invalid_value")
     assert right.reward == 1.0

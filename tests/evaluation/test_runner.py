@@ -299,6 +299,18 @@ async def test_a_resumed_run_has_the_numbers_of_its_whole_journal(world: World) 
 
 
 @pytest.mark.e2e
+@pytest.mark.parametrize(("row", "bottleneck"), [("one", "provider"), ("slow grader", None)])
+async def test_the_model_is_the_bottleneck_only_if_attempts_wait_for_it(
+    world: World, row: str, bottleneck: str | None
+) -> None:
+    write_rows(world.rows, [row])
+    world.model.latency_s = 1.5 if bottleneck else 0.0
+    await world.run(grader_timeout_s=2.0)
+    limited = world.metrics()["estimates"]["limited_by"]
+    assert (limited and limited["most"]) in (bottleneck, "this_machine")
+
+
+@pytest.mark.e2e
 async def test_secrets_reach_the_agent_and_no_file(world: World) -> None:
     world.hooks = RecordingHooks(secret_values={"AGENT_KEY": "hunter2-hunter2"})
     write_rows(world.rows, ["raise", "two"])

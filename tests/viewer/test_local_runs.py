@@ -157,13 +157,21 @@ def test_a_reward_on_the_edge_of_a_bar_lies_in_the_bar_that_begins_there() -> No
 
 def test_a_run_is_measured_by_those_of_its_config_model_and_rows(local: LocalPlace) -> None:
     def made(
-        day: int, *, rows: int = 3, n: int = 1, bar: float = 1.0, config: str = "a", model: str = "m"
+        day: int,
+        *,
+        rows: int = 3,
+        n: int = 1,
+        bar: float = 1.0,
+        file: str = "f",
+        config: str = "a",
+        model: str = "m",
     ) -> None:
         name = f"run-{day}"
         local.start(name, rows=rows, n=n)
         manifest = json.loads((local.evals / name / "manifest.json").read_text("utf-8"))
         manifest["created_at"] = f"2026-05-{day:02}T08:00:00Z"
         manifest["inputs"]["model_path"] = model
+        manifest["inputs"]["dataset"]["sha256"] = file
         manifest["provenance"] = {"config": f"configs/eval/{config}.toml"}
         (local.evals / name / "manifest.json").write_text(json.dumps(manifest), "utf-8")
         local.add(name, [sample_record(row, attempt, 1.0) for row in range(rows) for attempt in range(n)])
@@ -178,10 +186,11 @@ def test_a_run_is_measured_by_those_of_its_config_model_and_rows(local: LocalPla
     made(6, n=4)
     made(7, rows=2, n=2)
     made(8, bar=0.5)
-    before = {f"run-{day}": local.source.run("eval", f"run-{day}").previous for day in range(1, 9)}
+    made(9, file="another file")
+    before = {f"run-{day}": local.source.run("eval", f"run-{day}").previous for day in range(1, 10)}
     found = {name: run.name for name, run in before.items() if run is not None}
     assert found == {"run-6": "run-1", "run-7": "run-2", "run-8": "run-5"}
-    for entry in local.source.runs(RunQuery(), limit=9).items:
+    for entry in local.source.runs(RunQuery(), limit=10).items:
         assert len(entry.trend) == (2 if entry.name in found else 1), entry.name
 
 
@@ -618,7 +627,9 @@ def test_the_samples_of_a_damaged_journal_are_those_before_the_damage_and_the_li
         journal.write_text("".join([*lines[:intact], "no record\n", *lines[intact + 1 :]]))
         for words in ("", "?q=x&in=conversations"):
             page = page_text(lacking.get(f"/evals/damaged/samples{words}"))
-            assert page.count("is damaged at line") == 1 and "What stands before that is shown." in page
+            assert (
+                page.count("is damaged at line") == 1 and "Only results before this line are shown." in page
+            )
             assert words or said in page
     assert "damaged" not in page_text(lacking.get("/evals/finished/samples"))
 

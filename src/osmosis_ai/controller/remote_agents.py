@@ -484,14 +484,17 @@ def _callbacks(completion: _Completion) -> tuple[RolloutCompleteRequest, GraderC
         ended.err_message = graded.err_message = message[:_MAX_ERROR_CHARS]
         graded.err_category = ended.err_category
         graded.sample = sample if sample.messages else None
-    elif completion.reward is None:
-        graded.err_message = "the served agent reported no reward: set `reward` in its `RolloutResult`"
-    elif math.isfinite(completion.reward):
+    elif completion.reward is not None and math.isfinite(completion.reward):
         sample.reward = completion.reward
         graded = GraderCompleteRequest(status=GraderStatus.SUCCESS, sample=sample)
     else:
+        # The sample has the conversation, which is written for unscored attempts as well.
         graded.sample, graded.err_category = sample, RolloutErrorCategory.VALIDATION_ERROR
-        graded.err_message = f"the reward of the served agent is not a finite number: {completion.reward}"
+        graded.err_message = (
+            "the served agent reported no reward: set `reward` in its `RolloutResult`"
+            if completion.reward is None
+            else f"the reward of the served agent is not a finite number: {completion.reward}"
+        )
     return ended, graded
 
 

@@ -281,7 +281,7 @@ def _flat(run: ExportedRun, sample: ExportedSample) -> dict[str, Any]:
         "model": run.facts.get("model_name"),
         "dataset": run.facts.get("dataset_name"),
         "source_row_index": sample.source_row_index,
-        "attempt": sample.result["run_index"] + 1,
+        "attempt": sample.result["run_index"],
         "passed": run.passes(sample.result),
         "label": conversation.label,
         "answer": sample.answer,

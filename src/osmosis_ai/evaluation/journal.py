@@ -266,7 +266,7 @@ class Salvage(NamedTuple):
             lines += ", …"
         return (
             f"{self.intact} results are intact. Dropped line{'s' if len(self.dropped) > 1 else ''} {lines} of the "
-            f"journal; their attempts run again. The damaged journal is saved as {self.damaged_copy.name}."
+            f"journal; attempts without a result run again. The damaged journal is saved as {self.damaged_copy.name}."
         )
 
 

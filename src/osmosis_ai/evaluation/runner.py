@@ -573,9 +573,8 @@ class _Session(AttemptResults):
             reward_range=self._run.manifest.reward_range,
         )
         limited = LimitedBy.from_seconds(self._limits)
-        called = metrics.estimates.latency.model_call_mean_ms is not None
-        if limited is not None and limited.most == "provider" and not called:
-            limited = None  # a model that was never called limits nothing
+        if limited is not None and limited.most == "provider" and not _waits_for_model(table):
+            limited = None  # no limit was reached, and the model is not what takes the time
         estimates = metrics.estimates.model_copy(update={"limited_by": limited})
         return metrics.model_copy(update={"estimates": estimates})
 
@@ -641,3 +640,11 @@ class _Session(AttemptResults):
             failures=first_failures(directory, table),
             rows=self._run.selection.drawn,
         )
+
+
+def _waits_for_model(table: AttemptTable) -> bool:
+    """Whether the recorded attempts spent at least half of their time in the model."""
+    import numpy as np
+
+    in_model, whole = (float(np.nansum(table.columns[name])) for name in ("model_latency_ms", "duration_ms"))
+    return 0.0 < whole <= 2 * in_model

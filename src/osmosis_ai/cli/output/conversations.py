@@ -142,7 +142,7 @@ def _hints(found: ShownRun, wanted: WantedSamples) -> Iterator[str]:
 
     yield from map(plain, filter(None, [found.extent, *found.problems]))
     if not found.conversations:
-        yield f"No sample of {plain(found.name)} is like that."
+        yield f"No sample of {plain(found.name)} matches."
     if found.without:
         of = f"{found.without:,} of {found.without + found.too_large + (found.searched or 0):,}"
         have = "has" if found.without == 1 else "have"

@@ -72,8 +72,8 @@ def read_evaluation(
 def _measures(manifest: Manifest, threshold: float) -> str:
     """Return what another run of its config has to share before their numbers can be compared, as a digest."""
     rollout, dataset = (as_table(manifest.inputs.get(name)) for name in ("rollout", "dataset"))
-    same = rollout.get("name"), manifest.provenance.get("dataset_name"), dataset.get("selected_source_rows")
-    return hashlib.sha256(repr((*same, threshold)).encode()).hexdigest()[:16]
+    rows = manifest.provenance.get("dataset_name"), dataset.get("sha256"), dataset.get("selected_source_rows")
+    return hashlib.sha256(repr((rollout.get("name"), *rows, threshold)).encode()).hexdigest()[:16]
 
 
 def _not_told(manifest: Manifest) -> list[str]:

@@ -22,10 +22,7 @@ def serve(
     port: Annotated[
         int, typer.Option("--port", "-p", min=0, max=65535, help="Port to listen on; 0 chooses a free one.")
     ] = 9000,
-    host: Annotated[
-        str | None,
-        typer.Option("--host", "-H", help="Address to listen on (default: 0.0.0.0, with --local 127.0.0.1)."),
-    ] = None,
+    host: Annotated[str, typer.Option("--host", "-H", help="Address to listen on.")] = "0.0.0.0",
     no_validate: Annotated[bool, typer.Option("--no-validate", help="Skip the check of the agent.")] = False,
     reload: Annotated[
         bool, typer.Option("--reload", help="Restart when a file below this directory changes.")
@@ -64,12 +61,11 @@ def serve(
     Examples:
         osmosis serve -m server:agent_loop --port 9000
     """
-    from osmosis_ai.rollout.loop.server.serve import DEFAULT_HOST, ServeOptions
+    from osmosis_ai.rollout.loop.server.serve import ServeOptions
     from osmosis_ai.services.agent_loops import prepare
 
     options = ServeOptions(
-        # Without a key, only this machine may call the agent unless the user says otherwise.
-        host=host or ("127.0.0.1" if local else DEFAULT_HOST),
+        host=host,
         port=port,
         validate=not no_validate,
         log_level=log_level,

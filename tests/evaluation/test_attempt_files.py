@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from osmosis_ai.evaluation.attempt_files import (
     AttemptFiles,
     AttemptFilesWriter,
     conversation_line,
+    stored_rollout_ids,
 )
 from osmosis_ai.evaluation.journal import Journal
 from osmosis_ai.evaluation.record import TerminalRecord
@@ -105,7 +107,8 @@ MINE = {"session_id": "r0", "steps": ["controller"]}
 async def stored(world: World, **changed: Any) -> dict[str, Any] | None:
     """Return the conversation that is on the disk before the result is journaled."""
     attempt = Attempt(ROW, 0, 0, attempt_seeds(0, 7, 0))
-    result = AttemptResult(attempt, "r0", Verdict("success", reward=1.0), RolloutUsage(), 1.0, **changed)
+    fixed = {"usage": RolloutUsage(), "duration_ms": 1.0, **changed}
+    result = AttemptResult(attempt, "r0", Verdict("success", reward=1.0), **fixed)
     writer = world.writer()
     try:
         await writer.append(result)
@@ -145,6 +148,12 @@ async def test_without_a_sample_the_last_model_call_is(world: World) -> None:
     assert found is not None
     assert [step["message"] for step in found["steps"]] == ["as called", "forty"]
     assert found["extra"]["osmosis"]["from_model_calls"] is True
+
+
+@pytest.mark.parametrize("logprob", [None, -math.inf, "-0.1"])
+async def test_a_malformed_report_of_a_provider_costs_no_conversation(world: World, logprob: object) -> None:
+    calls = {"samples": {"main": {"llm_call_metrics": [{"logprobs": [logprob, "x"]}]}}}
+    assert await stored(world, grader=graded("42"), usage=RolloutUsage(calls=1, report=calls))
 
 
 async def test_an_attempt_without_messages_has_none(world: World) -> None:
@@ -206,11 +215,13 @@ async def test_the_servers_version_replaces_it_whenever_it_appears(
     assert world.trajectory() == {"session_id": "r0", "steps": ["server"], "said": "the key is [REDACTED]"}
 
 
+@pytest.mark.parametrize("has_directory", [True, False])
 async def test_a_slow_server_is_looked_at_again_at_the_end(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, has_directory: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempt_files, "SERVER_FILE_WAIT_S", 0.0)
-    world.artifact("a.txt")
+    if has_directory:
+        world.artifact("a.txt")
     writer = await written(world, MINE)
     writer.write()
     world.server_writes()
@@ -246,6 +257,30 @@ def test_a_killed_sessions_files_are_written_by_the_next(world: World, has_sampl
     assert world.artifacts() == ["notes/a.txt"]
     assert [path.name for path in world.directory.trajectories.iterdir()] == ["row_0_run_0.json"]
     assert not list(world.directory.artifacts.glob(".*"))
+
+
+def test_a_damaged_conversation_stops_no_resume_and_costs_no_other(world: World) -> None:
+    for run in (0, 1):
+        world.record(run)
+    damaged = b'{"rollout_id":"r0","trajectory":{"steps":\x00}}\n{"rollout_id":"\xff","trajectory":1}\n'
+    world.directory.conversations.write_bytes(damaged + conversation_line("r1", MINE))
+    world.writer().restore()
+    assert world.trajectory(0) is None and world.trajectory(1) == MINE
+    assert "the stored conversation is damaged" in world.warnings()[0]
+    assert [name for name, _ in stored_rollout_ids(world.directory.conversations)] == ["r0", "\ufffd", "r1"]
+
+
+async def test_files_of_a_dropped_record_do_not_pass_for_those_of_the_next(world: World) -> None:
+    for folder, name in (
+        (world.directory.trajectories, "row_0_run_0.json"),
+        (world.directory.artifacts, "row_0_run_0"),
+    ):
+        (folder / name).mkdir()
+    writer = world.writer()
+    writer.add(await asyncio.to_thread(world.record), None)
+    writer.write()
+    await writer.close()
+    assert not list(world.directory.trajectories.iterdir()) and not list(world.directory.artifacts.iterdir())
 
 
 def test_a_conversation_is_read_from_wherever_it_is(world: World) -> None:

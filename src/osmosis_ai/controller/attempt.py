@@ -46,11 +46,11 @@ def trajectory_of(result: AttemptResult) -> Trajectory | None:
     Messages and reports are the agent's: errors are logged, not raised.
     """
     from osmosis_ai.rollout.trajectory.conversion import convert_sample_to_trajectory
-    from osmosis_ai.rollout.trajectory.report import TrajectoryReport
+    from osmosis_ai.rollout.trajectory.report import report_from_response
     from osmosis_ai.rollout.types import RolloutSample
 
     sample = result.grader.sample if result.grader is not None else None
-    row, report = result.attempt.row, result.usage.report
+    row = result.attempt.row
     try:
         if from_calls := sample is None or not sample.messages:
             sample = RolloutSample(
@@ -65,7 +65,8 @@ def trajectory_of(result: AttemptResult) -> Trajectory | None:
             request_label=row.label,
             request_metadata=dict(row.metadata) if row.metadata is not None else None,
             request_extra_fields=result.attempt.position,
-            report=TrajectoryReport.model_validate(report) if report is not None else None,
+            # What a provider reports of its tokens may be malformed.
+            report=report_from_response({"trajectory": result.usage.report}),
             from_model_calls=from_calls,
         )
     except Exception:

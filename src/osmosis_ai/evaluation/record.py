@@ -27,6 +27,8 @@ Count = Annotated[int, Meta(ge=0, le=LARGEST_COUNT)]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{16,64}$")]
 PathSegment = Annotated[str, Meta(pattern=r"^(?!\.{1,2}$)[^/\\\x00]+$")]
 """A string that can name a directory."""
+MOST_TOKENS = 2**31 - 1
+"""Limit of an attempt's tokens in the index; more are unknown."""
 PREVIEW_CHARS = 160
 _CRC = b',"crc":'
 _MAX_ERROR_CHARS = 2000
@@ -166,8 +168,8 @@ def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False
     loop, judges = read_outcome(extra_fields), read_judge_calls(extra_fields)
     graded = read_grader_notes(extra_fields)
     all_scores = loop.scores if verdict.status == "success" else {}
-    scores = _first_entries(all_scores)
-    unscored = _first_entries({name: clean(reason) for name, reason in loop.unscored.items()})
+    scores = _first_entries({clean(name): score for name, score in all_scores.items()})
+    unscored = _first_entries({clean(name): clean(reason) for name, reason in loop.unscored.items()})
     notes = clean(graded.notes or "", MOST_NOTES_CHARS)
     left_out = len(all_scores) - len(scores) + len(loop.unscored) - len(unscored)
     if left_out:
@@ -180,7 +182,8 @@ def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False
     ]
     shown = previews_of(messages, redact, prompt=attempt.row.messages) if previews else Previews()
     called = usage.calls > 0
-    counted = called and not usage.uncounted
+    # A provider may report any number.
+    counted = called and not usage.uncounted and usage.total_tokens <= MOST_TOKENS
     return TerminalRecord(
         row_index=attempt.row_index,
         run_index=attempt.run_index,
@@ -222,7 +225,7 @@ def _first_entries(table: Mapping[str, _Value]) -> dict[str, _Value]:
     first: dict[str, _Value] = {}
     room = _MAX_TABLE_BYTES
     for name, value in table.items():
-        room -= len(_storable(f'"{name}":"{value}",').encode())
+        room -= len(f'"{name}":"{value}",'.encode())
         if room < 0:
             break
         first[name] = value

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import time
 from importlib import metadata
 from pathlib import Path
@@ -512,6 +513,16 @@ def test_a_missing_python_is_named(world: World) -> None:
 def test_the_python_version_is_part_of_it(tmp_path: Path) -> None:
     (problem,) = unmet(tmp_path, head='requires-python = ">=3.99"')
     assert problem.startswith("it needs Python >=3.99 and this is 3.")
+
+
+def test_uv_that_nobody_waits_for_is_ended(tmp_path: Path) -> None:
+    slow = tmp_path / "uv"
+    slow.write_text("#!/bin/sh\nexec sleep 600\n")
+    slow.chmod(0o755)
+    abandoned = threading.Event()
+    abandoned.set()
+    with pytest.raises(environments.UvInterruptedError):
+        Uv(slow, abandoned=abandoned).run([], cwd=tmp_path, doing="building")
 
 
 def test_uv_that_is_killed_is_told_from_uv_that_fails(tmp_path: Path) -> None:

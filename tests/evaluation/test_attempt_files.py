@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from osmosis_ai.controller.attempt import Attempt, attempt_seeds
-from osmosis_ai.controller.model_proxy import LastCall
+from osmosis_ai.controller.model_proxy import LastCall, RolloutUsage
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.evaluation import attempt_files
@@ -21,6 +22,7 @@ from osmosis_ai.evaluation.attempt_files import (
     AttemptFiles,
     AttemptFilesWriter,
     conversation_line,
+    stored_conversations,
 )
 from osmosis_ai.evaluation.journal import Journal
 from osmosis_ai.evaluation.results import AttemptTable
@@ -146,6 +148,12 @@ async def test_without_a_sample_the_last_model_call_is(world: World) -> None:
     assert found["extra"]["osmosis"]["from_model_calls"] is True
 
 
+@pytest.mark.parametrize("logprob", [None, -math.inf, "-0.1"])
+async def test_a_malformed_report_of_a_provider_costs_no_conversation(world: World, logprob: object) -> None:
+    calls = {"samples": {"main": {"llm_call_metrics": [{"logprobs": [logprob, "x"]}]}}}
+    assert await stored(world, grader=graded("42"), usage=RolloutUsage(calls=1, report=calls))
+
+
 async def test_an_attempt_without_messages_has_none(world: World) -> None:
     assert await stored(world) is None
 
@@ -207,11 +215,13 @@ async def test_the_servers_version_replaces_it_whenever_it_appears(
     assert json.loads(line) == {"rollout_id": "r0", "trajectory": expected}
 
 
+@pytest.mark.parametrize("has_directory", [True, False])
 async def test_a_slow_server_is_looked_at_again_at_the_end(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, has_directory: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempt_files, "SERVER_FILE_WAIT_S", 0.0)
-    world.artifact("a.txt")
+    if has_directory:
+        world.artifact("a.txt")
     writer = await written(world, MINE)
     await writer.write()
     world.server_writes()
@@ -247,6 +257,34 @@ def test_a_killed_sessions_files_are_written_by_the_next(world: World, has_sampl
     assert world.artifacts() == ["notes/a.txt"]
     assert [path.name for path in world.directory.trajectories.iterdir()] == ["row_0_run_0.json"]
     assert not list(world.directory.artifacts.glob(".*"))
+
+
+def test_a_damaged_conversation_stops_no_resume_and_costs_no_other(world: World) -> None:
+    for run in (0, 1):
+        world.record(run)
+    damaged = b'{"rollout_id":"r0","trajectory":{"steps":\x00}}\n{"rollout_id":"\xff","trajectory":1}\n'
+    world.directory.conversations.write_bytes(damaged + conversation_line("r1", MINE))
+    world.writer().restore()
+    assert world.trajectory(0) is None and world.trajectory(1) == MINE
+    assert "the stored conversation is damaged" in world.warnings()[0]
+    assert [name for name, *_ in stored_conversations(world.directory.conversations)] == [
+        "r0",
+        "\ufffd",
+        "r1",
+    ]
+
+
+async def test_files_of_a_dropped_record_do_not_pass_for_those_of_the_next(world: World) -> None:
+    for folder, name in (
+        (world.directory.trajectories, "row_0_run_0.json"),
+        (world.directory.artifacts, "row_0_run_0"),
+    ):
+        (folder / name).mkdir()
+    writer = world.writer()
+    writer.add(await asyncio.to_thread(world.record), None)
+    await writer.write()
+    await writer.close()
+    assert not list(world.directory.trajectories.iterdir()) and not list(world.directory.artifacts.iterdir())
 
 
 def test_a_conversation_is_read_from_wherever_it_is(world: World) -> None:

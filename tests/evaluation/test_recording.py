@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from osmosis_ai.controller.attempt import Attempt
+from osmosis_ai.controller.model_proxy import RolloutUsage
 from osmosis_ai.controller.outcomes import Verdict, failed
 from osmosis_ai.controller.record import PREVIEW_CHARS, Previews, TerminalRecord, previews_of
 from osmosis_ai.datasets import DatasetRow
@@ -29,11 +30,13 @@ from tests.evaluation.comparison.builders import write_journalled_run
 from tests.evaluation.recorded_runs import append_records, with_crc
 
 
-def recorded(extra_fields: dict[str, Any], verdict: Verdict) -> TerminalRecord:
+def recorded(
+    extra_fields: dict[str, Any], verdict: Verdict, usage: RolloutUsage | None = None
+) -> TerminalRecord:
     row = DatasetRow(0, [{"role": "user", "content": "hi"}], "ok", None)
     sample = RolloutSample(extra_fields=extra_fields)
     grader = GraderCompleteRequest(status=GraderStatus.SUCCESS, sample=sample)
-    running = ended(Attempt(row, 0, 0, lambda _: 0), "r1", grader=grader)
+    running = ended(Attempt(row, 0, 0, lambda _: 0), "r1", grader=grader, usage=usage)
     record = record_of_ended(running, verdict, Redactor(["the-secret-key"]))
     assert TerminalRecord.from_line(record.to_line()) == record
     return record
@@ -82,13 +85,28 @@ def test_a_record_fits_an_exchange_however_much_a_rollout_says() -> None:
         None,
         "x",
         {"scores": [1], "unscored": 3},
-        {"scores": {"a": "1", "b": float("inf")}, "unscored": {"c": 1}},
+        {"scores": {"a": "1", "b": float("inf"), "c": float("nan"), "d": 10**400}, "unscored": {"c": 1}},
     ],
 )
 def test_what_a_users_grader_writes_under_the_same_key_is_no_outcome(said: Any) -> None:
     record = recorded({"agent_loop": said}, Verdict("success", reward=1.0))
     assert (record.scores, record.unscored, record.finish_reason) == (None, None, None)
     assert b"scores" not in record.to_line()
+
+
+def test_names_that_an_agent_invents_are_cleaned() -> None:
+    said = {"scores": {"the-secret-key": 1.0, "\ud800": 0.5}, "unscored": {"the-secret-key\ud800": "why"}}
+    record = recorded({"agent_loop": said}, Verdict("success", reward=1.0))
+    assert (record.scores, record.unscored) == ({"[REDACTED]": 1.0, "?": 0.5}, {"[REDACTED]?": "why"})
+
+
+@pytest.mark.parametrize("tokens", [2**31 - 1, 2**31, 10**12])
+def test_tokens_that_no_attempt_can_use_are_unknown(tokens: int) -> None:
+    usage = RolloutUsage(calls=1, prompt_tokens=tokens, total_tokens=tokens)
+    record = recorded({}, Verdict("success", reward=1.0), usage)
+    assert (record.tokens is None) == (tokens >= 2**31) and record.model_calls == 1
+    line = IndexEntry(row_index=0, run_index=0, rollout_id="0" * 32, status="success", tokens=record.tokens)
+    assert read_index([line.to_line()], rows=1, n=1)
 
 
 def test_a_lone_surrogate_in_any_text_is_replaced() -> None:

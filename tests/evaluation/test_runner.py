@@ -324,9 +324,26 @@ async def test_secrets_reach_the_agent_and_no_file(world: World) -> None:
 
 
 @pytest.mark.e2e
+async def test_a_model_that_dies_while_the_servers_start_stops_the_run(world: World) -> None:
+    runner = world.runner()
+    opening, died = runner.open_model, OsmosisError("the model died")
+
+    @asynccontextmanager
+    async def dying(env: Mapping[str, str], lost: Any) -> AsyncIterator[ModelEndpoint]:
+        async with opening(env, lost) as endpoint:
+            asyncio.get_running_loop().call_soon(lost, died)
+            yield endpoint
+
+    runner.open_model = dying
+    summary = await asyncio.wait_for(runner.run(), 600)
+    assert summary is not None and summary.stop is not None and summary.stop.error is died
+    assert (summary.pending, summary.dispatched) == (3, 0)
+
+
 async def test_a_damaged_run_is_refused_by_line_and_salvaged_on_request(world: World) -> None:
     first = await world.run(n=2)
     assert first.complete
+    (world.directory / "metrics.json").write_text('{"eval_run": [], "duration_ms": {}}')
     events = world.directory / "events.jsonl"
     damaged = events.read_bytes().replace(b'"reward":1.0', b'"reward":0.0', 1)
     events.write_bytes(damaged)

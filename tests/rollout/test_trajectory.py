@@ -299,6 +299,11 @@ class TestConversion:
 
     def test_lone_surrogates_survive(self) -> None:
         assert only_step({"role": "user", "content": "half \ud83d"})["message"] == "half \ud83d"
+        assert json.loads(only_step({"role": "user", "content": ["\ud83d"]})["message"]) == ["\ud83d"]
+
+    def test_an_item_of_another_api_is_kept_whole(self) -> None:
+        item = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+        assert json.loads(only_step(item)["message"]) == item
 
 
 class TestReport:

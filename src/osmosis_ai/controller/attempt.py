@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from osmosis_ai.controller.callbacks import AttemptTimeouts, RolloutProtocolError
 from osmosis_ai.controller.outcomes import Verdict, classify, failed
-from osmosis_ai.controller.record import Previews, TerminalRecord, previews_of, storable
+from osmosis_ai.controller.record import MOST_TOKENS, Previews, TerminalRecord, previews_of, storable
 from osmosis_ai.controller.server_process import AttemptLostError
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
@@ -235,7 +235,7 @@ class RunningAttempt:
         Messages and reports are the agent's: errors are logged, not raised.
         """
         from osmosis_ai.rollout.trajectory.conversion import convert_sample_to_trajectory
-        from osmosis_ai.rollout.trajectory.report import TrajectoryReport
+        from osmosis_ai.rollout.trajectory.report import report_from_response
         from osmosis_ai.rollout.types import RolloutSample
 
         sample = self.grader.sample if self.grader is not None else None
@@ -252,7 +252,8 @@ class RunningAttempt:
                 request_label=row.label,
                 request_metadata=dict(row.metadata) if row.metadata is not None else None,
                 request_extra_fields=self.attempt.position,
-                report=TrajectoryReport.model_validate(report) if report is not None else None,
+                # What a provider reports of its tokens may be malformed.
+                report=report_from_response({"trajectory": report}),
                 from_model_calls=from_calls,
             )
         except Exception:
@@ -313,8 +314,8 @@ def record_of(
     loop, judges = read_outcome(extra_fields), read_judge_calls(extra_fields)
     graded = read_grader_notes(extra_fields)
     all_scores = loop.scores if verdict.status == "success" else {}
-    scores = _first_entries(all_scores)
-    unscored = _first_entries({name: clean(reason) for name, reason in loop.unscored.items()})
+    scores = _first_entries({clean(name): score for name, score in all_scores.items()})
+    unscored = _first_entries({clean(name): clean(reason) for name, reason in loop.unscored.items()})
     notes = clean(graded.notes or "", MOST_NOTES_CHARS)
     left_out = len(all_scores) - len(scores) + len(loop.unscored) - len(unscored)
     if left_out:
@@ -327,7 +328,8 @@ def record_of(
     ]
     shown = previews_of(messages, redact, prompt=attempt.row.messages) if previews else Previews()
     called = usage.calls > 0
-    counted = called and not usage.uncounted
+    # A provider may report any number.
+    counted = called and not usage.uncounted and usage.total_tokens <= MOST_TOKENS
     return TerminalRecord(
         row_index=attempt.row_index,
         run_index=attempt.run_index,
@@ -369,7 +371,7 @@ def _first_entries(table: Mapping[str, _Value]) -> dict[str, _Value]:
     first: dict[str, _Value] = {}
     room = _MAX_TABLE_BYTES
     for name, value in table.items():
-        room -= len(storable(f'"{name}":"{value}",').encode())
+        room -= len(f'"{name}":"{value}",'.encode())
         if room < 0:
             break
         first[name] = value

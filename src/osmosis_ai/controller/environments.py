@@ -12,10 +12,11 @@ import secrets
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -39,6 +40,7 @@ else:
     import tomli as tomllib
 
 UV_TIMEOUT_S = 1800.0
+_LOOK_S = 0.1
 UNUSED_AFTER_S = 30 * 24 * 3600
 
 _PACKAGE_DIR = Path(__file__).resolve().parents[1]
@@ -177,6 +179,8 @@ class Uv:
     sandbox: Sandbox | None = None
     cache: Path = Path()
     writable: tuple[Path, ...] = ()
+    abandoned: threading.Event = field(default_factory=threading.Event)
+    """Ends it when it is set."""
 
     @classmethod
     def find(cls) -> Uv | None:
@@ -199,32 +203,45 @@ class Uv:
             writable = (self.cache, *self.writable)
             command = self.sandbox.command(plain, cwd=cwd.resolve(), writable=writable, part=_SANDBOX_PART)
         try:
-            with program_start(command, env) as start:
-                result = subprocess.run(
+            with (
+                program_start(command, env) as start,
+                subprocess.Popen(
                     start.command,
                     cwd=cwd,
                     env=start.env,
                     pass_fds=start.fds,
                     stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    timeout=UV_TIMEOUT_S,
-                    check=False,
-                )
-        except subprocess.TimeoutExpired:
-            raise UvInterruptedError(
-                f"{doing} failed: uv did not finish within {UV_TIMEOUT_S:g} s."
-            ) from None
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                ) as process,
+            ):
+                stdout, stderr = self._outputs(process, doing)
         except OSError as error:
             raise UvError(f"{doing} failed: `{self.path}` cannot be run: {error.strerror}.") from error
-        if result.returncode == 0:
-            return result.stdout.decode("utf-8", "replace")
+        if process.returncode == 0:
+            return stdout.decode("utf-8", "replace")
         limit = self.sandbox.control.end_of(_SANDBOX_PART) if self.sandbox is not None else None
         if limit is not None:
             raise UvError(f"{doing} failed: uv was {limit.words}.")
-        if result.returncode < 0:
-            raise UvInterruptedError(f"{doing} was interrupted: uv was ended by signal {-result.returncode}.")
-        output = result.stderr.decode("utf-8", "replace").strip().removeprefix("error: ")
+        if process.returncode < 0:
+            raise UvInterruptedError(
+                f"{doing} was interrupted: uv was ended by signal {-process.returncode}."
+            )
+        output = stderr.decode("utf-8", "replace").strip().removeprefix("error: ")
         raise UvError(f"{doing} failed: {_without_credentials(output) or 'uv gave no reason.'}")
+
+    def _outputs(self, process: subprocess.Popen[bytes], doing: str) -> tuple[bytes, bytes]:
+        """Wait until uv has ended, and return its standard output and error."""
+        deadline = time.monotonic() + UV_TIMEOUT_S
+        while True:
+            try:
+                return process.communicate(timeout=_LOOK_S)
+            except subprocess.TimeoutExpired:
+                if self.abandoned.is_set() or time.monotonic() >= deadline:
+                    process.kill()
+                    raise UvInterruptedError(
+                        f"{doing} failed: uv did not finish within {UV_TIMEOUT_S:g} s."
+                    ) from None
 
 
 def _without_credentials(text: str) -> str:
@@ -256,10 +273,16 @@ def running_environment(reason: str) -> RolloutEnvironment:
 
 
 def prepare_environment(
-    rollout_dir: Path, *, cache_dir: Path, note: Callable[[str], None], sandbox: Sandbox | None = None
+    rollout_dir: Path,
+    *,
+    cache_dir: Path,
+    note: Callable[[str], None],
+    sandbox: Sandbox | None = None,
+    abandoned: threading.Event | None = None,
 ) -> RolloutEnvironment:
     """Return an environment that satisfies a rollout's ``pyproject.toml``; building one can take minutes.
 
+    Setting ``abandoned`` ends the build.
     Later calls reuse it, unless it contains local code: then it is removed when this process ends.
     """
     rollout_dir, cache_dir = rollout_dir.resolve(), cache_dir.resolve()
@@ -286,6 +309,7 @@ def prepare_environment(
             "and uv, which builds environments, was not found.",
             hint=f"install it with: {install_command('eval')}",
         )
+    uv = replace(uv, abandoned=abandoned or threading.Event())
     environments = cache_dir / "environments"
     environments.mkdir(parents=True, exist_ok=True)
     # The interpreter's directories become readable in the sandbox, so it is chosen before a build runs.
@@ -385,14 +409,16 @@ def _sandboxed(uv: Uv, sandbox: Sandbox, python: Path, cache: Path) -> Uv:
     ]
     packages = reachable_as([uv.path, Path("/etc/uv"), *local_indexes])
     readable = (*sandbox.readable, *interpreter_places(python), *packages)
-    return Uv(uv.path, replace(sandbox, readable=readable, network="host"), cache)
+    return replace(uv, sandbox=replace(sandbox, readable=readable, network="host"), cache=cache)
 
 
 def _build(uv: Uv, project: RolloutProject, rollout_dir: Path, python: Path, directory: Path) -> None:
     """Build an environment with the project's dependencies and the SDK; it can be moved with its directory."""
     environment, sdk_dir, scratch = directory / "environment", directory / "sdk", directory / "scratch"
     venv = ["venv", "--quiet", "--no-project", "--no-cache", "--relocatable", "--python", str(python)]
-    Uv(uv.path).run([*venv, str(environment)], cwd=directory, doing="creating a virtual environment")
+    replace(uv, sandbox=None).run(
+        [*venv, str(environment)], cwd=directory, doing="creating a virtual environment"
+    )
     sdk_dir.mkdir()
     (sdk_dir / _PACKAGE_DIR.name).symlink_to(_PACKAGE_DIR, target_is_directory=True)
     scratch.mkdir()

@@ -24,6 +24,8 @@ Count = Annotated[int, Meta(ge=0, le=LARGEST_COUNT)]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{16,64}$")]
 PathSegment = Annotated[str, Meta(pattern=r"^(?!\.{1,2}$)[^/\\\x00]+$")]
 """A string that can name a directory."""
+MOST_TOKENS = 2**31 - 1
+"""Limit of an attempt's tokens in the index; more are unknown."""
 PREVIEW_CHARS = 160
 _CRC = b',"crc":'
 _READ_CHARS = 4608

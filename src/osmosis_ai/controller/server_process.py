@@ -8,10 +8,12 @@ import itertools
 import math
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -259,9 +261,12 @@ async def prepare_server(
     if names_an_attribute(entrypoint):
         environment = running_environment(", which is the agent's too")
     else:
-        environment = await asyncio.to_thread(
-            prepare_environment, rollout_dir, cache_dir=cache_dir, note=note, sandbox=sandbox
-        )
+        abandoned = threading.Event()
+        prepare = partial(prepare_environment, cache_dir=cache_dir, note=note, sandbox=sandbox)
+        try:
+            environment = await asyncio.to_thread(prepare, rollout_dir, abandoned=abandoned)
+        finally:
+            abandoned.set()  # a cancelled thread would run on
         note(f"environment: {environment.summary}")
     spec = ServerSpec(
         rollout_dir=rollout_dir,

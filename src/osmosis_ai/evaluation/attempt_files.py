@@ -166,7 +166,7 @@ class AttemptFilesWriter:
         while self._recorded:
             attempt = self._recorded.popleft()
             if self._write(attempt):
-                self._awaited.append(attempt)
+                self._awaited.append(attempt._replace(trajectory=None))
         while self._awaited and self._awaited[0].recorded_at + SERVER_FILE_WAIT_S <= time.monotonic():
             attempt = self._awaited.popleft()
             if not self._take_server_version(attempt):
@@ -193,8 +193,11 @@ class AttemptFilesWriter:
         found = stored_conversations(self._directory.conversations)
         stored = {rollout_id: content for rollout_id, content, _ in found if rollout_id in records}
         for rollout_id, record in records.items():
-            content = stored.get(rollout_id)
-            trajectory = loads(content) if content is not None else None
+            try:
+                trajectory = loads(stored[rollout_id]) if rollout_id in stored else None
+            except ValueError as error:
+                trajectory = None
+                self._warn(f"the stored conversation is damaged: {error}", rollout_id)
             attempt = _Recorded(record.row_index, record.run_index, rollout_id, trajectory, 0.0)
             if self._write(attempt):
                 self._take_server_version(attempt, pending=True)
@@ -205,10 +208,13 @@ class AttemptFilesWriter:
             with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
                 for entry in entries:
                     match = _NAME.fullmatch(entry.name)
-                    if match is None and entry.name.startswith(".row_"):
+                    row, run = (int(match[1]), int(match[2])) if match else (-1, -1)
+                    is_held = self._table.holds(row, run)
+                    # Without a record, it belongs to one that was dropped.
+                    if entry.name.startswith(".row_") or (is_held and self._table.offset(row, run) < 0):
                         _remove(Path(entry.path))
-                    elif match is not None and match[3] and self._table.holds(int(match[1]), int(match[2])):
-                        self._has_trajectory[int(match[1]) * self._table.n + int(match[2])] = 1
+                    elif is_held and match is not None and match[3]:
+                        self._has_trajectory[row * self._table.n + run] = 1
 
     def _write(self, attempt: _Recorded) -> bool:
         """Write an attempt's files; return whether its server may still write its own version of the conversation."""
@@ -217,7 +223,7 @@ class AttemptFilesWriter:
                 left_out = copy_artifacts(self._directory.artifacts, attempt.name, dir_fd=trial)
                 self._log_left_out(attempt, left_out)
         except FileNotFoundError:
-            awaits = False
+            awaits = True  # the server may not have created it yet
         except OSError as error:
             awaits = False
             self._warn(f"could not copy the artifacts: {error}", attempt.rollout_id)
@@ -290,7 +296,8 @@ def stored_conversations(path: Path, start: int = 0) -> Iterator[tuple[str, byte
     with contextlib.suppress(FileNotFoundError):
         for offset, line in committed_lines(path, start):
             if match := _LINE_START.match(line):
-                yield match[1].decode(), line[match.end() : -2], offset + len(line)
+                rollout_id = match[1].decode(errors="replace")
+                yield rollout_id, line[match.end() : -2], offset + len(line)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import msgspec
 
 from osmosis_ai.controller.outcomes import Status
-from osmosis_ai.controller.record import LARGEST_COUNT
+from osmosis_ai.controller.record import LARGEST_COUNT, MOST_TOKENS
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.metrics import RunMetrics
@@ -37,7 +37,7 @@ _MAX_PATH_BYTES, _MAX_NAME_BYTES, _MAX_LINE_BYTES = 1024, 255, 64 * 1024
 _MAX_ERROR_CHARS = 64
 ROLLOUT_ID = re.compile(r"[0-9a-f]{32}")
 TRAJECTORY_NAME = re.compile(r"trajectory[A-Za-z0-9._-]{0,200}\.json")
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 # No line breaks, escape codes or other control characters.
 _Printable = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
 

@@ -44,6 +44,7 @@ from osmosis_ai.evaluation.hooks import (
 )
 from osmosis_ai.evaluation.intervals import load_distributions
 from osmosis_ai.evaluation.journal import Journal, load_results, salvage
+from osmosis_ai.evaluation.lenient_json import as_number, as_table
 from osmosis_ai.evaluation.manifest import Manifest, RunPlan, open_run, run_inputs
 from osmosis_ai.evaluation.metrics import RunMetrics, compute_metrics, describe_copied_rows
 from osmosis_ai.evaluation.results import AttemptId, AttemptTable
@@ -188,8 +189,8 @@ class EvalRunner:
 
     def _earlier_s(self) -> float:
         """Return how long earlier sessions took, in seconds."""
-        earlier = (self.directory.read_metrics() or {}).get("eval_run", {}).get("duration_ms", 0)
-        return max(float(earlier) / 1000, self.options.worked_before_s)
+        earlier = as_table((self.directory.read_metrics() or {}).get("eval_run")).get("duration_ms")
+        return max((as_number(earlier) or 0.0) / 1000, self.options.worked_before_s)
 
     def _useful_servers(self) -> int:
         if isinstance(self.rollout, RemoteSource):
@@ -229,7 +230,7 @@ class _Session(AttemptResults):
         self._limits: Counter[LimitName] = Counter()
         self._dispatcher: Dispatcher[Attempt] | None = None
         self._task: asyncio.Task[Stop | None] | None = None
-        self._is_interrupted = False
+        self._halted: Stop | None = None
         self._resumed = len(run.table) - run.table.open_count
         self._finished = self._dispatched = 0
         self._spent, self._spent_at = Spent(), -math.inf
@@ -260,9 +261,12 @@ class _Session(AttemptResults):
 
     def interrupt(self) -> None:
         """Stop dispatching and cancel what is in flight, or what is being set up."""
-        self._is_interrupted = True
+        self._halt(INTERRUPTED)
+
+    def _halt(self, stop: Stop) -> None:
+        self._halted = self._halted or stop
         if self._dispatcher is not None:
-            self._dispatcher.halt(INTERRUPTED)
+            self._dispatcher.halt(stop)
         elif self._task is not None:
             self._task.cancel()
 
@@ -287,8 +291,8 @@ class _Session(AttemptResults):
         try:
             return await task
         except asyncio.CancelledError:
-            if self._is_interrupted and task.cancelled():
-                return INTERRUPTED
+            if self._halted and task.cancelled():
+                return self._halted
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             raise
@@ -398,8 +402,8 @@ class _Session(AttemptResults):
             limit=limit,
             gate=lambda: self._spending.exhausted(lambda: self._spent_in_flight(runner)),
         )
-        if self._is_interrupted:
-            return INTERRUPTED
+        if self._halted:
+            return self._halted
         try:
             stop = await runner.run(self._dispatcher, limits=self._limits)
         finally:
@@ -445,8 +449,7 @@ class _Session(AttemptResults):
         return self._spent
 
     def _halt_for_fault(self, error: Exception) -> None:
-        if self._dispatcher is not None:
-            self._dispatcher.halt(Stop("fault", str(error), error))
+        self._halt(Stop("fault", str(error), error))
 
     def _note(self, message: str) -> None:
         self._log.write("run", message, level="WARNING")

@@ -5,7 +5,7 @@ Malformed values under the key, such as those of a user's grader, are ignored.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,7 +45,7 @@ def read_outcome(extra_fields: Mapping[str, Any]) -> LoopOutcome:
     scores = {
         name: float(value)
         for name, value in _table(said, "scores")
-        if type(value) in (int, float) and math.isfinite(value)
+        if type(value) in (int, float) and abs(value) <= sys.float_info.max
     }
     unscored = {name: value for name, value in _table(said, "unscored") if isinstance(value, str)}
     return LoopOutcome(reason if isinstance(reason, str) else None, scores, unscored)

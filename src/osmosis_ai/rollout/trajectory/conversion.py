@@ -5,6 +5,7 @@ The conversion is lossless: data without a field in the format is kept under ``e
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any, Literal
@@ -125,7 +126,8 @@ def _step(message: Mapping[str, Any], step_id: int) -> Step:
             step_id=step_id,
             timestamp=_timestamp(message),
             source="system" if orphan else source or "user",
-            message="" if orphan else _text(message.get("content")),
+            # An item of another API, such as a tool call of the Responses API, has no role and is kept whole.
+            message="" if orphan else _text(message.get("content", None if role else message)),
             extra=_kept(
                 original_role=None if source else role,
                 reasoning_content=_reasoning(message),
@@ -193,7 +195,7 @@ def _json_text(value: Any) -> str:
     try:
         return orjson.dumps(value).decode()
     except TypeError:
-        return orjson.dumps(json_safe(value), default=repr).decode(errors="replace")
+        return json.dumps(json_safe(value), separators=(",", ":"), default=repr)
 
 
 def _reasoning(message: Mapping[str, Any]) -> str | None:

@@ -443,7 +443,7 @@ def test_a_platform_that_does_not_say_how_many_passed_gets_no_pass_rate_of_zero(
     headline = RunScore.of_results({"graded": 8, "failed": 1, "total_runs": 9}, planned=10)
     assert headline is not None
     assert describe_score(headline).startswith(
-        "pass rate – (reward >= 1.0, scored samples only); scored 8 of 10"
+        "pass rate – (reward >= 1.0, scored attempts only); scored 8 of 10"
     )
     assert describe_briefly(headline) == "pass rate unknown, 8 of 10 planned scored, failed 1"
 
@@ -451,9 +451,9 @@ def test_a_platform_that_does_not_say_how_many_passed_gets_no_pass_rate_of_zero(
 def test_nothing_scored_is_no_pass_rate_of_zero() -> None:
     headline = RunScore.of(estimates_of("provider", planned=1))
     assert describe_score(headline).startswith(
-        "pass rate – (reward >= 1.0, scored samples only); scored 0 of 1 planned"
+        "pass rate – (reward >= 1.0, scored attempts only); scored 0 of 1 planned"
     )
-    assert describe_briefly(headline).startswith("nothing scored, 0 of 1 planned")
+    assert describe_briefly(headline).startswith("no scores, 0 of 1 planned")
 
 
 def row(index: int, text: str) -> DatasetRow:

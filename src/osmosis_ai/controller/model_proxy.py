@@ -46,7 +46,7 @@ Prepare = Callable[[Body], Awaitable[Names]]
 
 @dataclass(frozen=True, slots=True)
 class LastCall:
-    """A model call of a rollout, and as much of its answer as arrived."""
+    """A model call of a rollout, and the part of its answer that has arrived."""
 
     request: bytes
     answer: bytes | bytearray
@@ -124,7 +124,7 @@ class Call:
     index: int
     digest: int | None
     answer: bytearray = field(default_factory=bytearray)
-    """What has arrived; clients get it when :attr:`task` is done, because the call may be repeated before."""
+    """The part that has arrived; clients receive it when :attr:`task` is done, because the call may be retried."""
     error: Exception | None = None
     recorded: LastCall | None = None
     clients: list[asyncio.BaseTransport] = field(default_factory=list)
@@ -419,7 +419,7 @@ class ModelProxy(ABC):
     def _find(self, rollout_id: str) -> RolloutCalls:
         calls = self._rollouts.get(rollout_id)
         if calls is None:
-            raise RefusedCallError(404, "no rollout of this id is running", "rollout_not_found")
+            raise RefusedCallError(404, "no rollout with this id is running", "rollout_not_found")
         return calls
 
     def _begin(self, calls: RolloutCalls, call: Call, body: Body, optional: Names = ()) -> None:
@@ -564,7 +564,7 @@ class LiteLLMBridge(ProviderProxy):
         return response
 
     def collect_tokens(self, rollout_id: str) -> int | None:
-        """Return the tokens a rollout used, once; None when it made no call, or one of unknown size."""
+        """Return the tokens of a rollout, once; None without calls, or if a call has an unknown size."""
         usage = self.close(rollout_id)
         return usage.total_tokens if usage.calls and not usage.uncounted else None
 

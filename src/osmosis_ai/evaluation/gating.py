@@ -197,8 +197,8 @@ def require_known(rules: Iterable[Rule], metrics: Sequence[str], of: str) -> Non
 def require_pass_at(rules: Iterable[Rule], known: Sequence[int]) -> None:
     """Check that a finished run has the k of each pass@k and pass^k rule, which is otherwise never decided."""
     for rule in rules:
-        asked = attempts_asked(rule.metric)
-        if asked is not None and asked not in known:
+        wanted_k = attempts_asked(rule.metric)
+        if wanted_k is not None and wanted_k not in known:
             listed = ", ".join(f"{rule.metric[:5]}{k}" for k in known)
             raise OsmosisError(
                 f"The run has no {rule.metric}.",
@@ -336,10 +336,10 @@ def evidence_of(
         return _counted_share(metric, estimates.get("counts") or {}, rows, confidence)
     if confidence != CONFIDENCE:
         return Evidence(note=f"the bounds of {metric} are only known at 95% confidence.")
-    asked = attempts_asked(metric)
-    if asked is not None:
+    wanted_k = attempts_asked(metric)
+    if wanted_k is not None:
         known = estimates.get("pass_at_k" if metric.startswith("pass@") else "pass_hat_k") or {}
-        found = known.get(str(asked))
+        found = known.get(str(wanted_k))
         if found is None:
             return Evidence(note=_unknown_k(metric, known))
     else:
@@ -426,11 +426,11 @@ def _rule(text: str, bound: Bound) -> Rule:
     rule, metric = Rule(name, bound, 0.0), metric_named(name)
     known = list(dict.fromkeys((*RUN_METRICS, *RUBRIC_METRICS)))
     if metric is None and name not in RUBRIC_METRICS:
-        meant = suggested_metric(name) or closest(name, RUBRIC_METRICS)
+        suggestion = suggested_metric(name) or closest(name, RUBRIC_METRICS)
         raise OsmosisError(
             f"'{shown}' has an unknown metric: '{name}'.",
-            details={"metric": name, "metrics": known, "suggestion": meant},
-            hint=f"did you mean '{meant}'?" if meant else f"choose from {', '.join(known)}",
+            details={"metric": name, "metrics": known, "suggestion": suggestion},
+            hint=f"did you mean '{suggestion}'?" if suggestion else f"choose from {', '.join(known)}",
         )
     try:
         limit = float(number)

@@ -112,7 +112,7 @@ class RemoteSource:
         return {}
 
     def agent(self) -> RemoteAgent:
-        """Return the agent; it calls back at the address that this machine's operator configured."""
+        """Return the agent; its callbacks use the address that this machine's operator configured."""
         from osmosis_ai.controller.callbacks import CallbackAddress
         from osmosis_ai.controller.remote_agents import RemoteAgent
 

@@ -25,8 +25,8 @@ NO_SANDBOX = (
 )
 
 
-def _refuse_isolation(context: typer.Context, asked: bool) -> None:
-    if asked:
+def _refuse_isolation(context: typer.Context, isolate: bool) -> None:
+    if isolate:
         context.fail(NO_SANDBOX)
 
 

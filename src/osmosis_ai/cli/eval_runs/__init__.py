@@ -346,12 +346,12 @@ def info(
         osmosis eval info amber-otter-42 --slice difficulty
         osmosis eval info platform:amber-otter-42 -o results
     """
-    from osmosis_ai.cli.eval_runs.view import VIEW, local_info, of_this_machine_first
+    from osmosis_ai.cli.eval_runs.view import VIEW, local_info, local_run_first
 
-    return of_this_machine_first(
+    return local_run_first(
         run,
-        here=lambda directory: local_info(directory, output, slices or ()),
-        there=lambda name: VIEW.sliced_info(name, output, slices or ()),
+        local=lambda directory: local_info(directory, output, slices or ()),
+        remote=lambda name: VIEW.sliced_info(name, output, slices or ()),
     )
 
 
@@ -392,7 +392,7 @@ def show(
     from osmosis_ai.cli.output.conversations import shown_run
     from osmosis_ai.services.eval_runs.show import show as show_named
 
-    wanted = wanted_samples(
+    selection = wanted_samples(
         row,
         attempt,
         search,
@@ -404,7 +404,7 @@ def show(
         finish=finish,
     )
     with reading_conversations() as client:
-        return shown_run(show_named(run, wanted, client=client, beside=side_by_side), wanted)
+        return shown_run(show_named(run, selection, client=client, beside=side_by_side), selection)
 
 
 def watch(
@@ -516,12 +516,12 @@ def logs(
         osmosis eval logs @last --level warning --follow
         osmosis eval logs platform:amber-otter-42 --follow
     """
-    from osmosis_ai.cli.eval_runs.view import VIEW, of_this_machine_first
+    from osmosis_ai.cli.eval_runs.view import VIEW, local_run_first
 
-    return of_this_machine_first(
+    return local_run_first(
         run,
-        here=lambda directory: _local_logs(directory, limit, cursor, follow, level),
-        there=lambda name: VIEW.logs(name, limit=limit, cursor=cursor, follow=follow, level=level),
+        local=lambda directory: _local_logs(directory, limit, cursor, follow, level),
+        remote=lambda name: VIEW.logs(name, limit=limit, cursor=cursor, follow=follow, level=level),
     )
 
 

@@ -139,10 +139,10 @@ def compare(
     files = DecisionFiles(markdown=markdown).check()
     text = _TEXT if slices else ""
     file = report_file(report, overwrite=force, no_text=no_text, holds={None: (_NUMBERS, text)})
-    return _compared(baseline, candidates, options, files, file)
+    return _run_comparison(baseline, candidates, options, files, file)
 
 
-def _compared(
+def _run_comparison(
     baseline: str,
     candidates: Sequence[str],
     options: CompareOptions,
@@ -321,24 +321,24 @@ def gate(
     from osmosis_ai.evaluation.gating import parse_rules
     from osmosis_ai.services.eval_runs.gate_decision import GateQuestion
 
-    with _usage():
-        asked = parse_rules(minima or [], maxima or [], margins or [])
-    wanted = None if confidence is None else checked_confidence(confidence)
+    with _rule_errors():
+        parsed = parse_rules(minima or [], maxima or [], margins or [])
+    level = None if confidence is None else checked_confidence(confidence)
     files = DecisionFiles(markdown, junit).check()
     question = GateQuestion(
-        rules=tuple(asked),
+        rules=tuple(parsed),
         against=against,
         rules_file=rules,
         slices=tuple(dict.fromkeys(slices or [])),
-        confidence=wanted,
+        confidence=level,
         reward_range=None if reward_range is None else parse_reward_range(reward_range),
         allowed=Allowances(unpaired, True, allow_different_grader, allow_same),
         allow_imported=allow_imported,
     )
-    report = _decided(run, question)
+    report = _run_gate(run, question)
     for warning in report.warnings:
         current().warn(one_line(warning))
-    ended = _ended_as(report, unclear)
+    ended = _exit_verdict(report, unclear)
     result = OperationResult(
         operation="eval.gate",
         status=_STATUSES[ended],
@@ -351,29 +351,29 @@ def gate(
 
 
 @contextmanager
-def _usage() -> Iterator[None]:
+def _rule_errors() -> Iterator[None]:
     """Report an invalid rule as a usage error, not as a failed gate."""
     try:
         yield
     except OsmosisError as error:
-        raise _wrong(error) from None
+        raise _usage_error(error) from None
 
 
-def _wrong(error: OsmosisError) -> typer.BadParameter:
+def _usage_error(error: OsmosisError) -> typer.BadParameter:
     return typer.BadParameter(f"{error.message.rstrip('.')}; {error.hint}" if error.hint else error.message)
 
 
-def _decided(run: str, question: GateQuestion) -> GateReport:
+def _run_gate(run: str, question: GateQuestion) -> GateReport:
     from osmosis_ai.services.eval_runs.gate_decision import GateUsageError, gate
 
     try:
         with platform_when_needed() as client:
             return gate(run, question, client=client)
     except GateUsageError as error:
-        raise _wrong(error) from None
+        raise _usage_error(error) from None
 
 
-def _ended_as(report: GateReport, unclear: Unclear | None) -> Verdict:
+def _exit_verdict(report: GateReport, unclear: Unclear | None) -> Verdict:
     """Return the exit verdict; `--unclear pass` does not pass an unfinished run or one without the number."""
     if report.verdict != "unclear" or unclear is None:
         return report.verdict
@@ -571,7 +571,7 @@ def plan(
         icc=icc,
     )
     files = DecisionFiles(markdown=markdown).check()
-    planned = _planned(request)
+    planned = _run_plan(request)
     verdict, *further = plan_sentences(planned)
     shown = plan_table(planned)
     files.write(plan_document(planned, shown))
@@ -587,11 +587,11 @@ def plan(
     )
 
 
-def _planned(request: PlanRequest) -> PlannedEval:
+def _run_plan(request: PlanRequest) -> PlannedEval:
     from osmosis_ai.services.eval_runs.plan import PlanUsageError, plan_eval
 
     try:
-        return plan_eval(request, _find, _rows_on_the_platform)
+        return plan_eval(request, _find, _platform_rows)
     except PlanUsageError as error:
         raise typer.BadParameter(error.message) from None
 
@@ -603,7 +603,7 @@ def _find(reference: str, like: ComparedInputs) -> RunSamples:
         return find_run_samples(reference, client=client, like=like)
 
 
-def _rows_on_the_platform(dataset: str) -> int | None:
+def _platform_rows(dataset: str) -> int | None:
     """Return the number of rows of a dataset on the platform; None if it cannot be read."""
     try:
         with platform_context() as context, current().status("Fetching dataset"):
@@ -618,7 +618,7 @@ _ALIKE = 0.02
 
 def plan_sentences(planned: PlannedEval) -> list[str]:
     """Return sentences about the config's design, the goal, the budget and what helps."""
-    return [*_own(planned), *_goal(planned), *_budget(planned), *_what_helps(planned)]
+    return [*_config_part(planned), *_goal_part(planned), *_budget_part(planned), *_advice(planned)]
 
 
 def plan_table(planned: PlannedEval) -> Table:
@@ -697,7 +697,7 @@ def _table_note(plan: EvalPlan) -> str:
     )
 
 
-def _own(planned: PlannedEval) -> Iterator[str]:
+def _config_part(planned: PlannedEval) -> Iterator[str]:
     plan, own = planned.plan, planned.plan.own
     if own is None:
         yield f"{planned.config} sets no limit and the size of its dataset is unknown. The table shows designs."
@@ -715,7 +715,7 @@ def _own(planned: PlannedEval) -> Iterator[str]:
     yield f"{sentence}."
 
 
-def _goal(planned: PlannedEval) -> Iterator[str]:
+def _goal_part(planned: PlannedEval) -> Iterator[str]:
     plan, detect = planned.plan, planned.plan.goal.detect
     if detect is None:
         return
@@ -735,7 +735,7 @@ def _goal(planned: PlannedEval) -> Iterator[str]:
         yield f"That exceeds the budget of {money(most_cost)}."
 
 
-def _budget(planned: PlannedEval) -> Iterator[str]:
+def _budget_part(planned: PlannedEval) -> Iterator[str]:
     plan, most = planned.plan, planned.plan.goal.most_cost_usd
     if most is None:
         return
@@ -749,7 +749,7 @@ def _budget(planned: PlannedEval) -> Iterator[str]:
         yield f"The best design for {money(most)} is {_size(best)}: it detects {detected}{_price(best)}."
 
 
-def _what_helps(planned: PlannedEval) -> Iterator[str]:
+def _advice(planned: PlannedEval) -> Iterator[str]:
     plan = planned.plan
     own, rows, attempts = plan.own, plan.more_rows, plan.more_attempts
     known = [
@@ -762,7 +762,7 @@ def _what_helps(planned: PlannedEval) -> Iterator[str]:
         if rows is None:
             sentence = f"the dataset has too few rows to double them, and {sentence}"
         elif attempts is not None and rows.sees and attempts.sees:
-            sentence += f": {_which(rows.sees, attempts.sees)}"
+            sentence += f": {_compare_gains(rows.sees, attempts.sees)}"
         yield f"{sentence[0].upper()}{sentence[1:]}."
     if plan.best_n is None:
         return
@@ -775,7 +775,7 @@ def _what_helps(planned: PlannedEval) -> Iterator[str]:
         yield "One more row is more cost-effective than one more attempt, while rows are available."
 
 
-def _which(by_rows: float, by_attempts: float) -> str:
+def _compare_gains(by_rows: float, by_attempts: float) -> str:
     if by_attempts < by_rows * (1 - _ALIKE):
         return "more attempts help more than more rows"
     if by_attempts <= by_rows * (1 + _ALIKE):

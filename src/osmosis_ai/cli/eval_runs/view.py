@@ -120,7 +120,7 @@ def result_blocks(summary: RunSummary, by_slice: Sequence[RunSlice] = ()) -> lis
     failures: list[Block] = [_failed_rows(summary)] if summary.failures else []
     return [
         *failures,
-        *numbers_table(summary.metrics.estimates, summary.rows, list(_of_this_machine(summary))),
+        *numbers_table(summary.metrics.estimates, summary.rows, list(_session_rows(summary))),
         *slice_tables(by_slice),
         headline_table(summary.headline),
     ]
@@ -291,7 +291,7 @@ def _warnings(estimates: Estimates) -> Iterator[Sequence[Cell]]:
         yield Styled("Warning", "warn"), "", "", Styled(warning, "warn")
 
 
-def _of_this_machine(summary: RunSummary) -> Iterator[Row]:
+def _session_rows(summary: RunSummary) -> Iterator[Row]:
     if summary.pending:
         yield "Pending", Styled(formats.count(summary.pending), "pending")
     if summary.resumed:
@@ -469,8 +469,8 @@ def _related(described: DescribedEvaluation) -> Iterator[Row]:
     """Yield the original run, the retries, and their combined results."""
     detail, merged = described.detail, described.merged
     if detail.retry_of is not None:
-        gone = "" if detail.retry_of.status else " (deleted)"
-        yield "Retry of", f"{detail.retry_of.name or detail.retry_of.id}{gone}"
+        deleted = "" if detail.retry_of.status else " (deleted)"
+        yield "Retry of", f"{detail.retry_of.name or detail.retry_of.id}{deleted}"
         yield "Note", "This run has only attempts that the original left without a score."
     for run in detail.retries:
         yield "Retry", f"{run.name or run.id} ({run.status})"
@@ -543,8 +543,8 @@ _COLUMNS = (
 )
 
 
-def of_this_machine_first(
-    run: str, *, here: Callable[[Path], ResultT], there: Callable[[str], ResultT]
+def local_run_first(
+    run: str, *, local: Callable[[Path], ResultT], remote: Callable[[str], ResultT]
 ) -> ResultT:
     """Return the result for the local run of this name, otherwise for the platform's."""
     from osmosis_ai.services.eval_runs.info import run_nowhere
@@ -557,23 +557,23 @@ def of_this_machine_first(
 
     named = named_on_platform(run)
     if named is not None:
-        return there(named)
+        return remote(named)
     try:
         directory = find_local_run(run, downloads=True)
     except WorkspaceRequiredError:
-        return there(run)
+        return remote(run)
     except NotFoundError as missing:
         name = name_elsewhere(run, missing)
         try:
-            return there(name)
+            return remote(name)
         except OsmosisError as error:
-            if not local_names() or (error.code == "VALIDATION" and _platform_can_be_asked()):
+            if not local_names() or (error.code == "VALIDATION" and _has_platform()):
                 raise
             raise run_nowhere(run, missing, error) from None
-    return here(directory)
+    return local(directory)
 
 
-def _platform_can_be_asked() -> bool:
+def _has_platform() -> bool:
     """Return whether a Git origin and a login exist, so that they are not the cause of an error."""
 
     try:
@@ -603,7 +603,7 @@ def with_local_runs(
     try:
         found = of_platform()
     except OsmosisError as error:
-        here = ListResult([], title="", extra=extra, hints=hints, blocks=_local_blocks(local, limit))
+        local_list = ListResult([], title="", extra=extra, hints=hints, blocks=_local_blocks(local, limit))
         if not local.items:
             if nobody_asked(error):
                 first = f"to start on this machine: {first_run_command()}"
@@ -611,11 +611,11 @@ def with_local_runs(
             raise
         if nobody_asked(error):
             current().note(f"Only local runs are listed: {error.message}")
-            return here
+            return local_list
         if current().mode == "json":
             error.details |= extra
         else:
-            current().emit(here)
+            current().emit(local_list)
         raise
     room = None if limit is None else limit - len(found.items)
     return replace(

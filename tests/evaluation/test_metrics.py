@@ -490,7 +490,7 @@ def test_copies_make_no_interval_narrower() -> None:
     assert three.pass_rate.clusters == 30
     assert three.pass_rate.high - three.pass_rate.low >= 0.99 * (one.pass_rate.high - one.pass_rate.low)
     assert three.counts.copies == 60
-    assert any("60 of 90 rows are copies of another" in warning for warning in three.warnings)
+    assert any("60 of 90 rows are duplicates of another" in warning for warning in three.warnings)
 
 
 def dataset(path: Path, rows: list[dict[str, object]]) -> Path:

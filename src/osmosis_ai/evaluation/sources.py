@@ -118,7 +118,7 @@ class RemoteSource:
 
         return RemoteAgent(
             self.locate,
-            name=f"the served agent `{self.name}`",
+            name=f"the remote agent `{self.name}`",
             callback_address=CallbackAddress.from_environment(os.environ),
             hint=self.hint,
         )

@@ -1,7 +1,7 @@
 """Runs attempts on the rollout servers, a limited number at once, until all are recorded.
 
 Concurrency is a limit, not a batch: when an attempt ends, the next one starts. An attempt whose result is being stored
-no longer counts, so a slow disk keeps no model waiting; the number of results being stored is limited as well. Attempts start in
+no longer counts, so models do not wait for a slow disk; the number of results being stored is limited as well. Attempts start in
 order, and lost ones run again before the rest. Dispatch ends when no attempt is left, when the gate closes (attempts in
 flight finish), or when it is halted (they are cancelled). Attempts without a result remain pending.
 """
@@ -54,7 +54,7 @@ OBSERVE_EVERY_S = 0.5
 
 
 def choose_limit(*, max_in_flight: int | None, batch_size: int | None, capacity: int | None) -> int:
-    """Return how many rollouts run at once: what the user asks for, within the server's capacity."""
+    """Return how many rollouts run at once: the requested number, within the server's capacity."""
     requested = max_in_flight or batch_size
     if capacity is None:
         return requested or DEFAULT_IN_FLIGHT
@@ -182,7 +182,7 @@ class ConcurrencyLimiter:
     More attempts in flight than the event loops between agents and model can serve make every one of them slower. The
     limit therefore starts at 64 and doubles while the loops have room. A loop that is saturated for as long as an
     attempt waits for its model cuts the limit by a quarter; from then on, room makes it grow slowly. A shorter time
-    would not do: attempts that start together also finish together and saturate the loops for a moment.
+    is not enough, because attempts that start together also finish together and saturate the loops for a moment.
     """
 
     SATURATED, ROOM = 0.9, 0.7

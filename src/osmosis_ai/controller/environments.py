@@ -180,7 +180,7 @@ class Uv:
 
     @classmethod
     def find(cls) -> Uv | None:
-        """Find uv next to the running interpreter, else on the ``PATH``."""
+        """Find uv next to the running interpreter, otherwise on the ``PATH``."""
         sibling = Path(sys.executable).parent / "uv"
         found = str(sibling) if os.access(sibling, os.X_OK) else shutil.which("uv")
         return cls(Path(found)) if found else None
@@ -318,7 +318,7 @@ def prepare_environment(
 
 
 def _find_python(uv: Uv, project: RolloutProject, cwd: Path) -> Path:
-    """Return the running interpreter if the project supports it, else another one."""
+    """Return the running interpreter if the project supports it, otherwise another one."""
     versions = project.requires_python & SpecifierSet(metadata.metadata(DISTRIBUTION)["Requires-Python"])
     if versions.contains(platform.python_version(), prereleases=True):
         return Path(sys.executable)

@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 64 * 1024 * 1024
 MAX_KEPT_REQUEST_BYTES = 8 << 20
-"""Per open rollout: a longer request is kept only on the recorded path."""
+"""Limit per open rollout; longer requests are only kept on the recorded path."""
 MAX_KEPT_REQUESTS_BYTES = 256 << 20
-"""Of all open rollouts together."""
+"""Limit of all open rollouts together."""
 KEPT_ANSWER_BYTES = 256 * 1024
 PING_INTERVAL_S = 15.0
 DONE = b"data: [DONE]\n\n"
@@ -289,7 +289,7 @@ _STATUS: dict[Category, tuple[int, str]] = {
 
 
 class RefusedCallError(Exception):
-    """The reply to a call that the proxy does not make."""
+    """The reply to a call that the proxy refuses."""
 
     def __init__(self, status: int, message: str, code: str) -> None:
         super().__init__(message)
@@ -506,7 +506,7 @@ class ProviderProxy(ModelProxy):
         return metrics
 
     async def _stream(self, call: Call, body: Body, optional: Names) -> CallMetrics:
-        """Pass on the chunks, and the usage in a last chunk if the request asked for it."""
+        """Forward the chunks, and the usage in a last chunk if the request asked for it."""
         metrics = CallMetrics()
         started = time.perf_counter()
         usage: object = None
@@ -543,7 +543,7 @@ class InvalidModelError(OsmosisError, RuntimeError):
 
 
 class LiteLLMBridge(ProviderProxy):
-    """Serves one model, by its LiteLLM name, to any rollout that asks: the class of the hosted SDK."""
+    """Serves one model, by its LiteLLM name, to any rollout; a class of the hosted SDK."""
 
     def __init__(self, *, model: str, api_key: str | None = None, api_base: str | None = None) -> None:
         super().__init__(ModelClient(_endpoint(model, api_key, api_base)))

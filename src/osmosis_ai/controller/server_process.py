@@ -114,7 +114,7 @@ class RolloutServer(Service):
         self.callbacks: CallbackListener | None = None
         """Listener that a server in a sandbox without a network must reach."""
         self.capacity: int | None = None
-        """How many rollouts it takes at once; None if unknown."""
+        """Maximum number of concurrent rollouts; None if unknown."""
         self._resources = AsyncExitStack()
         self._part = f"server-{spec.number}"
         self._has_warned = False
@@ -141,7 +141,7 @@ class RolloutServer(Service):
                     raise
 
     async def stop(self) -> None:
-        """End it and everything it started; cancelling kills them."""
+        """End the server and everything it started; cancellation kills them."""
         try:
             await super().stop()
         finally:

@@ -67,7 +67,7 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class ExportedSample:
-    """One attempt on one row: its result, by the names of ``TerminalRecord``, and its conversation."""
+    """An attempt: its result with the names of ``TerminalRecord``, and its conversation."""
 
     result: Mapping[str, Any]
     conversation: Conversation

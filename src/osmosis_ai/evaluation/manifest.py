@@ -195,7 +195,7 @@ def _format_value(value: Any) -> str:
 
 @dataclass(kw_only=True)
 class RunPlan:
-    """The run of a session, and its work; the lock is held."""
+    """The run of a session and its attempts; the session holds the lock."""
 
     directory: RunDirectory
     manifest: Manifest | None = None  # of a run that is continued

@@ -47,7 +47,7 @@ def format_failed(score: RunScore) -> str:
 
 
 def format_counts(counts: Mapping[str, int]) -> str:
-    """Return counts with their sum: ``3: 2 agent, 1 provider``."""
+    """Return counts with their total: ``3: 2 agent, 1 provider``."""
     return f"{sum(counts.values()):,}: " + ", ".join(f"{n:,} {name}" for name, n in counts.items())
 
 

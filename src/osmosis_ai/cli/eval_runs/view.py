@@ -227,7 +227,7 @@ def _failed_rows(summary: RunSummary) -> Table:
     more = summary.failed - len(shown)
     further = f"; {formats.count(more)} more are in events.jsonl" if more > 0 else ""
     return Table(
-        columns=("Row", "Source", "Run", "Error source", "Error type", "Error", Column("Files", keep=True)),
+        columns=("Row", "Dataset row", "Run", "Source", "Error type", "Error", Column("Files", keep=True)),
         rows=[_failed_row(record) for record in shown],
         title="Failed attempts",
         note=f"files: {shown_path(summary.run_dir / 'rollout_trials')}" + further,
@@ -265,7 +265,7 @@ def _row_behaviour(estimates: Estimates) -> Iterator[Block]:
         shown = len(flaky.worst)
         listed = f"; the {shown} with the lowest pass rates are listed" if shown < flaky.count else ""
         yield Table(
-            ("Row", "Source", Column("Passed", right=True)),
+            ("Row", "Dataset row", Column("Passed", right=True)),
             [
                 (row.row_index, row.source_row_index, Styled(f"{row.passed} of {row.scored}", "warn"))
                 for row in flaky.worst

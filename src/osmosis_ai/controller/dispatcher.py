@@ -177,7 +177,7 @@ class Dispatcher(Generic[Item]):
 
 
 class ConcurrencyLimiter:
-    """How many attempts may be in flight, between 16 and what the user requested for.
+    """How many attempts may be in flight, between 16 and the requested number.
 
     More attempts in flight than the event loops between agents and model can serve make every one of them slower. The
     limit therefore starts at 64 and doubles while the loops have room. A loop that is saturated for as long as an

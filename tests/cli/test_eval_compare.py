@@ -315,7 +315,7 @@ def test_report_terminal_json_and_comparison_have_the_same_numbers(maze: Maze, t
     rate = next(cells for name, cells in shown.items() if name.startswith("Pass rate"))
     interval = f"{100 * headline['low']:.1f} – {100 * headline['high']:.1f} %"
     assert rate[:2] == [f"{100 * headline['pass_rate']:.1f} %", interval]
-    assert f"{rate[0]} of 120 scored samples pass ({interval}); 120 of 120 planned scored." in page
+    assert f"{rate[0]} of 120 scored attempts pass ({interval}); 120 of 120 planned scored." in page
     values = {metric["metric"]: metric["candidate"]["value"] for metric in compared}
     assert values["pass_rate"] == pytest.approx(headline["pass_rate"], abs=1e-12)
     for name in ("pass@2", "pass@4", "pass^2", "pass^4"):

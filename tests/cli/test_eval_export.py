@@ -186,7 +186,7 @@ def test_what_is_no_run_is_told_as_such(maze: Maze, tmp_path: Path) -> None:
         outcome = maze.osmosis(
             "eval", "export", str(damaged), "--format", "parquet", "-o", str(tmp_path / "x.jsonl")
         )
-        assert "line 1 is no sample; download the run again" in outcome.err
+        assert "has an invalid line: 1. Download the run again" in outcome.err
     assert not (tmp_path / "x.jsonl").exists()
 
 

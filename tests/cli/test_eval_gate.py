@@ -98,7 +98,7 @@ def test_a_run_without_scores_proves_nothing(maze: Maze) -> None:
     write_run(maze.workspace.evals_dir / "broken", [["provider"] * 4] * 10)
     outcome = gate(maze, "broken", "--min", "pass_rate=0.1")
     assert outcome.status == 3
-    assert outcome.json["resource"]["rules"][0]["reason"] == "no sample of the run has a score."
+    assert outcome.json["resource"]["rules"][0]["reason"] == "no attempt of the run has a score."
     assert gate(maze, "broken", "--max", "infrastructure=0.5").status == 1
     assert gate(maze, "broken", "--min", "pass@3=0.1").status == 3
 
@@ -224,12 +224,12 @@ def test_the_scores_of_a_judge_are_gated_and_of_a_panel_the_weakest(maze: Maze, 
         ((), "at least one rule"),
         (("--min", "pas_rate=0.5"), "did you mean 'pass_rate'?"),
         (("--max", "unscored"), "--max METRIC=NUMBER"),
-        (("--min", "reward=nan"), "'nan' is no number"),
+        (("--min", "reward=nan"), "has an invalid number: 'nan'"),
         (("--min", "pass@4=80"), "is a share, from 0 to 1: write 80 % as 0.8"),
         (("--max", "cost_per_row=-1"), "is never below 0, got -1"),
-        (("--min", "pass_rate=0.9", "--max", "pass_rate=0.1"), "no run meets both `pass_rate >= 0.9`"),
+        (("--min", "pass_rate=0.9", "--max", "pass_rate=0.1"), "No run meets both 'pass_rate >= 0.9'"),
         (("--min", "alpha=0.5"), "a run has no metric 'alpha'"),
-        (("--min", "pass@3=0.1"), "the run has no pass@3; it has pass@1, pass@2, pass@4"),
+        (("--min", "pass@3=0.1"), "The run has no pass@3; it has pass@1, pass@2, pass@4"),
     ],
 )
 def test_a_rule_that_is_none_is_a_wrong_command_line_and_no_run_that_fails(

@@ -73,7 +73,7 @@ def test_a_run_in_full_for_people_with_its_numbers_and_their_denominators(
     maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "estimates": ESTIMATES})
     offer_metrics_file(maze, store)
     plain = maze.osmosis("eval", "info", "amber-otter-42", "--plain").out
-    assert "Pass Rate: 50.0 % (30.0 – 70.0 %) (reward >= 1.0, scored samples only)" in plain
+    assert "Pass rate: 50.0 % (30.0 – 70.0 %) (reward >= 1.0, scored attempts only)" in plain
     assert "Secrets: OTHER (workspace), SEARCH_KEY (personal, overrides workspace)" in plain
     assert not store.seen
 
@@ -117,7 +117,7 @@ def test_numbers_of_a_newer_release_are_shown_as_far_as_they_are_known_here(maze
     maze.get("/eval-runs/x").respond(json=DETAIL)
     maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "estimates": newer})
     plain = maze.osmosis("eval", "info", "x", "--plain").out
-    assert "Pass Rate: 50.0 % (30.0 – 70.0 %) (reward >= 1.0, scored samples only)" in plain
+    assert "Pass rate: 50.0 % (30.0 – 70.0 %) (reward >= 1.0, scored attempts only)" in plain
     assert "Unscored\t1: 1 exception" in plain and "Bottleneck" not in plain
 
 
@@ -195,7 +195,7 @@ def test_without_an_origin_or_a_login_the_runs_of_this_machine_are_listed(
     assert run["headline"]["scored"] == 2
     shown = maze.osmosis("eval", "list")
     assert "good" in shown.out
-    assert "Only the runs of this machine" in shown.err
+    assert "Only local runs are listed" in shown.err
     (line,) = maze.osmosis("eval", "list", "--plain").out.splitlines()
     assert line.startswith("good\t[finished]\t") and line.endswith("\t(this machine)")
 

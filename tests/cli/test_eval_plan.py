@@ -60,8 +60,8 @@ def test_a_pilot_tells_what_the_config_sees_and_what_a_goal_costs(maze: Maze) ->
     assert (own["cost_usd"], own["duration_s"]) == (pytest.approx(4.8), 60.0)
     assert cheapest["sees"]["value"] <= 0.2 and cheapest["cost_usd"] < own["cost_usd"]
     points = f"{100 * own['sees']['value']:.1f} points"
-    assert f"runs 120 rows x 4: this design sees {points} or more" in envelope["message"]
-    assert "a 20-point change will hardly ever look like noise" in envelope["message"]
+    assert f"runs 120 rows x 4: this design detects {points} or more" in envelope["message"]
+    assert f"a 20-point change is detected with {100 * own['power']:.0f}% power" in envelope["message"]
 
 
 def test_two_runs_tell_the_spread_of_their_difference(maze: Maze) -> None:

@@ -142,7 +142,7 @@ async def test_it_asks_before_spending_and_tells_scripts_how_to_agree(world: Wor
     error = json.loads(outcome.err)["error"]
     assert (outcome.status, outcome.out) == (1, "")
     assert error["code"] == "INTERACTIVE_REQUIRED"
-    assert error["details"]["prompt"] == "3 rollouts x model openai/gpt-5-mini — continue?"
+    assert error["details"]["prompt"] == "Run 3 attempts with model openai/gpt-5-mini?"
     assert world.model.calls == 0
     assert not list(world.workspace.evals_dir.glob("*/manifest.json"))
 

@@ -173,7 +173,7 @@ def test_a_run_that_somebody_works_on_is_left_alone(importer: Importer) -> None:
     with run_lock(importer.directory.parent, importer.directory.name):
         outcome = importer.osmosis()
     assert outcome.status == 1 and outcome.error["code"] == "CONFLICT"
-    assert "another process already holds the run" in outcome.error["message"]
+    assert "Another process is using the run" in outcome.error["message"]
 
 
 def _rewrite(name: str, **changes: Any) -> Callable[[Path], object]:

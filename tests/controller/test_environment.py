@@ -133,13 +133,13 @@ def test_the_running_interpreter_is_used_where_it_has_everything(world: World) -
     assert environment == RolloutEnvironment(
         Path(sys.executable),
         "running-interpreter",
-        f"the running Python {platform.python_version()}, which has everything `mine/pyproject.toml` asks for",
+        f"the running Python {platform.python_version()}, which meets `mine/pyproject.toml`",
         interpreter_places(Path(sys.executable)),
     )
     assert world.notes == []
     assert not world.cache_dir.exists()
     world.write_file("uv.lock", "")
-    assert world.prepare().summary.endswith("asks for (its uv.lock is not used)")
+    assert world.prepare().summary.endswith(" (its uv.lock is not used)")
 
 
 @pytest.mark.usefixtures("without_uv")
@@ -505,14 +505,14 @@ def test_a_missing_python_is_named(world: World) -> None:
     world.write(["osmosis-ai[server]"], python=">=3.99")
     with pytest.raises(environments.UvError, match=r"No interpreter found for Python .*>=3\.99") as caught:
         world.prepare()
-    assert "Pythons are never downloaded" in (caught.value.hint or "")
+    assert "Python is never downloaded" in (caught.value.hint or "")
     assert world.built() == []
 
 
 @pytest.mark.usefixtures("installed")
 def test_the_python_version_is_part_of_it(tmp_path: Path) -> None:
     (problem,) = unmet(tmp_path, head='requires-python = ">=3.99"')
-    assert problem.startswith("it needs Python >=3.99 and this is 3.")
+    assert problem.startswith("it requires Python >=3.99, but this is 3.")
 
 
 def test_uv_that_nobody_waits_for_is_ended(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ async def driving(
 ) -> AsyncIterator[World]:
     agent = RemoteAgent(
         locate or (lambda: located(port)),
-        name="the served agent `loop`",
+        name="the remote agent `loop`",
         callback_address=address,
         poll_s=0.05,
         return_limit_s=return_limit_s,
@@ -367,7 +367,7 @@ async def test_a_probe_reports_the_problem_and_sends_its_key_only_to_the_agent()
                 (web.Response(status=307, headers={"Location": to}), "HTTP 307"),
                 (
                     web.Response(text="<html>", content_type="text/html"),
-                    "not the health report of a served agent",
+                    "not the health report of a remote agent",
                 ),
                 (web.Response(body=b"x" * 2_000_000), "larger than"),
                 (web.json_response({"status": "healthy", "agent_loop": "x" * 1000}), "not the health report"),

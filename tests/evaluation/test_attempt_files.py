@@ -357,7 +357,7 @@ def test_links_and_special_files_are_left_out_with_a_reason(world: World, tmp_pa
     world.writer().restore()
     assert world.artifacts() == ["deep/manifest.json", "kept.txt"]
     (line,) = world.warnings()
-    assert "row 0, attempt 0: left out of its artifacts: " in line
+    assert "row 0, attempt 0: artifacts left out: " in line
     for named in (
         "link (a symbolic link)",
         "folder (a symbolic link)",
@@ -438,7 +438,7 @@ async def test_attempts_with_left_out_files_are_logged_up_to_a_limit(world: Worl
     writer.restore()
     await writer.write(at_end=True)
     lines = world.warnings()
-    assert len(lines) == 21 and "artifacts of 2 more attempts were left out, too" in lines[-1]
+    assert len(lines) == 21 and "artifacts of 2 more attempts were also left out" in lines[-1]
 
 
 @pytest.mark.parametrize(

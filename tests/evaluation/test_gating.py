@@ -41,10 +41,10 @@ def test_a_rule_is_decided_by_the_bound_and_not_by_the_value(rule: Rule, verdict
 def test_nothing_is_decided_without_evidence() -> None:
     rule = Rule("pass_rate", "min", 0.1)
     assert judge(rule, MEASURED, unfinished="3 attempts are pending.").verdict == "unclear"
-    none = judge(rule, Evidence(note="no sample of the run has a score."))
-    assert (none.verdict, none.reason) == ("unclear", "no sample of the run has a score.")
+    none = judge(rule, Evidence(note="no attempt of the run has a score."))
+    assert (none.verdict, none.reason) == ("unclear", "no attempt of the run has a score.")
     one_row = judge(rule, Evidence(value=1.0, rows=1, samples=4))
-    assert one_row.verdict == "unclear" and "one row alone" in one_row.reason
+    assert one_row.verdict == "unclear" and "from one row" in one_row.reason
 
 
 def test_a_limit_of_none_at_all_is_meant_as_it_stands() -> None:

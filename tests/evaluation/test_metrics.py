@@ -433,7 +433,7 @@ def test_a_scored_share_under_nine_tenths_is_a_warning() -> None:
     few = estimates_of(*["pass"] * 17, "agent", "agent", "agent", planned=25)
     assert enough.warnings == []
     assert few.warnings == [
-        "only 17 of 20 finished attempts have a score (85.0 %); the numbers leave out the rest"
+        "only 17 of 20 finished attempts have a score (85.0 %); the numbers exclude the rest"
     ]
     assert RunScore.of(few).warnings == few.warnings
     assert describe_few_scored(0, 0) is None
@@ -443,7 +443,7 @@ def test_a_platform_that_does_not_say_how_many_passed_gets_no_pass_rate_of_zero(
     headline = RunScore.of_results({"graded": 8, "failed": 1, "total_runs": 9}, planned=10)
     assert headline is not None
     assert describe_score(headline).startswith(
-        "pass rate – (reward >= 1.0, scored samples only); scored 8 of 10"
+        "pass rate – (reward >= 1.0, scored attempts only); scored 8 of 10"
     )
     assert describe_briefly(headline) == "pass rate unknown, 8 of 10 planned scored, failed 1"
 
@@ -451,9 +451,9 @@ def test_a_platform_that_does_not_say_how_many_passed_gets_no_pass_rate_of_zero(
 def test_nothing_scored_is_no_pass_rate_of_zero() -> None:
     headline = RunScore.of(estimates_of("provider", planned=1))
     assert describe_score(headline).startswith(
-        "pass rate – (reward >= 1.0, scored samples only); scored 0 of 1 planned"
+        "pass rate – (reward >= 1.0, scored attempts only); scored 0 of 1 planned"
     )
-    assert describe_briefly(headline).startswith("nothing scored, 0 of 1 planned")
+    assert describe_briefly(headline).startswith("no scores, 0 of 1 planned")
 
 
 def row(index: int, text: str) -> DatasetRow:
@@ -490,7 +490,7 @@ def test_copies_make_no_interval_narrower() -> None:
     assert three.pass_rate.clusters == 30
     assert three.pass_rate.high - three.pass_rate.low >= 0.99 * (one.pass_rate.high - one.pass_rate.low)
     assert three.counts.copies == 60
-    assert any("60 of 90 rows are copies of another" in warning for warning in three.warnings)
+    assert any("60 of 90 rows are duplicates of another" in warning for warning in three.warnings)
 
 
 def dataset(path: Path, rows: list[dict[str, object]]) -> Path:

@@ -181,7 +181,7 @@ def test_a_second_process_is_refused_until_the_first_one_ends_or_is_killed(tmp_p
     assert holder.stdout.readline() == b"held\n"
     try:
         assert is_running(tmp_path, "mine")
-        with pytest.raises(ConflictError, match="already holds"), run_lock(tmp_path, "mine"):
+        with pytest.raises(ConflictError, match="is using the run"), run_lock(tmp_path, "mine"):
             pass
     finally:
         holder.kill()

@@ -365,7 +365,7 @@ async def test_a_damaged_run_is_refused_by_line_and_salvaged_on_request(world: W
 async def test_rows_that_are_copies_are_one_cluster_and_said_before_anything_is_spent(world: World) -> None:
     write_rows(world.rows, ["one", "two", "one", "three", "one"])
     await world.run()
-    assert any("2 of 5 rows are copies of another" in note for note in world.hooks.notes)
+    assert any("2 of 5 rows are duplicates of another" in note for note in world.hooks.notes)
     estimates = world.metrics()["estimates"]
     assert (estimates["pass_rate"]["clusters"], estimates["counts"]["copies"]) == (3, 2)
 

@@ -664,7 +664,7 @@ def test_a_run_that_was_killed_is_shown_up_to_the_line_that_it_was_writing(
         journal.write(b'{"row_index": 1, "run_in')
     assert not (run / "metrics.json").exists()
     page = page_text(lacking.get("/evals/killed"))
-    assert "incomplete" in page and "of 3 scored samples pass" in page and "3 of 4 planned" in page
+    assert "incomplete" in page and "of 3 scored attempts pass" in page and "3 of 4 planned" in page
     assert "damaged" not in page, "a line that was not ended is no damage"
     assert "3 samples." in page_text(lacking.get("/evals/killed/samples"))
     missing = page_text(lacking.get("/evals/killed/samples/1.1"), status=404)
@@ -693,7 +693,7 @@ def test_without_the_file_of_its_numbers_a_run_passes_what_its_config_says(
     if numbers is not None:
         (run / "metrics.json").write_text(numbers)
     page = page_text(lacking.get("/evals/run"))
-    assert "50.0 % of 4 scored samples pass" in page and "reward &gt;= 0.5" in page
+    assert "50.0 % of 4 scored attempts pass" in page and "reward &gt;= 0.5" in page
     assert "2 samples." in page_text(lacking.get("/evals/run/samples?outcome=passed"))
     assert RunWatcher(run).look().progress.passed == 2, "`eval watch` counts the same"
 
@@ -715,4 +715,4 @@ def test_results_that_a_journal_has_lost_since_its_numbers_were_written_are_said
     assert "events.jsonl` does not exist." in page_text(lacking.get("/evals/finished/samples"))
     page = page_text(lacking.get("/evals/finished"))
     assert "events.jsonl` does not exist." in page
-    assert "of 2 scored samples pass" in page and "those of the run&#39;s last session" in page
+    assert "of 2 scored attempts pass" in page and "those of the run&#39;s last session" in page

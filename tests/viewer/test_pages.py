@@ -165,9 +165,9 @@ def test_the_run_page_says_the_result_in_a_sentence_and_each_number_with_its_den
     pages: TestClient,
 ) -> None:
     text = page_text(pages.get("/evals/calm-fern-1"))
-    assert "of 8 scored samples pass" in text and "8 of 12 planned scored." in text
-    assert "Pass rate (reward &gt;= 1.0, scored samples only)" in text
-    assert "8 scored samples of 5 rows" in text
+    assert "of 8 scored attempts pass" in text and "8 of 12 planned scored." in text
+    assert "Pass rate (reward &gt;= 1.0, scored attempts only)" in text
+    assert "8 scored attempts of 5 rows" in text
     assert "korn-graubard" in text
 
 

@@ -109,7 +109,7 @@ def test_a_file_that_is_there_stays_and_of_one_that_could_not_be_written_nothing
             report_run("calm-fern-1", ReportFile(file), RunReportOptions())
     assert list(file.parent.iterdir()) == []
     _, content = report_run("calm-fern-1", ReportFile(file), RunReportOptions())
-    assert content.samples == 4 and "of 3 scored samples pass" in file.read_text()
+    assert content.samples == 4 and "of 3 scored attempts pass" in file.read_text()
     with pytest.raises(ConflictError, match="exists"):
         report_run("calm-fern-1", ReportFile(file), RunReportOptions())
     report_run("calm-fern-1", ReportFile(file, overwrite=True), RunReportOptions(text=False))
@@ -139,7 +139,7 @@ def test_a_run_that_was_downloaded_from_a_platform_is_written_from_what_came_wit
     assert content is not None
     # A conversation that is not there is not counted.
     assert (name, content.samples, content.conversations) == ("amber-otter-42", 2, 1)
-    assert "of 1 scored sample" in page
+    assert "of 1 scored attempt" in page
     assert "The answer is six." in page and "er_8" in page and "osmosis/tiny" in page
     # With its journal, what the list does not say is there, too.
     notes = record(0, notes="as it should", judge_calls=1).to_line()

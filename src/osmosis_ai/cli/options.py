@@ -54,7 +54,7 @@ ServersOption = Annotated[
         max=8,
         help="Rollout servers that share the rollouts; their modules are loaded once in each (default: one for each "
         "processor but one).",
-        rich_help_panel="Pace and seeds",
+        rich_help_panel="Execution",
     ),
 ]
 NoPreviewsOption = Annotated[

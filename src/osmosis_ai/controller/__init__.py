@@ -1,4 +1,4 @@
-"""The other end of a rollout: prepares its environment, starts its server, drives it, takes its results.
+"""Runs rollouts: prepares their environment, starts and calls their servers, receives their results.
 
-Nothing here decides what a result means; :mod:`osmosis_ai.evaluation` and training do.
+The meaning of a result is up to :mod:`osmosis_ai.evaluation` and training.
 """

@@ -67,12 +67,12 @@ def save_trajectory(root: Path, running: RunningAttempt) -> None:
         finally:
             os.close(folder)
     except Exception:
-        # The directory is the agent's, too.
+        # The agent can write to this directory as well.
         logger.warning("cannot save the conversation of rollout %s", running.rollout_id, exc_info=True)
 
 
 MAX_LOSSES = 3
-"""How often an attempt runs again after its server, or the connection to it, was lost."""
+"""How often an attempt is repeated after its server or the connection to it was lost."""
 
 MAX_SEED = 0x7FFFFFFF
 
@@ -123,7 +123,7 @@ class AttemptResults(ABC):
         """Store the record of an attempt; the rollout server gets its acknowledgement when this returns."""
 
     def lost(self, attempt: Attempt, loss: AttemptLostError) -> Verdict | None:
-        """Handle a lost attempt: None runs it again, a verdict ends it."""
+        """Handle a lost attempt; None repeats it, a verdict ends it."""
         if attempt.losses <= MAX_LOSSES:
             return None
         reason = loss.death.message if loss.death is not None else str(loss)

@@ -1,7 +1,7 @@
 """Runs attempts on the rollout servers, a limited number at once, until all are recorded.
 
 Concurrency is a limit, not a batch: when an attempt ends, the next one starts. An attempt whose result is being stored
-no longer counts, so a slow disk keeps no model waiting; the number being stored is limited as well. Attempts start in
+no longer counts, so models do not wait for a slow disk; the number of results being stored is limited as well. Attempts start in
 order, and lost ones run again before the rest. Dispatch ends when no attempt is left, when the gate closes (attempts in
 flight finish), or when it is halted (they are cancelled). Attempts without a result remain pending.
 """
@@ -54,11 +54,11 @@ OBSERVE_EVERY_S = 0.5
 
 
 def choose_limit(*, max_in_flight: int | None, batch_size: int | None, capacity: int | None) -> int:
-    """Return how many rollouts run at once: what the user asks for, within the server's capacity."""
-    asked = max_in_flight or batch_size
+    """Return how many rollouts run at once: the requested number, within the server's capacity."""
+    requested = max_in_flight or batch_size
     if capacity is None:
-        return asked or DEFAULT_IN_FLIGHT
-    return min(asked, capacity) if asked else capacity
+        return requested or DEFAULT_IN_FLIGHT
+    return min(requested, capacity) if requested else capacity
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Stop:
 
 
 class Dispatcher(Generic[Item]):
-    """Calls ``attempt`` with every item; one for which it returns False comes again.
+    """Calls ``attempt`` with every item, and again if it returns False.
 
     Args:
         gate: checked before each start; returns why no more items may start, or None.
@@ -177,12 +177,12 @@ class Dispatcher(Generic[Item]):
 
 
 class ConcurrencyLimiter:
-    """How many attempts may be in flight, between 16 and what the user asked for.
+    """How many attempts may be in flight, between 16 and the requested number.
 
     More attempts in flight than the event loops between agents and model can serve make every one of them slower. The
     limit therefore starts at 64 and doubles while the loops have room. A loop that is saturated for as long as an
     attempt waits for its model cuts the limit by a quarter; from then on, room makes it grow slowly. A shorter time
-    would not do: attempts that start together also finish together and saturate the loops for a moment.
+    is not enough, because attempts that start together also finish together and saturate the loops for a moment.
     """
 
     SATURATED, ROOM = 0.9, 0.7
@@ -201,7 +201,7 @@ class ConcurrencyLimiter:
         """Take the last :data:`OBSERVE_EVERY_S` seconds into account; return whether :attr:`limit` changed.
 
         Args:
-            busy: the largest share of this time in which one of the loops had work.
+            busy: the largest share of this time in which one of the loops was busy.
             model_waits_s: for each attempt that finished in it, how long it waited for its model.
         """
         before = self.limit
@@ -291,7 +291,7 @@ class RolloutRunner:
         self.dispatched = 0
 
     async def __aenter__(self) -> Self:
-        """Listen, and start the rollout servers."""
+        """Start the callback listener and the rollout servers."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._callbacks)
             self._log("listener", "listening for callbacks", url=self._callbacks.base_url)
@@ -354,7 +354,7 @@ class RolloutRunner:
             await asyncio.gather(*recordings, return_exceptions=True)
 
     async def run_all(self, attempts: Sequence[Attempt], results: AttemptResults) -> None:
-        """Run all ``attempts``, as many at once as the server takes."""
+        """Run all ``attempts``, as many at once as the server allows."""
         limit = choose_limit(max_in_flight=None, batch_size=len(attempts), capacity=self.capacity)
         stop = await self.run(self.dispatcher(iter(attempts), results, limit=limit))
         if stop is not None:
@@ -432,8 +432,8 @@ class RolloutRunner:
                 if limiter.was_cut and not self._has_warned:
                     self._has_warned = True
                     self._note(
-                        f"this machine is saturated: at most {limiter.limit} of {limiter.maximum} attempts "
-                        "run at once until it keeps up."
+                        f"This machine is saturated: at most {limiter.limit} of {limiter.maximum} attempts "
+                        "run at once until it recovers."
                     )
             if dispatcher.in_flight:
                 if busy >= limiter.SATURATED or (limiter.was_cut and limiter.limit < limiter.maximum):

@@ -129,7 +129,7 @@ def unmet_requirements(project: RolloutProject) -> list[str]:
     unmet = []
     version = platform.python_version()
     if not project.requires_python.contains(version, prereleases=True):
-        unmet.append(f"it needs Python {project.requires_python} and this is {version}")
+        unmet.append(f"it requires Python {project.requires_python}, but this is {version}")
     needs = [need for need in project.dependencies if not _is_sdk(need)]
     with_source = {canonicalize_name(need.name) for need in needs} & project.sources
     unmet += [f"`{name}` comes from `[tool.uv.sources]`" for name in sorted(with_source)]
@@ -184,7 +184,7 @@ class Uv:
 
     @classmethod
     def find(cls) -> Uv | None:
-        """Find uv next to the running interpreter, else on the ``PATH``."""
+        """Find uv next to the running interpreter, otherwise on the ``PATH``."""
         sibling = Path(sys.executable).parent / "uv"
         found = str(sibling) if os.access(sibling, os.X_OK) else shutil.which("uv")
         return cls(Path(found)) if found else None
@@ -250,7 +250,7 @@ def _without_credentials(text: str) -> str:
 
 @dataclass(frozen=True)
 class RolloutEnvironment:
-    """Where a rollout runs."""
+    """The environment of a rollout."""
 
     python: Path
     kind: Literal["running-interpreter", "uv"]
@@ -298,15 +298,13 @@ def prepare_environment(
     lock_file = rollout_dir / "uv.lock"
     if not reasons:
         unused_lock = " (its uv.lock is not used)" if lock_file.is_file() else ""
-        return running_environment(
-            f", which has everything `{rollout_dir.name}/pyproject.toml` asks for{unused_lock}"
-        )
+        return running_environment(f", which meets `{rollout_dir.name}/pyproject.toml`{unused_lock}")
     uv = Uv.find()
     if uv is None:
         raise OsmosisError(
-            f"the running Python {platform.python_version()} does not have what "
-            f"`{rollout_dir / 'pyproject.toml'}` asks for ({reasons}), "
-            "and uv, which builds environments, was not found.",
+            f"the running Python {platform.python_version()} does not meet "
+            f"`{rollout_dir / 'pyproject.toml'}` ({reasons}), "
+            "and uv, which builds environments, is not installed.",
             hint=f"install it with: {install_command('eval')}",
         )
     uv = replace(uv, abandoned=abandoned or threading.Event())
@@ -337,14 +335,14 @@ def prepare_environment(
     return RolloutEnvironment(
         directory / "environment" / "bin" / "python",
         "uv",
-        f"an environment of its own, built by uv ({reasons})",
+        f"an environment built by uv ({reasons})",
         (directory / "environment", directory / "sdk", *interpreter_places(python)),
         lock_sha256=hashlib.sha256(lock_file.read_bytes()).hexdigest() if lock_file.is_file() else None,
     )
 
 
 def _find_python(uv: Uv, project: RolloutProject, cwd: Path) -> Path:
-    """Return the running interpreter if the project supports it, else another one."""
+    """Return the running interpreter if the project supports it, otherwise another one."""
     versions = project.requires_python & SpecifierSet(metadata.metadata(DISTRIBUTION)["Requires-Python"])
     if versions.contains(platform.python_version(), prereleases=True):
         return Path(sys.executable)
@@ -354,7 +352,7 @@ def _find_python(uv: Uv, project: RolloutProject, cwd: Path) -> Path:
     except UvError as error:
         error.hint = (
             f"install Python {versions} and put it on the PATH, or widen `requires-python` in the rollout's "
-            "pyproject.toml. Pythons are never downloaded."
+            "pyproject.toml; Python is never downloaded"
         )
         raise
 
@@ -393,7 +391,7 @@ def _remove_unused(environments: Path) -> None:
         # It fails if another process uses or removes the directory.
         with contextlib.suppress(OSError), _lock_of(entry).acquire(timeout=0):
             if entry.name.startswith(_TEMPORARY) or entry.stat().st_mtime < time.time() - UNUSED_AFTER_S:
-                # Half of an environment never has the name of a whole one.
+                # An incomplete environment never has the final name.
                 remove_tree(entry.rename(environments / f"{_TEMPORARY}{secrets.token_hex(8)}"))
 
 
@@ -422,7 +420,7 @@ def _build(uv: Uv, project: RolloutProject, rollout_dir: Path, python: Path, dir
     sdk_dir.mkdir()
     (sdk_dir / _PACKAGE_DIR.name).symlink_to(_PACKAGE_DIR, target_is_directory=True)
     scratch.mkdir()
-    # A build can change what is in the environment, but neither replace it by a link nor change the SDK.
+    # A build can change the environment, but neither replace it by a link nor change the SDK.
     uv = replace(uv, writable=(environment, scratch))
     environment_python = str(environment / "bin" / "python")
     project_dir, lock_file = rollout_dir, rollout_dir / "uv.lock"

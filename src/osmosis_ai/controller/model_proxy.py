@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 64 * 1024 * 1024
 MAX_KEPT_REQUEST_BYTES = 8 << 20
-"""Per open rollout: a longer request is kept only on the recorded path."""
+"""Limit per open rollout; longer requests are only kept on the recorded path."""
 MAX_KEPT_REQUESTS_BYTES = 256 << 20
-"""Of all open rollouts together."""
+"""Limit of all open rollouts together."""
 KEPT_ANSWER_BYTES = 256 * 1024
 PING_INTERVAL_S = 15.0
 DONE = b"data: [DONE]\n\n"
@@ -46,7 +46,7 @@ Prepare = Callable[[Body], Awaitable[Names]]
 
 @dataclass(frozen=True, slots=True)
 class LastCall:
-    """A model call of a rollout, and as much of its answer as arrived."""
+    """A model call of a rollout, and the part of its answer that has arrived."""
 
     request: bytes
     answer: bytes | bytearray
@@ -124,7 +124,7 @@ class Call:
     index: int
     digest: int | None
     answer: bytearray = field(default_factory=bytearray)
-    """What has arrived; clients get it when :attr:`task` is done, because the call may be repeated before."""
+    """The part that has arrived; clients receive it when :attr:`task` is done, because the call may be retried."""
     error: Exception | None = None
     recorded: LastCall | None = None
     clients: list[asyncio.BaseTransport] = field(default_factory=list)
@@ -289,7 +289,7 @@ _STATUS: dict[Category, tuple[int, str]] = {
 
 
 class RefusedCallError(Exception):
-    """The reply to a call that the proxy does not make."""
+    """The reply to a call that the proxy refuses."""
 
     def __init__(self, status: int, message: str, code: str) -> None:
         super().__init__(message)
@@ -419,7 +419,7 @@ class ModelProxy(ABC):
     def _find(self, rollout_id: str) -> RolloutCalls:
         calls = self._rollouts.get(rollout_id)
         if calls is None:
-            raise RefusedCallError(404, "no rollout of this id is running", "rollout_not_found")
+            raise RefusedCallError(404, "no rollout with this id is running", "rollout_not_found")
         return calls
 
     def _begin(self, calls: RolloutCalls, call: Call, body: Body, optional: Names = ()) -> None:
@@ -506,7 +506,7 @@ class ProviderProxy(ModelProxy):
         return metrics
 
     async def _stream(self, call: Call, body: Body, optional: Names) -> CallMetrics:
-        """Pass on the chunks, and the usage in a last chunk if the request asked for it."""
+        """Forward the chunks, and the usage in a last chunk if the request asked for it."""
         metrics = CallMetrics()
         started = time.perf_counter()
         usage: object = None
@@ -543,7 +543,7 @@ class InvalidModelError(OsmosisError, RuntimeError):
 
 
 class LiteLLMBridge(ProviderProxy):
-    """Serves one model, by its LiteLLM name, to any rollout that asks: the class of the hosted SDK."""
+    """Serves one model, by its LiteLLM name, to any rollout; a class of the hosted SDK."""
 
     def __init__(self, *, model: str, api_key: str | None = None, api_base: str | None = None) -> None:
         super().__init__(ModelClient(_endpoint(model, api_key, api_base)))
@@ -564,7 +564,7 @@ class LiteLLMBridge(ProviderProxy):
         return response
 
     def collect_tokens(self, rollout_id: str) -> int | None:
-        """Return the tokens a rollout used, once; None when it made no call, or one of unknown size."""
+        """Return the tokens of a rollout, once; None without calls, or if a call has an unknown size."""
         usage = self.close(rollout_id)
         return usage.total_tokens if usage.calls and not usage.uncounted else None
 

@@ -204,19 +204,19 @@ async def probe_agent(http: aiohttp.ClientSession, address: AgentAddress) -> Hea
             info = RolloutServerInfo.model_validate_json(body)
             if info.status == "healthy" and len(info.agent_loop or "") <= 256:
                 return HealthCheckResult(server_info=info)
-        return HealthCheckResult(error="its reply is not the health report of a served agent")
+        return HealthCheckResult(error="its reply is not the health report of a remote agent")
     problem = f"`GET {path}` failed"
     if reply.status == 401:
         problem = "it refuses the key" if has_key else "it requires a key, and none is set"
     elif reply.status == 404:
-        problem = "it is not a served agent" + (", or was started without a key" if has_key else "")
+        problem = "it is not a remote agent" + (", or was started without a key" if has_key else "")
     return HealthCheckResult(error=f"{problem} (HTTP {reply.status})")
 
 
 def unregistered_agent(name: str) -> NotFoundError:
-    """Return the error for a name that no agent has."""
+    """Return the error for an unknown agent name."""
     return NotFoundError(
-        f"no served agent '{name[:255]}' is registered in this workspace.",
+        f"no remote agent '{name[:255]}' is registered in this workspace.",
         hint="`osmosis serve` registers the agent that it serves; `osmosis rollout server list` shows all",
     )
 
@@ -289,7 +289,7 @@ class RemoteAgent:
                 error = "it was restarted and lost its rollouts"
             misses = misses + 1 if error is not None else 0
             self._cause_of_death = error or ""
-        return RemoteAgentError(f"{self.name} is gone: {self._cause_of_death}.")
+        return RemoteAgentError(f"{self.name} is unavailable: {self._cause_of_death}.")
 
     async def revive(self, note: Callable[[str], None]) -> bool:
         """Wait until the agent is back."""
@@ -297,7 +297,7 @@ class RemoteAgent:
         if self._deaths > _MAX_DEATHS:
             raise self._lost(f"was lost {self._deaths} times without finishing a rollout in between")
         limit, deadline = f"{self._return_limit_s:g} s", time.monotonic() + self._return_limit_s
-        note(f"{self.name} is gone: {self._cause_of_death}. Waiting up to {limit} for its return.")
+        note(f"{self.name} is unavailable: {self._cause_of_death}. Waiting up to {limit}.")
         while (error := (await self._find()).error) is not None:
             if time.monotonic() >= deadline:
                 raise self._lost(f"did not return within {limit}: {error}")
@@ -313,7 +313,7 @@ class RemoteAgent:
         return await probe_agent(self._http, self.address)
 
     def _lost(self, reason: str) -> RemoteAgentError:
-        hint = "start the agent, then the run again: finished attempts are kept"
+        hint = "start the agent, then run the same command again; finished attempts are kept"
         return RemoteAgentError(f"{self.name} {reason}.", hint=hint)
 
 
@@ -321,7 +321,7 @@ class RemoteAgent:
 _CLIENT_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "logprobs": True}
 _MAX_ERROR_CHARS = 10_000
 _WRONG_KEY = "missing or wrong key: use the `api_key` of the rollout's request"
-_WRONG_ROLLOUT = "the key does not belong to a rollout of this id"
+_WRONG_ROLLOUT = "the key does not belong to a rollout with this id"
 _ENDED = "the rollout has ended"
 
 
@@ -330,7 +330,7 @@ class _Completion(BaseModel):
 
     rollout_id: str
     status: Literal["COMPLETED", "ERROR"]
-    # One error is enough: a body may hold millions of messages.
+    # One error is enough, because a body may have millions of messages.
     final_messages: Annotated[list[dict[str, Any]], FailFast()] = Field(default_factory=list)
     finish_reason: str | None = None
     error_message: str | None = None
@@ -491,9 +491,9 @@ def _callbacks(completion: _Completion) -> tuple[RolloutCompleteRequest, GraderC
         # The sample has the conversation, which is written for unscored attempts as well.
         graded.sample, graded.err_category = sample, RolloutErrorCategory.VALIDATION_ERROR
         graded.err_message = (
-            "the served agent reported no reward: set `reward` in its `RolloutResult`"
+            "the remote agent reported no reward: set `reward` in its `RolloutResult`"
             if completion.reward is None
-            else f"the reward of the served agent is not a finite number: {completion.reward}"
+            else f"the reward of the remote agent is not a finite number: {completion.reward}"
         )
     return ended, graded
 
@@ -501,7 +501,7 @@ def _callbacks(completion: _Completion) -> tuple[RolloutCompleteRequest, GraderC
 async def _prepare(
     rollout_id: str, tools: asyncio.Future[list[dict[str, Any]]], body: dict[str, Any]
 ) -> tuple[str, ...]:
-    """Turn an agent's call into one for a model; return the parameters that the agent did not ask for."""
+    """Turn an agent's call into a model call; return the parameters that the agent did not set."""
     if body.pop("rollout_id", rollout_id) != rollout_id:
         raise RefusedCallError(404, _WRONG_ROLLOUT, "rollout_not_found")
     for name in [name for name, value in body.items() if value is None]:

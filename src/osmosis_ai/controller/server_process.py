@@ -1,4 +1,4 @@
-"""Rollout servers of a run: started, watched, restarted when they die, and shared by the run's attempts."""
+"""Starts, watches and restarts the rollout servers of a run, which its attempts share."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _LOOPBACK = ("127.0.0.1", "localhost")
 _NOT_INHERITED = ("VIRTUAL_ENV", "PYTHONHOME", "OSMOSIS_TOKEN")
 _POLL_S = 0.5
 _STATUS_TIMEOUT_S = 5.0
-# A dying server refuses connections a little before its end is noticed.
+# A dying server refuses connections shortly before its end is detected.
 _DEATH_NOTICE_S = 1.0
 
 
@@ -107,7 +107,7 @@ class RolloutServer(Service):
                 start_timeout_s=spec.health_timeout_s,
                 late_hint=f"the entrypoint must serve {with_uvicorn}on the port in `_OSMOSIS_ROLLOUT_PORT` and keep "
                 f"running; if it only needs longer, set {HEALTH_TIMEOUT_ENV} (seconds)",
-                # Servers that die together, as when memory is short, count as one death.
+                # Servers that die together, for example of a memory shortage, count as one death.
                 restarts=MAX_RESTARTS + spec.of - 1,
                 secret_values=spec.secret_values,
             )
@@ -116,7 +116,7 @@ class RolloutServer(Service):
         self.callbacks: CallbackListener | None = None
         """Listener that a server in a sandbox without a network must reach."""
         self.capacity: int | None = None
-        """How many rollouts it takes at once; None if unknown."""
+        """Maximum number of concurrent rollouts; None if unknown."""
         self._resources = AsyncExitStack()
         self._part = f"server-{spec.number}"
         self._has_warned = False
@@ -137,13 +137,13 @@ class RolloutServer(Service):
                 await self._start_once()
                 return
             except ServiceError as error:
-                # Not the entrypoint's fault: the machine is short of memory or overloaded.
+                # The entrypoint is not the cause: the machine is out of memory or overloaded.
                 error.is_infrastructure = error.cause in ("killed", "late")
                 if attempt >= attempts.get(error.cause, 1):
                     raise
 
     async def stop(self) -> None:
-        """End it and everything it started; cancelling kills them."""
+        """End the server and everything it started; cancellation kills them."""
         try:
             await super().stop()
         finally:
@@ -162,7 +162,7 @@ class RolloutServer(Service):
         # Another server there could pass for this one: some entrypoints do not report their identity.
         if not is_free(port):
             message = f"port {port} is already in use, so the rollout server cannot listen on it."
-            hint = "choose another port, or omit it: the server then needs none."
+            hint = "choose another port, or omit it, because the server does not need one"
             raise ServiceError(message, "address in use", hint=hint)
         identity, artifact_root = secrets.token_hex(16), rollout.artifact_root.resolve()
         env = {name: value for name, value in rollout.env.items() if name not in _NOT_INHERITED}

@@ -1,11 +1,11 @@
-"""The conversation and the artifacts of each attempt: how a run stores them, and how they are read.
+"""Stores and reads the conversation and the artifacts of each attempt.
 
 A conversation (ATIF) is appended to ``conversations.jsonl`` and flushed before the attempt's line in the journal, so no
 recorded result lacks it. A line whose attempt has no line in the journal does not count. Later, and again whenever they
 are missing, the same conversations are written to ``trajectories/``, and copies of the artifacts to ``artifacts/``,
 under the names of rows and attempts. None of these files contains a secret.
 
-The rollout's server and the agent write below ``rollout_trials/<rollout_id>/``, where anything may be found: only
+The rollout's server and the agent write below ``rollout_trials/<rollout_id>/``, so its content is untrusted: only
 regular files are read, and no link is followed. A server that knows more than the controller, such as one of the
 public SDK, leaves a ``trajectory.json`` there, which replaces the controller's version.
 """
@@ -108,7 +108,7 @@ class AttemptFilesWriter:
         self._redactor = redactor
         self._conversations = Journal(directory.conversations)
         self._recorded: deque[_Recorded] = deque()
-        # Attempts whose server may still write its own version; looked at once more during the run, then at its end.
+        # Attempts whose server may still write its own version; checked once more during the run, then at its end.
         self._awaited: deque[_Recorded] = deque()
         self._late: list[_Recorded] = []
         self._server_versions: deque[bytes] = deque()
@@ -130,7 +130,7 @@ class AttemptFilesWriter:
         return trajectory
 
     def add(self, record: TerminalRecord, trajectory: Mapping[str, Any] | None) -> None:
-        """Have the files of a recorded attempt written by the next :meth:`write`."""
+        """Queue the files of a recorded attempt for the next :meth:`write`."""
         self._has_trajectory[record.row_index * self._table.n + record.run_index] = 0
         self._recorded.append(
             _Recorded(record.row_index, record.run_index, record.rollout_id, trajectory, time.monotonic())
@@ -178,10 +178,10 @@ class AttemptFilesWriter:
             self._take_server_version(attempt, pending=True)
         if (more := self._with_left_out - _MOST_LOGGED_ATTEMPTS) > 0:
             attempts = "1 more attempt" if more == 1 else f"{more:,} more attempts"
-            self._log.write(ARTIFACTS, f"artifacts of {attempts} were left out, too", level="WARNING")
+            self._log.write(ARTIFACTS, f"artifacts of {attempts} were also left out", level="WARNING")
 
     def restore(self, most: int | None = None) -> None:
-        """Write the files that earlier sessions left out or that were removed, of the last ``most`` attempts; blocking."""
+        """Write missing files of the last ``most`` attempts of earlier sessions; blocking."""
         lacking = sorted(
             (offset for row, run, offset in self._table.recorded() if not self.has_trajectory(row, run)),
             reverse=True,
@@ -229,13 +229,13 @@ class AttemptFilesWriter:
             self._warn(f"could not copy the artifacts: {error}", attempt.rollout_id)
         else:
             awaits = not self._take_server_version(attempt)
-        # The trajectory comes last: an attempt that has one lacks nothing.
+        # The trajectory comes last: an attempt that has one is complete.
         if attempt.trajectory is not None and not self.has_trajectory(attempt.row_index, attempt.run_index):
             self._write_trajectory(attempt, attempt.trajectory)
         return awaits
 
     def _take_server_version(self, attempt: _Recorded, *, pending: bool = False) -> bool:
-        """Write the server's version of the conversation, if there is one; ``pending`` takes that of a killed server."""
+        """Write the server's version of the conversation, if any; ``pending`` accepts that of a killed server."""
         try:
             with _open_trial(self._directory.trial(attempt.rollout_id)) as trial:
                 trajectory = _read_trajectory(trial, TRAJECTORY_FILE, attempt.rollout_id)
@@ -274,7 +274,7 @@ class AttemptFilesWriter:
             names, more = ", ".join(left_out[:_MOST_LOGGED_NAMES]), len(left_out) - _MOST_LOGGED_NAMES
             self._log.write(
                 ARTIFACTS,
-                f"row {attempt.row_index}, attempt {attempt.run_index}: left out of its artifacts: {names}"
+                f"row {attempt.row_index}, attempt {attempt.run_index}: artifacts left out: {names}"
                 + (f" and {more} more" if more > 0 else ""),
                 level="WARNING",
             )
@@ -390,7 +390,7 @@ def _copy_regular_file(name: str, directory: int, target: Path) -> bool:
         return False
     with source:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # What is appended meanwhile is left out: it may never end.
+        # Bytes appended during the copy are left out, because they may never end.
         left = os.fstat(source.fileno()).st_size
         with target.open("xb") as copy:
             while left > 0 and (piece := source.read(min(left, _PIECE_BYTES))):
@@ -443,7 +443,7 @@ class AttemptFiles:
     attempt: int
 
     def conversation(self, *, max_bytes: int) -> StoredConversation:
-        """Return the attempt's trajectory; of one larger than ``max_bytes`` only the size and how to open it."""
+        """Return the attempt's trajectory; if it is larger than ``max_bytes``, only its size and how to open it."""
         directory, missing = self.run, _NOT_STORED
         written = f"{directory.trajectories.name}/{item_name(self.row, self.attempt)}.json"
         trial = f"{directory.trials.name}/{self.rollout_id}"
@@ -503,7 +503,7 @@ class AttemptFiles:
 
 
 def read_config(directory: RunDirectory) -> str | None:
-    """Return the config that a run began with; None if it was not recorded."""
+    """Return the initial config of a run; None if it was not recorded."""
     return _read_text(directory.path, directory.config.name, MOST_OF_A_CONFIG)
 
 
@@ -530,7 +530,7 @@ def read_diagnostics(directory: RunDirectory, rollout_id: str) -> bytes:
 
 
 def read_regular_file(path: Path) -> bytes | None:
-    """Return a file's content, None without the file; no link is followed."""
+    """Return a file's content, or None if it does not exist; no link is followed."""
     try:
         with open_regular(path) as handle:
             return handle.read()

@@ -94,12 +94,12 @@ def read_conversation(content: bytes) -> Conversation:
     trajectory, problems = read_object(content)
     steps = trajectory.get("steps")
     if not isinstance(steps, list):
-        problems = problems or ["The file is not a trajectory: it has no `steps`."]
+        problems = problems or ["The file is not a trajectory (`steps` is missing)."]
         steps = []
     elif not all(isinstance(step, dict) for step in steps):
-        problems.append("Some steps are not objects: they are left out.")
+        problems.append("Some steps are not objects and are left out.")
     if len(steps) > _MOST_STEPS:
-        problems.append(f"The conversation has more than {_MOST_STEPS:,} steps: the others are left out.")
+        problems.append(f"The conversation has more than {_MOST_STEPS:,} steps. The others are left out.")
         steps = steps[:_MOST_STEPS]
     subagents = trajectory.get("subagent_trajectories")
     if isinstance(subagents, list) and subagents:
@@ -141,7 +141,7 @@ def _step(number: int, step: Mapping[str, Any]) -> ConversationStep:
     call = as_table(metrics.get("extra"))
     started_at, latency_ms = call_timing(call)
     duration_ms = _duration(extra.get("duration_ms"))
-    # ATIF stores a role that it does not know as `original_role`.
+    # ATIF stores an unknown role as `original_role`.
     role = as_text(extra.get("original_role")) or as_text(step.get("source")) or "unknown"
     return ConversationStep(
         number=number,

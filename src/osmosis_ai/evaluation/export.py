@@ -4,8 +4,7 @@ A local run is read from its journal. A downloaded run is read from ``metrics.js
 conversations, and its journal if that was downloaded too.
 
 inspect_ai's ``.eval`` log (version 2) is a ZIP of JSON documents, one for each sample
-(https://inspect.aisi.org.uk/eval-logs.html). An attempt is an *epoch* there, and the id of a sample is its row's
-position in the dataset.
+(https://inspect.aisi.org.uk/eval-logs.html). An attempt is an *epoch* there, and a sample's id is its dataset row.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class ExportedSample:
-    """One attempt on one row: its result, by the names of ``TerminalRecord``, and its conversation."""
+    """An attempt: its result with the names of ``TerminalRecord``, and its conversation."""
 
     result: Mapping[str, Any]
     conversation: Conversation
@@ -76,7 +75,7 @@ class ExportedSample:
 
     @property
     def source_row_index(self) -> int:
-        """The row's position in the dataset; among the selected rows if that is unknown."""
+        """The row's position in the dataset, or among the selected rows if that is unknown."""
         known = self.result.get("source_row_index")
         return known if isinstance(known, int) else int(self.result["row_index"])
 
@@ -131,7 +130,7 @@ class ExportedRun:
                 except (ValueError, KeyError, AttributeError):
                     if skipped is None:
                         raise OsmosisError(
-                            f"{files.summary}: line {number} is no sample; download the run again."
+                            f"{files.summary} has an invalid line: {number}. Download the run again."
                         ) from None
                     skipped()
                     continue
@@ -161,8 +160,8 @@ def read_run(directory: Path, *, without_metrics: bool = False) -> ExportedRun:
     metrics = {} if without_metrics and not files.metrics.exists() else files.read_metrics()
     if metrics is None or not files.summary.is_file():
         raise NotFoundError(
-            f"there is no run in {directory}.",
-            hint="`osmosis eval download RUN` fetches one of a platform, metrics and trajectories",
+            f"{directory} has no run.",
+            hint="`osmosis eval download RUN` downloads metrics and trajectories of a platform run",
         )
     facts = as_table(metrics.get("eval_run"))
     return ExportedRun(
@@ -224,12 +223,12 @@ def _newest_offsets(events: Path) -> dict[tuple[int, int], int]:
     except JournalCorruptionError as error:
         raise OsmosisError(
             f"the journal `{events}` is damaged at line {error.details['line']}.",
-            hint="`osmosis eval download RUN --type journal` fetches it again",
+            hint="`osmosis eval download RUN --type journal` downloads it again",
         ) from None
 
 
 def _sample(directory: Path, result: dict[str, Any]) -> ExportedSample:
-    """Return a result with its conversation; what the result lacks is taken from the trajectory."""
+    """Return a result with its conversation, which also provides missing fields."""
     name = f"{item_name(result['row_index'], result['run_index'])}.json"
     try:
         content = read_regular_file(RunDirectory(directory).trajectories / name)
@@ -246,7 +245,7 @@ def _sample(directory: Path, result: dict[str, Any]) -> ExportedSample:
 
 
 def write_jsonl(run: ExportedRun, target: IO[bytes]) -> int:
-    """Write one JSON object a line; return how many."""
+    """Write one JSON object per line; return the number of lines."""
     count = 0
     for sample in run.samples():
         target.write(orjson.dumps(_flat(run, sample), option=orjson.OPT_APPEND_NEWLINE))
@@ -293,7 +292,7 @@ def _flat(run: ExportedRun, sample: ExportedSample) -> dict[str, Any]:
 
 
 def write_inspect_log(run: ExportedRun, target: IO[bytes]) -> int:
-    """Write a log of inspect_ai; return how many samples it has."""
+    """Write a log of inspect_ai; return the number of samples."""
     spec = _inspect_spec(run)
     steps = [{"solver": str(run.facts.get("rollout_name") or "rollout")}]
     start = {"version": INSPECT_LOG_VERSION, "eval": spec, "plan": {"steps": steps}}
@@ -346,7 +345,7 @@ def _inspect_outcome(run: ExportedRun, spec: Mapping[str, Any], *, scored: int) 
         estimate = as_table(run.estimates.get(key))
         if as_number(estimate.get("value")) is None:
             continue
-        # inspect_ai has no intervals: ours is in the metadata.
+        # inspect_ai has no intervals, so the metadata has ours.
         value = {"name": metric, "value": estimate["value"], "metadata": estimate}
         scores.append({"name": name, "scorer": name, "scored_samples": scored, "metrics": {metric: value}})
     counts = {name: run.summary.get(name) or 0 for name in ("total_samples", "completed_samples")}

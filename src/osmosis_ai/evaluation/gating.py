@@ -1,13 +1,12 @@
 """The rules of a gate and their verdicts.
 
-A rule compares a number with a limit, and a number that was measured on a sample is only known within bounds.
-``--min`` passes if the one-sided 95 % lower bound is at or above the limit, fails if the upper bound is below it, and is
-inconclusive in between. ``--max`` is the mirror image. So a gate lets an agent that is below the limit pass at most once
-in twenty times, however small the run. ``--margin`` compares a run with a baseline:
-:mod:`~osmosis_ai.evaluation.comparison.gate_rules`.
+A rule compares a metric with a limit; a metric measured on a sample is only known within bounds. ``--min`` passes if the
+one-sided 95% lower bound is at or above the limit, fails if the upper bound is below it, and is inconclusive in between.
+``--max`` is the mirror image. So an agent below the limit passes at most once in twenty times, however small the run.
+``--margin`` compares a run with a baseline (:mod:`~osmosis_ai.evaluation.comparison.gate_rules`).
 
 Attempts without a score are missing evidence. A verdict on a score must also hold with all of them at the lowest score
-and with all of them at the highest, each with an interval of its own.
+and with all of them at the highest, each with its own interval.
 
 A gate passes if all its rules pass, so passing needs no adjustment (an intersection-union test, Berger 1982). Any rule
 can fail it, so failures are adjusted for the number of rules (Holm).
@@ -44,10 +43,10 @@ Bound = Literal["min", "max", "margin"]
 Verdict = Literal["pass", "fail", "unclear"]
 
 SHARES = ("unscored", "failed", "infrastructure")
-"""Shares of the attempts that a run made; what they count is known, so a limit of 0 is meant as it stands."""
+"""Shares of the finished attempts. They are counted exactly, so a limit of 0 allows none."""
 RUN_METRICS = tuple(METRICS)
 RUBRIC_METRICS = ("score", "alpha", "unscored")
-"""What the result file of a judge knows: its mean score, how far it repeats itself, calls without a score."""
+"""Metrics in a judge's result file: mean score, self-agreement, share of calls without a score."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +61,13 @@ class Rule:
 
     @property
     def kind(self) -> str:
-        """The metric as :data:`RUN_METRICS` names it."""
+        """The name of the metric in :data:`RUN_METRICS`."""
         described = metric_named(self.metric)
         return self.metric if described is None else described.name
 
     @property
     def described(self) -> Metric:
-        """What the metric is; one that only a judge's result file has is a value."""
+        """The metric; one that only a judge's result file has counts as a value."""
         return metric_named(self.metric) or Metric(self.metric, True, "value", compared=False)
 
     def __str__(self) -> str:
@@ -99,7 +98,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a run knows of a number."""
+    """A number of a run, with its bounds."""
 
     value: float | None = None
     at_least: float | None = None
@@ -127,7 +126,7 @@ class Evidence:
         return replace(self, at_least=at_least, at_most=at_most)
 
     def number(self) -> dict[str, Any]:
-        """Return it as every document shows a number (``comparison.numbers.number_data``)."""
+        """Return the JSON form of a number (as ``comparison.numbers.number_data``)."""
         reason = self.note or None if self.at_least is None and self.at_most is None else None
         names = ("value", "low", "high", "rows", "samples", "method", "p")
         return {**{name: getattr(self, name) for name in names}, "p_adjusted": None, "reason": reason}
@@ -135,7 +134,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class RuleResult:
-    """What a rule came to, and why, in a sentence."""
+    """The verdict on a rule, with the reason in a sentence."""
 
     rule: Rule
     evidence: Evidence
@@ -144,7 +143,6 @@ class RuleResult:
     settles: str | None = None
 
     def data(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
         rule, evidence = self.rule, self.evidence
         found: dict[str, Any] = {
             "metric": rule.metric,
@@ -178,34 +176,33 @@ def parse_rules(minima: Iterable[str], maxima: Iterable[str], margins: Iterable[
 
 
 def require_rules(rules: Sequence[Rule]) -> None:
-    """Check that there is a rule, and that a run can meet them all."""
+    """Check that there are rules and that they do not contradict each other."""
     if not rules:
         raise OsmosisError(
-            "a gate needs at least one rule.", hint="for instance --min pass_rate=0.8 --max unscored=0.05"
+            "A gate needs at least one rule.", hint="for example --min pass_rate=0.8 --max unscored=0.05"
         )
     minima, maxima = ([rule for rule in rules if rule.bound == bound] for bound in ("min", "max"))
     for least, most in product(minima, maxima):
         if least.metric == most.metric and least.limit > most.limit:
-            raise OsmosisError(f"no run meets both `{least}` and `{most}`.", hint="give up one of them")
+            raise OsmosisError(f"No run meets both '{least}' and '{most}'.", hint="remove one of them")
 
 
 def require_known(rules: Iterable[Rule], metrics: Sequence[str], of: str) -> None:
-    """Check that rules are about what can be known."""
+    """Check that the metrics of all rules are available."""
     for rule in rules:
         if rule.kind not in metrics:
             raise OsmosisError(f"{of} has no metric '{rule.metric}'.", hint=f"it has {', '.join(metrics)}")
 
 
 def require_pass_at(rules: Iterable[Rule], known: Sequence[int]) -> None:
-    """Check that rules about pass@k and pass^k ask for a k that a finished run has: others could never be
-    decided."""
+    """Check that a finished run has the k of each pass@k and pass^k rule, which is otherwise never decided."""
     for rule in rules:
-        asked = attempts_asked(rule.metric)
-        if asked is not None and asked not in known:
+        wanted_k = attempts_asked(rule.metric)
+        if wanted_k is not None and wanted_k not in known:
             listed = ", ".join(f"{rule.metric[:5]}{k}" for k in known)
             raise OsmosisError(
-                f"the run has no {rule.metric}.",
-                hint=f"it has {listed}" if known else "it made one attempt a row: ask for pass_rate",
+                f"The run has no {rule.metric}.",
+                hint=f"it has {listed}" if known else "it has one attempt per row; use pass_rate",
             )
 
 
@@ -235,7 +232,7 @@ def judge(
 
 
 def _with_unscored(found: RuleResult, evidence: Evidence) -> str:
-    """Return the reason for a verdict, with the bounds that the unscored attempts allow: they decide."""
+    """Return the reason for a verdict, with the bounds under all scores of the unscored attempts."""
     if evidence.extremes is None or evidence.value is None:
         return found.reason
     lowest, highest = (each.shown() for each in evidence.extremes)
@@ -259,17 +256,17 @@ def count_unscored(count: int) -> str:
 
 
 def _measured(rule: Rule, evidence: Evidence, confidence: float) -> RuleResult:
-    """Apply a rule to a number as it was measured."""
-    level = f"with {100 * confidence:g} % confidence"
+    """Apply a rule to a measured number."""
+    level = f"with {100 * confidence:g}% confidence"
     low, high, limit = evidence.at_least, evidence.at_most, rule.limit
     evidence = evidence.shown()
     if evidence.value is None:
-        return RuleResult(rule, evidence, "unclear", _why(evidence, "the run has no such number."))
+        return RuleResult(rule, evidence, "unclear", _why(evidence, "the run does not have this metric."))
     if is_exact(rule):
-        return _literally_none(rule, evidence)
+        return _exactly_zero(rule, evidence)
     is_amount = rule.described.scale == "amount"
     if is_amount and rule.bound == "max" and evidence.value == 0 and not evidence.unreported:
-        return RuleResult(rule, evidence, "pass", _sentence("nothing of it was spent", evidence))
+        return RuleResult(rule, evidence, "pass", _sentence("it is zero", evidence))
     if rule.bound == "max":
         met, missed = high is not None and high <= limit, low is not None and low > limit
         safe, beyond = f"at most {_number(evidence.at_most)}", f"at least {_number(evidence.at_least)}"
@@ -287,7 +284,7 @@ def _measured(rule: Rule, evidence: Evidence, confidence: float) -> RuleResult:
 
 
 def is_exact(rule: Rule) -> bool:
-    """Whether a rule limits a share of this run's own attempts to 0, so that chance plays no part."""
+    """Return whether a rule limits a counted share to 0, so that chance plays no part."""
     return rule.bound == "max" and rule.limit == 0 and rule.metric in SHARES
 
 
@@ -296,8 +293,7 @@ Judge = Callable[[float], RuleResult]
 
 
 def judge_together(rules: Mapping[Rule, Judge], *, confidence: float = CONFIDENCE) -> dict[Rule, RuleResult]:
-    """Judge the rules of a gate, and adjust failures for the number of rules that could fail by chance
-    (Holm)."""
+    """Judge rules together; failures are adjusted for the number of rules that may fail by chance (Holm)."""
     found = {rule: judge_at(confidence) for rule, judge_at in rules.items()}
     by_chance = [
         rule
@@ -323,7 +319,7 @@ def judge_together(rules: Mapping[Rule, Judge], *, confidence: float = CONFIDENC
 
 
 def overall(judgements: Sequence[RuleResult]) -> Verdict:
-    """Return what all rules together come to: one that fails decides, then one that is unclear."""
+    """Return the verdict on all rules: fail if one fails, otherwise unclear if one is unclear."""
     verdicts = {judgement.verdict for judgement in judgements}
     return "fail" if "fail" in verdicts else "unclear" if "unclear" in verdicts else "pass"
 
@@ -335,21 +331,21 @@ def evidence_of(
     rows: int | None = None,
     confidence: float = CONFIDENCE,
 ) -> Evidence:
-    """Return what the ``estimates`` of a run's metrics say of a metric."""
+    """Return the evidence about a metric in a run's ``estimates``."""
     if metric in SHARES and (estimates.get(metric) is None or confidence != CONFIDENCE):
         return _counted_share(metric, estimates.get("counts") or {}, rows, confidence)
     if confidence != CONFIDENCE:
-        return Evidence(note=f"the bounds of {metric} are known only at 95 % confidence.")
-    asked = attempts_asked(metric)
-    if asked is not None:
+        return Evidence(note=f"the bounds of {metric} are only known at 95% confidence.")
+    wanted_k = attempts_asked(metric)
+    if wanted_k is not None:
         known = estimates.get("pass_at_k" if metric.startswith("pass@") else "pass_hat_k") or {}
-        found = known.get(str(asked))
+        found = known.get(str(wanted_k))
         if found is None:
             return Evidence(note=_unknown_k(metric, known))
     else:
         found = estimates.get(metric)
     if not isinstance(found, Mapping):
-        return Evidence(note="no sample of the run has a score.")
+        return Evidence(note="no attempt of the run has a score.")
     return Evidence(
         value=found.get("value"),
         at_least=found.get("at_least"),
@@ -366,9 +362,9 @@ def evidence_of(
 def evidence_of_share(
     hits: float, samples: int, rows: int | None, *, note: str = "", confidence: float = CONFIDENCE
 ) -> Evidence:
-    """Return what counts say of a share, by the exact bounds of Clopper and Pearson."""
+    """Return the evidence about a counted share, with the exact bounds of Clopper and Pearson."""
     if samples <= 0:
-        return Evidence(note=note or "no sample of the run has a score.")
+        return Evidence(note=note or "no attempt of the run has a score.")
     share, size = hits / samples, min(samples, rows or samples)
     exact = korn_graubard_interval(ClusteredRate(share, None, samples, size, size, 0), confidence)
     return Evidence(share, exact.at_least, exact.at_most, rows, samples, note)
@@ -383,11 +379,11 @@ def evidence_of_mean(
     note: str = "",
     confidence: float = CONFIDENCE,
 ) -> Evidence:
-    """Return what mean and standard deviation say of a mean, counting observations as :func:`evidence_of_share`."""
+    """Return the evidence about a mean, counting observations as :func:`evidence_of_share`."""
     size = min(samples, rows or samples)
     if size < 2:
         return Evidence(
-            mean, rows=rows, samples=samples, note="one sample does not tell how much others differ."
+            mean, rows=rows, samples=samples, note="the variance cannot be estimated from one attempt."
         )
     interval = student_interval(mean, std / math.sqrt(size - 1), size, confidence)
     known = f"{interval.reason}." if interval.reason else note
@@ -395,7 +391,7 @@ def evidence_of_mean(
 
 
 def evidence_of_figure(figure: Mapping[str, Any], *, note: str = "") -> Evidence:
-    """Return what a figure of a judge's trust report says, with the ends of its two-sided interval as bounds."""
+    """Return the evidence about a figure of a judge, with the ends of its two-sided interval as bounds."""
     reason = str(figure.get("reason") or "").rstrip(".")
     return Evidence(
         value=figure.get("value"),
@@ -408,7 +404,7 @@ def evidence_of_figure(figure: Mapping[str, Any], *, note: str = "") -> Evidence
 
 
 def weakest(rule: Rule, found: Sequence[Evidence]) -> Evidence:
-    """Return the evidence that meets a rule least of all; what is not known is weakest."""
+    """Return the evidence that meets a rule least; unknown bounds are the weakest."""
 
     def least_met(each: Evidence) -> float:
         ends: list[float | None] = [
@@ -426,32 +422,34 @@ def _rule(text: str, bound: Bound) -> Rule:
     name, equals, number = (part.strip() for part in text.partition("="))
     shown = f"--{bound} {text}"
     if not equals or not name or not number:
-        raise OsmosisError(f"`{shown}` is no rule.", hint=f"write it as --{bound} METRIC=NUMBER")
+        raise OsmosisError(f"'{shown}' is not a rule.", hint=f"write it as --{bound} METRIC=NUMBER")
     rule, metric = Rule(name, bound, 0.0), metric_named(name)
     known = list(dict.fromkeys((*RUN_METRICS, *RUBRIC_METRICS)))
     if metric is None and name not in RUBRIC_METRICS:
-        meant = suggested_metric(name) or closest(name, RUBRIC_METRICS)
+        suggestion = suggested_metric(name) or closest(name, RUBRIC_METRICS)
         raise OsmosisError(
-            f"`{shown}`: there is no metric '{name}'.",
-            details={"metric": name, "metrics": known, "suggestion": meant},
-            hint=f"did you mean '{meant}'?" if meant else f"choose from {', '.join(known)}",
+            f"'{shown}' has an unknown metric: '{name}'.",
+            details={"metric": name, "metrics": known, "suggestion": suggestion},
+            hint=f"did you mean '{suggestion}'?" if suggestion else f"choose from {', '.join(known)}",
         )
     try:
         limit = float(number)
     except ValueError:
         limit = math.nan
     if not math.isfinite(limit):
-        raise OsmosisError(f"`{shown}`: '{number}' is no number.", hint=f"for instance --{bound} {name}=0.8")
+        raise OsmosisError(
+            f"'{shown}' has an invalid number: '{number}'.", hint=f"for example --{bound} {name}=0.8"
+        )
     problem = (margin_problem if bound == "margin" else limit_problem)(rule.described, limit)
     if problem:
-        raise OsmosisError(f"`{shown}`: {problem if bound == 'margin' else f'{name} {problem}'}.")
+        raise OsmosisError(f"'{shown}' is invalid: {problem if bound == 'margin' else f'{name} {problem}'}.")
     return replace(rule, limit=limit)
 
 
-def _literally_none(rule: Rule, evidence: Evidence) -> RuleResult:
-    """Apply a limit of 0, which no upper bound ever reaches: not one of the run's own attempts may count."""
+def _exactly_zero(rule: Rule, evidence: Evidence) -> RuleResult:
+    """Apply a limit of 0, which no upper bound ever reaches, to the share itself."""
     if evidence.value == 0:
-        return RuleResult(rule, evidence, "pass", _sentence("there is not one", evidence))
+        return RuleResult(rule, evidence, "pass", _sentence("the share is 0", evidence))
     return RuleResult(rule, evidence, "fail", _sentence(f"the share is {_number(evidence.value)}", evidence))
 
 
@@ -459,7 +457,7 @@ def _counted_share(metric: str, counts: Mapping[str, Any], rows: int | None, con
     planned, pending, skipped = (counts.get(key) or 0 for key in ("planned", "pending", "skipped"))
     made = planned - pending - skipped
     if made <= 0:
-        return Evidence(note="the run has made no attempt yet.")
+        return Evidence(note="the run has no finished attempts.")
     hits = {
         "unscored": made - (counts.get("scored") or 0),
         "failed": sum((counts.get("failed_by_boundary") or {}).values()),
@@ -469,15 +467,15 @@ def _counted_share(metric: str, counts: Mapping[str, Any], rows: int | None, con
 
 
 def _clause(found: Mapping[str, Any]) -> str:
-    said = [found[key].rstrip(".") for key in ("reason", "warning") if found.get(key)]
-    return f"{'; '.join(said)}." if said else ""
+    parts = [found[key].rstrip(".") for key in ("reason", "warning") if found.get(key)]
+    return f"{'; '.join(parts)}." if parts else ""
 
 
 def _unknown_k(metric: str, known: Mapping[str, Any]) -> str:
     name = metric[: len("pass@")]
     if not known:
-        return f"the run has no {name}k: it made one attempt a row (then ask for pass_rate), or no sample has a score."
-    return f"the run has no {metric}, but {', '.join(f'{name}{each}' for each in sorted(known, key=int))}."
+        return f"the run has no {name}k: it has one attempt per row (use pass_rate), or no scores."
+    return f"the run has no {metric}, only {', '.join(f'{name}{each}' for each in sorted(known, key=int))}."
 
 
 def describe_unreported(count: int) -> str:
@@ -486,15 +484,15 @@ def describe_unreported(count: int) -> str:
 
 
 def _why(evidence: Evidence, otherwise: str) -> str:
-    """Return why there are no bounds, with how many attempts did not report the amount."""
+    """Return the reason for missing bounds, with the number of unreported attempts."""
     why = evidence.note or otherwise
     return f"{why.rstrip('.')}; {describe_unreported(evidence.unreported)}." if evidence.unreported else why
 
 
 def _no_spread(evidence: Evidence) -> str:
     if evidence.rows == 1:
-        return "one row alone does not tell how much rows differ; evaluate more."
-    return "the data say nothing about the spread of this number; evaluate more rows."
+        return "the variance cannot be estimated from one row; evaluate more."
+    return "the data do not determine the variance; evaluate more rows."
 
 
 def _sentence(clause: str, evidence: Evidence, advice: str = "") -> str:

@@ -1,7 +1,7 @@
 """The interface between the engine and its caller: plan, progress, questions and the summary of a session.
 
-The defaults of :class:`RunHooks` are those of an unattended program: they show nothing, confirm the dispatch and take
-secrets from the environment.
+The defaults of :class:`RunHooks` suit an unattended program: they show nothing, confirm the dispatch and read secrets
+from the environment.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ProgressSnapshot:
 
     @classmethod
     def of(cls, table: AttemptTable, pass_threshold: float, **measured: Any) -> ProgressSnapshot:
-        """Return the progress of a run with these results; ``measured`` are the fields that the table does not know."""
+        """Return the progress of a run with these results; ``measured`` has the fields that are not in the table."""
         rewards = table.rewards
         return cls(
             completed=len(table) - table.open_count,
@@ -108,7 +108,7 @@ class RunHooks:
         return {name: os.environ[name] for name in names}
 
     def started(self, interrupt: Callable[[], None]) -> None:
-        """Receive the function that stops the run gracefully; from now on the run costs money."""
+        """Receive the function that stops the run gracefully; the run costs money from now on."""
 
     def ended(self) -> None:
         """Called when the run no longer costs money; only its files are still written."""

@@ -39,7 +39,7 @@ class JournalCorruptionError(OsmosisError):
 
 
 class JournalWriteError(OsmosisError):
-    """The disk did not take a record; it was not acknowledged."""
+    """A record could not be written; it was not acknowledged."""
 
     default_code = "INTERNAL"
 
@@ -51,7 +51,7 @@ class Journal:
         self,
         path: Path,
         *,
-        full_hint: str = "free some space, then start the run again: finished results are kept",
+        full_hint: str = "free some space, then run the same command again; finished results are kept",
     ) -> None:
         """Open ``path``, creating it if necessary and cutting off an incomplete last line."""
         self.path = path
@@ -131,7 +131,7 @@ class Journal:
         reason = os.strerror(error.errno) if error.errno else str(error)
         return JournalWriteError(
             f"{problem}: a result could not be written to `{self.path}` ({reason}). "
-            "Everything finished before is safe; what was not written stays pending.",
+            "Earlier results are safe; this attempt stays pending.",
             details={"path": str(self.path)},
             hint=self._full_hint,
         )
@@ -258,7 +258,7 @@ class Salvage(NamedTuple):
     damaged_copy: Path | None = None
 
     def describe(self) -> str:
-        """Return the outcome in a sentence or two."""
+        """Describe the outcome."""
         if self.damaged_copy is None:
             return f"The journal is not damaged; all {self.intact} results are intact."
         lines = ", ".join(map(str, self.dropped[:_SHOWN_LINES]))

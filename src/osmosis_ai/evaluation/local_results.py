@@ -1,4 +1,4 @@
-"""The numbers of a run directory: those of ``metrics.json`` if they cover the whole journal, else computed from it."""
+"""The numbers of a run: from ``metrics.json`` if it covers the whole journal, otherwise from the journal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_LISTED_BYTES = 4 << 20
 
 
 class LocalResults:
-    """The results of a local run, read from its journal as far as :meth:`advance` has come."""
+    """The results of a local run; :meth:`advance` reads its journal."""
 
     def __init__(self, path: Path) -> None:
         self.directory = RunDirectory(path)
@@ -80,7 +80,7 @@ class LocalResults:
         pending = f"{self.table.open_count} of {len(self.table)} attempts are pending"
         return {
             "running": f"the run is still running: {pending}.",
-            "incomplete": f"the run is not finished: {pending}; run it again to continue.",
+            "incomplete": f"the run is not finished: {pending}; run the same command again to continue.",
             "finished": None,
         }[self.status]
 

@@ -72,7 +72,7 @@ class Manifest:
                 raw = json.loads(file.read())
             version = str(raw["schema_version"])[:40]
             if version != str(SCHEMA_VERSION):
-                raise ValueError(f"it has schema version {version}; this release knows {SCHEMA_VERSION}")
+                raise ValueError(f"it has schema version {version}; this release supports {SCHEMA_VERSION}")
             if not {"local_run_id", "created_at"} <= raw.keys():
                 raise ValueError("it has no run id or start time")
             manifest = msgspec.convert(raw, cls)
@@ -195,7 +195,7 @@ def _format_value(value: Any) -> str:
 
 @dataclass(kw_only=True)
 class RunPlan:
-    """The run of a session, and its work; the lock is held."""
+    """The run of a session and its attempts; the session holds the lock."""
 
     directory: RunDirectory
     manifest: Manifest | None = None  # of a run that is continued
@@ -222,7 +222,7 @@ def run_lock(output_root: Path, name: str) -> Iterator[None]:
     The lock is a file next to the runs, so that a locked run can be archived.
     """
     refusal = ConflictError(
-        f"another process already holds the run '{name}'.",
+        f"Another process is using the run '{name}'.",
         details={"run_name": name},
         hint=f"wait until it ends ('osmosis eval watch {name}' shows it in a workspace directory), "
         "or choose another '--name'",

@@ -7,7 +7,7 @@ status    reward   counts as
 ========  =======  ==================================================================
 success   number   scored: the only samples behind reward, pass rate and pass@k
 success   none     unscored, reason ``no_reward``
-failed    any      unscored, reason its error type; and one failure of its boundary
+failed    any      unscored, reason its error type; and one failure of its source
 skipped   any      skipped: the grader removed it
 none      none     pending
 ========  =======  ==================================================================
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 _INFRASTRUCTURE = ("provider", "rollout_server", "platform")
 NO_REWARD = "no_reward"
 LEAST_SCORED = 0.9
-"""With a smaller share of finished attempts scored, statements about the others are guesses."""
+"""If fewer finished attempts are scored, the numbers may not describe the others."""
 # If a larger share of attempts is truncated, filtered or refused, the results may not reflect the model.
 _MAX_AFFECTED = 0.05
 _PROVIDER = 1 + ERROR_SOURCES.index("provider")
@@ -403,8 +403,8 @@ class _Numbers:
         import numpy as np
 
         known, total = self._known("tokens").size, self._sum("tokens")
-        asked = (self.columns["model_calls"] > 0) | (self.columns["boundary"] == _PROVIDER)
-        unreported = self.recorded & asked & np.isnan(self.columns["tokens"])
+        called = (self.columns["model_calls"] > 0) | (self.columns["boundary"] == _PROVIDER)
+        unreported = self.recorded & called & np.isnan(self.columns["tokens"])
         return TokenTotals(
             prompt=self._sum("prompt_tokens"),
             completion=self._sum("completion_tokens"),
@@ -443,14 +443,14 @@ class _Numbers:
         import numpy as np
 
         in_model, calls = self.columns["model_latency_ms"], self.columns["model_calls"]
-        elsewhere = self.columns["duration_ms"] - in_model
+        outside = self.columns["duration_ms"] - in_model
         waited = self.recorded & np.isfinite(in_model)
         called = waited & (calls > 0)
         total_calls = int(calls[called].sum(dtype="f8"))
         return Latency(
             rollout_ms=percentiles(self._known("duration_ms")),
             model_ms=percentiles(in_model[waited]),
-            elsewhere_ms=percentiles(elsewhere[self.recorded & np.isfinite(elsewhere)].clip(min=0.0)),
+            elsewhere_ms=percentiles(outside[self.recorded & np.isfinite(outside)].clip(min=0.0)),
             model_call_mean_ms=float(in_model[called].sum()) / total_calls if total_calls else None,
         )
 
@@ -475,15 +475,15 @@ def describe_few_scored(scored: int, finished: int) -> str | None:
     if scored >= LEAST_SCORED * finished:
         return None
     share = _percent(scored, finished)
-    return f"only {scored:,} of {finished:,} finished attempts have a score ({share}); the numbers leave out the rest"
+    return f"only {scored:,} of {finished:,} finished attempts have a score ({share}); the numbers exclude the rest"
 
 
 def describe_copied_rows(copies: int, rows: int) -> str | None:
     """Return a warning if rows are duplicates of others."""
     if not copies:
         return None
-    duplicates = "row is a copy" if copies == 1 else "rows are copies"
-    return f"{copies:,} of {rows:,} {duplicates} of another: copies count as one row in every interval"
+    duplicates = "row is a duplicate" if copies == 1 else "rows are duplicates"
+    return f"{copies:,} of {rows:,} {duplicates} of another and count as one row in every interval"
 
 
 def _warnings(counts: Counts, rows: int, finish: FinishTotals | None) -> Iterator[str]:

@@ -51,7 +51,7 @@ UNKNOWN = "unknown"
 _numbers_of = attrgetter(*_NUMBERS)
 _STATUS_CODES = {name: code for code, name in enumerate(STATUSES, start=1)}
 _BOUNDARY_CODES = {name: code for code, name in enumerate((None, *ERROR_SOURCES))}
-# A rollout that invents error types does not fill the memory.
+# The limit protects the memory from a rollout with ever new error types.
 _MAX_REASONS = 1000
 # By chance, two different rows of 100,000 have the same key in one of three billion datasets.
 _KEY_DIGITS = 16
@@ -74,9 +74,9 @@ class AttemptTable:
         self._row_keys = np.zeros(rows, dtype=np.uint64)
         self._open = np.ones(rows * n, dtype=np.bool_)
         if only is not None:
-            wanted = [row * n + run for row, run in only]
+            positions = [row * n + run for row, run in only]
             self.columns["status"], self._open[:] = LEFT_OUT, False
-            self.columns["status"][wanted], self._open[wanted] = PENDING, True
+            self.columns["status"][positions], self._open[positions] = PENDING, True
 
     def __len__(self) -> int:
         return int((self.columns["status"] != LEFT_OUT).sum())
@@ -143,16 +143,16 @@ class AttemptTable:
         self._open |= (status == FAILED) | (status == SKIPPED)
 
     def is_open(self, row_index: int, run_index: int) -> bool:
-        """Whether the attempt still has to be made."""
+        """Whether the attempt is pending."""
         return bool(self._open[row_index * self.n + run_index])
 
     def row_is_open(self, row_index: int) -> bool:
-        """Whether any attempt on the row still has to be made."""
+        """Whether any attempt on the row is pending."""
         return bool(self._open[row_index * self.n : (row_index + 1) * self.n].any())
 
     @property
     def open_count(self) -> int:
-        """Attempts that still have to be made."""
+        """Number of pending attempts."""
         return int(self._open.sum())
 
     def count(self, status: Status) -> int:

@@ -1,9 +1,9 @@
 """An evaluation on this machine, from its inputs to its metrics.
 
-:meth:`EvalRunner.run` has the steps in order. Nothing is asked or spent before the run directory and the rows have
-been checked; nothing is written before the user agreed. Whatever happens after that, the directory ends up
-consistent, and running it again continues it: nothing more is dispatched, results on their way reach the journal, the
-rollout's server is stopped, then the model. What had not finished is still pending.
+:meth:`EvalRunner.run` has the steps in order. The run directory and the rows are checked before the user is asked or
+money is spent, and nothing is written before the user agrees. The directory stays consistent however the run ends, and
+the next run continues it: dispatch stops, arrived results reach the journal, then the rollout's server and the model
+stop. Unfinished attempts stay pending.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ INTERRUPTED = Stop("interrupted", "interrupted")
 _PROGRESS_S = 0.25
 # Live views lag by at most 2 s.
 _SNAPSHOT_S = 1.0
-# The cost of a snapshot grows with the run; at most this share of the time goes into them.
+# The cost of a snapshot grows with the run; snapshots take at most this share of the time.
 _SNAPSHOT_SHARE = 0.05
 # The model's own limiter adapts below this; rollouts in flight bound it anyway.
 _MODEL_CALLS_CEILING = 256
@@ -81,7 +81,7 @@ _SHOWN_ROWS = 10
 
 
 class LostTooOftenError(OsmosisError):
-    """The same attempt was lost again and again."""
+    """An attempt was lost too often."""
 
     default_code = "INTERNAL"
 
@@ -96,15 +96,15 @@ class EvalRunner:
         dataset: the file with the rows.
         selection: which rows of it.
         rollout: where the agent comes from.
-        output_root: the directory that holds the run's directory.
-        hooks: what the caller shows and asks.
+        output_root: the parent of the run's directory.
+        hooks: output and questions of the caller.
         open_model: opens the model's endpoint.
         provenance: facts that go into the manifest, such as the commit.
-        config_text: the config file, kept with the run.
-        config_stem: how the run is named without ``options.name``.
+        config_text: the config file, stored with the run.
+        config_stem: start of the run's name without ``options.name``.
         environ: the environment of the rollout's server.
-        cache_dir: where environments are built.
-        only: the attempts to make, where not all of them.
+        cache_dir: directory of the rollout environments.
+        only: the attempts to run; None runs all.
     """
 
     spec: EvalRunSpec
@@ -125,7 +125,7 @@ class EvalRunner:
     async def run(
         self, after_finalize: Callable[[RunSummary], Awaitable[None]] | None = None
     ) -> RunSummary | None:
-        """Run it; return the summary, or None when the user declined to start."""
+        """Run the evaluation; return its summary, or None if the user declined to start."""
         with ExitStack() as stack:
             self.table = AttemptTable(len(self.selection), self.spec.evaluation.n, only=self.only)
             inputs = await asyncio.to_thread(self._inputs)
@@ -161,7 +161,7 @@ class EvalRunner:
             return summary
 
     def _inputs(self) -> dict[str, Any]:
-        """Read everything a result depends on, and check that every selected row can be used."""
+        """Return the inputs of the run after checking every selected row."""
         if not len(self.selection):
             raise OsmosisError(
                 f"No row is selected: '{self.dataset.path}' has {self.selection.total_rows} rows."
@@ -177,7 +177,7 @@ class EvalRunner:
     def _salvage(self, opened: RunPlan) -> None:
         directory = opened.directory
         if opened.manifest is None or not directory.events.exists():
-            self.hooks.note(f"'{opened.name}' has no journal yet: there is nothing to salvage.")
+            self.hooks.note(f"'{opened.name}' has no journal to salvage.")
             return
         try:
             found = salvage(directory.events, lambda each: self.table.holds(each.row_index, each.run_index))
@@ -188,7 +188,7 @@ class EvalRunner:
         self.hooks.note(found.describe())
 
     def _earlier_s(self) -> float:
-        """Return how long earlier sessions took, in seconds."""
+        """Return the duration of earlier sessions in seconds."""
         earlier = as_table((self.directory.read_metrics() or {}).get("eval_run")).get("duration_ms")
         return max((as_number(earlier) or 0.0) / 1000, self.options.worked_before_s)
 
@@ -216,7 +216,7 @@ class EvalRunner:
 
 
 class _Session(AttemptResults):
-    """One process's turn at a run whose directory exists and whose lock it holds."""
+    """The work of one process on a run; it holds the run's lock."""
 
     def __init__(self, run: EvalRunner, stack: ExitStack) -> None:
         self._run, self._directory, self._hooks = run, run.directory, run.hooks
@@ -235,12 +235,11 @@ class _Session(AttemptResults):
         self._finished = self._dispatched = 0
         self._spent, self._spent_at = Spent(), -math.inf
         self._indexed: tuple[int, int] | None = None
-        # Attempts that were lost with their server, by source row and run, and how often. Those run again first, so
-        # there are never many.
+        # How often attempts were lost with their server, by source row and run. They run again first, so they are few.
         self._deaths: Counter[tuple[int, int]] = Counter()
 
     async def run(self) -> RunSummary:
-        """Execute what is pending, then write the results."""
+        """Run the pending attempts, then write the results."""
         self._spending.start_clock()
         self._journal = Journal(self._directory.events)
         try:
@@ -260,7 +259,7 @@ class _Session(AttemptResults):
             await self._files.close()
 
     def interrupt(self) -> None:
-        """Stop dispatching and cancel what is in flight, or what is being set up."""
+        """Stop dispatching and cancel the attempts in flight, or the setup."""
         self._halt(INTERRUPTED)
 
     def _halt(self, stop: Stop) -> None:
@@ -271,13 +270,13 @@ class _Session(AttemptResults):
             self._task.cancel()
 
     async def _execute(self) -> Stop | None:
-        """Make the attempts; return why some are left, or None."""
+        """Run the attempts; return why some are pending, or None."""
         self._task = asyncio.create_task(self._make_attempts())
         self._hooks.started(self.interrupt)
         try:
             async with self._reporting():
                 stop = await self._until_done(self._task)
-        except Exception as error:  # whatever it is, the finished results are written before it continues
+        except Exception as error:  # finished results are written before it propagates
             self._log.write("run", str(error), level="ERROR", error=type(error).__name__)
             await self._finalize(Stop("fault", str(error), error))
             raise
@@ -337,7 +336,7 @@ class _Session(AttemptResults):
             stop = await self._dispatch(runner)
             if "seed" in client.snapshot().refused_parameters:
                 self._note(
-                    "The model's endpoint does not accept a seed: running this again gives other samples."
+                    "The model's endpoint does not accept a seed. Another run gives different results."
                 )
             return stop
 
@@ -349,7 +348,7 @@ class _Session(AttemptResults):
         rollout, directory = run.rollout, self._directory
         if isinstance(rollout, RemoteSource):
             self._hooks.note(f"remote agent: '{rollout.name}'")
-            self._hooks.stage("looking for the served agent")
+            self._hooks.stage("looking for the remote agent")
             return rollout.agent()
         environment, server = await prepare_server(
             rollout.path,
@@ -372,7 +371,7 @@ class _Session(AttemptResults):
         return server
 
     async def _open_model(self, stack: AsyncExitStack) -> ModelClient:
-        """Open the model and, unless the options say otherwise, check that it answers."""
+        """Open the model and check that it answers, unless the check is disabled."""
         from osmosis_ai.llm.client import ModelClient
 
         run = self._run
@@ -414,19 +413,19 @@ class _Session(AttemptResults):
 
     def _limit(self, capacity: int | None) -> int:
         """Return how many rollouts run at once."""
-        run, asked = self._run, self._run.options.max_in_flight
+        run, requested = self._run, self._run.options.max_in_flight
         limit = choose_limit(
-            max_in_flight=asked, batch_size=run.spec.evaluation.batch_size, capacity=capacity
+            max_in_flight=requested, batch_size=run.spec.evaluation.batch_size, capacity=capacity
         )
-        if (asked or 0) > limit:
-            takes = "servers take" if run.servers > 1 else "server takes"
+        if (requested or 0) > limit:
+            servers = "servers run" if run.servers > 1 else "server runs"
             self._hooks.note(
-                f"The rollout's {takes} {limit} rollouts at once; '--max-in-flight' cannot raise that."
+                f"The rollout's {servers} {limit} rollouts at once; '--max-in-flight' cannot raise that."
             )
         return min(limit, self._table.open_count)
 
     def _pending_attempts(self) -> Iterator[Attempt]:
-        """Yield what is still open, by row, then by attempt; a row is read when its turn comes."""
+        """Yield the pending attempts, by row, then by attempt; rows are streamed."""
         run, table = self._run, self._table
         for row_index, row in run.dataset.rows(run.selection):
             if table.row_is_open(row_index):
@@ -437,7 +436,7 @@ class _Session(AttemptResults):
                         yield Attempt(row, row_index, run_index, seeds, row_digest=digest)
 
     def _spent_in_flight(self, runner: RolloutRunner) -> Spent:
-        """Return what the attempts in flight have used, at most a moment ago."""
+        """Return the usage of the attempts in flight, which may be a moment old."""
         now = time.monotonic()
         if now - self._spent_at >= _RECOUNT_S:
             used = list(runner.used_in_flight())
@@ -457,11 +456,11 @@ class _Session(AttemptResults):
 
     async def record(self, record: TerminalRecord, running: RunningAttempt) -> None:
         """Make a record durable, then count it."""
-        # Before anything is awaited: the next attempt may start now, and asks what has been spent.
+        # Before the first await, because the next attempt may start then and check the budget.
         self._spending.add_record(record)
         row_index, run_index = record.row_index, record.run_index
         if self._table.offset(row_index, run_index) >= 0:
-            # The files of the older result go first.
+            # Remove the files of the older result first.
             await asyncio.to_thread(self._files.remove, row_index, run_index)
         trajectory = await self._files.append(record.rollout_id, running.trajectory())
         offset = await self._journal.append(record)
@@ -500,7 +499,7 @@ class _Session(AttemptResults):
             raise self._lost_too_often(attempt, loss)
 
     def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:
-        """Count what an attempt without a result has cost."""
+        """Count the cost of an attempt without a result."""
         tokens = 0 if usage.uncounted else usage.total_tokens
         self._spending.add(calls=usage.calls, tokens=tokens, cost_usd=usage.cost_usd)
 
@@ -511,21 +510,19 @@ class _Session(AttemptResults):
                 f"Row {source_row} (attempt {attempt.run_index + 1}) was lost {attempt.losses} times, "
                 f"the last time because {loss}.",
                 details={"source_row_index": source_row, "run_index": attempt.run_index},
-                hint="finished results are kept; the rest is still pending",
+                hint="finished results are kept; the others are pending",
             )
         # Any of the rows that ran each time may be the cause; the others were lost with it.
         often = self._deaths[source_row, attempt.run_index] - 1
         rows = sorted({row for (row, _), deaths in self._deaths.items() if deaths >= often})
         shown = ", ".join(map(str, rows[:_SHOWN_ROWS])) + (", …" if len(rows) > _SHOWN_ROWS else "")
-        at_work = f"row {shown} was" if len(rows) == 1 else f"rows {shown} were"
-        cause = (
-            f"see what row {shown} makes the agent do" if len(rows) == 1 else "one of these rows causes it"
-        )
+        running = f"row {shown} was" if len(rows) == 1 else f"rows {shown} were"
+        cause = f"row {shown} causes it" if len(rows) == 1 else "one of these rows causes it"
         return LostTooOftenError(
-            f"The rollout's server died {attempt.losses} times while {at_work} running. "
+            f"The rollout's server died {attempt.losses} times while {running} running. "
             f"The last time: {loss.death.message}",
             details={"source_rows": rows, **loss.death.details},
-            hint=f"{cause}: try it alone with '--rows {rows[0]}'. Finished results are kept",
+            hint=f"{cause}. Run one alone with '--rows {rows[0]}'; finished results are kept",
         )
 
     @contextlib.asynccontextmanager
@@ -540,7 +537,7 @@ class _Session(AttemptResults):
             await asyncio.gather(reporter, return_exceptions=True)
 
     async def _report(self, over: asyncio.Event) -> None:
-        """Show progress often, the last time once all is ``over``, and write snapshots now and then."""
+        """Show progress often, a last time after ``over`` is set, and write snapshots now and then."""
         started = time.monotonic()
         snapshot_at = started + _SNAPSHOT_S
         while True:
@@ -590,7 +587,7 @@ class _Session(AttemptResults):
         }
         shown, index = (self._finished, self._files.written), None
         table = self._table.snapshot()
-        # The index exists when a session starts, except for what a killed session did not write; that can wait.
+        # A killed session may leave an incomplete index, which is completed later.
         if status != "running" or shown != self._indexed or not directory.index.exists():
             index = directory.index_entries(
                 table, resumed_before=self._resumed_before, has_trajectory=self._files.has_trajectory
@@ -602,7 +599,7 @@ class _Session(AttemptResults):
             status=status,
             duration_ms=round(self._spending.elapsed_s * 1000),
         )
-        # While results arrive, the journal has some that are not counted yet.
+        # While results arrive, the journal has results that are not counted yet.
         counted = None if status == "running" else directory.events.stat().st_size
         metrics = self._metrics(table)
         directory.write_results(described, metrics, journal_bytes=counted, progress=progress, index=index)
@@ -621,8 +618,8 @@ class _Session(AttemptResults):
         except OSError as error:
             if stop is None:
                 raise OsmosisError(
-                    f"The results are safe in '{directory.events}', but the tables could not be written: {error}.",
-                    hint="free some space, then start the run again: no result is lost",
+                    f"The results in '{directory.events}' are safe, but the tables could not be written: {error}.",
+                    hint="free some space, then run the same command again; no result is lost",
                 ) from error
             self._log.write("run", f"could not write the snapshots: {error}", level="ERROR")
             metrics = self._metrics(table)

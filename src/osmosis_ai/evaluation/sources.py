@@ -72,13 +72,13 @@ class RemoteSource:
         return {}
 
     def agent(self) -> RemoteAgent:
-        """Return the agent; it calls back at the address that this machine's operator configured."""
+        """Return the agent; its callbacks use the address that this machine's operator configured."""
         from osmosis_ai.controller.callbacks import CallbackAddress
         from osmosis_ai.controller.remote_agents import RemoteAgent
 
         return RemoteAgent(
             self.locate,
-            name=f"the served agent `{self.name}`",
+            name=f"the remote agent `{self.name}`",
             callback_address=CallbackAddress.from_environment(os.environ),
             hint=self.hint,
         )

@@ -30,7 +30,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 @dataclass(frozen=True)
 class EvalRunSpec:
-    """One evaluation: agent, model, dataset and number of attempts, as the config has them."""
+    """One evaluation: agent, model, dataset and number of attempts, from the config."""
 
     experiment: Experiment
     evaluation: EvaluationSettings
@@ -87,7 +87,7 @@ class EvalRunOptions:
 
 @dataclass(frozen=True)
 class DatasetInput:
-    """A dataset file in the form that agents under `rollouts/` take."""
+    """A dataset file for agents under `rollouts/`."""
 
     path: Path
     name: str
@@ -140,7 +140,7 @@ class Spending:
     def add_record(self, record: TerminalRecord) -> None:
         """Count an attempt, its judges included."""
         self.add(calls=record.model_calls or 0, tokens=record.tokens or 0, cost_usd=record.cost_usd)
-        # Without calls: an unknown price of a judge does not end the budget.
+        # Without calls, so that an unknown price of a judge does not end the budget.
         self.add(calls=0, tokens=record.judge_tokens or 0, cost_usd=record.judge_cost_usd)
 
     def add(self, *, calls: int, tokens: int, cost_usd: float | None) -> None:

@@ -1,4 +1,4 @@
-"""The numbers of an evaluation as text, alike in terminal, pages, reports and JSON."""
+"""The numbers of an evaluation as text, for terminal, pages, reports and JSON."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _BOTTLENECKS = {"provider": "model", "rate_limit": "provider's rate limit", "thi
 
 
 def pass_rule(threshold: float) -> str:
-    """Return ``reward >= 1.0, scored samples only``."""
-    return f"reward >= {float(threshold)}, scored samples only"
+    """Return ``reward >= 1.0, scored attempts only``."""
+    return f"reward >= {float(threshold)}, scored attempts only"
 
 
 def format_rate(score: RunScore) -> str:
@@ -47,12 +47,12 @@ def format_failed(score: RunScore) -> str:
 
 
 def format_counts(counts: Mapping[str, int]) -> str:
-    """Return counts with their sum: ``3: 2 agent, 1 provider``."""
+    """Return counts with their total: ``3: 2 agent, 1 provider``."""
     return f"{sum(counts.values()):,}: " + ", ".join(f"{n:,} {name}" for name, n in counts.items())
 
 
 def describe_score(score: RunScore) -> str:
-    """Return the score in a line."""
+    """Return the score in one line."""
     parts = [
         f"pass rate {format_rate(score)} ({pass_rule(score.pass_threshold)})",
         f"scored {format_scored(score)}",
@@ -65,8 +65,8 @@ def describe_score(score: RunScore) -> str:
 
 
 def describe_briefly(score: RunScore) -> str:
-    """Return the score for a list whose heading says that only scored samples count."""
-    rate = "pass rate unknown" if score.scored else "nothing scored"
+    """Return the score for a list whose heading mentions that only scored attempts count."""
+    rate = "pass rate unknown" if score.scored else "no scores"
     if score.pass_rate is not None:
         rate = f"{percent(score.pass_rate)} pass (reward >= {float(score.pass_threshold)})"
     failed = f", failed {format_failed(score)}" if score.failed else ""
@@ -93,15 +93,15 @@ class NumberLine(NamedTuple):
 
 
 def number_lines(estimates: Estimates) -> Iterator[NumberLine]:
-    """Yield every number of an evaluation."""
+    """Yield the numbers of an evaluation."""
     reward, rate = estimates.reward, estimates.pass_rate
     if reward is not None:
         value, interval = numbers.number(reward.value), numbers.interval(reward)
-        over = f"{amount(reward.n, 'scored sample')} of {amount(reward.clusters, 'row')}"
+        over = f"{amount(reward.n, 'scored attempt')} of {amount(reward.clusters, 'row')}"
         yield NumberLine("Reward", value, interval, over, reward.method or "", is_result=True)
     rates = []
     if rate is not None:
-        over = f"{amount(rate.n, 'sample')} of {amount(rate.clusters, 'row')}"
+        over = f"{amount(rate.n, 'attempt')} of {amount(rate.clusters, 'row')}"
         rates.append((f"Pass rate ({pass_rule(estimates.pass_threshold)})", rate, over))
     for k, each in estimates.pass_at_k.items():
         rates.append((f"pass@{k}", each, f"{amount(each.clusters, 'row')} with {k} or more scored attempts"))
@@ -131,12 +131,12 @@ def _cost_lines(estimates: Estimates) -> Iterator[NumberLine]:
     is_known = known > 0 or not unreported
     details = [f"{tokens.prompt:,} prompt, {tokens.completion:,} completion"] if is_known else []
     if tokens.per_sample is not None:
-        details.append(f"{tokens.per_sample:,.0f} per sample")
+        details.append(f"{tokens.per_sample:,.0f} per attempt")
     if unreported:
         details.append(f"reported for {known:,} of {amount(known + unreported, 'attempt')}")
     yield NumberLine("Tokens", f"{tokens.total:,}" if is_known else "unknown", "", ", ".join(details))
     if cost.total is not None:
-        over = f"{cost.known_samples:,} of {cost.recorded_samples:,} samples"
+        over = f"{cost.known_samples:,} of {cost.recorded_samples:,} attempts"
         yield NumberLine("Cost", numbers.money(cost.total), "", over)
     if judges is not None:
         spent = "price unknown" if judges.cost_usd is None else numbers.money(judges.cost_usd)

@@ -23,7 +23,7 @@ _MAX_DEPTH = 6
 _MAX_DIRECTORIES = 20_000
 _MAX_RESULTS = 2_000
 _WALK_INTERVAL_S = 1.0
-# Walks take at most one part in so many of the time.
+# Directory walks take at most 1/n of the time.
 _WALK_SHARE = 20
 _SKIPPED = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", "site-packages", ".tox"})
 _RUN_FILES = ("manifest.json", "events.jsonl", "metrics.json", "metrics.jsonl", "logs.txt")
@@ -114,7 +114,7 @@ class RunPlaces:
 
 def kind_of(directory: Path) -> RunKind | None:
     """Return the kind of a run's directory; None for other directories."""
-    # Strings, since there may be ten thousand directories.
+    # Strings are faster than paths for ten thousand directories.
     if not os.path.isfile(f"{directory}/manifest.json") or irregular_file(directory) is not None:  # noqa: PTH113
         return None
     is_training = os.path.isfile(f"{directory}/metrics.jsonl") or os.path.isdir(f"{directory}/checkpoints")  # noqa: PTH112, PTH113

@@ -167,7 +167,7 @@ def test_a_run_gives_the_samples_of_the_same_evaluation_on_ones_own_machine(
     summary = asyncio.run(local.run())
     assert summary is not None
     assert detail["environment"] == (summary.run_dir / "environment.txt").read_text().strip()
-    assert "which has everything `multiply/pyproject.toml` asks for" in detail["environment"]
+    assert "which meets `multiply/pyproject.toml`" in detail["environment"]
 
     def essence(lines: bytes) -> list[tuple[Any, ...]]:
         keys = ("row_index", "run_index", "status", "reward", "tokens", "trajectory_filename")
@@ -505,7 +505,7 @@ def test_a_killed_served_agent(api: TestClient, services: PlatformServices, exec
         assert api.post("/api/cli/rollout-server/register", json=registration).json()["status"] == "healthy"
         refused = api.post(f"{RUNS}/check", json=submit_body(experiment_config=experiment(**served)))
         assert refused.status_code == 400
-        assert "no served agent 'calculater' is registered" in refused.text
+        assert "no remote agent 'calculater' is registered" in refused.text
         assert "server://calculator" in refused.text
         served["entrypoint"] = "server://calculator"
         body = submit_body(
@@ -527,6 +527,6 @@ def test_a_killed_served_agent(api: TestClient, services: PlatformServices, exec
     assert len(samples) == 100
     assert {(status, reward) for _, status, reward, _ in samples.values()} == {("success", 1.0)}
     assert SERVED_KEY not in "\n".join(log)
-    assert any("the served agent `calculator` is gone" in line for line in log)
+    assert any("the remote agent `calculator` is unavailable" in line for line in log)
     trajectories = fetched(api, run["name"], "trajectories", rows="1")
     assert {"trajectories/row_1_run_0.json", "trajectories/row_1_run_1.json"} <= trajectories.keys()

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.agent_loop.eval_run import ClassicResults
     from osmosis_ai.services.classic_eval import PreparedClassicEval
 
-MODEL, ROWS, PACE, LIMITS, RUN = "Model", "Rows and scores", "Pace and seeds", "Budget", "Run and results"
+MODEL, ROWS, PACE, LIMITS, RUN = "Model", "Rows and scores", "Execution", "Budget", "Run and results"
 NO_SANDBOX = (
     "'osmosis eval -m' runs an agent loop without a sandbox. To use one, write a workflow with a config file and run "
     "'osmosis eval run CONFIG --isolate'."
 )
 
 
-def _refuse_isolation(context: typer.Context, asked: bool) -> None:
-    if asked:
+def _refuse_isolation(context: typer.Context, isolate: bool) -> None:
+    if isolate:
         context.fail(NO_SANDBOX)
 
 

@@ -108,7 +108,7 @@ class SessionScreen(SessionTerminal):
         self._descriptor = output.stdin.fileno()
         self._typed = b""
         self.left = False
-        self._asked: asyncio.Future[None] | None = None
+        self._input: asyncio.Future[None] | None = None
         self._session: asyncio.Task[object] | None = None
 
     async def show(self, session: Callable[[SessionScreen], Awaitable[Result]]) -> Result:
@@ -143,13 +143,13 @@ class SessionScreen(SessionTerminal):
 
     async def _wait_for_input(self) -> None:
         loop = asyncio.get_running_loop()
-        self._asked = asked = loop.create_future()
+        self._input = line = loop.create_future()
         loop.add_reader(self._descriptor, self._read)
         try:
-            await asked
+            await line
         finally:
             loop.remove_reader(self._descriptor)
-            self._asked = None
+            self._input = None
 
     def _read(self) -> None:
         typed = os.read(self._descriptor, _READ_BYTES)
@@ -159,14 +159,14 @@ class SessionScreen(SessionTerminal):
 
     def _leave(self) -> None:
         self.left = True
-        if self._asked is not None:
+        if self._input is not None:
             self._answer()
         elif self._session is not None:
             self._session.cancel()
 
     def _answer(self) -> None:
-        if self._asked is not None and not self._asked.done():
-            self._asked.set_result(None)
+        if self._input is not None and not self._input.done():
+            self._input.set_result(None)
 
 
 # At their lowest levels these libraries log every byte, and some log keys.

@@ -1,4 +1,4 @@
-"""`osmosis eval`: run agents, follow their runs and see what came of them."""
+"""`osmosis eval`: run, follow and inspect evaluations."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Evaluate agents.")
 
 
-WHERE, PACE, LIMITS = "Rows and results", "Pace and seeds", "Budget"
+WHERE, PACE, LIMITS = "Rows and results", "Execution", "Budget"
 ISOLATION = "Isolation"
 
 
 class NetworkChoice(str, Enum):
-    """What a rollout reaches."""
+    """The network of a rollout."""
 
     host = "host"
     none = "none"
@@ -90,14 +90,14 @@ class NetworkChoice(str, Enum):
 def run(
     config: EvalConfigArgument,
     rows: Annotated[
-        str | None, typer.Option(help='Rows of the file, from 0: "3,7,10-20".', rich_help_panel=WHERE)
+        str | None, typer.Option(help='Rows to run, counted from 0: "3,7,10-20".', rich_help_panel=WHERE)
     ] = None,
     dataset_file: Annotated[
         Path | None,
-        typer.Option(help="Rows from this file instead of data/<dataset>.*.", rich_help_panel=WHERE),
+        typer.Option(help="Dataset file (default: data/<dataset>.*).", rich_help_panel=WHERE),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of the run; an existing one is continued.", rich_help_panel=WHERE)
+        str | None, typer.Option(help="Name of the run; an existing run continues.", rich_help_panel=WHERE)
     ] = None,
     output: Annotated[
         Path | None,
@@ -106,44 +106,42 @@ def run(
         ),
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start over; an existing run is renamed.", rich_help_panel=WHERE)
+        bool, typer.Option("--fresh", help="Start over; an existing run is archived.", rich_help_panel=WHERE)
     ] = False,
     retry_failed: Annotated[
         bool,
-        typer.Option("--retry-failed", help="Also redo failed and skipped attempts.", rich_help_panel=WHERE),
+        typer.Option("--retry-failed", help="Also retry failed and skipped attempts.", rich_help_panel=WHERE),
     ] = False,
     salvage: Annotated[
         bool,
         typer.Option(
             "--salvage",
-            help="Keep what is intact of a damaged journal, redo the rest.",
+            help="Drop the damaged lines of a journal and repeat their attempts.",
             rich_help_panel=WHERE,
         ),
     ] = False,
     max_in_flight: Annotated[
-        int | None, typer.Option(min=1, help="Rollouts at once, at most.", rich_help_panel=PACE)
+        int | None, typer.Option(min=1, help="Maximum number of concurrent attempts.", rich_help_panel=PACE)
     ] = None,
     servers: ServersOption = None,
-    seed: Annotated[int, typer.Option(help="Seed of the run.", rich_help_panel=PACE)] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the run.", rich_help_panel=PACE)] = 0,
     max_cost: Annotated[
         float | None,
-        typer.Option(help="Stop dispatching after this many US dollars.", rich_help_panel=LIMITS),
+        typer.Option(help="Budget in US dollars; no attempt starts beyond it.", rich_help_panel=LIMITS),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Stop dispatching after this many tokens.", rich_help_panel=LIMITS)
+        int | None, typer.Option(help="Token budget; no attempt starts beyond it.", rich_help_panel=LIMITS)
     ] = None,
     max_time: Annotated[
         str | None,
-        typer.Option(help="Stop dispatching after this long: 90, 90s, 10m, 2h.", rich_help_panel=LIMITS),
+        typer.Option(help="Time budget, such as 90, 90s, 10m or 2h.", rich_help_panel=LIMITS),
     ] = None,
     secrets_file: Annotated[
-        str | None, typer.Option(help="NAME=value lines for [secrets].required; - reads stdin.")
+        str | None, typer.Option(help="File of NAME=value lines for [secrets].required; - reads stdin.")
     ] = None,
     rollout_port: Annotated[
         int | None,
-        typer.Option(
-            min=1, max=65535, help="Port of the rollout's server (default: a socket in place of one)."
-        ),
+        typer.Option(min=1, max=65535, help="Port of the rollout's server (default: a private socket)."),
     ] = None,
     isolate: Annotated[
         bool,
@@ -152,21 +150,21 @@ def run(
     network: Annotated[
         NetworkChoice,
         typer.Option(
-            help="What the rollout reaches: what this machine does, or the model alone, in a sandbox.",
+            help="Network of the rollout: host (this machine's) or none (only the model, in a sandbox).",
             rich_help_panel=ISOLATION,
         ),
     ] = NetworkChoice.host,
     upload: Annotated[
         bool, typer.Option("--upload", help="Upload the run to the platform once it is complete.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before spending.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     slices: SliceOption = None,
     no_previews: NoPreviewsOption = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show the run's log as it is written.")] = False,
 ) -> OperationResult:
-    """Evaluate an agent on this machine; the same command continues an interrupted run.
+    """Evaluate an agent on this machine.
 
-    Ctrl-C once stops it gracefully, twice at once. Nothing finished is ever lost or repeated.
+    The same command continues an interrupted run; finished attempts are kept. Ctrl-C stops gracefully, twice at once.
 
     Examples:
         osmosis eval run configs/eval/multiply.toml
@@ -175,7 +173,7 @@ def run(
     from osmosis_ai.cli.eval_runs.view import LiveRun
     from osmosis_ai.supervision import keep_to_itself
 
-    # First of all: its keys are not the agent's, which is another program of this user.
+    # First, because the agent is another program of this user and must not read this process's keys.
     keep_to_itself(os.environ)
     # A third of this import loads certificates without the interpreter's lock: it overlaps with the other imports.
     threading.Thread(target=import_module, args=("aiohttp",)).start()
@@ -297,8 +295,8 @@ def submit(
 ) -> OperationResult:
     """Submit an evaluation to the platform.
 
-    The code is what the platform fetches from the repository; the config is read from this machine. Secrets
-    travel as names, unless a --secrets-file supplies values.
+    The platform fetches the code from the repository; the config is read from this machine. Only the names of
+    secrets are sent, unless a --secrets-file supplies values.
 
     Examples:
         osmosis eval submit configs/eval/multiply.toml --watch
@@ -312,9 +310,9 @@ def submit(
 def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
     """List evaluation runs of the workspace and of this machine.
 
-    Without a login or an origin, only the runs of this machine are listed. If the platform cannot be read, they are
+    Without a login or a Git origin, only the runs of this machine are listed. If the platform request fails, they are
     listed and the exit code is 1. --json has them under `local_runs`. --plain prints the platform's runs, then those
-    `(this machine)`, at most --limit lines in all.
+    of `(this machine)`, at most --limit lines in total.
 
     Examples:
         osmosis eval list
@@ -339,25 +337,25 @@ def info(
             "--output",
             "-o",
             metavar="PATH",
-            help="Directory for the metrics.json of a run of the platform (default: .osmosis/evals/RUN).",
+            help="Directory for a platform run's metrics.json (default: .osmosis/evals/RUN).",
             show_default=False,
         ),
     ] = None,
     slices: SliceOption = None,
 ) -> DetailResult:
-    """Show a run of this machine or of the platform: how far it is, how it was configured, what came of it.
+    """Show the progress, configuration and results of a run.
 
     Examples:
         osmosis eval info @last
         osmosis eval info amber-otter-42 --slice difficulty
         osmosis eval info platform:amber-otter-42 -o results
     """
-    from osmosis_ai.cli.eval_runs.view import VIEW, local_info, of_this_machine_first
+    from osmosis_ai.cli.eval_runs.view import VIEW, local_info, local_run_first
 
-    return of_this_machine_first(
+    return local_run_first(
         run,
-        here=lambda directory: local_info(directory, output, slices or ()),
-        there=lambda name: VIEW.sliced_info(name, output, slices or ()),
+        local=lambda directory: local_info(directory, output, slices or ()),
+        remote=lambda name: VIEW.sliced_info(name, output, slices or ()),
     )
 
 
@@ -365,7 +363,7 @@ def show(
     run: Annotated[
         str,
         typer.Argument(
-            help="A run of this machine or of the platform: a name, the beginning of one, a directory, @last.",
+            help="Local or platform run: a name, a unique prefix, a directory or @last.",
             show_default=False,
             autocompletion=complete_run_anywhere,
         ),
@@ -374,7 +372,7 @@ def show(
     attempt: AttemptOption = None,
     failed: FailedOption = False,
     passed: PassedOption = False,
-    flaky: Annotated[bool, typer.Option("--flaky", help="Rows that both pass and fail.")] = False,
+    flaky: Annotated[bool, typer.Option("--flaky", help="Rows with both passes and failures.")] = False,
     unscored: UnscoredOption = False,
     finish: FinishOption = None,
     search: SearchOption = "",
@@ -383,13 +381,13 @@ def show(
         str | None,
         typer.Option(
             metavar="RUN",
-            help="Also show the row in another run.",
+            help="Also show the row's conversations in another run.",
             show_default=False,
             autocompletion=complete_run_anywhere,
         ),
     ] = None,
 ) -> DetailResult:
-    """Print conversations of a run, by row and attempt. `osmosis view` shows them in a browser.
+    """Print conversations of a run. `osmosis view` shows them in a browser.
 
     Examples:
         osmosis eval show amber-otter-42 --failed
@@ -398,7 +396,7 @@ def show(
     from osmosis_ai.cli.output.conversations import shown_run
     from osmosis_ai.services.eval_runs.show import show as show_named
 
-    wanted = wanted_samples(
+    selection = wanted_samples(
         row,
         attempt,
         search,
@@ -410,14 +408,14 @@ def show(
         finish=finish,
     )
     with reading_conversations() as client:
-        return shown_run(show_named(run, wanted, client=client, beside=side_by_side), wanted)
+        return shown_run(show_named(run, selection, client=client, beside=side_by_side), selection)
 
 
 def watch(
     run: Annotated[
         str,
         typer.Argument(
-            help="Name of a run of this machine, or its directory; or a run of the platform, by name or id.",
+            help="Local run (name or directory) or platform run (name or ID).",
             show_default=False,
             autocompletion=complete_run_anywhere,
         ),
@@ -457,7 +455,7 @@ def _standing(seen: WatchedRun) -> RunStanding:
 
 
 def _watch_platform(run: str, missing: NotFoundError) -> OperationResult:
-    """Follow a run of the platform; without a platform the run is ``missing``, and with one perhaps too."""
+    """Follow a run of the platform; errors include the failed local search (``missing``)."""
     from osmosis_ai.cli.eval_runs.view import VIEW
     from osmosis_ai.services.eval_runs.info import run_nowhere
 
@@ -475,7 +473,7 @@ def _local_operation(seen: WatchedRun) -> OperationResult:
     left = (
         ""
         if finished
-        else f" {progress.total - progress.completed} of {progress.total} work items are pending."
+        else f" {progress.total - progress.completed} of {progress.total} attempts are pending."
     )
     return OperationResult(
         operation="eval.watch",
@@ -483,7 +481,7 @@ def _local_operation(seen: WatchedRun) -> OperationResult:
         message=f"Evaluation run {'finished' if finished else 'stopped'}: {formats.shown_path(seen.run_dir)}.{left}",
         resource=_local_resource(seen),
         blocks=recorded_results(seen),
-        next_steps=[] if finished else ["Resume: run the command that started it again"],
+        next_steps=[] if finished else ["Resume: run the same command again"],
     )
 
 
@@ -513,21 +511,21 @@ def logs(
     follow: FollowOption = False,
     level: LevelOption = None,
 ) -> ListResult | StreamResult:
-    """Show the log of a run of this machine or of the platform, the newest line last.
+    """Show the log of a run, newest line last.
 
-    With --follow --json each line is a JSON object of its own.
+    With --follow --json, each line is a JSON object.
 
     Examples:
         osmosis eval logs amber-otter-42 --limit 200
         osmosis eval logs @last --level warning --follow
         osmosis eval logs platform:amber-otter-42 --follow
     """
-    from osmosis_ai.cli.eval_runs.view import VIEW, of_this_machine_first
+    from osmosis_ai.cli.eval_runs.view import VIEW, local_run_first
 
-    return of_this_machine_first(
+    return local_run_first(
         run,
-        here=lambda directory: _local_logs(directory, limit, cursor, follow, level),
-        there=lambda name: VIEW.logs(name, limit=limit, cursor=cursor, follow=follow, level=level),
+        local=lambda directory: _local_logs(directory, limit, cursor, follow, level),
+        remote=lambda name: VIEW.logs(name, limit=limit, cursor=cursor, follow=follow, level=level),
     )
 
 
@@ -551,7 +549,7 @@ def _local_logs(
 
 
 def stop(run: RunArgument, yes: YesOption = False) -> OperationResult:
-    """Stop a pending or running evaluation run of the platform; what it has finished is kept.
+    """Stop an evaluation on the platform. Finished attempts are kept.
 
     Examples:
         osmosis eval stop amber-otter-42
@@ -566,23 +564,23 @@ def download(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="The run's directory (default: .osmosis/evals/RUN).", show_default=False
+            "--output", "-o", help="Directory of the run (default: .osmosis/evals/RUN).", show_default=False
         ),
     ] = None,
     types: Annotated[
         str,
         typer.Option(
             "--type",
-            help="Of metrics, trajectories, artifacts, logs; or all. And journal: what was recorded of each attempt, where the platform has it.",
+            help="Comma-separated: metrics, trajectories, artifacts, logs, or all; also journal, if the platform offers it.",
         ),
     ] = "metrics,trajectories",
     rows: Annotated[
-        str | None, typer.Option(help='Of these dataset rows only: "3,7,10-20".', show_default=False)
+        str | None, typer.Option(help='Only files of these dataset rows: "3,7,10-20".', show_default=False)
     ] = None,
     overwrite: OverwriteOption = False,
     yes: DownloadYesOption = False,
 ) -> OperationResult:
-    """Download the files of a run. What is there already is not fetched again.
+    """Download the files of a run. Existing files are not fetched again.
 
     Examples:
         osmosis eval download amber-otter-42
@@ -610,10 +608,10 @@ def retry(
     secrets_file: SecretsFileOption = None,
     yes: YesOption = False,
 ) -> OperationResult:
-    """Make the failed and unscored samples of a run again, as a new run on the same commit, rows and seeds.
+    """Retry the failed and unscored attempts of a run as a new run.
 
-    `eval info` of either shows what both have come to together. Secrets that were given with the run alone are to be
-    given again.
+    The commit, rows and seeds are the same. `eval info` of either run shows their combined results. Supply
+    the run's own secrets again.
 
     Examples:
         osmosis eval retry amber-otter-42 --watch
@@ -630,7 +628,7 @@ def retry(
         rows = _rows(planned)
         output.show(Table(("", ""), rows, title="Retry"))
         output.confirm(
-            f'Retry {planned.samples} samples of evaluation run "{planned.name}"?',
+            f'Retry {planned.samples} attempts of evaluation run "{planned.name}"?',
             yes=yes,
             default=True,
             summary={label: str(value) for label, value in rows},
@@ -649,7 +647,7 @@ def retry(
             },
             next_steps=[
                 f"Follow: osmosis eval watch {made.name}",
-                f"With its retry: osmosis eval info {planned.name}",
+                f"Combined results: osmosis eval info {planned.name}",
             ],
             next_steps_structured=[
                 {"action": "eval_info", "name": made.name},
@@ -664,7 +662,7 @@ def _rows(planned: ProposedRetry) -> list[Row]:
     scopes = check.resolved_secret_scopes
     return [
         ("Run", planned.name),
-        ("Samples", f"{planned.samples}: {planned.reasons}"),
+        ("Attempts", f"{planned.samples}: {planned.reasons}"),
         ("Commit", (check.commit_sha or "")[:12]),
         *(
             [("Secrets", ", ".join(f"{name} ({scope})" for name, scope in sorted(scopes.items())))]
@@ -679,7 +677,7 @@ def upload(
         str,
         typer.Argument(
             metavar="RUN_DIR",
-            help="Directory of a finished run of this machine, or its name.",
+            help="Name or directory of a finished local run.",
             show_default=False,
             autocompletion=complete_local_run,
         ),
@@ -708,7 +706,7 @@ def upload(
 
 
 def upload_shown(client: PlatformClient, directory: Path) -> UploadedRun:
-    """Upload a run and show how far it is."""
+    """Upload a run and show the progress."""
     from osmosis_ai.services.eval_runs.upload import upload_run
 
     with _shown() as progress:
@@ -716,7 +714,7 @@ def upload_shown(client: PlatformClient, directory: Path) -> UploadedRun:
 
 
 def require_uploads_shown() -> None:
-    """Find out before anything is spent on a run whether it can be uploaded afterwards."""
+    """Check that runs can be uploaded before anything is spent on one."""
     from osmosis_ai.services.eval_runs.upload import require_uploads
 
     with platform_context() as context, current().status("Asking the platform"):
@@ -724,9 +722,9 @@ def require_uploads_shown() -> None:
 
 
 def and_uploaded(operation: OperationResult, summary: RunSummary) -> OperationResult:
-    """Upload a run, and return its result with what came of that: an upload that fails takes no result back."""
+    """Upload a run and add the outcome to its result; a failed upload does not discard the result."""
     if not summary.complete:
-        return replace(operation, message=f"{operation.message} It was not uploaded: it is not complete.")
+        return replace(operation, message=f"{operation.message} Incomplete runs are not uploaded.")
     resource = dict(operation.resource or {})
     try:
         with platform_context() as context:
@@ -739,35 +737,33 @@ def and_uploaded(operation: OperationResult, summary: RunSummary) -> OperationRe
             status="partial",
             message=f"{operation.message}. The results are complete, but they were not uploaded: {error.message}",
             resource={**resource, "upload": failed},
-            next_steps=[*operation.next_steps, f"Upload them with: {again}"],
+            next_steps=[*operation.next_steps, f"Upload: {again}"],
         )
-    said = uploaded.resource()
+    fields = uploaded.resource()
     return replace(
         operation,
         message=f"{operation.message}. {uploaded_message(uploaded)}",
-        resource={**resource, "upload": said, "platform_url": said["platform_url"]},
+        resource={**resource, "upload": fields, "platform_url": fields["platform_url"]},
         next_steps=[*operation.next_steps, *next_steps(uploaded)],
     )
 
 
 def uploaded_message(uploaded: UploadedRun) -> str:
-    """Return what has been done in a sentence."""
+    """Describe an upload."""
     name = uploaded.run.manifest.run_name
-    said = f"Uploaded local evaluation: {name}"
-    return said if uploaded.name == name else f"{said} (there it is {uploaded.name}: its name was taken)"
+    message = f"Uploaded local evaluation: {name}"
+    return message if uploaded.name == name else f"{message} (as {uploaded.name}: the name was taken)"
 
 
 def next_steps(uploaded: UploadedRun) -> list[str]:
-    """Return where to look next."""
-    sent = f"{formats.count(uploaded.sent)} of {formats.count(len(uploaded.run.files))} files were sent now"
+    sent = f"{formats.count(uploaded.sent)} of {formats.count(len(uploaded.run.files))} files were sent"
     steps = [sent] if uploaded.sent < len(uploaded.run.files) else []
-    steps.append(f"See it with: osmosis eval info {uploaded.name}")
+    steps.append(f"Details: osmosis eval info {uploaded.name}")
     url = uploaded.session.platform_url
     return [*steps, f"View: {url}"] if url else steps
 
 
 def next_steps_structured(uploaded: UploadedRun) -> list[Mapping[str, Any]]:
-    """Return the same for scripts."""
     session = uploaded.session
     steps: list[Mapping[str, Any]] = [{"action": "eval_info", "name": uploaded.name}]
     return [*steps, {"action": "open_url", "url": session.platform_url}] if session.platform_url else steps
@@ -790,10 +786,9 @@ def resubmit(
     secrets_file: SecretsFileOption = None,
     yes: YesOption = False,
 ) -> OperationResult:
-    """Submit the config of an evaluation run again, after showing what has changed since.
+    """Submit the config of an evaluation again, after showing changes.
 
-    Commit, dataset, secrets and the platform's version are compared. Secrets that were given with the run alone are
-    to be given again.
+    Commit, dataset, secrets and the platform's version are compared. Supply the run's own secrets again.
 
     Examples:
         osmosis eval resubmit amber-otter-42
@@ -806,7 +801,7 @@ def resubmit(
 
 
 def delete(run: RunArgument, yes: YesOption = False) -> OperationResult:
-    """Delete an evaluation run of the platform that has ended: its samples, trajectories, artifacts and log.
+    """Delete an ended evaluation and all its files from the platform.
 
     Examples:
         osmosis eval delete copper-finch
@@ -817,7 +812,7 @@ def delete(run: RunArgument, yes: YesOption = False) -> OperationResult:
 
 
 class FormatChoice(str, Enum):
-    """What other tools read."""
+    """Formats of exports."""
 
     inspect = "inspect"
     jsonl = "jsonl"
@@ -828,7 +823,7 @@ def export(
     run: Annotated[
         str,
         typer.Argument(
-            help="Name of a run of this machine, or its directory; or a run of the platform, by name or id.",
+            help="Local run (name or directory) or platform run (name or ID).",
             show_default=False,
             autocompletion=complete_run_anywhere,
         ),
@@ -837,17 +832,19 @@ def export(
         FormatChoice,
         typer.Option(
             "--format",
-            help="inspect: a log for inspect_ai; jsonl, parquet: a flat record a sample, for pandas and DuckDB.",
+            help="inspect: a log for inspect_ai; jsonl, parquet: one flat record per attempt, for pandas and DuckDB.",
         ),
     ] = FormatChoice.jsonl,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The file to write (default: RUN.<format>).", show_default=False),
+        typer.Option("--output", "-o", help="Output file (default: RUN.<format>).", show_default=False),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before a large download.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Skip the confirmation of a large download.")
+    ] = False,
 ) -> OperationResult:
-    """Write a run's samples, conversations included, for other tools. A platform's run is downloaded first.
+    """Export the attempts of a run for other tools. A platform run is downloaded first.
 
     Examples:
         osmosis eval export amber-otter-42 --format inspect
@@ -857,8 +854,8 @@ def export(
     directory = _directory(run, yes=yes)
     done = export_run(directory, export_format.value, target=output, overwrite=overwrite)
     if done.progress != "finished":
-        current().warn(f"the run is {done.progress}: what it has so far was exported")
-    count = f"{done.samples:,} sample{'' if done.samples == 1 else 's'}"
+        current().warn(f"the run is {done.progress}: only its results so far were exported")
+    count = f"{done.samples:,} attempt{'' if done.samples == 1 else 's'}"
     return OperationResult(
         operation="eval.export",
         message=f"Exported {count} of {done.run} to {shown_path(done.path)}",
@@ -888,7 +885,7 @@ def _directory(run: str, *, yes: bool) -> Path:
 
 
 def _download(run: str, *, yes: bool) -> Path:
-    """Fetch what an export needs of a platform's run, where it is not there yet."""
+    """Download the missing files that an export needs from the platform."""
     from osmosis_ai.cli.runs.download import confirm_size
     from osmosis_ai.services.eval_runs.export import needed_types
     from osmosis_ai.services.runs.download import plan_download, run_download
@@ -930,5 +927,5 @@ app.command("upload")(upload)
 app.command("resubmit")(resubmit)
 app.command("delete")(delete)
 app.command("export")(export)
-# What is too much gets a sentence of its own.
+# The command explains extra arguments itself.
 app.command(CLASSIC_EVAL, context_settings={"allow_extra_args": True})(eval_classic)

@@ -1,4 +1,4 @@
-"""`osmosis eval compare`, `gate` and `plan`: what two sets of runs say, and how many attempts are needed."""
+"""`osmosis eval compare`, `gate` and `plan`: compare runs, check them and plan their size."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 10_000
 _NUMBERS = "numbers, names and settings of the runs, and digests of rows"
-_TEXT = "values of the columns that --slice names"
+_TEXT = "values of the --slice columns"
 
 
 def compare(
     baseline: Annotated[
         str,
         typer.Argument(
-            help="The run to compare with: a name, the beginning of one, a directory, @last, git:REF; local:NAME and "
-            "platform:NAME say where.",
+            help="Baseline run: a name, a unique prefix, a directory, @last or git:REF; local:NAME and platform:NAME "
+            "select the place.",
             show_default=False,
             autocompletion=complete_run_anywhere,
         ),
@@ -69,7 +69,7 @@ def compare(
     candidates: Annotated[
         list[str],
         typer.Argument(
-            help="The runs to compare with it, named alike.",
+            help="Runs to compare with the baseline, in the same notation.",
             show_default=False,
             autocompletion=complete_run_anywhere,
         ),
@@ -78,8 +78,8 @@ def compare(
         str | None,
         typer.Option(
             metavar="METRIC",
-            help="What decides: reward, pass_rate, pass@K, pass^K, unscored, failed, cost_per_row, tokens or latency "
-            "(default: pass_rate, of graded rewards reward).",
+            help="Metric of the verdict: reward, pass_rate, pass@K, pass^K, unscored, failed, cost_per_row, tokens or "
+            "latency (default: pass_rate; reward if rewards are graded).",
             show_default=False,
         ),
     ] = None,
@@ -88,35 +88,35 @@ def compare(
         typer.Option(
             "--slice",
             metavar="COLUMN",
-            help="Also by the values of a column of the dataset; may be repeated.",
+            help="Also compare by the values of a dataset column; repeatable.",
         ),
     ] = None,
-    confidence: Annotated[float, typer.Option(metavar="SHARE", help="Of every interval.")] = 0.95,
+    confidence: Annotated[
+        float, typer.Option(metavar="SHARE", help="Confidence level of the intervals.")
+    ] = 0.95,
     reward_range: RewardRangeOption = None,
     unpaired: Annotated[bool, typer.Option("--unpaired", help="Compare runs on different rows.")] = False,
-    partial: Annotated[
-        bool, typer.Option("--partial", help="Also compare runs that are not finished.")
-    ] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="Also compare unfinished runs.")] = False,
     allow_different_grader: Annotated[
-        bool, typer.Option("--allow-different-grader", help="Also compare runs that were graded differently.")
+        bool, typer.Option("--allow-different-grader", help="Also compare runs with different graders.")
     ] = False,
     allow_same: Annotated[
         bool, typer.Option("--allow-same", help="Also compare runs of the same seed, model and code.")
     ] = False,
     seed: Annotated[
-        int, typer.Option(min=0, help="Of what is drawn at random; the same seed, the same output.")
+        int, typer.Option(min=0, help="Random seed of the resampling; equal seeds give equal output.")
     ] = 0,
     rows: Annotated[
-        int, typer.Option(min=0, max=_MOST_ROWS, help="How many of the most changed rows to list.")
+        int, typer.Option(min=0, max=_MOST_ROWS, help="Number of rows to list, most changed first.")
     ] = 10,
     markdown: MarkdownOption = None,
     report: ReportOption = None,
     no_text: NoTextOption = False,
     force: OverwriteReportOption = False,
 ) -> OperationResult:
-    """Compare runs with a baseline, row by row: is it better, worse, or can it not be told? Exits 0 whatever it says.
+    """Compare runs with a baseline, row by row. The exit code is 0 for every verdict.
 
-    Rows are matched by what they are, never by their place. `osmosis eval gate` turns a comparison into an exit code.
+    Rows are matched by content, not by position. `osmosis eval gate` turns a comparison into an exit code.
 
     Examples:
         osmosis eval compare amber-otter-42 keen-owl-7
@@ -139,10 +139,10 @@ def compare(
     files = DecisionFiles(markdown=markdown).check()
     text = _TEXT if slices else ""
     file = report_file(report, overwrite=force, no_text=no_text, holds={None: (_NUMBERS, text)})
-    return _compared(baseline, candidates, options, files, file)
+    return _run_comparison(baseline, candidates, options, files, file)
 
 
-def _compared(
+def _run_comparison(
     baseline: str,
     candidates: Sequence[str],
     options: CompareOptions,
@@ -166,9 +166,9 @@ def _compared(
 
 
 def _next_steps(found: RunComparison) -> list[str]:
-    """Return how to find out what would tell runs apart that could not be told apart."""
+    """Return the command that plans a larger run if a comparison is inconclusive."""
     config = found.candidates[-1].totals.inputs.config
-    # Runs of which every row is the same have no spread to plan with.
+    # Without a changed row there is no variance to plan with.
     open_ones = [
         each
         for each in found.candidates
@@ -181,7 +181,7 @@ def _next_steps(found: RunComparison) -> list[str]:
     )
     words = ["osmosis", "eval", "plan", config, "--pilot", pilot, "--against", against, "--detect", "0.05"]
     metric = [] if found.metric == "pass_rate" else ["--metric", found.metric]
-    return [one_line(f"What would tell: {shlex.join([*words, *metric])}")]
+    return [one_line(f"Plan a larger run: {shlex.join([*words, *metric])}")]
 
 
 def _checked_metric(metric: str) -> str:
@@ -201,12 +201,12 @@ _TONES: dict[Verdict, Tone] = {"pass": "good", "fail": "bad", "unclear": "warn"}
 _MESSAGES: dict[Verdict, str] = {
     "pass": "meets every rule.",
     "fail": "does not meet every rule.",
-    "unclear": "shows too little to tell.",
+    "unclear": "has too little evidence.",
 }
 
 
 class Unclear(str, Enum):
-    """What a gate that cannot tell ends as."""
+    """Exit status of an unclear gate."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -216,27 +216,27 @@ def gate(
     run: Annotated[
         str,
         typer.Argument(
-            help="A run of this machine or of the platform: its name, a unique beginning of it, its directory, @last, "
-            "git:REF; or a result file of `osmosis eval rubric`.",
+            help="Local or platform run: a name, a unique prefix, a directory, @last or git:REF; or a result file of "
+            "`osmosis eval rubric`.",
             show_default=False,
             autocompletion=complete_run_anywhere,
         ),
     ],
     minima: Annotated[
         list[str] | None,
-        typer.Option("--min", metavar="METRIC=X", help="The metric must be at least X; may be repeated."),
+        typer.Option("--min", metavar="METRIC=X", help="The metric must be at least X; repeatable."),
     ] = None,
     maxima: Annotated[
         list[str] | None,
-        typer.Option("--max", metavar="METRIC=X", help="The metric must be at most X; may be repeated."),
+        typer.Option("--max", metavar="METRIC=X", help="The metric must be at most X; repeatable."),
     ] = None,
     margins: Annotated[
         list[str] | None,
         typer.Option(
             "--margin",
             metavar="METRIC=X",
-            help="The metric may be at most X worse than the baseline's: 0.03 of a rate is 3 points, 0.1 of cost_per_row, "
-            "tokens or latency 10 %; may be repeated.",
+            help="The metric may be at most X worse than the baseline's: 0.03 is 3 points of a rate, 0.1 is 10% of "
+            "cost_per_row, tokens or latency; repeatable.",
         ),
     ] = None,
     rules: Annotated[
@@ -244,7 +244,7 @@ def gate(
         typer.Option(
             "--rules",
             metavar="FILE",
-            help="A .decide.toml with rules; without it the one beside the run's config.",
+            help="A .decide.toml file with rules (default: the one next to the run's config).",
         ),
     ] = None,
     slices: Annotated[
@@ -252,20 +252,22 @@ def gate(
         typer.Option(
             "--slice",
             metavar="COLUMN",
-            help="Every rule must hold in each value of a column of the dataset, too; may be repeated.",
+            help="Also apply every rule to each value of a dataset column; repeatable.",
         ),
     ] = None,
     confidence: Annotated[
         float | None,
         typer.Option(
-            "--confidence", metavar="C", help="Of every bound; 0.95 unless you or the rules say otherwise."
+            "--confidence",
+            metavar="C",
+            help="Confidence level of the bounds (default: that of the rules, or 0.95).",
         ),
     ] = None,
     unclear: Annotated[
         Unclear | None,
         typer.Option(
             "--unclear",
-            help="End as pass (0) or fail (1) where there is not enough evidence, instead of with 3.",
+            help="Exit with 0 (pass) or 1 (fail) instead of 3 if the evidence is insufficient.",
             show_default=False,
         ),
     ] = None,
@@ -274,7 +276,7 @@ def gate(
         typer.Option(
             "--against",
             metavar="RUN",
-            help="The baseline, named like the run.",
+            help="Baseline run, in the same notation.",
             show_default=False,
             autocompletion=complete_run_anywhere,
         ),
@@ -283,14 +285,16 @@ def gate(
     unpaired: Annotated[bool, typer.Option("--unpaired", help="Compare runs on different rows.")] = False,
     allow_different_grader: Annotated[
         bool,
-        typer.Option("--allow-different-grader", help="Compare runs that were graded by different rules."),
+        typer.Option("--allow-different-grader", help="Also compare runs with different graders."),
     ] = False,
     allow_same: Annotated[
         bool, typer.Option("--allow-same", help="Compare runs of the same seed, model and code.")
     ] = False,
     allow_imported: Annotated[
         bool,
-        typer.Option("--allow-imported", help="Also take a run of the platform that was executed elsewhere."),
+        typer.Option(
+            "--allow-imported", help="Also accept a platform run that was uploaded from another machine."
+        ),
     ] = False,
     markdown: MarkdownOption = None,
     junit: JunitOption = None,
@@ -299,8 +303,8 @@ def gate(
 
     Exits with 0 for pass, 1 for fail and 3 for unclear.
 
-    A --min rule passes if the one-sided 95 % lower bound of the metric is at or above X, and fails if the upper bound
-    is below X. With 95 % confidence, a --margin rule passes if the run is less than X worse than the baseline, and
+    A --min rule passes if the one-sided 95% lower bound of the metric is at or above X, and fails if the upper bound
+    is below X. With 95% confidence, a --margin rule passes if the run is less than X worse than the baseline, and
     fails if it is more than X worse. A verdict on rewards or pass rates must also hold with every unscored attempt at
     the worst score, and with all of them at the best. All rules must pass. Failures are adjusted for the number of
     rules.
@@ -317,24 +321,24 @@ def gate(
     from osmosis_ai.evaluation.gating import parse_rules
     from osmosis_ai.services.eval_runs.gate_decision import GateQuestion
 
-    with _usage():
-        asked = parse_rules(minima or [], maxima or [], margins or [])
-    wanted = None if confidence is None else checked_confidence(confidence)
+    with _rule_errors():
+        parsed = parse_rules(minima or [], maxima or [], margins or [])
+    level = None if confidence is None else checked_confidence(confidence)
     files = DecisionFiles(markdown, junit).check()
     question = GateQuestion(
-        rules=tuple(asked),
+        rules=tuple(parsed),
         against=against,
         rules_file=rules,
         slices=tuple(dict.fromkeys(slices or [])),
-        confidence=wanted,
+        confidence=level,
         reward_range=None if reward_range is None else parse_reward_range(reward_range),
         allowed=Allowances(unpaired, True, allow_different_grader, allow_same),
         allow_imported=allow_imported,
     )
-    report = _decided(run, question)
+    report = _run_gate(run, question)
     for warning in report.warnings:
         current().warn(one_line(warning))
-    ended = _ended_as(report, unclear)
+    ended = _exit_verdict(report, unclear)
     result = OperationResult(
         operation="eval.gate",
         status=_STATUSES[ended],
@@ -347,30 +351,30 @@ def gate(
 
 
 @contextmanager
-def _usage() -> Iterator[None]:
-    """Let a rule that is none be a wrong command line: it must not look like a run that fails."""
+def _rule_errors() -> Iterator[None]:
+    """Report an invalid rule as a usage error, not as a failed gate."""
     try:
         yield
     except OsmosisError as error:
-        raise _wrong(error) from None
+        raise _usage_error(error) from None
 
 
-def _wrong(error: OsmosisError) -> typer.BadParameter:
+def _usage_error(error: OsmosisError) -> typer.BadParameter:
     return typer.BadParameter(f"{error.message.rstrip('.')}; {error.hint}" if error.hint else error.message)
 
 
-def _decided(run: str, question: GateQuestion) -> GateReport:
+def _run_gate(run: str, question: GateQuestion) -> GateReport:
     from osmosis_ai.services.eval_runs.gate_decision import GateUsageError, gate
 
     try:
         with platform_when_needed() as client:
             return gate(run, question, client=client)
     except GateUsageError as error:
-        raise _wrong(error) from None
+        raise _usage_error(error) from None
 
 
-def _ended_as(report: GateReport, unclear: Unclear | None) -> Verdict:
-    """Return what the gate ends as: `--unclear` is about what cannot be told, and lets nothing through that is not finished."""
+def _exit_verdict(report: GateReport, unclear: Unclear | None) -> Verdict:
+    """Return the exit verdict; `--unclear pass` does not pass an unfinished run or one without the number."""
     if report.verdict != "unclear" or unclear is None:
         return report.verdict
     if unclear is Unclear.PASS:
@@ -379,13 +383,13 @@ def _ended_as(report: GateReport, unclear: Unclear | None) -> Verdict:
 
 
 def _message(report: GateReport, ended: Verdict) -> str:
-    said = f"{report.verdict}: {report.run.name} {_MESSAGES[report.verdict]}"
+    message = f"{report.verdict}: {report.run.name} {_MESSAGES[report.verdict]}"
     if ended != report.verdict:
-        return f"{said} Result: {ended} (--unclear)."
+        return f"{message} Result: {ended} (--unclear)."
     settles = [each.settles for each in report.judgements if each.verdict == "unclear" and each.settles]
-    return (
-        f"{said} To settle it: {settles[0]}." if report.verdict == "unclear" and len(settles) == 1 else said
-    )
+    if report.verdict == "unclear" and len(settles) == 1:
+        return f"{message} To decide: {settles[0]}."
+    return message
 
 
 def _write(files: DecisionFiles, report: GateReport, result: OperationResult) -> None:
@@ -401,22 +405,20 @@ def _write(files: DecisionFiles, report: GateReport, result: OperationResult) ->
             *(block for block in result.blocks if isinstance(block, Table)),
             *(Text(_line(each)) for each in report.judgements if each.verdict != "pass"),
         ],
-        details=[Table(("Rule", "Why"), met, title="Why the other rules are met")] if met else [],
+        details=[Table(("Rule", "Why"), met, title="Passed rules")] if met else [],
     )
     files.write(document, [JunitCase(str(each.rule), each.verdict, _why(each)) for each in report.judgements])
 
 
 def _tables(report: GateReport) -> list[Table]:
-    """Return what the rules came to: limits with the run's own numbers, margins with differences from the baseline."""
+    """Return the results: limits with the run's own numbers, margins with differences from the baseline."""
     limits = [each for each in report.judgements if each.rule.bound != "margin"]
     margins = [each for each in report.judgements if each.rule.bound == "margin"]
-    level = f"bounds are one-sided, each at {100 * report.confidence:g} % confidence"
+    level = f"one-sided bounds at {100 * report.confidence:g}% confidence"
     if report.run.source == "rubric":
-        level = (
-            "bounds of a score are the ends of its 95 % interval, which asks for more than a one-sided one"
-        )
+        level = "bounds of a score are the ends of its 95% CI, which is stricter than a one-sided bound"
     if report.decided_by is not None:
-        level = f"{level}; with the rules of {report.decided_by}"
+        level = f"{level}; rules from {report.decided_by}"
     found = []
     if limits:
         found.append(_table(limits, report.run.name, "Value", level))
@@ -459,11 +461,11 @@ def _line(judgement: RuleResult) -> str:
 def _why(judgement: RuleResult) -> str:
     if judgement.settles is None:
         return judgement.reason
-    return f"{judgement.reason} To settle it: {judgement.settles}."
+    return f"{judgement.reason} To decide: {judgement.settles}."
 
 
 def _numbers(judgement: RuleResult) -> tuple[str | None, ...]:
-    """Return a number and its bounds as the rule is written: of a margin the change, in points or percent."""
+    """Return a number and its bounds in the unit of the rule; for a margin, the change."""
     from osmosis_ai.evaluation.comparison.gate_rules import margin_number, margin_words
 
     rule, found = judgement.rule, judgement.evidence
@@ -478,7 +480,7 @@ def _numbers(judgement: RuleResult) -> tuple[str | None, ...]:
     return tuple(None if number is None else written(number) for number in numbers)
 
 
-GOAL, LIMITS, SPREAD = "What to see", "Limits", "How far rows and attempts lie apart"
+GOAL, LIMITS, SPREAD = "Goal", "Limits", "Variance"
 
 
 def plan(
@@ -486,7 +488,7 @@ def plan(
     pilot: Annotated[
         str | None,
         typer.Option(
-            help="A run, best of 30 rows or more with n >= 2, that tells the spread and the cost.",
+            help="Run to estimate variance and cost from, ideally with 30 rows and n >= 2.",
             metavar="RUN",
             rich_help_panel=SPREAD,
             autocompletion=complete_run_anywhere,
@@ -495,7 +497,7 @@ def plan(
     against: Annotated[
         str | None,
         typer.Option(
-            help="A second run on the same rows: the spread is that of the difference.",
+            help="Second run on the same rows, for the variance of the difference.",
             metavar="RUN",
             rich_help_panel=SPREAD,
             autocompletion=complete_run_anywhere,
@@ -503,12 +505,12 @@ def plan(
     ] = None,
     pass_rate: Annotated[
         float | None,
-        typer.Option(help="Without a run: the pass rate to expect (default: 0.5).", rich_help_panel=SPREAD),
+        typer.Option(help="Expected pass rate, without a pilot (default: 0.5).", rich_help_panel=SPREAD),
     ] = None,
     icc: Annotated[
         float | None,
         typer.Option(
-            help="Without a run: the share of the spread that is between rows (default: 0.3).",
+            help="Share of the variance between rows, without a pilot (default: 0.3).",
             rich_help_panel=SPREAD,
         ),
     ] = None,
@@ -516,7 +518,12 @@ def plan(
         float | None,
         typer.Option(help="Difference to detect: 0.03 is three points of a pass rate.", rich_help_panel=GOAL),
     ] = None,
-    power: Annotated[float, typer.Option(help="Statistical power (0 to 1).", rich_help_panel=GOAL)] = 0.8,
+    power: Annotated[
+        float,
+        typer.Option(
+            help="Statistical power: probability of detecting the difference.", rich_help_panel=GOAL
+        ),
+    ] = 0.8,
     confidence: Annotated[
         float | None,
         typer.Option(help="Confidence level of the interval (0 to 1).", rich_help_panel=GOAL),
@@ -525,20 +532,23 @@ def plan(
         Literal["pass_rate", "reward"], typer.Option(help="Metric to compare.", rich_help_panel=GOAL)
     ] = "pass_rate",
     max_cost: Annotated[
-        float | None, typer.Option(help="US dollars for one run.", rich_help_panel=LIMITS)
+        float | None, typer.Option(help="Budget of one run in US dollars.", rich_help_panel=LIMITS)
     ] = None,
     rows_at_most: Annotated[
-        int | None, typer.Option(help="Rows there can be (default: the dataset's).", rich_help_panel=LIMITS)
+        int | None,
+        typer.Option(help="Maximum number of rows (default: the dataset's).", rich_help_panel=LIMITS),
     ] = None,
     row_cost: Annotated[
         float,
-        typer.Option(help="US dollars to make one more row, besides its attempts.", rich_help_panel=LIMITS),
+        typer.Option(
+            help="Cost of one more row in US dollars, without its attempts.", rich_help_panel=LIMITS
+        ),
     ] = 0.0,
     markdown: MarkdownOption = None,
 ) -> OperationResult:
-    """Say how many rows and attempts it takes to see a difference, what they cost, and what a config's own see.
+    """Plan how many rows and attempts detect a difference.
 
-    A run that has been made tells how far rows and attempts lie apart; without one they are assumed. Nothing is run.
+    The variance comes from an earlier run (--pilot) or is assumed. Nothing is run.
 
     Examples:
         osmosis eval plan configs/eval/multiply.toml --pilot amber-otter-42 --detect 0.03
@@ -561,7 +571,7 @@ def plan(
         icc=icc,
     )
     files = DecisionFiles(markdown=markdown).check()
-    planned = _planned(request)
+    planned = _run_plan(request)
     verdict, *further = plan_sentences(planned)
     shown = plan_table(planned)
     files.write(plan_document(planned, shown))
@@ -577,11 +587,11 @@ def plan(
     )
 
 
-def _planned(request: PlanRequest) -> PlannedEval:
+def _run_plan(request: PlanRequest) -> PlannedEval:
     from osmosis_ai.services.eval_runs.plan import PlanUsageError, plan_eval
 
     try:
-        return plan_eval(request, _find, _rows_on_the_platform)
+        return plan_eval(request, _find, _platform_rows)
     except PlanUsageError as error:
         raise typer.BadParameter(error.message) from None
 
@@ -593,8 +603,8 @@ def _find(reference: str, like: ComparedInputs) -> RunSamples:
         return find_run_samples(reference, client=client, like=like)
 
 
-def _rows_on_the_platform(dataset: str) -> int | None:
-    """Return the rows of a dataset that is on the platform alone; None where nobody can be asked."""
+def _platform_rows(dataset: str) -> int | None:
+    """Return the number of rows of a dataset on the platform; None if it cannot be read."""
     try:
         with platform_context() as context, current().status("Fetching dataset"):
             return context.client.datasets.get(dataset).row_count
@@ -603,27 +613,27 @@ def _rows_on_the_platform(dataset: str) -> int | None:
 
 
 _ALIKE = 0.02
-"""Two designs whose differences lie closer than this share of them see as much as each other."""
+"""Designs are equivalent if their detectable differences differ by less than this share."""
 
 
 def plan_sentences(planned: PlannedEval) -> list[str]:
-    """Return what the plan comes to: the config judged, then what would reach the goal, then what helps."""
-    return [*_own(planned), *_goal(planned), *_budget(planned), *_what_helps(planned)]
+    """Return sentences about the config's design, the goal, the budget and what helps."""
+    return [*_config_part(planned), *_goal_part(planned), *_budget_part(planned), *_advice(planned)]
 
 
 def plan_table(planned: PlannedEval) -> Table:
-    """Return every design, what it sees, costs and takes."""
+    """Return every design with its detectable difference, cost and time."""
     plan, judged_by = planned.plan, planned.plan.goal.judged_by
     columns: list[Column | str] = [
         Column("Rows", right=True),
         Column("n", right=True),
         Column("Attempts", right=True),
-        Column("Sees (points)" if planned.metric == "pass_rate" else "Sees", right=True),
+        Column("Detects (points)" if planned.metric == "pass_rate" else "Detects", right=True),
     ]
     if plan.outlook.possible:
         columns.append(Column("Range", right=True))
     if judged_by is not None:
-        columns.append(Column(f"Finds {_amount(planned, judged_by)}", right=True))
+        columns.append(Column(f"Power at {_amount(planned, judged_by)}", right=True))
     columns += [Column("Cost", right=True), Column("Time", right=True), ""]
     return Table(
         columns,
@@ -635,15 +645,14 @@ def plan_table(planned: PlannedEval) -> Table:
 
 
 def plan_document(planned: PlannedEval, shown: Table) -> DecisionDocument:
-    """Return the plan for people who did not run the command."""
     from osmosis_ai.cli.output.reports import DecisionDocument
 
-    said = plan_sentences(planned)
+    verdict, *further = plan_sentences(planned)
     return DecisionDocument(
         title="osmosis eval plan",
         marker=f"eval.plan:{planned.config}",
-        verdict=said[0],
-        notes=[*said[1:], *planned.notes],
+        verdict=verdict,
+        notes=[*further, *planned.notes],
         blocks=[shown],
     )
 
@@ -672,9 +681,9 @@ def _range(planned: PlannedEval, design: Design) -> str | None:
 
 def _marks(plan: EvalPlan, design: Design) -> Iterator[str]:
     if design == plan.own:
-        yield "the config"
+        yield "config"
     if design == plan.cheapest:
-        yield "cheapest that does"
+        yield "cheapest"
     if design == plan.best:
         yield f"best for {money(plan.goal.most_cost_usd)}"
 
@@ -683,30 +692,30 @@ def _table_note(plan: EvalPlan) -> str:
     goal, at_once = plan.goal, plan.price.at_once
     pace = "one attempt after another" if at_once == 1 else f"{at_once} attempts at once"
     return (
-        f"sees: the smallest difference found in {percent(goal.power, digits=0)} of all cases, at "
-        f"{100 * goal.confidence:g} % confidence; cost and time of one run, {pace}"
+        f"detects: the smallest difference found with {100 * goal.power:.0f}% power at "
+        f"{100 * goal.confidence:g}% confidence; cost and time of one run, {pace}"
     )
 
 
-def _own(planned: PlannedEval) -> Iterator[str]:
+def _config_part(planned: PlannedEval) -> Iterator[str]:
     plan, own = planned.plan, planned.plan.own
     if own is None:
-        yield f"{planned.config} names no limit, and how many rows its dataset has is not known: the table shows designs."
+        yield f"{planned.config} sets no limit and the size of its dataset is unknown. The table shows designs."
         return
     runs = f"{planned.config} runs {_size(own)}"
     if own.rows < 2:
-        yield f"{runs}: no number of attempts on one row shows a difference, because it says nothing about others."
+        yield f"{runs}: attempts on one row cannot show a difference between runs."
         return
     if own.sees is None:
-        yield f"{runs}: no difference is large enough for this design to see it in {_times(plan.goal.power)} of 10 cases."
+        yield f"{runs}: this design detects no difference with {_power(plan)} power."
         return
-    sentence = f"{runs}: this design sees {_amount(planned, own.sees)} or more"
+    sentence = f"{runs}: this design detects {_amount(planned, own.sees)} or more"
     if plan.goal.judged_by is not None and own.power is not None:
-        sentence += f"; {_a_change(planned, plan.goal.judged_by)} {_as_noise(own.power)}"
+        sentence += f"; {_change(planned, plan.goal.judged_by)} is detected with {100 * own.power:.0f}% power"
     yield f"{sentence}."
 
 
-def _goal(planned: PlannedEval) -> Iterator[str]:
+def _goal_part(planned: PlannedEval) -> Iterator[str]:
     plan, detect = planned.plan, planned.plan.goal.detect
     if detect is None:
         return
@@ -714,64 +723,59 @@ def _goal(planned: PlannedEval) -> Iterator[str]:
     if cheapest is None:
         most = plan.goal.most_rows
         where = f"{_rows(most)}" if most is not None else "any number of rows"
-        sentence = f"No number of attempts on {where} will show {what}"
+        sentence = f"No number of attempts on {where} detects {what}"
         if plan.rows_wanted is not None:
             wanted_n = planned.n if plan.outlook.likely.within is not None else 1
             sentence += f"; {_rows(plan.rows_wanted)} with n = {wanted_n} would"
         yield f"{sentence}."
         return
-    often = f"in {_times(plan.goal.power)} of 10 cases"
-    yield f"To find {what} {often}, {_size(cheapest)} is the cheapest design{_price(cheapest)}."
+    yield f"The cheapest design that detects {what} with {_power(plan)} power is {_size(cheapest)}{_price(cheapest)}."
     cost, most_cost = cheapest.cost_usd, plan.goal.most_cost_usd
     if cost is not None and most_cost is not None and cost > most_cost:
-        yield f"That is more than the {money(most_cost)} there are."
+        yield f"That exceeds the budget of {money(most_cost)}."
 
 
-def _budget(planned: PlannedEval) -> Iterator[str]:
+def _budget_part(planned: PlannedEval) -> Iterator[str]:
     plan, most = planned.plan, planned.plan.goal.most_cost_usd
     if most is None:
         return
     if plan.price.cost_usd == 0 and not plan.goal.row_cost_usd:
-        yield "Attempts cost nothing here: rows and time are the limit."
+        yield "Attempts are free here: only rows and time are limited."
     elif plan.best is None:
-        yield f"{money(most)} buy no design of two rows or more."
+        yield f"A budget of {money(most)} is too small for two rows."
     else:
         best = plan.best
-        sees = (
-            "no difference within the scale"
-            if best.sees is None
-            else f"{_amount(planned, best.sees)} or more"
-        )
-        yield f"For {money(most)} the best design is {_size(best)}: it sees {sees}{_price(best)}."
+        detected = "no difference" if best.sees is None else f"{_amount(planned, best.sees)} or more"
+        yield f"The best design for {money(most)} is {_size(best)}: it detects {detected}{_price(best)}."
 
 
-def _what_helps(planned: PlannedEval) -> Iterator[str]:
+def _advice(planned: PlannedEval) -> Iterator[str]:
     plan = planned.plan
     own, rows, attempts = plan.own, plan.more_rows, plan.more_attempts
     known = [
-        f"twice the {name} would see {_amount(planned, design.sees)}"
+        f"twice the {name} would detect {_amount(planned, design.sees)}"
         for name, design in (("rows", rows), ("attempts", attempts))
         if design is not None and design.sees is not None
     ]
     if own is not None and own.rows >= 2 and known:
         sentence = ", ".join(known)
         if rows is None:
-            sentence = f"there are not twice the rows, and {sentence}"
+            sentence = f"the dataset has too few rows to double them, and {sentence}"
         elif attempts is not None and rows.sees and attempts.sees:
-            sentence += f": {_which(rows.sees, attempts.sees)}"
+            sentence += f": {_compare_gains(rows.sees, attempts.sees)}"
         yield f"{sentence[0].upper()}{sentence[1:]}."
     if plan.best_n is None:
         return
     if plan.goal.row_cost_usd:
         yield (
-            f"n = {plan.best_n} tells most for the money where a row costs {money(plan.goal.row_cost_usd)} to make and an "
-            f"attempt {money(plan.price.cost_usd)}."
+            f"n = {plan.best_n} is the most cost-effective if a row costs {money(plan.goal.row_cost_usd)} and an attempt "
+            f"{money(plan.price.cost_usd)}."
         )
     elif rows is not None:
-        yield "For the money, a further row tells more than a further attempt, as long as there are rows."
+        yield "One more row is more cost-effective than one more attempt, while rows are available."
 
 
-def _which(by_rows: float, by_attempts: float) -> str:
+def _compare_gains(by_rows: float, by_attempts: float) -> str:
     if by_attempts < by_rows * (1 - _ALIKE):
         return "more attempts help more than more rows"
     if by_attempts <= by_rows * (1 + _ALIKE):
@@ -797,7 +801,7 @@ def _rows(count: int) -> str:
 
 
 def _cell(planned: PlannedEval, difference: float | None) -> str:
-    """Return a difference as a column has it, with the decimals of those above and below; None is seen by nobody."""
+    """Return a difference with the decimals of its column."""
     if difference is None:
         return "none"
     if planned.metric == "pass_rate":
@@ -815,7 +819,7 @@ def _amount(planned: PlannedEval, difference: float) -> str:
     return f"{number} point{'' if number == '1' else 's'}" if planned.metric == "pass_rate" else number
 
 
-def _a_change(planned: PlannedEval, difference: float) -> str:
+def _change(planned: PlannedEval, difference: float) -> str:
     if planned.metric != "pass_rate":
         return f"a change of {difference:.3g}"
     return f"a {_points(difference)}-point change"
@@ -826,12 +830,5 @@ def _points(difference: float) -> str:
     return f"{100 * difference:.{digits}f}".removesuffix(".0")
 
 
-def _as_noise(power: float) -> str:
-    missed = round(10 * (1 - power))
-    if missed in (0, 10):
-        return f"will {'nearly always' if missed else 'hardly ever'} look like noise"
-    return f"will look like noise {f'{missed} times' if missed > 1 else 'once'} in 10"
-
-
-def _times(power: float) -> str:
-    return f"{10 * power:.2g}"
+def _power(plan: EvalPlan) -> str:
+    return f"{100 * plan.goal.power:.2g}%"

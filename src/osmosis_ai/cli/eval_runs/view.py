@@ -1,4 +1,4 @@
-"""How evaluations are listed, shown and followed, on the platform and in directories of this machine."""
+"""Output of evaluations: lists, details, progress and results, local and on the platform."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ SHOWN_FAILURES = 10
 _MAX_ERROR = 160
 # Fewer rows do not show how rows differ.
 _MIN_VARIANCE_ROWS = 10
-# As a pattern for the shell a path fits on a line, and can still be pasted.
+# A shell pattern keeps a path short enough for a line, and it can still be pasted.
 _ID_PREFIX = 8
 
 
 def plan_table(plan: RunPlan, prepared: PreparedEvalRun) -> Table:
-    """Return what is about to happen."""
+    """Return the configuration of the run."""
     spec, request = prepared.spec, prepared.request
     rows: list[Row] = [
         ("Run", f"{plan.name} (continued)" if plan.manifest is not None else plan.name),
@@ -93,41 +93,41 @@ def plan_table(plan: RunPlan, prepared: PreparedEvalRun) -> Table:
         ("Model", spec.experiment.model_path),
         ("Dataset", f"{spec.experiment.dataset} ({shown_path(prepared.dataset.path)})"),
         ("Rows", _metric_rows(prepared)),
-        ("Runs Per Row", spec.evaluation.n),
-        ("Work Items", _work_items(plan)),
+        ("Attempts per row", spec.evaluation.n),
+        ("Attempts", _attempts(plan)),
         ("Servers", plan.servers),
         ("Seed", request.run.seed),
         ("Output", shown_path(plan.directory.path)),
     ]
     if spec.experiment.branch or spec.experiment.commit_sha:
         rows.insert(5, ("Branch/Commit", spec.experiment.branch or spec.experiment.commit_sha))
-    return Table(columns=("", ""), rows=rows, title="Local Evaluation")
+    return Table(columns=("", ""), rows=rows, title="Local evaluation")
 
 
 def finished_message(summary: RunSummary) -> str:
-    """Return the result in a sentence."""
+    """Return a one-sentence summary."""
     where = shown_path(summary.run_dir)
     if summary.complete:
         return f"Evaluation run finished: {where}"
     reason = summary.stop.reason.splitlines()[0].rstrip(".:") if summary.stop is not None else ""
     why = f" ({reason})" if reason and summary.stop is not None and summary.stop.kind != "interrupted" else ""
-    left = f"{formats.count(summary.pending)} of {formats.count(summary.total_work_items)} work items are pending"
-    return f"Evaluation run interrupted: {where}{why}. {left}."
+    left = f"{formats.count(summary.pending)} of {formats.count(summary.total_work_items)} attempts"
+    return f"Evaluation run interrupted: {where}{why}. {left} are pending."
 
 
 def result_blocks(summary: RunSummary, by_slice: Sequence[RunSlice] = ()) -> list[Block]:
-    """Return the failures and the numbers, those of slices too."""
+    """Return the failures and the numbers, including those of slices."""
     failures: list[Block] = [_failed_rows(summary)] if summary.failures else []
     return [
         *failures,
-        *numbers_table(summary.metrics.estimates, summary.rows, list(_of_this_machine(summary))),
+        *numbers_table(summary.metrics.estimates, summary.rows, list(_session_rows(summary))),
         *slice_tables(by_slice),
         headline_table(summary.headline),
     ]
 
 
 def recorded_results(seen: WatchedRun) -> list[Block]:
-    """Return the numbers that a run has written down."""
+    """Return the recorded numbers of a run."""
     estimates = seen.estimates
     if estimates is None:
         return []
@@ -135,19 +135,19 @@ def recorded_results(seen: WatchedRun) -> list[Block]:
 
 
 def numbers_table(estimates: Estimates, rows: RowsDrawn | None, more: Sequence[Row] = ()) -> list[Block]:
-    """Return an evaluation's numbers with their intervals and denominators, wherever it was made."""
-    columns = ("", Column("Value", right=True), Column("95 % interval"), Column("Over"))
+    """Return an evaluation's numbers with their intervals and denominators."""
+    columns = ("", Column("Value", right=True), Column("95% CI"), Column("Over"))
     results = [*_numbers(estimates), *_warnings(estimates)]
     return [
         Table(columns, results, title="Results", in_plain=True),
-        Table(("", ""), [*sample_counts(estimates, rows), *more], title="Samples", in_plain=True),
+        Table(("", ""), [*sample_counts(estimates, rows), *more], title="Attempts", in_plain=True),
         *_row_behaviour(estimates),
     ]
 
 
 def slice_tables(found: Sequence[RunSlice]) -> list[Block]:
     """Return a table for each column of slices."""
-    headings = ("Rows", "Samples", "Pass rate", "95 % interval", "Reward", "95 % interval")
+    headings = ("Rows", "Samples", "Pass rate", "95% CI", "Reward", "95% CI")
     columns = (Column("", keep=True), *(Column(heading, right=True) for heading in headings))
     return [
         Table(columns, [_slice_cells(each) for each in chosen], title=f"By {column}", in_plain=True)
@@ -172,12 +172,12 @@ def _slice_cells(found: RunSlice) -> Sequence[Cell]:
 
 
 def headline_table(found: RunScore) -> Text:
-    """Return an evaluation's result in a line."""
-    return Text(f"Headline: {describe_score(found)}", in_plain=True)
+    """Return an evaluation's result in one line."""
+    return Text(f"Result: {describe_score(found)}", in_plain=True)
 
 
 def finished_steps(result: EvalRunResult) -> list[str]:
-    """Return what the user may want to do now."""
+    """Return the commands to continue with."""
     steps = []
     if not result.summary.complete:
         steps.append(f"Resume: {_command(result)}")
@@ -185,15 +185,14 @@ def finished_steps(result: EvalRunResult) -> list[str]:
         if hint:
             steps.append(f"hint: {hint}")
     if result.summary.failed:
-        steps.append(f"Redo the failed attempts: {_command(result, '--retry-failed')}")
+        steps.append(f"Retry the failed attempts: {_command(result, '--retry-failed')}")
     if result.summary.succeeded:
         steps.append(f"Conversations: {shown_path(result.summary.run_dir / 'trajectories')}/")
-    steps.append(f"Look at it: {_view_command(result)}")
+    steps.append(f"View: {_view_command(result)}")
     return steps
 
 
 def finished_steps_structured(result: EvalRunResult) -> list[Mapping[str, Any]]:
-    """Return the same for programs."""
     steps: list[Mapping[str, Any]] = []
     if not result.summary.complete:
         steps.append({"action": "resume", "command": _command(result)})
@@ -204,9 +203,11 @@ def finished_steps_structured(result: EvalRunResult) -> list[Mapping[str, Any]]:
 
 
 def _view_command(result: EvalRunResult) -> str:
-    """Return the command that shows this run in a browser: by its name where runs are, else by its directory."""
-    summary, elsewhere = result.summary, result.prepared.request.output is not None
-    return shlex.join(["osmosis", "view", shown_path(summary.run_dir) if elsewhere else summary.run_dir.name])
+    """Return the command that shows this run in a browser."""
+    request, directory = result.prepared.request, result.summary.run_dir
+    return shlex.join(
+        ["osmosis", "view", directory.name if request.output is None else shown_path(directory)]
+    )
 
 
 def _metric_rows(prepared: PreparedEvalRun) -> str:
@@ -215,7 +216,7 @@ def _metric_rows(prepared: PreparedEvalRun) -> str:
     return f"{prepared.selection.drawn.words}{note}"
 
 
-def _work_items(plan: RunPlan) -> str:
+def _attempts(plan: RunPlan) -> str:
     if plan.pending == plan.total:
         return formats.count(plan.total)
     return f"{formats.count(plan.total)} ({formats.count(plan.pending)} pending)"
@@ -224,12 +225,12 @@ def _work_items(plan: RunPlan) -> str:
 def _failed_rows(summary: RunSummary) -> Table:
     shown = summary.failures[:SHOWN_FAILURES]
     more = summary.failed - len(shown)
-    further = f"; {formats.count(more)} more failed rows are in its events.jsonl" if more > 0 else ""
+    further = f"; {formats.count(more)} more are in events.jsonl" if more > 0 else ""
     return Table(
-        columns=("Row", "Source", "Run", "Boundary", "Error type", "Error", Column("Files", keep=True)),
+        columns=("Row", "Dataset row", "Run", "Source", "Error type", "Error", Column("Files", keep=True)),
         rows=[_failed_row(record) for record in shown],
-        title="Failed rows",
-        note=f"files are in {shown_path(summary.run_dir / 'rollout_trials')}" + further,
+        title="Failed attempts",
+        note=f"files: {shown_path(summary.run_dir / 'rollout_trials')}" + further,
         in_plain=True,
     )
 
@@ -258,19 +259,19 @@ def _numbers(estimates: Estimates) -> Iterator[Sequence[Cell]]:
 
 
 def _row_behaviour(estimates: Estimates) -> Iterator[Block]:
-    """Yield the rows that pass now and then, and whether more rows or more attempts would help."""
+    """Yield the flaky rows, and whether more rows or more attempts would help."""
     flaky = estimates.flaky
     if flaky is not None and flaky.worst:
         shown = len(flaky.worst)
-        listed = f"; the {shown} that passed least are listed" if shown < flaky.count else ""
+        listed = f"; the {shown} with the lowest pass rates are listed" if shown < flaky.count else ""
         yield Table(
-            ("Row", "Source", Column("Passed", right=True)),
+            ("Row", "Dataset row", Column("Passed", right=True)),
             [
                 (row.row_index, row.source_row_index, Styled(f"{row.passed} of {row.scored}", "warn"))
                 for row in flaky.worst
             ],
             title="Flaky rows",
-            note=f"{formats.count(flaky.count)} of {amount(flaky.of, 'row')} passed some of their attempts{listed}",
+            note=f"{formats.count(flaky.count)} of {amount(flaky.of, 'row')} passed only some of their attempts{listed}",
             in_plain=True,
         )
     variance = estimates.variance
@@ -290,7 +291,7 @@ def _warnings(estimates: Estimates) -> Iterator[Sequence[Cell]]:
         yield Styled("Warning", "warn"), "", "", Styled(warning, "warn")
 
 
-def _of_this_machine(summary: RunSummary) -> Iterator[Row]:
+def _session_rows(summary: RunSummary) -> Iterator[Row]:
     if summary.pending:
         yield "Pending", Styled(formats.count(summary.pending), "pending")
     if summary.resumed:
@@ -300,14 +301,14 @@ def _of_this_machine(summary: RunSummary) -> Iterator[Row]:
 
 
 def _command(result: EvalRunResult, *extra: str) -> str:
-    """Return the command that continues this run, by its directory's name; an archived run had another name."""
+    """Return the command that continues this run, by its directory's name, which archiving changes."""
     request, summary = result.prepared.request, result.summary
     words = ["osmosis", "eval", "run", str(request.config), "--name", summary.run_dir.name]
     return shlex.join([*words, *request.options(), *extra])
 
 
 class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
-    """Rows, attempts and rates."""
+    """Output of evaluation runs."""
 
     kind = "eval"
     model_heading = "Model"
@@ -322,7 +323,7 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
         return info.describe_run(client, name)
 
     def sliced_info(self, name: str, output: str | None, columns: Sequence[str]) -> DetailResult:
-        """Return one run in full as ``info`` does, and its numbers by the values of columns."""
+        """Return the details of a run, and its numbers by the values of dataset columns."""
         shown = self.info(name, output)
         if not columns:
             return shown
@@ -363,8 +364,8 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
     def own_columns(self) -> Sequence[Column]:
         return (
             Column("Rollout", "rollout"),
-            Column("Result, over scored samples", value=_result, in_rich=False),
-            Column("Result, over scored samples", value=_short_result, in_plain=False),
+            Column("Result (scored attempts)", value=_result, in_rich=False),
+            Column("Result (scored attempts)", value=_short_result, in_plain=False),
             Column("Reward", value=_reward, right=True),
         )
 
@@ -381,10 +382,10 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
             yield "Scored", format_scored(headline)
             if headline.failed:
                 yield "Failed", format_failed(headline)
-            yield "Pass Rate", f"{format_rate(headline)} ({pass_rule(headline.pass_threshold)})"
+            yield "Pass rate", f"{format_rate(headline)} ({pass_rule(headline.pass_threshold)})"
             for warning in headline.warnings:
                 yield "Warning", Styled(warning, "warn")
-        yield "Tokens Used", formats.count(described.summary.get("total_tokens") or None)
+        yield "Tokens", formats.count(described.summary.get("total_tokens") or None)
 
     def settings(self, config: Mapping[str, Any]) -> Iterable[str]:
         from osmosis_ai.config.sections import EvaluationSettings
@@ -394,7 +395,7 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
         return (f"{key}={config[key]}" for key in (*known, *others) if config.get(key) is not None)
 
     def own_sections(self, described: DescribedEvaluation) -> Iterator[Section]:
-        """Yield the results where there is no fuller table of them, and those with retries."""
+        """Yield the results that no larger table has, and the retries."""
         rows = list(_counted(described))
         if described.estimates is None and rows:
             yield Section("Results", rows)
@@ -402,7 +403,7 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
             yield Section("Retries", related)
 
     def numbers(self, described: DescribedEvaluation) -> Iterator[Block]:
-        """Yield the numbers as `eval run` shows them, where the platform has computed them so."""
+        """Yield the numbers as `eval run` shows them, if the platform computes intervals."""
         estimates, headline = described.estimates, described.headline
         if estimates is None or (described.metrics and described.metrics.overview.total_samples == 0):
             return
@@ -428,59 +429,59 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
             yield f"Conversations: osmosis eval download {described.run.name or described.run.id}"
         failed = described.headline is not None and described.headline.failed
         if failed and described.ended and described.run.imported is None:
-            yield f"Why samples failed: osmosis eval logs {described.run.name or described.run.id}"
+            yield f"Log: osmosis eval logs {described.run.name or described.run.id}"
 
 
 VIEW = EvalRunView()
 
 
 def _reward(item: Mapping[str, Any]) -> str:
-    """Return the mean reward, over scored samples as the pass rate beside it where the platform tells that."""
-    told = (item["headline"] or {}).get("reward")
-    return _number(item["summary"].get("avg_reward") if told is None else told)
+    """Return the mean reward, over scored attempts if the platform reports that."""
+    reward = (item["headline"] or {}).get("reward")
+    return _number(item["summary"].get("avg_reward") if reward is None else reward)
 
 
 def _result(item: Mapping[str, Any]) -> str | None:
     headline, rows = item["headline"], item["rows"]
-    told = ["imported"] if "imported" in item else []
-    told += [headline["brief"]] if headline is not None else []
+    parts = ["imported"] if "imported" in item else []
+    parts += [headline["brief"]] if headline is not None else []
     related = item.get("retry_of")
     retry = [f"retry of {related.get('name') or related.get('id')}"] if related else []
-    return "; ".join([*told, *([rows] if rows else []), *retry]) or None
+    return "; ".join([*parts, *([rows] if rows else []), *retry]) or None
 
 
 def _short_result(item: Mapping[str, Any]) -> str | None:
-    """The same in a terminal's width of 120."""
+    """Return a result that fits into a terminal of 120 columns."""
     headline, related = item["headline"], item.get("retry_of")
-    told = ["imported"] if "imported" in item else []
+    parts = ["imported"] if "imported" in item else []
     if headline is not None:
         rate, failed = headline["pass_rate"], headline["failed"]
-        told.append(
+        parts.append(
             f"{formats.percent(rate)} pass, " * (rate is not None)
             + f"{headline['scored']:,} of {headline['planned']:,} scored"
             + f", {failed:,} failed" * bool(failed)
         )
-    told += [f"retry of {related.get('name') or related.get('id')}"] if related else []
-    return "; ".join(told) or None
+    parts += [f"retry of {related.get('name') or related.get('id')}"] if related else []
+    return "; ".join(parts) or None
 
 
 def _related(described: DescribedEvaluation) -> Iterator[Row]:
-    """Yield what the run is a retry of, its retries, and what they have come to together."""
+    """Yield the original run, the retries, and their combined results."""
     detail, merged = described.detail, described.merged
     if detail.retry_of is not None:
-        gone = "" if detail.retry_of.status else " (deleted)"
-        yield "Retry Of", f"{detail.retry_of.name or detail.retry_of.id}{gone}"
-        yield "Note", "This run alone has only samples that had no score before."
+        deleted = "" if detail.retry_of.status else " (deleted)"
+        yield "Retry of", f"{detail.retry_of.name or detail.retry_of.id}{deleted}"
+        yield "Note", "This run has only attempts that the original left without a score."
     for run in detail.retries:
         yield "Retry", f"{run.name or run.id} ({run.status})"
     headline = merged.headline if merged is not None else None
     if merged is None or headline is None or len(merged.wire.runs) < 2:
         return
-    yield "Together", ", ".join(f"{formats.count(run.samples)} of {run.name}" for run in merged.wire.runs)
+    yield "Combined", ", ".join(f"{formats.count(run.samples)} of {run.name}" for run in merged.wire.runs)
     yield "Scored", format_scored(headline)
     if headline.failed:
         yield "Failed", format_failed(headline)
-    yield "Pass Rate", f"{format_rate(headline)} ({pass_rule(headline.pass_threshold)})"
+    yield "Pass rate", f"{format_rate(headline)} ({pass_rule(headline.pass_threshold)})"
     for warning in filter(None, [merged.unfinished, *headline.warnings]):
         yield "Warning", Styled(warning, "warn")
 
@@ -492,7 +493,7 @@ def _counted(described: DescribedEvaluation) -> Iterator[Row]:
     if words:
         yield "Samples", ", ".join(f"{formats.count(summary[word])} {word}" for word in words)
     if "pass_threshold" in summary:
-        yield "Pass Threshold", f"{summary['pass_threshold']:g}"
+        yield "Pass threshold", f"{summary['pass_threshold']:g}"
     stats = (results.reward_stats if results else None) or (metrics.reward_stats if metrics else None) or {}
     names = ("mean", "std", "min", "median", "max")
     known = [f"{name} {stats[name]:.3f}" for name in names if isinstance(stats.get(name), (int, float))]
@@ -504,7 +505,7 @@ def _counted(described: DescribedEvaluation) -> Iterator[Row]:
 
 
 def _measured(described: DescribedEvaluation) -> Iterator[Row]:
-    """Yield what only the metrics of such a platform say."""
+    """Yield further numbers of a platform that computes no intervals."""
     metrics, results = described.metrics, described.detail.results
     if metrics is None or metrics.overview.total_samples == 0:
         return
@@ -536,16 +537,16 @@ _COLUMNS = (
     "Name",
     "Status",
     "Rollout",
-    "Result, over scored samples",
+    "Result (scored attempts)",
     Column("Reward", right=True),
     "Started",
 )
 
 
-def of_this_machine_first(
-    run: str, *, here: Callable[[Path], ResultT], there: Callable[[str], ResultT]
+def local_run_first(
+    run: str, *, local: Callable[[Path], ResultT], remote: Callable[[str], ResultT]
 ) -> ResultT:
-    """Return what is to be said of a run: of this machine's, else of the platform's of that name."""
+    """Return the result for the local run of this name, otherwise for the platform's."""
     from osmosis_ai.services.eval_runs.info import run_nowhere
     from osmosis_ai.services.eval_runs.resolver import (
         find_local_run,
@@ -556,24 +557,24 @@ def of_this_machine_first(
 
     named = named_on_platform(run)
     if named is not None:
-        return there(named)
+        return remote(named)
     try:
         directory = find_local_run(run, downloads=True)
     except WorkspaceRequiredError:
-        return there(run)
+        return remote(run)
     except NotFoundError as missing:
         name = name_elsewhere(run, missing)
         try:
-            return there(name)
+            return remote(name)
         except OsmosisError as error:
-            if not local_names() or (error.code == "VALIDATION" and _platform_can_be_asked()):
+            if not local_names() or (error.code == "VALIDATION" and _has_platform()):
                 raise
             raise run_nowhere(run, missing, error) from None
-    return here(directory)
+    return local(directory)
 
 
-def _platform_can_be_asked() -> bool:
-    """Tell whether there are an origin and a login: what went wrong is then no want of them."""
+def _has_platform() -> bool:
+    """Return whether a Git origin and a login exist, so that they are not the cause of an error."""
 
     try:
         with platform_context():
@@ -585,7 +586,7 @@ def _platform_can_be_asked() -> bool:
 def with_local_runs(
     local: LocalRuns, of_platform: Callable[[], ListResult], *, limit: int | None
 ) -> ListResult:
-    """Return the platform's list followed by the local runs, or the local runs if no platform can be asked.
+    """Return the platform's list and the local runs, or only those without a platform.
 
     In plain mode both together have at most ``limit`` lines.
     """
@@ -598,23 +599,23 @@ def with_local_runs(
     hints = list(_archive_hints(local.archived))
     if local.unreadable:
         extra["local_unreadable"] = list(local.unreadable)
-        current().note(f"Left out, since you may not read them: {', '.join(local.unreadable)}")
+        current().note(f"Runs without read permission are not listed: {', '.join(local.unreadable)}")
     try:
         found = of_platform()
     except OsmosisError as error:
-        here = ListResult([], title="", extra=extra, hints=hints, blocks=_local_blocks(local, limit))
+        local_list = ListResult([], title="", extra=extra, hints=hints, blocks=_local_blocks(local, limit))
         if not local.items:
             if nobody_asked(error):
-                first = f"to begin on this machine: {first_run_command()}"
+                first = f"to start on this machine: {first_run_command()}"
                 error.hint = f"{error.hint}; {first}" if error.hint else first
             raise
         if nobody_asked(error):
-            current().note(f"Only the runs of this machine: {error.message}")
-            return here
+            current().note(f"Only local runs are listed: {error.message}")
+            return local_list
         if current().mode == "json":
             error.details |= extra
         else:
-            current().emit(here)
+            current().emit(local_list)
         raise
     room = None if limit is None else limit - len(found.items)
     return replace(
@@ -626,7 +627,7 @@ def with_local_runs(
 
 
 def _archive_hints(names: Sequence[str]) -> Iterator[str]:
-    """Yield where the runs are that are in no list."""
+    """Yield a hint about archived runs, which are not listed."""
     if names:
         more = f" and {len(names) - _ARCHIVES_NAMED} more" if len(names) > _ARCHIVES_NAMED else ""
         runs = "run was" if len(names) == 1 else "runs were"
@@ -634,12 +635,12 @@ def _archive_hints(names: Sequence[str]) -> Iterator[str]:
 
 
 def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> DetailResult:
-    """Return a run of this machine in full."""
+    """Return the details of a local run."""
 
     if output is not None:
         raise OsmosisError(
-            f"{directory.name} is a run of this machine: its numbers are in {directory / 'metrics.json'}.",
-            hint="leave out --output; or name the platform's run: platform:NAME",
+            f"{directory.name} is a local run; its numbers are in {directory / 'metrics.json'}.",
+            hint="omit --output, or select the platform's run with platform:NAME",
         )
     detail = describe_local_run(directory)
     entry, estimates = detail.summary, detail.estimates
@@ -649,7 +650,7 @@ def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> D
         [] if estimates is None else numbers_table(estimates, headline.rows if headline is not None else None)
     )
     if detail.config_written is not None:
-        blocks.append(Text(detail.config_written, title="Config, as it was written"))
+        blocks.append(Text(detail.config_written, title="Configuration file"))
     blocks += [*slice_tables(slices), *([headline_table(headline)] if headline is not None else [])]
     return DetailResult(
         data={
@@ -666,25 +667,25 @@ def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> D
             "commands": list(detail.commands),
             **({"slices": [each.data() for each in slices]} if columns else {}),
         },
-        title="Evaluation Run, Downloaded" if is_download(directory) else "Evaluation Run of This Machine",
+        title="Downloaded evaluation run" if is_download(directory) else "Local evaluation run",
         rows=list(_rows(detail)),
         sections=[Section("Facts", list(detail.facts))],
         blocks=blocks,
         hints=[
-            *(f"To go on: {command}" for command in detail.commands),
+            *(f"Continue: {command}" for command in detail.commands),
             _look_at(directory),
         ],
     )
 
 
 def _look_at(directory: Path) -> str:
-    """Return the command that shows the run's conversations."""
+    """Return a hint about the run's conversations."""
     shown = quote(formats.shown_path(directory))
     if is_downloaded_run(directory):
-        return f"Its conversations: osmosis eval show {shown}; as a page: osmosis view {shown} --report FILE.html"
+        return f"Conversations: osmosis eval show {shown}; as a page: osmosis view {shown} --report FILE.html"
     if is_download(directory):
-        return f"Its samples: {fetching(directory, 'trajectories')}"
-    return f"Look at it: osmosis view {shown}"
+        return f"Attempts: {fetching(directory, 'trajectories')}"
+    return f"View: osmosis view {shown}"
 
 
 def _slices(directory: Path, columns: Sequence[str]) -> Sequence[RunSlice]:
@@ -713,18 +714,18 @@ def _rows(detail: RunDetail) -> Iterator[Row]:
     if entry.duration_s is not None:
         yield "Duration", formats.duration(entry.duration_s)
     if detail.previous is not None:
-        yield "Run Before", detail.previous.name
+        yield "Previous run", detail.previous.name
 
 
 def _local_blocks(local: LocalRuns, limit: int | None) -> list[Block]:
     """Return a table of the local runs, or in plain mode at most ``limit`` lines with the platform's columns."""
     if current().mode == "plain":
-        # The last column of a platform's run says who submitted it.
+        # The last column of a platform's run is its submitter.
         lines = [joined([*_cells(entry), _LOCAL]) for entry in local.items[:limit]]
         return [Text("\n".join(lines), in_plain=True)] if lines else []
     more = f", {len(local.items)} of {local.total}" if local.total > len(local.items) else ""
     rows = [_cells(entry) for entry in local.items]
-    return [Table(_COLUMNS, rows, title=f"Runs of this machine{more}")] if rows else []
+    return [Table(_COLUMNS, rows, title=f"Local runs{more}")] if rows else []
 
 
 def _cells(entry: RunEntry) -> Sequence[Cell]:
@@ -746,11 +747,11 @@ def _cells(entry: RunEntry) -> Sequence[Cell]:
     )
 
 
-QUIT_AT_ONCE = "Interrupted. Re-run the same command to resume the pending work items."
+QUIT_AT_ONCE = "Interrupted. Run the same command to resume the pending attempts."
 
 
 class LiveRun(GracefulStop, RunHooks):
-    """The run's side of the terminal; a context manager around it."""
+    """Shows a run on the terminal; a context manager."""
 
     def __init__(self, output: OutputContext, prepared: PreparedEvalRun, *, yes: bool) -> None:
         super().__init__(output, ["eval", "run"], quit_at_once=QUIT_AT_ONCE)
@@ -759,8 +760,7 @@ class LiveRun(GracefulStop, RunHooks):
         self._plan: RunPlan | None = None
 
     def plan(self, plan: RunPlan) -> None:
-        """Show the plan, and what the user should know about it."""
-
+        """Show the plan and its notes."""
         self._plan = plan
         self._output.show(plan_table(plan, self._prepared))
         for note in self._prepared.notes:
@@ -769,8 +769,8 @@ class LiveRun(GracefulStop, RunHooks):
             self.note(f"Archived the earlier run as {plan.archived.name}.")
         if plan.was_found and plan.pending:
             self.note(
-                f"continuing {plan.name}: {formats.count(plan.resumed)} of {formats.count(plan.total)} "
-                "attempts are finished; `--fresh` starts over"
+                f"Continuing {plan.name}: {formats.count(plan.resumed)} of {formats.count(plan.total)} "
+                "attempts are finished. Use '--fresh' to start over."
             )
 
     def note(self, message: str) -> None:
@@ -778,7 +778,7 @@ class LiveRun(GracefulStop, RunHooks):
         self._output.note(message)
 
     def stage(self, message: str) -> None:
-        """Tell what the run is busy with, unless the log shows it anyway."""
+        """Show the current stage, unless the log shows it anyway."""
         if not self._prepared.request.run.verbose:
             self._output.note(f"{message} …")
 
@@ -787,17 +787,17 @@ class LiveRun(GracefulStop, RunHooks):
         self._output.note(event.to_line())
 
     def progress(self, snapshot: ProgressSnapshot) -> None:
-        """Move the bar, once anything is under way."""
+        """Update the progress bar once an attempt has started."""
         if self._bar is not None or snapshot.in_flight or snapshot.finished:
             self._move_bar(
                 "Evaluating", snapshot.completed, snapshot.total, "rollouts", evaluation_note(snapshot)
             )
 
     async def confirm_dispatch(self, *, pending: int, model_path: str) -> bool:
-        """Ask before spending; models we serve ourselves cost nothing, so there is nothing to ask."""
+        """Ask before spending; built-in models cost nothing, so the answer is yes."""
         assert self._plan is not None
         self._output.confirm(
-            f"{pending} rollouts x model {model_path} — continue?",
+            f"Run {pending} attempts with model {model_path}?",
             yes=self._yes,
             default=False,
             summary={"Run": self._plan.name, "Rollouts": str(pending), "Model": model_path},
@@ -806,7 +806,7 @@ class LiveRun(GracefulStop, RunHooks):
         return True
 
     def resolve_secrets(self, names: Sequence[str]) -> dict[str, str]:
-        """Take secrets from the secrets file, the environment, the `.env`, or the user."""
+        """Read secrets from the secrets file, the environment, the `.env` file, or a prompt."""
         from osmosis_ai.services.eval_runs.run import find_secret_values
 
         ask = self._ask if self._output.interactive else None

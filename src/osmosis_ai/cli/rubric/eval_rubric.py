@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from osmosis_ai.services.rubric.eval_rubric import RubricOutcome
     from osmosis_ai.services.rubric.inputs import PreparedRubric, RubricRequest
 
-JUDGE, RESULTS, PACE, LIMITS = "Judges", "Results", "Pace and seeds", "Budget"
+JUDGE, RESULTS, PACE, LIMITS = "Judges", "Results", "Execution", "Budget"
 SHOWN_RECORDS = 20
 _TOLD_EVERY = 100_000
 COMPLETED = "Rubric evaluation completed."

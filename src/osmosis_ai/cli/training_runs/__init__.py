@@ -297,7 +297,7 @@ def _local_info(
         rows=rows,
         sections=[Section("Facts", list(found.detail.facts))],
         blocks=blocks,
-        hints=[f"Look at it: osmosis view {quote(formats.shown_path(directory))}"],
+        hints=[f"View: osmosis view {quote(formats.shown_path(directory))}"],
     )
 
 

@@ -78,7 +78,7 @@ def imported_files(directory: Path, *references: str) -> tuple[Path, ...]:
 
 @dataclass(kw_only=True)
 class ImportedAgent(ProjectSource):
-    """An agent of the current directory, which its server imports again with the same interpreter."""
+    """An agent of the current directory, which its server imports with the same interpreter."""
 
     settings: HostedLoopSettings
     base_url: str | None

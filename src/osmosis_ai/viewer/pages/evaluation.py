@@ -98,7 +98,7 @@ def _rewards(detail: RunDetail) -> SvgChart | None:
         return None
     from osmosis_ai.ui.charts.bars import counted_histogram
 
-    scored = f"{sum(found.counts):,} scored samples"
+    scored = f"{sum(found.counts):,} scored attempts"
     return counted_histogram(
         found.edges, found.counts, name=scored, label="Scored samples by reward", axis="reward"
     )
@@ -113,7 +113,7 @@ def _result(detail: RunDetail) -> str:
         is_over = 0 < score.planned <= score.scored + score.skipped + score.failed
         return f"No sample has a score{'' if is_over else yet}: {format_scored(score)} scored."
     verb = "passes" if score.scored == 1 else "pass"
-    passing = f"{percent(score.pass_rate)} of {amount(score.scored, 'scored sample')}"
+    passing = f"{percent(score.pass_rate)} of {amount(score.scored, 'scored attempt')}"
     return f"{passing} {verb}{format_interval(score)}; {format_scored(score)} scored."
 
 

@@ -27,6 +27,7 @@ from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import RunLog
+from osmosis_ai.llm.wire_json import dumps
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
 from osmosis_ai.rollout.trajectory.atif import trajectory_identity
@@ -246,6 +247,17 @@ def test_a_killed_sessions_files_are_written_by_the_next(world: World, has_sampl
     assert world.artifacts() == ["notes/a.txt"]
     assert [path.name for path in world.directory.trajectories.iterdir()] == ["row_0_run_0.json"]
     assert not list(world.directory.artifacts.glob(".*"))
+
+
+@pytest.mark.parametrize("content", [b'{"steps" []}', b"[]", b""])
+def test_a_damaged_conversation_costs_only_its_own_trajectory(world: World, content: bytes) -> None:
+    for run in (0, 1):
+        world.record(run)
+    damaged = conversation_line("r0", MINE).replace(dumps(MINE), content)
+    world.directory.conversations.write_bytes(damaged + conversation_line("r1", MINE))
+    world.writer().restore()
+    assert world.trajectory(0) is None and world.trajectory(1) is not None
+    assert "its line in conversations.jsonl is damaged" in world.warnings()[0]
 
 
 def test_a_conversation_is_read_from_wherever_it_is(world: World) -> None:

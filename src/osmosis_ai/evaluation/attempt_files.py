@@ -190,8 +190,13 @@ class AttemptFilesWriter:
             records = {record.rollout_id: record for offset in lacking if (record := journal.record(offset))}
         stored = dict(_stored_conversations(self._directory.conversations, records))
         for rollout_id, record in records.items():
-            content = stored.get(rollout_id)
-            trajectory = loads(content) if content is not None else None
+            trajectory = None
+            if (content := stored.get(rollout_id)) is not None:
+                with contextlib.suppress(ValueError):
+                    trajectory = loads(content)
+                if not isinstance(trajectory, dict):
+                    trajectory = None
+                    self._warn(f"its line in {self._directory.conversations.name} is damaged", rollout_id)
             attempt = _Recorded(record.row_index, record.run_index, rollout_id, trajectory, 0.0)
             if self._write(attempt):
                 self._take_server_version(attempt, pending=True)

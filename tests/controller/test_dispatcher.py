@@ -264,7 +264,8 @@ def test_a_workflow_that_failed_on_its_model_is_the_providers_failure() -> None:
         "provider",
         "auth",
     )
-    assert "Incorrect API key provided." in (verdict.error or "")
+    assert verdict.error is not None and verdict.error.startswith("the last model call failed: ")
+    assert verdict.error.endswith("Incorrect API key provided (agent: the model answered HTTP 401)")
 
 
 @pytest.mark.parametrize("category", get_args(Category))

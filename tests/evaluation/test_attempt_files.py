@@ -259,10 +259,11 @@ def test_a_killed_sessions_files_are_written_by_the_next(world: World, has_sampl
     assert not list(world.directory.artifacts.glob(".*"))
 
 
-def test_a_damaged_conversation_stops_no_resume_and_costs_no_other(world: World) -> None:
+@pytest.mark.parametrize("content", [b'{"steps":\x00}', b"[]", b""])
+def test_a_damaged_conversation_costs_only_its_own_trajectory(world: World, content: bytes) -> None:
     for run in (0, 1):
         world.record(run)
-    damaged = b'{"rollout_id":"r0","trajectory":{"steps":\x00}}\n{"rollout_id":"\xff","trajectory":1}\n'
+    damaged = b'{"rollout_id":"r0","trajectory":%b}\n{"rollout_id":"\xff","trajectory":1}\n' % content
     world.directory.conversations.write_bytes(damaged + conversation_line("r1", MINE))
     world.writer().restore()
     assert world.trajectory(0) is None and world.trajectory(1) == MINE

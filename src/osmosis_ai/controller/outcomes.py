@@ -90,8 +90,9 @@ def _workflow_failed(completion: RolloutCompleteRequest, model_error: ModelCallE
     if model_error is None:
         # A failure without a category is not the workflow's own: the server could not run it.
         return failed(error_type, "agent" if category else "rollout_server", message)
+    # Clients report the status and a long URL; lists that cut messages still show the provider's reason.
     if str(model_error) not in message:
-        message += f" (the last model call failed: {model_error})"
+        message = f"the last model call failed: {str(model_error).rstrip('.')} (agent: {message})"
     return failed(error_type, "provider", message, code=error_code_of(category, model_error))
 
 

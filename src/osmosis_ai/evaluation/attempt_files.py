@@ -195,6 +195,8 @@ class AttemptFilesWriter:
         for rollout_id, record in records.items():
             try:
                 trajectory = loads(stored[rollout_id]) if rollout_id in stored else None
+                if not isinstance(trajectory, dict | None):
+                    raise ValueError("it is not an object")
             except ValueError as error:
                 trajectory = None
                 self._warn(f"the stored conversation is damaged: {error}", rollout_id)

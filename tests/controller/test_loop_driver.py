@@ -402,6 +402,28 @@ async def test_a_run_polls_only_the_health_of_an_agent() -> None:
     assert set(asked) == {"/platform/health"}
 
 
+async def test_an_agent_that_does_not_count_its_rollouts_has_lost_none() -> None:
+    loop, asked = ServedLoop(), []
+
+    def health(_: web.Request) -> web.Response:
+        asked.append(1)
+        return web.json_response({"status": "healthy", "agent_loop": "loop"})
+
+    loop.health = health
+    async with served(loop) as port, driving(port) as world:
+        held = asyncio.Event()
+        world.model.respond = lambda _: Reply(wait_for=held)
+        made = asyncio.create_task(world.make("a"))
+        while not world.model.in_flight:  # noqa: ASYNC110 - the agent is polled
+            await asyncio.sleep(0.01)
+        asked.clear()
+        while len(asked) < 6:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        held.set()
+        await made
+        assert not world.results.losses
+
+
 async def test_an_agent_on_another_machine_needs_a_callback_address(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served(ServedLoop()) as port:
         monkeypatch.setattr(AgentAddress, "is_local", lambda _: False)

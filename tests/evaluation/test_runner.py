@@ -362,6 +362,20 @@ async def test_a_damaged_run_is_refused_by_line_and_salvaged_on_request(world: W
 
 
 @pytest.mark.e2e
+async def test_an_older_result_that_counts_again_has_its_own_conversation(world: World) -> None:
+    world.rows = write_rows(world.root / "rows.jsonl", ["remove"])
+    for answer in ("first", "second"):
+        world.model.respond = lambda _, answer=answer: Reply(content=answer)  # type: ignore[misc]
+        await world.run(options={"retry_failed": answer == "second"})
+    events = world.directory / "events.jsonl"
+    first, second = events.read_bytes().splitlines(keepends=True)
+    events.write_bytes(first + second.replace(b'"skipped"', b'"success"'))
+    await world.run(options={"salvage": True})
+    written = json.loads((world.directory / "trajectories" / "row_0_run_0.json").read_bytes())
+    assert written["session_id"] == world.records()[0]["rollout_id"]
+    assert written["steps"][-1]["message"] == "first"
+
+
 async def test_rows_that_are_copies_are_one_cluster_and_said_before_anything_is_spent(world: World) -> None:
     write_rows(world.rows, ["one", "two", "one", "three", "one"])
     await world.run()

@@ -233,15 +233,14 @@ class Uv:
     def _outputs(self, process: subprocess.Popen[bytes], doing: str) -> tuple[bytes, bytes]:
         """Wait until uv has ended, and return its standard output and error."""
         deadline = time.monotonic() + UV_TIMEOUT_S
-        while True:
-            try:
-                return process.communicate(timeout=_LOOK_S)
-            except subprocess.TimeoutExpired:
-                if self.abandoned.is_set() or time.monotonic() >= deadline:
-                    process.kill()
-                    raise UvInterruptedError(
-                        f"{doing} failed: uv did not finish within {UV_TIMEOUT_S:g} s."
-                    ) from None
+        try:
+            while not self.abandoned.is_set() and time.monotonic() < deadline:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return process.communicate(timeout=_LOOK_S)
+            raise UvInterruptedError(f"{doing} failed: uv did not finish within {UV_TIMEOUT_S:g} s.")
+        except BaseException:
+            process.kill()
+            raise
 
 
 def _without_credentials(text: str) -> str:

@@ -284,8 +284,9 @@ class RemoteAgent:
             health = await self._probe()
             info, error = health.server_info, health.error
             pause_s = _QUICK_POLL_S if error is not None else self._poll_s
+            counts = info is not None and "active_rollouts" in info.model_fields_set
             # It runs fewer rollouts than were admitted both before and after the probe.
-            if info is not None and info.active_rollouts < len(admitted & self.admitted):
+            if info is not None and counts and info.active_rollouts < len(admitted & self.admitted):
                 error = "it was restarted and lost its rollouts"
             misses = misses + 1 if error is not None else 0
             self._cause_of_death = error or ""

@@ -354,8 +354,8 @@ def copy_artifacts(root: Path, name: str, *, dir_fd: int) -> list[str]:
                     left_out.append(f"{_printable(path)} ({reason_of(error)})")
         # Nothing below a refused directory is copied, so the rollout cannot choose how deep the walk goes.
         folders[:] = [entry for entry in folders if entry not in refused]
+    _remove(root / name)
     if copied:
-        _remove(root / name)
         temporary.replace(root / name)
     return left_out
 

@@ -13,6 +13,7 @@ import contextlib
 import math
 import os
 import secrets
+import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
@@ -185,6 +186,9 @@ class EvalRunner:
             raise OsmosisError(
                 f"The journal of '{opened.name}' could not be salvaged: {error}. It is unchanged."
             ) from error
+        if found.dropped:
+            # They are written again: some may be of a dropped result, and an older one of the same attempt counts.
+            shutil.rmtree(directory.trajectories, ignore_errors=True)
         self.hooks.note(found.describe())
 
     def _earlier_s(self) -> float:

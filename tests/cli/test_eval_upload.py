@@ -211,7 +211,7 @@ ARTIFACTS = f"rollout_trials/{rollout_id(1)}/artifacts"
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (_rewrite("manifest.json", schema_version=2), "has schema version 2; this release knows 1"),
+        (_rewrite("manifest.json", schema_version=2), "has schema version 2; this release supports 1"),
         (_rewrite("manifest.json", local_run_id="x"), "is not a run's manifest"),
         (_rewrite("manifest.json", run_name="other"), "holds the run `other`"),
         (_rewrite("metrics.json", status="incomplete"), "is incomplete, not finished"),

@@ -505,7 +505,7 @@ def test_a_killed_served_agent(api: TestClient, services: PlatformServices, exec
         assert api.post("/api/cli/rollout-server/register", json=registration).json()["status"] == "healthy"
         refused = api.post(f"{RUNS}/check", json=submit_body(experiment_config=experiment(**served)))
         assert refused.status_code == 400
-        assert "no remote agent 'calculater' is registered" in refused.text
+        assert "no served agent 'calculater' is registered" in refused.text
         assert "server://calculator" in refused.text
         served["entrypoint"] = "server://calculator"
         body = submit_body(

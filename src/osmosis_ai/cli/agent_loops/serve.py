@@ -55,8 +55,8 @@ def serve(
 ) -> StreamResult:
     """Serve an agent loop over HTTP until Ctrl-C.
 
-    `POST /v1/rollout/init` starts a rollout, and a callback reports its result. The agent is registered with the platform you are logged in to until the server stops. Rollouts that the stop interrupts
-    are reported as failed.
+    `POST /v1/rollout/init` starts a rollout, and a callback reports its result. Until it stops, the server is registered
+    with your platform. Rollouts interrupted by the stop are reported as failed.
 
     Examples:
         osmosis serve -m server:agent_loop --port 9000

@@ -12,7 +12,7 @@ from osmosis_ai.config.checks import SECRET_NAME, ConfigKind, env_issues, in_fil
 from osmosis_ai.config.issues import InvalidConfigError, Issue, closest
 from osmosis_ai.config.sections import ConfigSection, Count, CountOrZero, Finite, Positive
 
-BENCHMARK = ConfigKind("benchmark", "A benchmark", "configs/benchmark", {}, secrets_required=False)
+BENCHMARK = ConfigKind("benchmark", "A benchmark", "configs/benchmark", (), dict)
 _MODEL_TYPES = ("provider", "endpoint", "hosted")
 _PLATFORM_SECRETS = (
     *("DAYTONA_API_KEY", "DAYTONA_API_URL"),

@@ -21,8 +21,8 @@ from pydantic import AfterValidator, Field
 
 from osmosis_ai.config.checks import ConfigKind, document_issues, in_file_order
 from osmosis_ai.config.issues import InvalidConfigError, Issue, as_written, closest
-from osmosis_ai.config.lines import parse_toml
 from osmosis_ai.config.sections import ConfigSection, Finite
+from osmosis_ai.config.toml_text import parse_toml
 
 SUFFIX = ".decide.toml"
 DEFAULT_CONFIDENCE = 0.95
@@ -169,11 +169,11 @@ class DecideSettings(ConfigSection):
 
 
 DECISIONS = ConfigKind(
-    name="decide",
-    article="A decide",
-    directory="configs/eval",
-    sections={"decide": DecideSettings},
-    secrets_required=False,
+    "decide",
+    "A decide",
+    "configs/eval",
+    ("decide",),
+    lambda: {"decide": DecideSettings},
     free=("min", "max", "margin"),
 )
 RuleSection = Literal["min", "max", "margin"]

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from osmosis_ai.config.checks import table_issues
-from osmosis_ai.config.issues import Issue, as_written, closest
+from osmosis_ai.config.issues import Issue, as_written, closest, table_issues
 from osmosis_ai.config.sections import ConfigSection, CountOrZero, Positive
 from osmosis_ai.sandbox.isolation import ISOLATION_ENV, IsolationSetting
 from osmosis_ai.sandbox.network import Network
@@ -134,5 +133,6 @@ def read_execution(advanced: Mapping[str, Any] | None) -> ExecutionSection:
     return ExecutionSection.model_validate(dict((advanced or {}).get(EXECUTION, {})))
 
 
-def _unknown_key(key: str, name: str) -> Issue:
-    return Issue(key, "Unrecognized key", suggestion=closest(name, ExecutionSection.model_fields))
+def _unknown_key(key: str) -> Issue:
+    suggestion = closest(key, ExecutionSection.model_fields)
+    return Issue(f"{PLACE}.{key}", "Unrecognized key", suggestion=suggestion)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.config.lines import parse_toml
+from osmosis_ai.config.toml_text import parse_toml
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.spec import EvalRunSpec

@@ -9,10 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from osmosis_ai.config.benchmark import BENCHMARK, BenchmarkConfig, parse_benchmark_config
-from osmosis_ai.config.checks import EVAL, TRAINING, ConfigKind, document_issues, in_file_order
+from osmosis_ai.config.checks import (
+    EVAL,
+    TRAINING,
+    ConfigKind,
+    document_issues,
+    in_file_order,
+    read_settings,
+    settings_issues,
+)
 from osmosis_ai.config.decisions import (
     Decisions,
     decide_file,
@@ -21,14 +28,16 @@ from osmosis_ai.config.decisions import (
     parse_decisions,
 )
 from osmosis_ai.config.issues import InvalidConfigError, Issue, closest, without_repeats
-from osmosis_ai.config.lines import parse_toml
 from osmosis_ai.config.sections import EvaluationSettings, Experiment, served_agent
-from osmosis_ai.config.settings_checks import read_settings, settings_issues
-from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.config.toml_text import parse_toml
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import expanded
 from osmosis_ai.workspace.layout import WorkspaceDirectory, find_workspace
 from osmosis_ai.workspace.rollout_paths import RolloutPathError, entrypoint_file, rollout_directory
+
+if TYPE_CHECKING:
+    from osmosis_ai.config.benchmark import BenchmarkConfig
+    from osmosis_ai.config.training import TrainingSettings
 
 _NAMED = 5
 """The maximum number of a directory's configs that an error names."""
@@ -110,6 +119,8 @@ def load_training_config(path: Path, workspace: WorkspaceDirectory) -> TrainingC
 
 def load_benchmark_config(path: Path, workspace: WorkspaceDirectory) -> BenchmarkConfig:
     """Load and check a config of `configs/benchmark/`."""
+    from osmosis_ai.config.benchmark import BENCHMARK, parse_benchmark_config
+
     found = _locate(path, workspace, BENCHMARK)
     shown = found.relative_to(workspace.root).as_posix()
     text = _read_text(found, shown)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.config.issues import closest
-from osmosis_ai.config.lines import parse_toml
+from osmosis_ai.config.toml_text import parse_toml
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.files import expanded
 from osmosis_ai.workspace.layout import WorkspaceDirectory, find_dataset_file

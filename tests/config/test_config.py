@@ -509,7 +509,7 @@ def test_it_is_never_taken_for_a_config(workspace: WorkspaceDirectory) -> None:
     path = write_config(workspace, FULL, name="a.decide.toml")
     with pytest.raises(OsmosisError) as raised:
         load_eval_config(path, workspace)
-    assert raised.value.hint == "name the config that it is about: a.toml"
+    assert raised.value.hint == "name the config that the rules are for: a.toml"
     with pytest.raises(OsmosisError) as raised:
         load_eval_config(path.with_name("b.toml"), workspace)
     assert "decide" not in (raised.value.hint or "")

@@ -8,7 +8,6 @@ and obstacles are reported before the first write.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import Path
 
 from osmosis_ai.errors import ConflictError
@@ -78,7 +77,7 @@ def fix(path: Path | None = None) -> DoctorReport:
 
 def guide_text(name: str) -> str:
     """Return the text of the guide for coding agents at ``name`` in a workspace."""
-    text = (files("osmosis_ai.workspace") / "templates" / "guides" / name).read_text(encoding="utf-8")
+    text = (Path(__file__).parent / "templates" / "guides" / name).read_text(encoding="utf-8")
     if _KEYS not in text:
         return text
     from osmosis_ai.config.reference import keys_by_section

@@ -69,7 +69,7 @@ def _field_of(name: str) -> Field:
     field = name if name in FIELDS else _SYNONYMS.get(name)
     if field is None:
         raise ValueError(f"`{name}` is not a field of a dataset ({', '.join(FIELDS)}){_guess(name, FIELDS)}")
-    return cast(Field, field)
+    return field
 
 
 def _guess(name: str, known: Sequence[str]) -> str:

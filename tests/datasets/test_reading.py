@@ -158,6 +158,13 @@ class TestJsonArray:
         assert records(path) == rows
         assert count_records(path) == 5
 
+    def test_an_element_ends_where_its_value_does(self, tmp_path: Path) -> None:
+        rows = [{"a": [{"b": "}, {"}, {"b": n}] * n} for n in range(1, 300)] + [
+            {"a": '}, {"a": 1'},
+            {"a": {}},
+        ]
+        assert records(write(tmp_path, "a.json", json.dumps(rows))) == rows
+
     def test_an_empty_array_has_no_records(self, tmp_path: Path) -> None:
         assert records(write(tmp_path, "a.json", " [ ] \n")) == []
 
@@ -172,6 +179,8 @@ class TestJsonArray:
             (" \n ", "line 2, column 2: expected an array of objects, found nothing"),
             ('[{"a": 1},\n {"a": }]', "line 2, column 8: not valid JSON: Expecting value (in row 2)"),
             ('[{"a": 1}\n', "line 2, column 1: expected ',' or ']' after row 1, found the end of the file"),
+            ('[{"a": 1},\n', "line 2, column 1: not valid JSON: Expecting value (in row 2)"),
+            ('[{"a": 1},\xa0{"a": 2}]', "line 1, column 11: not valid JSON: Expecting value (in row 2)"),
             ('[{"a": 1} {"a": 2}]', "line 1, column 11: expected ',' or ']' after row 1, found '{'"),
             ('[{"a": 1},]', "line 1, column 11: a comma before the closing ']'"),
             ('[{"a": 1}] x', "line 1, column 12: text after the closing ']'"),

@@ -367,6 +367,9 @@ class JsonLinesReader(_JsonReader):
                 yield line
 
 
+_LONGEST_SEARCH = 64 << 10
+
+
 class JsonArrayReader(_JsonReader):
     """An array of objects.
 
@@ -377,8 +380,7 @@ class JsonArrayReader(_JsonReader):
     unit = "row"
     _colon = ":"
     _BLANK = re.compile(r"[ \t\n\r]*")
-    _BOUNDARY = re.compile(r"\}\s*,\s*\{")
-    _MOST_SEARCHED = 64 << 10
+    _BOUNDARY = re.compile(r"\}[ \t\n\r]*,[ \t\n\r]*\{")
     _scan = staticmethod(json.JSONDecoder().raw_decode)
 
     def __iter__(self) -> Iterator[tuple[int, Record]]:
@@ -389,10 +391,12 @@ class JsonArrayReader(_JsonReader):
             self._file = io.TextIOWrapper(raw, encoding="utf-8", newline="")
             self._enter()
             more = self._next() != "]"
+            search = self._BOUNDARY.search
             while more:
                 number += 1
-                boundary = self._BOUNDARY.search(self._window, self._at, self._at + self._MOST_SEARCHED)
-                text = self._window[self._at : boundary.start() + 1] if boundary else ""
+                window, at = self._window, self._at
+                boundary = search(window, at, at + _LONGEST_SEARCH) if window.startswith("{", at) else None
+                text = window[at : boundary.start() + 1] if boundary else ""
                 try:
                     value = orjson.loads(text)
                 except ValueError:
@@ -402,7 +406,7 @@ class JsonArrayReader(_JsonReader):
                     more = self._pass_comma(number)
                 else:
                     record = self._admit(number, text, value)
-                    self._at = cast("re.Match[str]", boundary).end() - 1
+                    self._at = boundary.end() - 1  # type: ignore[union-attr]
                 if record is not None:
                     yield number, record
             self._at += 1

@@ -174,12 +174,13 @@ class _Validation:
         repeated_keys = self.reader.repeated_keys
         for number, record in records:
             self.report.row_count += 1
+            value = record[answer]
             if names := repeated_keys(record, len(record)):
                 self._note_repeats(number, names)
             if self.may_be_integers:
-                self._note_answer(number, as_text(record[answer]))
+                self._note_answer(number, as_text(value))
             # Most rows have both, so only the others and NaN are checked in detail.
-            if not (record[PROMPT_COLUMN] and record[answer] and record[answer] == record[answer]):
+            if not (record[PROMPT_COLUMN] and value and value == value):
                 names = missing_values(record)
                 self.unusable_rows += bool(names)
                 if names and not self.first_unusable:

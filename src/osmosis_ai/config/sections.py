@@ -29,10 +29,10 @@ PREVIEWS_KEY = "previews"
 _PLACEHOLDER = re.compile(r"<.*>", re.DOTALL)
 
 
-def _checked(problem: Callable[[str], str | None]) -> AfterValidator:
+def checked(problem: Callable[[Any], str | None]) -> AfterValidator:
     """Return the validator that refuses a value if ``problem`` describes one."""
 
-    def check(value: str) -> str:
+    def check(value: Any) -> Any:
         if found := problem(value):
             raise ValueError(found)
         return value
@@ -137,18 +137,18 @@ class ConfigSection(BaseModel):
 class Experiment(ConfigSection):
     """`[experiment]`: the agent, model and dataset."""
 
-    rollout: Annotated[str, _checked(rollout_name_problem)] = Field(description="directory under `rollouts/`")
-    entrypoint: Annotated[str, _checked(entrypoint_problem)] = Field(
+    rollout: Annotated[str, checked(rollout_name_problem)] = Field(description="directory under `rollouts/`")
+    entrypoint: Annotated[str, checked(entrypoint_problem)] = Field(
         description="the script in it that serves the agent, usually `main.py`; or `server://NAME`, an agent that is served elsewhere"
     )
-    model_path: Annotated[str, _checked(_model_path_problem)] = Field(
+    model_path: Annotated[str, checked(_model_path_problem)] = Field(
         description="LiteLLM-style name of the model"
     )
-    dataset: Annotated[str, _checked(_dataset_problem)] = Field(description="name of the dataset")
-    branch: Annotated[str, _checked(_branch_problem)] | None = Field(
+    dataset: Annotated[str, checked(_dataset_problem)] = Field(description="name of the dataset")
+    branch: Annotated[str, checked(_branch_problem)] | None = Field(
         default=None, examples=["main"], description="platform runs take the code from this branch"
     )
-    commit_sha: Annotated[str, _checked(_commit_sha_problem)] | None = Field(
+    commit_sha: Annotated[str, checked(_commit_sha_problem)] | None = Field(
         default=None,
         examples=["0123abc"],
         description="or from this commit, 7 to 40 hexadecimal digits; not together with `branch`",

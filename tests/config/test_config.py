@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from osmosis_ai.config.checks import EVAL, TRAINING, ConfigKind
+from osmosis_ai.config.checks import EVAL, TRAINING, ConfigKind, read_settings, settings_issues
 from osmosis_ai.config.decisions import Decisions, decide_file, parse_decisions
 from osmosis_ai.config.execution import ExecutionSection, execution_issues, read_execution
 from osmosis_ai.config.issues import InvalidConfigError
-from osmosis_ai.config.lines import KeyPath, key_lines
-from osmosis_ai.config.settings_checks import read_settings, settings_issues
+from osmosis_ai.config.toml_text import KeyPath, key_lines
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.runs.submit.run_request import check_body
@@ -510,7 +509,7 @@ def test_it_is_never_taken_for_a_config(workspace: WorkspaceDirectory) -> None:
     path = write_config(workspace, FULL, name="a.decide.toml")
     with pytest.raises(OsmosisError) as raised:
         load_eval_config(path, workspace)
-    assert raised.value.hint == "name the config that it is about: a.toml"
+    assert raised.value.hint == "name the config that the rules are for: a.toml"
     with pytest.raises(OsmosisError) as raised:
         load_eval_config(path.with_name("b.toml"), workspace)
     assert "decide" not in (raised.value.hint or "")

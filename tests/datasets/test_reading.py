@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import json
-import os
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +19,11 @@ from osmosis_ai.datasets import (
     count_records,
     iter_records,
     iter_rows,
-    json_array,
     row_digest,
     sample_rows,
     select_rows,
 )
-from osmosis_ai.datasets import jsonl as jsonl_format
-from osmosis_ai.datasets import record_places as remembered
-from osmosis_ai.datasets.reader import BYTE_ORDER_MARK, MAX_RECORD_BYTES, find_invalid_utf8
+from osmosis_ai.datasets.readers import MAX_RECORD_BYTES, find_invalid_utf8
 from osmosis_ai.errors import OsmosisError
 from tests.datasets.builders import Row, jsonl, prompt_rows, write, write_rows
 
@@ -165,6 +158,13 @@ class TestJsonArray:
         assert records(path) == rows
         assert count_records(path) == 5
 
+    def test_an_element_ends_where_its_value_does(self, tmp_path: Path) -> None:
+        rows = [{"a": [{"b": "}, {"}, {"b": n}] * n} for n in range(1, 300)] + [
+            {"a": '}, {"a": 1'},
+            {"a": {}},
+        ]
+        assert records(write(tmp_path, "a.json", json.dumps(rows))) == rows
+
     def test_an_empty_array_has_no_records(self, tmp_path: Path) -> None:
         assert records(write(tmp_path, "a.json", " [ ] \n")) == []
 
@@ -179,14 +179,16 @@ class TestJsonArray:
             (" \n ", "line 2, column 2: expected an array of objects, found nothing"),
             ('[{"a": 1},\n {"a": }]', "line 2, column 8: not valid JSON: Expecting value (in row 2)"),
             ('[{"a": 1}\n', "line 2, column 1: expected ',' or ']' after row 1, found the end of the file"),
+            ('[{"a": 1},\n', "line 2, column 1: not valid JSON: Expecting value (in row 2)"),
+            ('[{"a": 1},\xa0{"a": 2}]', "line 1, column 11: not valid JSON: Expecting value (in row 2)"),
             ('[{"a": 1} {"a": 2}]', "line 1, column 11: expected ',' or ']' after row 1, found '{'"),
             ('[{"a": 1},]', "line 1, column 11: a comma before the closing ']'"),
             ('[{"a": 1}] x', "line 1, column 12: text after the closing ']'"),
             ('[{"a": 1}, 12]', "row 2: expected a JSON object, found a number"),
             ('[{"a": 1}, {"b": 1}]', "row 2: columns differ from row 1: missing 'a'; extra 'b'"),
             ('[{"a": NaN}]', "row 1: not valid JSON: NaN instead of null"),
-            ('[{"a": 1e999}]', "line 1, column 2: not valid JSON: the number 1e999 is too large (in row 1)"),
-            ('[{"a": "\\uD800"}]', "line 1, column 2: not valid JSON"),
+            ('[{"a": 1e999}]', "row 1: not valid JSON: number is infinity when parsed as double"),
+            ('[{"a": "\\uD800"}]', "row 1: not valid JSON: no low surrogate in string"),
             ("[" * 200_000, "line 1, column 2: row 1 is nested too deeply"),
         ],
     )
@@ -254,7 +256,7 @@ def test_the_first_invalid_byte_is_where_python_finds_it(
         at = error.start
         expected = (content.count(b"\n", 0, at) + 1, at, content[at])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("osmosis_ai.datasets.reader.BLOCK_BYTES", block)
+        patch.setattr("osmosis_ai.datasets.readers.BLOCK_BYTES", block)
         assert find_invalid_utf8(path) == expected
 
 
@@ -520,105 +522,6 @@ def test_what_is_absent_is_null_however_it_is_spelt(absent: object) -> None:
     assert content_digest(absent) == content_digest(None)
     assert content_digest([absent]) == content_digest([None])
     assert content_digest([]) != content_digest(None)
-
-
-Rows = list[dict[str, str]]
-FORMATS_OF_PLACES = ("csv", "json", "jsonl")
-
-
-@pytest.fixture
-def from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Begin with no place known, of files that are old enough, and have blocks and places in small files."""
-    monkeypatch.setattr(remembered, "_known", OrderedDict())
-    monkeypatch.setattr(remembered, "_SETTLED_NS", -(1 << 62))
-    monkeypatch.setattr(remembered, "_BYTES_APART", 512)
-    monkeypatch.setattr(jsonl_format, "_BLOCK_BYTES", 1024)
-    monkeypatch.setattr(json_array, "BLOCK_BYTES", 4096)
-
-
-def rows_from(count: int, answer: str = "a") -> Rows:
-    """Return rows with everything in them that may mislead whoever counts bytes or lines."""
-    odd = (
-        "plain",
-        "two\nlines",
-        'a "quote"',
-        "\r\nfour\n\nlines\r",
-        "\ufeffmark",
-        "ünï“code” 🜁",
-        "], [{,",
-        "",
-    )
-    return [{"user_prompt": f"{n} {odd[n % 8]}", "ground_truth": f"{answer}{n}"} for n in range(count)]
-
-
-def content_of(extension: str, rows: Rows) -> bytes:
-    """Return rows as a file has them, with blank lines and blanks between them."""
-    if extension == "csv":
-        text = io.StringIO(newline="")
-        writer = csv.writer(text)
-        writer.writerow(rows[0])
-        for number, row in enumerate(rows):
-            writer.writerow(row.values())
-            text.write("\n" * (number % 5 == 0))
-        return text.getvalue().encode()
-    lines = [json.dumps(row, ensure_ascii=number % 3 == 0) for number, row in enumerate(rows)]
-    if extension == "jsonl":
-        return "".join(line + "\n" * (1 + (n % 5 == 0)) for n, line in enumerate(lines)).encode()
-    return ("[" + " ,\n\n ".join(lines) + "\n]\n").encode()
-
-
-def write_file(
-    directory: Path, extension: str, rows: Rows, *, before: bytes = b"", behind: bytes = b""
-) -> Path:
-    path = directory / f"rows.{extension}"
-    path.write_bytes(before + content_of(extension, rows) + behind)
-    return path
-
-
-@pytest.mark.usefixtures("from_nothing")
-@pytest.mark.parametrize("before", [b"", BYTE_ORDER_MARK], ids=["plain", "marked"])
-@pytest.mark.parametrize("extension", FORMATS_OF_PLACES)
-def test_the_rows_behind_a_known_place_are_the_file_s(tmp_path: Path, extension: str, before: bytes) -> None:
-    rows = rows_from(600)
-    path = write_file(tmp_path, extension, rows, before=before)
-    for start in (0, 599, 1, 300, 600, 599, 7, 300, 900, 450, 451, 452):
-        assert list(iter_records(path, start=start)) == list(enumerate(rows))[start:]
-    assert len(remembered._known) == 1
-
-
-@pytest.mark.usefixtures("from_nothing")
-@pytest.mark.parametrize("extension", FORMATS_OF_PLACES)
-def test_a_file_that_was_replaced_is_another_one(tmp_path: Path, extension: str) -> None:
-    path = write_file(tmp_path, extension, rows_from(600))
-    was = path.stat()
-    assert len(list(iter_records(path))) == 600
-    # As long, as old, and of other rows: those before 300 are longer by a byte, those behind shorter.
-    changed = rows_from(600)
-    for number in range(300):
-        changed[number]["ground_truth"] += "+"
-        changed[number + 300]["ground_truth"] = changed[number + 300]["ground_truth"][1:]
-    (tmp_path / "beside").mkdir()
-    other = write_file(tmp_path / "beside", extension, changed)
-    os.utime(other, ns=(was.st_atime_ns, was.st_mtime_ns))
-    os.replace(other, path)
-    is_now = path.stat()
-    assert (is_now.st_size, is_now.st_mtime_ns) == (was.st_size, was.st_mtime_ns)
-    assert list(iter_records(path, start=400)) == list(enumerate(changed))[400:]
-
-
-@pytest.mark.usefixtures("from_nothing")
-@pytest.mark.parametrize("extension", FORMATS_OF_PLACES)
-def test_a_file_that_was_rewritten_in_place_is_another_one(tmp_path: Path, extension: str) -> None:
-    path = write_file(tmp_path, extension, rows_from(600))
-    was = path.stat()
-    assert len(list(iter_records(path))) == 600
-    changed = rows_from(600)[::-1]
-    path.write_bytes(content_of(extension, changed).ljust(was.st_size)[: was.st_size])
-    # Its time is set back: that of its last change can not be. A clock tick lies between the two.
-    while path.stat().st_ctime_ns == was.st_ctime_ns:
-        os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
-    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
-    assert next(iter_records(path, start=400)) == (400, changed[400])
 
 
 def test_a_range_that_ends_before_it_starts_is_refused() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.datasets import SUPPORTED_EXTENSIONS, DatasetReport, metadata, validate_dataset
+from osmosis_ai.datasets import SUPPORTED_EXTENSIONS, DatasetReport, validate_dataset, validation
 from tests.datasets.builders import jsonl, prompt_rows, write, write_rows
 
 GOOD = '{"user_prompt": "q", "ground_truth": "a"}\n'
@@ -159,7 +159,7 @@ def test_metadata_nested_without_end_is_refused(tmp_path: Path) -> None:
 def test_the_number_of_keys_that_are_compared_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metadata, "MOST_PATHS", 50)
+    monkeypatch.setattr(validation, "MOST_PATHS", 50)
     rows = [{"metadata": {f"key{n}": n}} for n in range(200)]
     report = validate(tmp_path, jsonl(rows))
     assert report.valid

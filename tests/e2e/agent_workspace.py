@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from osmosis_ai.workspace.samples import copy_sample_workspace as copy_sample_workspace
+from osmosis_ai.workspace.rollout_templates import copy_sample_workspace as copy_sample_workspace
 from tests.evaluation.rollouts import write_rollout, write_rows
 from tests.standin_model import StandInModel
 from tests.warm_osmosis import warm_osmosis

@@ -23,7 +23,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from osmosis_ai.training.runs.metrics import VALIDATION_REWARD, read_history
-from osmosis_ai.workspace.samples import copy_sample_workspace
+from osmosis_ai.workspace.rollout_templates import copy_sample_workspace
 from tests.e2e.test_kill_and_resume import rollout_server_of
 from tests.e2e.training_sessions import STEPS
 from tests.e2e.turnstile import Turnstile

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.workspace.scaffold import init_rollout
+from osmosis_ai.workspace.rollout_templates import init_rollout
 from tests.samples.served_rollout import ServedRollout
 from tests.standin_model import Reply, StandInModel, error_reply
 from tests.workspace.builders import make_workspace

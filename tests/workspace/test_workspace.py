@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.workspace import doctor, samples
+from osmosis_ai.workspace import doctor, rollout_templates
 from osmosis_ai.workspace.config_files import InvalidConfigError, load_eval_config, load_training_config
 from osmosis_ai.workspace.git import read_git_state, run_git, without_credentials
 from osmosis_ai.workspace.gitignore import add_patterns, missing_patterns
 from osmosis_ai.workspace.layout import WorkspaceDirectory, find_dataset_file, find_workspace
-from osmosis_ai.workspace.scaffold import init_rollout
+from osmosis_ai.workspace.rollout_templates import init_rollout
 from tests.workspace.builders import git, make_repository
 
 
@@ -243,7 +243,7 @@ SAMPLE_FILES = {
 
 
 def test_the_copy_is_a_complete_workspace_with_one_commit(tmp_path: Path) -> None:
-    workspace = samples.copy_sample_workspace(tmp_path / "scratch")
+    workspace = rollout_templates.copy_sample_workspace(tmp_path / "scratch")
     assert find_workspace(workspace.root) == workspace
     assert doctor.check(workspace.root).missing == ()
     state = read_git_state(workspace.root)
@@ -276,7 +276,7 @@ def test_no_git_configuration_of_the_user_is_needed_used_or_changed(
     monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
     monkeypatch.setenv("GIT_CONFIG_KEY_0", "commit.gpgSign")
     monkeypatch.setenv("GIT_CONFIG_VALUE_0", "true")
-    workspace = samples.copy_sample_workspace(tmp_path / "scratch")
+    workspace = rollout_templates.copy_sample_workspace(tmp_path / "scratch")
     assert set(git(workspace.root, "ls-files").splitlines()) >= SAMPLE_FILES
     assert git(workspace.root, "log", "--format=%an <%ae> %D") == "Osmosis <osmosis@localhost> HEAD -> main"
     assert "encoding" not in git(workspace.root, "cat-file", "commit", "HEAD")
@@ -289,7 +289,7 @@ def test_a_broken_git_configuration_of_the_user_keeps_nobody_from_the_samples(
 ) -> None:
     (home / ".gitconfig").write_text("[user\nname = Somebody\n")
     script = (
-        "import pathlib, os, sys; from osmosis_ai.workspace import samples; before = dict(os.environ); "
+        "import pathlib, os, sys; from osmosis_ai.workspace import rollout_templates as samples; before = dict(os.environ); "
         "samples.copy_sample_workspace(pathlib.Path(sys.argv[1])); assert dict(os.environ) == before"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "scratch")], check=True)
@@ -299,7 +299,7 @@ def test_a_broken_git_configuration_of_the_user_keeps_nobody_from_the_samples(
 def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("")
     with pytest.raises(OsmosisError, match="is not empty"):
-        samples.copy_sample_workspace(tmp_path)
+        rollout_templates.copy_sample_workspace(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
 from osmosis_ai.config.checks import SECRET_NAME, ConfigKind, env_issues, in_file_order, is_secret_name
 from osmosis_ai.config.issues import InvalidConfigError, Issue, closest
-from osmosis_ai.config.sections import ConfigSection, Count, CountOrZero, Finite, Positive
+from osmosis_ai.config.sections import ConfigSection, Count, CountOrZero, Finite, Positive, checked
 
-BENCHMARK = ConfigKind("benchmark", "A benchmark", "configs/benchmark", {}, secrets_required=False)
+BENCHMARK = ConfigKind("benchmark", "A benchmark", "configs/benchmark", (), dict)
 _MODEL_TYPES = ("provider", "endpoint", "hosted")
 _PLATFORM_SECRETS = (
     *("DAYTONA_API_KEY", "DAYTONA_API_URL"),
@@ -20,41 +20,35 @@ _PLATFORM_SECRETS = (
 )
 
 
-def _text(value: str) -> str:
-    if not value.strip():
-        raise ValueError("must not be blank")
-    return value
+def _text_problem(value: str) -> str | None:
+    return None if value.strip() else "must not be blank"
 
 
-def _secret(name: str) -> str:
-    if not is_secret_name(name):
-        raise ValueError(f"must be the name of a secret, which matches ^{SECRET_NAME.pattern}$")
-    return name
+def _secret_problem(name: str) -> str | None:
+    known = is_secret_name(name)
+    return None if known else f"must be the name of a secret, which matches ^{SECRET_NAME.pattern}$"
 
 
-def _model_secret(name: str) -> str:
-    if name in _PLATFORM_SECRETS:
-        raise ValueError(f"must not be {name} (reserved by the platform)")
-    return _secret(name)
+def _model_secret_problem(name: str) -> str | None:
+    reserved = name in _PLATFORM_SECRETS
+    return f"must not be {name} (reserved by the platform)" if reserved else _secret_problem(name)
 
 
-def _headers(headers: dict[str, str]) -> dict[str, str]:
+def _headers_problem(headers: dict[str, str]) -> str | None:
     if any(name.strip().lower() == "authorization" for name in headers):
-        raise ValueError("must not contain an Authorization header; use `api_key_secret`")
-    return headers
+        return "must not contain an Authorization header; use `api_key_secret`"
+    return None
 
 
-def _variables(env: dict[str, str]) -> dict[str, str]:
-    if problems := [f"{issue.key}: {issue.message}" for issue in env_issues(env, "env")]:
-        raise ValueError("; ".join(problems))
-    return env
+def _env_problem(env: dict[str, str]) -> str | None:
+    return "; ".join(f"{issue.key}: {issue.message}" for issue in env_issues(env, "env")) or None
 
 
-Text = Annotated[str, AfterValidator(_text)]
-SecretName = Annotated[str, AfterValidator(_secret)]
-ModelSecret = Annotated[str, AfterValidator(_model_secret)]
-Headers = Annotated[dict[str, str], AfterValidator(_headers)]
-Variables = Annotated[dict[str, str], AfterValidator(_variables)]
+Text = Annotated[str, checked(_text_problem)]
+SecretName = Annotated[str, checked(_secret_problem)]
+ModelSecret = Annotated[str, checked(_model_secret_problem)]
+Headers = Annotated[dict[str, str], checked(_headers_problem)]
+Variables = Annotated[dict[str, str], checked(_env_problem)]
 
 
 class BenchmarkExperiment(ConfigSection):

@@ -1,4 +1,7 @@
-"""All checks of a parsed config that need no network; they report every issue at once."""
+"""All checks of a parsed config that need no network; they report every issue at once.
+
+Models of training and of ``[advanced.execution]`` are imported only for configs that use them.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,30 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
-
-from osmosis_ai.config.issues import Issue, as_written, closest, value_issue
-from osmosis_ai.config.lines import key_lines
+from osmosis_ai.config.issues import InvalidConfigError, Issue, as_written, closest, table_issues
 from osmosis_ai.config.sections import ANY_PLATFORM, ConfigSection, EvaluationSettings, Experiment
-from osmosis_ai.config.training import AdvancedSection, CheckpointsSection, SamplingSection, TrainingSection
+from osmosis_ai.config.toml_text import key_lines
+
+if TYPE_CHECKING:
+    from osmosis_ai.config.training import TrainingSettings
 
 _ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 LONGEST_SECRET_NAME = 255
 _LOOKS_LIKE_A_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([_-][A-Za-z0-9]{1,16}){0,6}")
 _RESERVED_PREFIX = "_OSMOSIS_"
-_FREE_SECTIONS = ("advanced", "env", "secrets")
+
+
+def _evaluation_models() -> Mapping[str, type[ConfigSection]]:
+    return {"experiment": Experiment, "evaluation": EvaluationSettings, "advanced": ConfigSection}
+
+
+def _training_models() -> Mapping[str, type[ConfigSection]]:
+    from osmosis_ai.config.training import TRAINER_SECTIONS
+
+    return {"experiment": Experiment, **TRAINER_SECTIONS}
 
 
 @dataclass(frozen=True)
@@ -33,40 +44,24 @@ class ConfigKind:
     name: str
     article: str
     directory: str
-    sections: Mapping[str, type[ConfigSection]]
-    secrets_required: bool
-    advanced: type[ConfigSection] = ConfigSection
-    free: tuple[str, ...] = _FREE_SECTIONS
+    sections: tuple[str, ...]
+    models: Callable[[], Mapping[str, type[ConfigSection]]]
+    free: tuple[str, ...] = ("advanced", "env", "secrets")
+    """Sections without a model, or with one that lists only some of the keys."""
 
     @property
     def parts(self) -> dict[str, str]:
         """The section for each part of a submit's body, in the order of the body."""
         return {f"{section}_config": section for section in (*self.sections, "advanced", "env")}
 
-    def model(self, section: str) -> type[ConfigSection]:
-        """Return the model that declares a section's keys."""
-        return self.advanced if section == "advanced" else self.sections[section]
 
-
-EVAL = ConfigKind(
-    name="eval",
-    article="An eval",
-    directory="configs/eval",
-    sections={"experiment": Experiment, "evaluation": EvaluationSettings},
-    secrets_required=True,
-)
+EVAL = ConfigKind("eval", "An eval", "configs/eval", ("experiment", "evaluation"), _evaluation_models)
 TRAINING = ConfigKind(
-    name="training",
-    article="A training",
-    directory="configs/training",
-    sections={
-        "experiment": Experiment,
-        "training": TrainingSection,
-        "sampling": SamplingSection,
-        "checkpoints": CheckpointsSection,
-    },
-    secrets_required=False,
-    advanced=AdvancedSection,
+    "training",
+    "A training",
+    "configs/training",
+    ("experiment", "training", "sampling", "checkpoints"),
+    _training_models,
 )
 
 
@@ -115,7 +110,7 @@ def _unknown_sections(document: Mapping[str, Any], kind: ConfigKind) -> Iterator
 
 def _unknown_key(key: str, name: str, section: str, kind: ConfigKind) -> Issue:
     """Return the issue of an unknown key, which may be misspelled or in the wrong section."""
-    models = {**kind.sections, **({"advanced": kind.advanced} if "advanced" in kind.free else {})}
+    models = kind.models()
     homes = [home for home, model in models.items() if home != section and name in model.model_fields]
     if homes:
         places = " or ".join(f"[{home}]" for home in homes)
@@ -142,34 +137,10 @@ def section_issues(
     yield from table_issues(
         name,
         section,
-        kind.model(name),
-        unknown=lambda place, key: _unknown_key(place, key, name, kind),
+        kind.models()[name],
+        unknown=lambda key: _unknown_key(f"{name}.{key}", key, name, kind),
         context=context,
     )
-
-
-def table_issues(
-    name: str,
-    table: Mapping[str, Any],
-    model: type[ConfigSection],
-    *,
-    unknown: Callable[[str, str], Issue],
-    context: Mapping[str, Any] | None = None,
-) -> Iterator[Issue]:
-    """Yield the issues of one table, key by key."""
-    try:
-        model.model_validate(table, context=context)
-    except ValidationError as error:
-        details: dict[str, ErrorDetails] = {}
-        for detail in error.errors(include_url=False):
-            details.setdefault(str(detail["loc"][0]), detail)  # each member of a union has its own error
-        for key, detail in details.items():
-            if detail["type"] == "missing":
-                yield Issue(f"{name}.{key}", f"Missing '{key}' in [{name}] section")
-            elif detail["type"] == "extra_forbidden":
-                yield unknown(f"{name}.{key}", key)
-            else:
-                yield value_issue(f"{name}.{key}", table[key], detail, model)
 
 
 def _pin_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
@@ -198,7 +169,7 @@ def env_issues(env: Any, place: str) -> Iterator[Issue]:
 def _secrets_issues(document: Mapping[str, Any], kind: ConfigKind) -> Iterator[Issue]:
     secrets = document.get("secrets")
     if secrets is None:
-        if kind.secrets_required:
+        if kind is EVAL:
             yield Issue(
                 "secrets", "Missing [secrets] section; write `required = []` in it when no key is needed"
             )
@@ -269,3 +240,97 @@ def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(inner, key)
     else:
         yield key, value
+
+
+def read_settings(
+    document: Mapping[str, Any], *, shown_path: str = "the training config"
+) -> TrainingSettings:
+    """Return the trainer's settings in a config; missing keys get their defaults.
+
+    A key of ``[advanced]`` that looks like a misspelling of one of ours is an error; any other unknown key is for another
+    trainer and has no effect.
+    """
+    from pydantic import ValidationError
+
+    from osmosis_ai.config.execution import EXECUTION
+    from osmosis_ai.config.training import TINY_MODEL, TINY_MODEL_LR, TRAINER_SECTIONS, TrainingSettings
+    from osmosis_ai.inference.catalog import base_model_of
+
+    section_of = {key: name for name, model in TRAINER_SECTIONS.items() for key in model.model_fields}
+    issues: list[Issue] = []
+    values: dict[str, Any] = {}
+    ignored: list[str] = []
+    for name, model in TRAINER_SECTIONS.items():
+        section = document.get(name)
+        section = dict(section) if isinstance(section, Mapping) else {}
+        if name == "advanced":
+            section.pop(EXECUTION, None)
+            ignored = [
+                key for key in section if key not in section_of and not closest(key, model.model_fields)
+            ]
+            section = {key: value for key, value in section.items() if key not in ignored}
+        found = list(section_issues(name, section, TRAINING))
+        wrong = {issue.key for issue in found}
+        issues += map(_explain_sglang, found) if section.get("policy_engine") == "sglang" else found
+        values |= {key: value for key, value in section.items() if f"{name}.{key}" not in wrong}
+    model_path = model_path_of(document)
+    if model_path is not None and base_model_of(model_path) == TINY_MODEL:
+        values.setdefault("lr", TINY_MODEL_LR)
+    # If one of these keys is invalid, the intended engine is unknown.
+    engine_keys = {"policy_engine", "vllm_url", "vllm_command", "rollout_top_p"}
+    if engine_keys.isdisjoint(issue.key.rpartition(".")[2] for issue in issues):
+        try:
+            settings = TrainingSettings(**values, ignored=tuple(ignored))
+        except ValidationError as error:
+            for detail in error.errors(include_url=False):
+                for key, message in detail["ctx"]["problems"].items():
+                    issues.append(Issue(f"{section_of[key]}.{key}", message))
+    if issues:
+        raise InvalidConfigError(TRAINING.name, shown_path, issues)
+    return settings
+
+
+def settings_issues(document: Mapping[str, Any], kind: ConfigKind) -> list[Issue]:
+    """Return the issues that only this release finds in a config, in the order of the text."""
+    model_path = model_path_of(document)
+    unknown = unknown_built_in(model_path) if model_path is not None else None
+    found = [unknown] if unknown is not None else []
+    if document.get("advanced"):
+        from osmosis_ai.config.execution import execution_issues
+
+        found += execution_issues(document)
+    if kind is TRAINING:
+        try:
+            read_settings(document)
+        except InvalidConfigError as error:
+            found += error.issues
+    return found
+
+
+def model_path_of(document: Mapping[str, Any]) -> str | None:
+    """Return the model that a config names, or None."""
+    experiment = document.get("experiment")
+    model_path = experiment.get("model_path") if isinstance(experiment, Mapping) else None
+    return model_path if isinstance(model_path, str) else None
+
+
+def unknown_built_in(model_path: str) -> Issue | None:
+    """Return an issue if a name has the form of a built-in model but is not one."""
+    if not model_path.startswith("osmosis/"):
+        return None
+    from osmosis_ai.inference.catalog import base_model_of, served_models
+
+    if base_model_of(model_path) in served_models():
+        return None
+    return Issue(
+        "experiment.model_path",
+        f"there is no built-in model `{model_path}`",
+        suggestion=closest(model_path, served_models()),
+    )
+
+
+def _explain_sglang(issue: Issue) -> Issue:
+    if issue.key != "advanced.policy_engine":
+        return issue
+    reason = "SGLang's documents do not say which log-probabilities it returns"
+    return replace(issue, message=f"{issue.message}; {reason}")

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from osmosis_ai.config.checks import ConfigKind, document_issues, in_file_order
 from osmosis_ai.config.issues import InvalidConfigError, Issue, as_written, closest
-from osmosis_ai.config.lines import parse_toml
-from osmosis_ai.config.sections import ConfigSection, Finite
+from osmosis_ai.config.sections import ConfigSection, Finite, checked
+from osmosis_ai.config.toml_text import parse_toml
 
 SUFFIX = ".decide.toml"
 DEFAULT_CONFIDENCE = 0.95
@@ -33,7 +33,6 @@ LARGEST_REWARD = 1e100
 MOST_TIMES = 10
 """A margin of a ratio at or above this is probably meant as percent: 10 would allow eleven times the cost."""
 
-Bound = Literal["min", "max"]
 Scale = Literal["share", "value", "amount"]
 
 _NUMBERED = re.compile(r"(pass[@^])([1-9][0-9]{0,8})")
@@ -122,31 +121,29 @@ def margin_problem(
     return None
 
 
-def _slices(names: list[str]) -> list[str]:
+def _slices_problem(names: list[str]) -> str | None:
     if not all(name.strip() for name in names):
-        raise ValueError("must name columns of the dataset")
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise ValueError(f"names {as_written(twice[0])} twice")
-    return names
+        return "must name columns of the dataset"
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    return f"names {as_written(repeated[0])} twice" if repeated else None
 
 
-def _run_named(value: str) -> str:
+def _run_name_problem(value: str) -> str | None:
     if not value.strip() or not value.isprintable():
-        raise ValueError("must name a run: its name, its directory, or git:REF for the newest of a commit")
-    return value
+        return "must name a run: its name, its directory, or git:REF for the newest of a commit"
+    return None
 
 
-def _reward_range(ends: list[float]) -> list[float]:
+def _reward_range_problem(ends: list[float]) -> str | None:
     if len(ends) != 2 or not -LARGEST_REWARD <= ends[0] < ends[1] <= LARGEST_REWARD:
-        raise ValueError("must be the lowest and the highest reward, such as [0, 1]")
-    return ends
+        return "must be the lowest and the highest reward, such as [0, 1]"
+    return None
 
 
 class DecideSettings(ConfigSection):
     """`[decide]`: what a run is compared with, and how."""
 
-    against: Annotated[str, AfterValidator(_run_named)] | None = Field(
+    against: Annotated[str, checked(_run_name_problem)] | None = Field(
         default=None,
         examples=["git:main"],
         description="the baseline: a run's name or directory, or `git:REF`, the newest finished run of that commit",
@@ -154,10 +151,10 @@ class DecideSettings(ConfigSection):
     confidence: Annotated[float, Field(gt=0.5, le=MOST_CONFIDENCE)] = Field(
         default=DEFAULT_CONFIDENCE, description="of every bound and interval"
     )
-    slices: Annotated[list[str], AfterValidator(_slices)] = Field(
+    slices: Annotated[list[str], checked(_slices_problem)] = Field(
         default=[], examples=[["difficulty"]], description="columns of the dataset to decide by, too"
     )
-    reward_range: Annotated[list[Finite], AfterValidator(_reward_range)] | None = Field(
+    reward_range: Annotated[list[Finite], checked(_reward_range_problem)] | None = Field(
         default=None,
         examples=[[0, 1]],
         description="the lowest and the highest possible reward; rules on rewards need it if an attempt has no score",
@@ -169,11 +166,11 @@ class DecideSettings(ConfigSection):
 
 
 DECISIONS = ConfigKind(
-    name="decide",
-    article="A decide",
-    directory="configs/eval",
-    sections={"decide": DecideSettings},
-    secrets_required=False,
+    "decide",
+    "A decide",
+    "configs/eval",
+    ("decide",),
+    lambda: {"decide": DecideSettings},
     free=("min", "max", "margin"),
 )
 RuleSection = Literal["min", "max", "margin"]

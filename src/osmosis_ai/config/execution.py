@@ -10,10 +10,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationError
 
-from osmosis_ai.config.checks import table_issues
-from osmosis_ai.config.issues import Issue, as_written, closest
+from osmosis_ai.config.issues import Issue, as_written, closest, table_issues
 from osmosis_ai.config.sections import ConfigSection, CountOrZero, Positive
 from osmosis_ai.sandbox.isolation import ISOLATION_ENV, IsolationSetting
 from osmosis_ai.sandbox.network import Network
@@ -86,19 +85,6 @@ class ExecutionSection(ConfigSection):
 
 def execution_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
     """Yield the issues in a config's execution table, or in a table that looks like a misspelling of it."""
-    yield from _unreadable(document)
-    advanced = document.get("advanced")
-    table = advanced.get(EXECUTION) if isinstance(advanced, Mapping) else None
-    if isinstance(table, Mapping) and table.get("isolation") == "off":
-        yield Issue(
-            f"{PLACE}.isolation",
-            "a config may ask for more isolation than a machine gives by itself, never for less: leave it out; the operator of "
-            f"that machine can set {ISOLATION_ENV}=off there",
-        )
-
-
-def _unreadable(document: Mapping[str, Any]) -> Iterator[Issue]:
-    """Yield the issues that make the table unreadable."""
     advanced = document.get("advanced")
     if not isinstance(advanced, Mapping):
         return
@@ -112,6 +98,17 @@ def _unreadable(document: Mapping[str, Any]) -> Iterator[Issue]:
     yield from table_issues(PLACE, table, ExecutionSection, unknown=_unknown_key)
     if table.get("labels") and table.get("pool") is None:
         yield Issue(f"{PLACE}.labels", "chooses among the workers of a pool: name it with `pool`")
+    if table.get("isolation") == "off":
+        yield Issue(
+            f"{PLACE}.isolation",
+            "a config may ask for more isolation than a machine gives by itself, never for less: leave it out; the operator of "
+            f"that machine can set {ISOLATION_ENV}=off there",
+        )
+
+
+def _unknown_key(key: str) -> Issue:
+    suggestion = closest(key, ExecutionSection.model_fields)
+    return Issue(f"{PLACE}.{key}", "Unrecognized key", suggestion=suggestion)
 
 
 def is_of_our_table(issue: Issue, advanced: Mapping[str, Any]) -> bool:
@@ -128,11 +125,7 @@ def is_of_our_table(issue: Issue, advanced: Mapping[str, Any]) -> bool:
 
 def read_execution(advanced: Mapping[str, Any] | None) -> ExecutionSection:
     """Return the requirements in a run's ``[advanced]``; the defaults if they are invalid."""
-    document = {"advanced": advanced or {}}
-    if any(_unreadable(document)):
+    try:
+        return ExecutionSection.model_validate((advanced or {}).get(EXECUTION, {}))
+    except ValidationError:
         return ExecutionSection()
-    return ExecutionSection.model_validate(dict((advanced or {}).get(EXECUTION, {})))
-
-
-def _unknown_key(key: str, name: str) -> Issue:
-    return Issue(key, "Unrecognized key", suggestion=closest(name, ExecutionSection.model_fields))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -61,7 +61,33 @@ class InvalidConfigError(OsmosisError):
         )
 
 
-def value_issue(key: str, value: Any, error: ErrorDetails, section: type[BaseModel]) -> Issue:
+def table_issues(
+    name: str,
+    table: Mapping[str, Any],
+    model: type[BaseModel],
+    *,
+    unknown: Callable[[str], Issue],
+    context: Mapping[str, Any] | None = None,
+) -> Iterator[Issue]:
+    """Yield the issues of one table, key by key; ``unknown`` returns that of an undeclared key."""
+    from pydantic import ValidationError
+
+    try:
+        model.model_validate(table, context=context)
+    except ValidationError as error:
+        details: dict[str, ErrorDetails] = {}
+        for detail in error.errors(include_url=False):
+            details.setdefault(str(detail["loc"][0]), detail)  # each member of a union has its own error
+        for key, detail in details.items():
+            if detail["type"] == "missing":
+                yield Issue(f"{name}.{key}", f"Missing '{key}' in [{name}] section")
+            elif detail["type"] == "extra_forbidden":
+                yield unknown(key)
+            else:
+                yield _value_issue(f"{name}.{key}", table[key], detail, model)
+
+
+def _value_issue(key: str, value: Any, error: ErrorDetails, section: type[BaseModel]) -> Issue:
     """Describe a failed validation of one value in the terms of a config."""
     declared = section.model_json_schema()["properties"][key.rpartition(".")[2]]
     choices = choices_of(declared)

@@ -13,9 +13,8 @@ from osmosis_ai.config.issues import choices_of, members, type_in_words
 from osmosis_ai.config.sections import LARGEST_COUNT, ConfigSection, NarrowerHere
 
 SECTIONS: Mapping[str, type[ConfigSection]] = {
-    **EVAL.sections,
-    **TRAINING.sections,
-    "advanced": TRAINING.advanced,
+    **EVAL.models(),
+    **TRAINING.models(),
 }
 """Every section with declared keys, by name."""
 

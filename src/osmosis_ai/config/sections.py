@@ -26,28 +26,36 @@ SERVED_AGENT = "server://"
 PREVIEWS_KEY = "previews"
 """The key of ``[advanced]`` that turns previews off."""
 
-_COMMIT_SHA = re.compile(r"[0-9a-fA-F]{7,40}")
 _PLACEHOLDER = re.compile(r"<.*>", re.DOTALL)
 
 
-def _model_path(value: str) -> str:
-    return _written(value, "the name of a model, such as openai/gpt-5-mini")
+def checked(problem: Callable[[Any], str | None]) -> AfterValidator:
+    """Return the validator that refuses a value if ``problem`` describes one."""
+
+    def check(value: Any) -> Any:
+        if found := problem(value):
+            raise ValueError(found)
+        return value
+
+    return AfterValidator(check)
 
 
-def _dataset(value: str) -> str:
+def _model_path_problem(value: str) -> str | None:
+    return _text_problem(value, "the name of a model, such as openai/gpt-5-mini")
+
+
+def _dataset_problem(value: str) -> str | None:
     if "/" in value or "\\" in value:
-        raise ValueError("must be the name of a dataset, not a path: the file's name without its extension")
-    return _written(
+        return "must be the name of a dataset, not a path: the file's name without its extension"
+    return _text_problem(
         value, "the name of a dataset: a file in data/ without its extension, or one on the platform"
     )
 
 
-def _written(value: str, meaning: str) -> str:
+def _text_problem(value: str, meaning: str) -> str | None:
     if not value.strip():
-        raise ValueError(f"must not be empty: it is {meaning}")
-    if _PLACEHOLDER.fullmatch(value.strip()):
-        raise ValueError(f"is still a placeholder: write {meaning}")
-    return value
+        return f"must not be empty: it is {meaning}"
+    return f"is still a placeholder: write {meaning}" if _PLACEHOLDER.fullmatch(value.strip()) else None
 
 
 def rollout_name_problem(rollout: str) -> str | None:
@@ -84,28 +92,14 @@ def entrypoint_problem(entrypoint: str) -> str | None:
     return None
 
 
-def _rollout(value: str) -> str:
-    if problem := rollout_name_problem(value):
-        raise ValueError(problem)
-    return value
+def _branch_problem(value: str) -> str | None:
+    return (
+        "must be the name of a branch, without white space" if not value or re.search(r"\s", value) else None
+    )
 
 
-def _entrypoint(value: str) -> str:
-    if problem := entrypoint_problem(value):
-        raise ValueError(problem)
-    return value
-
-
-def _branch(value: str) -> str:
-    if not value or any(character.isspace() for character in value):
-        raise ValueError("must be the name of a branch, without white space")
-    return value
-
-
-def _commit_sha(value: str) -> str:
-    if not _COMMIT_SHA.fullmatch(value):
-        raise ValueError("must be 7 to 40 hexadecimal digits")
-    return value
+def _commit_sha_problem(value: str) -> str | None:
+    return None if re.fullmatch(r"[0-9a-fA-F]{7,40}", value) else "must be 7 to 40 hexadecimal digits"
 
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
@@ -143,18 +137,18 @@ class ConfigSection(BaseModel):
 class Experiment(ConfigSection):
     """`[experiment]`: the agent, model and dataset."""
 
-    rollout: Annotated[str, AfterValidator(_rollout)] = Field(description="directory under `rollouts/`")
-    entrypoint: Annotated[str, AfterValidator(_entrypoint)] = Field(
+    rollout: Annotated[str, checked(rollout_name_problem)] = Field(description="directory under `rollouts/`")
+    entrypoint: Annotated[str, checked(entrypoint_problem)] = Field(
         description="the script in it that serves the agent, usually `main.py`; or `server://NAME`, an agent that is served elsewhere"
     )
-    model_path: Annotated[str, AfterValidator(_model_path)] = Field(
+    model_path: Annotated[str, checked(_model_path_problem)] = Field(
         description="LiteLLM-style name of the model"
     )
-    dataset: Annotated[str, AfterValidator(_dataset)] = Field(description="name of the dataset")
-    branch: Annotated[str, AfterValidator(_branch)] | None = Field(
+    dataset: Annotated[str, checked(_dataset_problem)] = Field(description="name of the dataset")
+    branch: Annotated[str, checked(_branch_problem)] | None = Field(
         default=None, examples=["main"], description="platform runs take the code from this branch"
     )
-    commit_sha: Annotated[str, AfterValidator(_commit_sha)] | None = Field(
+    commit_sha: Annotated[str, checked(_commit_sha_problem)] | None = Field(
         default=None,
         examples=["0123abc"],
         description="or from this commit, 7 to 40 hexadecimal digits; not together with `branch`",

@@ -6,9 +6,8 @@ by its position among the file's records, from 0; blank lines are not records.
 
 from __future__ import annotations
 
-from osmosis_ai.datasets.digest import content_digest, row_digest
-from osmosis_ai.datasets.formats import SUPPORTED_EXTENSIONS, count_records, iter_records
-from osmosis_ai.datasets.rows import DatasetRow, find_row, iter_rows
+from osmosis_ai.datasets.readers import SUPPORTED_EXTENSIONS, count_records, iter_records
+from osmosis_ai.datasets.rows import DatasetRow, content_digest, find_row, iter_rows, row_digest
 from osmosis_ai.datasets.selection import Selection, file_digest, sample_rows, select_rows
 from osmosis_ai.datasets.validation import DatasetReport, validate_dataset
 

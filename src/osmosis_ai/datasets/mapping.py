@@ -6,12 +6,13 @@ Guesses use only the first record and the column names of published datasets; va
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from types import NoneType
 from typing import Any, Literal, cast
 
-from osmosis_ai.datasets.chat import conversation_of, read_conversation
-from osmosis_ai.datasets.reader import METADATA_COLUMN, Record, WrittenFloat, decode_json, quote_names
+from osmosis_ai.datasets.readers import METADATA_COLUMN, Record, WrittenFloat, decode_json, quote_names
 from osmosis_ai.datasets.rows import PROMPT_COLUMN, SYSTEM_COLUMN, as_text
 
 Field = Literal["prompt", "ground_truth", "system", "metadata"]
@@ -24,7 +25,7 @@ OUTPUT_COLUMNS: Mapping[Field, str] = {
     "ground_truth": "ground_truth",
     "metadata": METADATA_COLUMN,
 }
-_SAME: Mapping[str, Field] = {
+_SYNONYMS: Mapping[str, Field] = {
     PROMPT_COLUMN: "prompt",
     "messages": "prompt",
     SYSTEM_COLUMN: "system",
@@ -44,6 +45,7 @@ _GROUND_TRUTH_NAMES = (
 _SYSTEM_NAMES = ("system_prompt", "system", "system_message")
 _DEEPEST = 100
 """The maximum nesting of metadata: deeper than real data, less than JSON writers support."""
+_MISSING = object()
 _METADATA_NAMES = ("metadata", "extra_info")
 
 
@@ -64,31 +66,28 @@ def parse_mapping(words: Iterable[str]) -> ColumnMapping:
 
 
 def _field_of(name: str) -> Field:
-    if name in FIELDS:
-        return name
-    if name in _SAME:
-        return _SAME[name]
-    near = get_close_matches(name, FIELDS, n=1)
-    meant = f"; did you mean `{near[0]}`?" if near else ""
-    raise ValueError(f"`{name}` is not a field of a dataset ({', '.join(FIELDS)}){meant}")
+    field = name if name in FIELDS else _SYNONYMS.get(name)
+    if field is None:
+        raise ValueError(f"`{name}` is not a field of a dataset ({', '.join(FIELDS)}){_guess(name, FIELDS)}")
+    return field
+
+
+def _guess(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, n=1)
+    return f"; did you mean `{near[0]}`?" if near else ""
 
 
 def resolve_mapping(mapping: ColumnMapping, record: Record) -> ColumnMapping:
     """Split joined columns (``a+b``), and check every column against the file's first record."""
-    return {
-        field: [column for name in columns for column in _split(name, record)]
-        for field, columns in mapping.items()
-    }
-
-
-def _split(name: str, record: Record) -> list[str]:
-    columns = [name] if has_column(record, name) else [part.strip() for part in name.split("+")]
-    for column in columns:
-        if not has_column(record, column):
-            near = get_close_matches(column, list(record), n=1)
-            meant = f"; did you mean `{near[0]}`?" if near else ""
-            raise ValueError(f"no column '{column}' (found {quote_names(list(record))}){meant}")
-    return columns
+    resolved: dict[Field, Sequence[str]] = {}
+    for field, (name,) in mapping.items():
+        columns = [name] if has_column(record, name) else [part.strip() for part in name.split("+")]
+        for column in columns:
+            if not has_column(record, column):
+                found = quote_names(list(record))
+                raise ValueError(f"no column '{column}' (found {found}){_guess(column, list(record))}")
+        resolved[field] = columns
+    return resolved
 
 
 def guess_mapping(record: Record) -> ColumnMapping:
@@ -98,8 +97,8 @@ def guess_mapping(record: Record) -> ColumnMapping:
 
     def first(candidates: Sequence[str], *, fits: Callable[[Any], bool] = lambda _: True) -> list[str]:
         for candidate in candidates:
-            column = _find(record, names, candidate)
-            if column is not None and column not in taken and fits(value_at(record, column)):
+            column = names.get(candidate, candidate)
+            if column not in taken and has_column(record, column) and fits(value_at(record, column)):
                 taken.add(column)
                 return [column]
         return []
@@ -107,33 +106,30 @@ def guess_mapping(record: Record) -> ColumnMapping:
     prompt = first(_PROMPT_NAMES)
     if prompt and prompt[0].lower() == "instruction":  # a task and its input
         prompt += first(("input",))
-    chat = conversation_of(value_at(record, prompt[0])) if prompt else None
-    answered = chat is not None and chat[-1]["role"] == "assistant"
+    answers: Sequence[str] = _GROUND_TRUTH_NAMES
+    if prompt and _ends_with_answer(value_at(record, prompt[0])):
+        answers = answers[:4]
     guessed: dict[Field, Sequence[str]] = {
         "prompt": prompt,
-        "ground_truth": first(_GROUND_TRUTH_NAMES[:4] if answered else _GROUND_TRUTH_NAMES, fits=_is_answer),
-        "system": first(_SYSTEM_NAMES, fits=lambda value: value is None or isinstance(value, str)),
+        "ground_truth": first(answers, fits=lambda value: not isinstance(value, (dict, list, NoneType))),
+        "system": first(_SYSTEM_NAMES, fits=lambda value: isinstance(value, (str, NoneType))),
         "metadata": first(_METADATA_NAMES, fits=lambda value: isinstance(_decoded(value), dict)),
     }
     return {field: columns for field, columns in guessed.items() if columns}
 
 
-def _find(record: Record, names: Mapping[str, str], candidate: str) -> str | None:
-    if candidate in names:
-        return names[candidate]
-    return candidate if "." in candidate and has_column(record, candidate) else None
-
-
-def _is_answer(value: object) -> bool:
-    return value is not None and not isinstance(value, (dict, list))
-
-
 def answers_in_conversation(mapping: ColumnMapping, record: Record) -> bool:
     """Tell whether the prompt is a conversation whose last turn, by the assistant, is the expected answer."""
     columns = mapping.get("prompt", ())
-    if "ground_truth" in mapping or len(columns) != 1:
-        return False
-    chat = conversation_of(value_at(record, columns[0]))
+    return (
+        "ground_truth" not in mapping
+        and len(columns) == 1
+        and _ends_with_answer(value_at(record, columns[0]))
+    )
+
+
+def _ends_with_answer(value: object) -> bool:
+    chat = _conversation_of(value)
     return chat is not None and chat[-1]["role"] == "assistant"
 
 
@@ -162,15 +158,20 @@ def _row(mapping: ColumnMapping, record: Record) -> dict[str, Any]:
         field: _text_of(record, mapping[field]) for field in mapping if field != "metadata"
     }
     if len(mapping.get("prompt", ())) == 1:
-        value = value_at(record, mapping["prompt"][0])
-        chat = conversation_of(value)
-        if chat is None and isinstance(value, list):
-            raise ValueError(f"'{mapping['prompt'][0]}' is a list, but no conversation of messages")
+        [column] = mapping["prompt"]
+        value = value_at(record, column)
+        chat = _conversation_of(value)
         if chat is not None:
-            found = read_conversation(chat, wants_answer="ground_truth" not in mapping)
-            fields["prompt"] = found.prompt
-            fields["system"] = fields.get("system") or found.system
-            fields.setdefault("ground_truth", found.answer)
+            system, fields["prompt"], answer = _read_conversation(chat)
+            fields["system"] = fields.get("system") or system
+            if "ground_truth" not in mapping:
+                if not answer:
+                    raise ValueError(
+                        "the conversation does not end with an answer of the assistant; map `ground_truth`"
+                    )
+                fields["ground_truth"] = answer
+        elif isinstance(value, list):
+            raise ValueError(f"'{column}' is a list, but not a conversation of messages")
     if "metadata" in mapping:
         fields["metadata"] = _metadata_of(record, mapping["metadata"])
     needed: tuple[Field, ...] = ("metadata",) if "metadata" in mapping else ("prompt", "ground_truth")
@@ -190,12 +191,10 @@ def _text_of(record: Record, columns: Sequence[str]) -> str | None:
 
 def _metadata_of(record: Record, columns: Sequence[str]) -> dict[str, Any] | None:
     """Return metadata without empty objects: one object unchanged, otherwise the values under their columns' names."""
-    if len(columns) == 1:
-        value = _decoded(value_at(record, columns[0]))
-        if isinstance(value, dict):
-            return cast("dict[str, Any] | None", _without_empty(value)) or None
-    gathered = {column.rpartition(".")[2]: value_at(record, column) for column in columns}
-    return cast("dict[str, Any] | None", _without_empty(gathered)) or None
+    value = _decoded(value_at(record, columns[0])) if len(columns) == 1 else None
+    if not isinstance(value, dict):
+        value = {column.rpartition(".")[2]: value_at(record, column) for column in columns}
+    return cast("dict[str, Any] | None", _without_empty(value))
 
 
 def _without_empty(value: Any, depth: int = 0) -> Any:
@@ -233,17 +232,79 @@ def _decoded(value: object) -> object:
 
 def has_column(record: Record, column: str) -> bool:
     """Tell whether a record has a column of that name, or a value at that path."""
-    if column in record:
-        return True
-    head, found, rest = column.partition(".")
-    inner = _decoded(record.get(head))
-    return bool(found) and isinstance(inner, dict) and has_column(inner, rest)
+    return value_at(record, column, _MISSING) is not _MISSING
 
 
-def value_at(record: Record, column: str) -> Any:
-    """Return the value of a column or path; None if it is missing."""
+def value_at(record: Record, column: str, default: Any = None) -> Any:
+    """Return the value of a column or path; ``default`` if it is missing."""
     if column in record:
         return record[column]
     head, found, rest = column.partition(".")
     inner = _decoded(record.get(head)) if found else None
-    return value_at(inner, rest) if isinstance(inner, dict) else None
+    return value_at(inner, rest, default) if isinstance(inner, dict) else default
+
+
+Turn = dict[str, Any]
+
+_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "developer": "system",
+}
+
+
+def _conversation_of(value: object) -> list[Turn] | None:
+    """Return a column's value as turns of ``role`` and ``content``, or None if it is not a conversation."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    if not isinstance(value, list) or not value:
+        return None
+    turns = [_turn(item) for item in value]
+    return None if None in turns else [turn for turn in turns if turn is not None]
+
+
+def _turn(item: object) -> Turn | None:
+    if not isinstance(item, dict):
+        return None
+    role, content = item.get("role", item.get("from")), item.get("content", item.get("value"))
+    if not isinstance(role, str):
+        return None
+    return {"role": _ROLES.get(role.lower(), role.lower()), "content": content}
+
+
+def _read_conversation(turns: Sequence[Turn]) -> tuple[str | None, str, str | None]:
+    """Return the system text, prompt and answer of a conversation with one prompt.
+
+    A prompt has one user turn, with instructions before it and at most one assistant turn after it.
+    """
+    system = [_text(turn) for turn in turns if turn["role"] == "system"]
+    spoken = [turn for turn in turns if turn["role"] != "system"]
+    answer = _text(spoken.pop()) if spoken and spoken[-1]["role"] == "assistant" else None
+    roles = [turn["role"] for turn in spoken]
+    if roles != ["user"]:
+        names = f" ({', '.join(roles[:6])}{' …' if len(roles) > 6 else ''})" if roles else ""
+        raise ValueError(
+            f"the conversation has {len(roles)} turn{'' if len(roles) == 1 else 's'}{names} before its end; a row is one prompt of the user "
+            "(to give an agent whole conversations, map the column to `metadata`)"
+        )
+    prompt = _text(spoken[0])
+    if not prompt:
+        raise ValueError("the user's turn of the conversation is empty")
+    return "\n\n".join(filter(None, system)) or None, prompt, answer
+
+
+def _text(turn: Turn) -> str | None:
+    content = turn["content"]
+    if content is None or isinstance(content, str):
+        return content or None
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        texts = [part for part in parts if isinstance(part, str)]
+        if len(texts) == len(parts):
+            return "\n".join(texts) or None
+    raise ValueError(f"the {turn['role']}'s turn holds more than text, which a prompt cannot")

@@ -1,4 +1,4 @@
-"""Convert records to rows for agents: messages, the expected answer, metadata.
+"""Rows for agents: messages, the expected answer, metadata; and their digests.
 
 A file with a `metadata` column may omit prompts and answers; any other file has both in every row. Empty strings,
 nulls and NaN count as missing, other values become text (numbers as written in the file), and further columns are
@@ -7,6 +7,7 @@ ignored.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -18,8 +19,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from osmosis_ai.datasets.formats import open_reader, raise_for
-from osmosis_ai.datasets.reader import (
+from osmosis_ai.datasets.readers import (
     METADATA_COLUMN,
     Record,
     StopReading,
@@ -27,7 +27,9 @@ from osmosis_ai.datasets.reader import (
     decode_json,
     describe_json_error,
     name_of_type,
+    open_reader,
     quote_names,
+    raise_for,
 )
 
 SYSTEM_COLUMN = "system_prompt"
@@ -54,7 +56,7 @@ def iter_rows(path: Path) -> Iterator[DatasetRow]:
     reader = open_reader(path, report=report, only=KNOWN_COLUMNS)
     for index, (number, record) in enumerate(reader):
         try:
-            yield normalise(index, reader.exactly(number, record), reader.columns)
+            yield normalise(index, reader.exactly(record), reader.columns)
         except ValueError as error:
             report(f"{reader.unit} {number}: {error}")
         except RecursionError:
@@ -72,8 +74,8 @@ def find_row(path: Path, source_row_index: int, *, look_s: float) -> DatasetRow 
     reader = open_reader(path, report=raise_for(path), progress=in_time, only=KNOWN_COLUMNS)
     with suppress(StopReading):
         in_time(0)
-        for number, record in reader.behind(source_row_index):
-            return normalise(source_row_index, reader.exactly(number, record), reader.columns)
+        for _, record in reader.after(source_row_index):
+            return normalise(source_row_index, reader.exactly(record), reader.columns)
     return None
 
 
@@ -183,3 +185,33 @@ def as_json(value: Any, path: str = METADATA_COLUMN) -> Any:
         return value
     found = value if isinstance(value, float) else name_of_type(value)
     raise ValueError(f"'{path}' is {found}, which JSON cannot hold")
+
+
+def row_digest(row: DatasetRow) -> str:
+    """Return the digest of a row as a rollout receives it: messages, expected answer, metadata."""
+    return content_digest({"ground_truth": row.label, "messages": row.messages, "metadata": row.metadata})
+
+
+def content_digest(value: Any) -> str:
+    """Return the first 32 hex digits of the SHA-256 of a value's canonical JSON.
+
+    Equal rows have equal digests in every format: JSON Lines omits a key where Parquet has a null, and Parquet turns 3
+    into 3.0.
+    """
+    text = json.dumps(
+        _canonical(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str
+    )
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, dict):
+        known = {str(key): item for key, raw in value.items() if (item := _canonical(raw)) is not None}
+        return known or None
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item) for item in value]
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        return int(value) if value.is_integer() else value
+    return value

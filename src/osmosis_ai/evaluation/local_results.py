@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from osmosis_ai.config.lines import parse_toml
+from osmosis_ai.config.toml_text import parse_toml
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import OsmosisError, reason_of
 from osmosis_ai.evaluation.attempt_files import read_config

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from osmosis_ai.config.lines import parse_toml
+from osmosis_ai.config.toml_text import parse_toml
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.rollout.loop import entrypoints

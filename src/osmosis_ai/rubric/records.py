@@ -17,8 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.datasets import file_digest
-from osmosis_ai.datasets.formats import LFS_POINTER
-from osmosis_ai.datasets.reader import BYTE_ORDER_MARK, decode_json, describe_json_error, name_of_type
+from osmosis_ai.datasets.readers import (
+    BYTE_ORDER_MARK,
+    LFS_POINTER,
+    decode_json,
+    describe_json_error,
+    name_of_type,
+)
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 
 # The largest contexts hold a few million tokens of about four characters.

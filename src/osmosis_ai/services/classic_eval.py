@@ -249,7 +249,7 @@ async def run_classic_eval(prepared: PreparedClassicEval, hooks: RunHooks) -> Cl
         OsmosisError: the run could not start or resume, or the results could not be written.
     """
     from osmosis_ai._version import __version__
-    from osmosis_ai.config.written import config_text
+    from osmosis_ai.config.toml_text import config_text
     from osmosis_ai.evaluation.agent_loop.eval_run import rows_json, summarize_runs, write_results
     from osmosis_ai.evaluation.agent_loop.llm_client import open_endpoint
     from osmosis_ai.evaluation.runner import EvalRunner

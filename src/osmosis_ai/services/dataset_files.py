@@ -12,7 +12,6 @@ from typing import Any
 import orjson
 
 from osmosis_ai.datasets import DatasetReport, validate_dataset
-from osmosis_ai.datasets.formats import open_reader, raise_for
 from osmosis_ai.datasets.mapping import (
     FIELDS,
     OUTPUT_COLUMNS,
@@ -26,7 +25,7 @@ from osmosis_ai.datasets.mapping import (
     parse_mapping,
     resolve_mapping,
 )
-from osmosis_ai.datasets.reader import Record, StopReading, name_of_type, quote_names
+from osmosis_ai.datasets.readers import Record, StopReading, name_of_type, open_reader, quote_names, raise_for
 from osmosis_ai.datasets.rows import SYSTEM_COLUMN
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import replacing
@@ -173,7 +172,7 @@ def _first_records(source: Path, *, skip_invalid: bool) -> list[Record]:
     with suppress(StopReading):
         for number, record in reader:
             if isinstance(record, dict):
-                records.append(reader.exactly(number, record))
+                records.append(reader.exactly(record))
             elif not records:
                 reader.report(f"{reader.unit} {number}: {_not_an_object(record)}")
             if len(records) == PREVIEW_ROWS:
@@ -292,7 +291,7 @@ def _rows(
     try:
         for number, record in reader:
             try:
-                yield map_record(plan.mapping, reader.exactly(number, _object(record)))
+                yield map_record(plan.mapping, reader.exactly(_object(record)))
             except ValueError as error:
                 if isinstance(error, MissingAnswerError):
                     report.missing_answer = report.missing_answer or f"{reader.unit} {number}"

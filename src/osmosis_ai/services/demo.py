@@ -29,7 +29,7 @@ from osmosis_ai.files import expanded, write_atomic
 from osmosis_ai.process_environment import PACKAGE_PREFIXES, chosen, python_environment
 from osmosis_ai.supervision import ChildProcess
 from osmosis_ai.workspace.git import run_git
-from osmosis_ai.workspace.samples import copy_sample_workspace
+from osmosis_ai.workspace.rollout_templates import copy_sample_workspace
 
 CONFIG = "configs/eval/multiply.toml"
 TRAINING_CONFIG = "configs/training/multiply.toml"

@@ -15,10 +15,11 @@ from osmosis_ai.workspace.placement import PlacedRollout, place
 from osmosis_ai.workspace.rollout_templates import (
     RolloutTemplate,
     find_template,
+    init_example,
+    init_rollout,
     template_names,
     templates_root,
 )
-from osmosis_ai.workspace.scaffold import init_example, init_rollout
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient

@@ -9,10 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from osmosis_ai.config.benchmark import BENCHMARK, BenchmarkConfig, parse_benchmark_config
-from osmosis_ai.config.checks import EVAL, TRAINING, ConfigKind, document_issues, in_file_order
+from osmosis_ai.config.checks import (
+    EVAL,
+    TRAINING,
+    ConfigKind,
+    document_issues,
+    in_file_order,
+    read_settings,
+    settings_issues,
+)
 from osmosis_ai.config.decisions import (
     Decisions,
     decide_file,
@@ -21,14 +28,21 @@ from osmosis_ai.config.decisions import (
     parse_decisions,
 )
 from osmosis_ai.config.issues import InvalidConfigError, Issue, closest, without_repeats
-from osmosis_ai.config.lines import parse_toml
-from osmosis_ai.config.sections import EvaluationSettings, Experiment, served_agent
-from osmosis_ai.config.settings_checks import read_settings, settings_issues
-from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.config.sections import (
+    EvaluationSettings,
+    Experiment,
+    entrypoint_problem,
+    rollout_name_problem,
+    served_agent,
+)
+from osmosis_ai.config.toml_text import parse_toml
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import expanded
 from osmosis_ai.workspace.layout import WorkspaceDirectory, find_workspace
-from osmosis_ai.workspace.rollout_paths import RolloutPathError, entrypoint_file, rollout_directory
+
+if TYPE_CHECKING:
+    from osmosis_ai.config.benchmark import BenchmarkConfig
+    from osmosis_ai.config.training import TrainingSettings
 
 _NAMED = 5
 """The maximum number of a directory's configs that an error names."""
@@ -98,18 +112,19 @@ class TrainingConfig(_Config):
 
 def load_eval_config(path: Path, workspace: WorkspaceDirectory) -> EvalConfig:
     """Load and check a config of `configs/eval/`."""
-    document, known = _read(path, workspace, EVAL)
-    return EvalConfig(**known, evaluation=EvaluationSettings(**document.get("evaluation", {})))
+    fields = _load(path, workspace, EVAL)
+    return EvalConfig(**fields, evaluation=EvaluationSettings(**fields["written"].get("evaluation", {})))
 
 
 def load_training_config(path: Path, workspace: WorkspaceDirectory) -> TrainingConfig:
     """Load and check a config of `configs/training/`."""
-    _, known = _read(path, workspace, TRAINING)
-    return TrainingConfig(**known)
+    return TrainingConfig(**_load(path, workspace, TRAINING))
 
 
 def load_benchmark_config(path: Path, workspace: WorkspaceDirectory) -> BenchmarkConfig:
     """Load and check a config of `configs/benchmark/`."""
+    from osmosis_ai.config.benchmark import BENCHMARK, parse_benchmark_config
+
     found = _locate(path, workspace, BENCHMARK)
     shown = found.relative_to(workspace.root).as_posix()
     text = _read_text(found, shown)
@@ -127,57 +142,97 @@ def load_decisions(path: Path, workspace: WorkspaceDirectory | None = None) -> D
 
 def decisions_about(config: Path, workspace: WorkspaceDirectory | None = None) -> Decisions:
     """Load the decide file next to a config; the defaults if there is none."""
-    beside = decide_file(config)
-    return load_decisions(beside, workspace) if beside.exists() else Decisions.none()
+    path = decide_file(config)
+    return load_decisions(path, workspace) if path.exists() else Decisions.none()
 
 
 def decisions_of_run(config: str | None, workspace: WorkspaceDirectory) -> Decisions:
     """Load the decide file of the config that a run names."""
     try:
-        beside = (workspace.root / (config or "")).resolve()
-        if config is None or not beside.is_relative_to(workspace.eval_configs_dir.resolve()):
+        path = (workspace.root / (config or "")).resolve()
+        if config is None or not path.is_relative_to(workspace.eval_configs_dir.resolve()):
             return Decisions.none()
-        return decisions_about(beside, workspace)
+        return decisions_about(path, workspace)
     except (OSError, ValueError):  # not a valid file name
         return Decisions.none()
 
 
 def decisions_around(config: str | None, directory: Path) -> tuple[Decisions | None, Sequence[str]]:
     """Return the decisions of the workspace around a run's directory, and the errors in their file."""
-    if len(directory.parts) < 4:
-        return None, ()
     # Not searched with Git, which would start a process for every page.
-    workspace = WorkspaceDirectory(directory.parents[2])
-    if directory.parent != workspace.evals_dir:
+    if len(directory.parts) < 4 or directory.parent != WorkspaceDirectory(directory.parents[2]).evals_dir:
         return None, ()
     try:
-        return decisions_of_run(config, workspace), ()
+        return decisions_of_run(config, WorkspaceDirectory(directory.parents[2])), ()
     except OsmosisError as error:
         return None, (error.with_hint,)
 
 
-def entrypoint_path(workspace: WorkspaceDirectory, experiment: Experiment) -> Path:
-    """Return the entrypoint script of ``experiment``'s rollout."""
-    return entrypoint_file(workspace, experiment.rollout, experiment.entrypoint)
+class RolloutPathError(OsmosisError):
+    """The rollout or entrypoint that a config names cannot be used."""
+
+    def __init__(
+        self, key: str, problem: str, *, suggestion: str | None = None, hint: str | None = None
+    ) -> None:
+        did_you_mean = f" (did you mean '{suggestion}'?)" if suggestion else ""
+        super().__init__(problem + did_you_mean, details={"key": key}, hint=hint)
+        self.key = key
+        self.problem = problem
+        self.suggestion = suggestion
 
 
-def _read(
-    path: Path, workspace: WorkspaceDirectory, kind: ConfigKind
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the sections of a config, and the fields common to both kinds."""
+def rollout_directory(workspace: WorkspaceDirectory, rollout: str) -> Path:
+    key = "experiment.rollout"
+    if problem := rollout_name_problem(rollout):
+        raise RolloutPathError(key, problem)
+    directory = workspace.rollouts_dir / rollout
+    if not directory.is_dir():
+        raise RolloutPathError(
+            key,
+            f"there is no directory rollouts/{rollout}/",
+            suggestion=closest(
+                rollout, [path.name for path in workspace.rollouts_dir.glob("*") if path.is_dir()]
+            ),
+            hint="`osmosis rollout init NAME` writes a new rollout",
+        )
+    if not directory.resolve().is_relative_to(workspace.rollouts_dir.resolve()):
+        raise RolloutPathError(key, f"rollouts/{rollout} is a link that leads out of rollouts/")
+    return directory
+
+
+def entrypoint_path(workspace: WorkspaceDirectory, rollout: str, entrypoint: str) -> Path:
+    """Return the entrypoint script of ``rollout``."""
+    key = "experiment.entrypoint"
+    directory = rollout_directory(workspace, rollout)
+    if problem := entrypoint_problem(entrypoint):
+        raise RolloutPathError(key, problem)
+    path = directory / entrypoint
+    if not path.resolve().is_relative_to(directory.resolve()):
+        raise RolloutPathError(
+            key, f"rollouts/{rollout}/{entrypoint} is a link that leads out of rollouts/{rollout}/"
+        )
+    if not path.is_file():
+        scripts = [found.name for found in directory.glob("*.py")]
+        raise RolloutPathError(
+            key, f"there is no file rollouts/{rollout}/{entrypoint}", suggestion=closest(entrypoint, scripts)
+        )
+    return path
+
+
+def _load(path: Path, workspace: WorkspaceDirectory, kind: ConfigKind) -> dict[str, Any]:
+    """Return the fields of a checked config that both kinds have."""
     found = _locate(path, workspace, kind)
     shown = found.relative_to(workspace.root).as_posix()
     text = _read_text(found, shown)
     document = parse_toml(text, shown)
     issues = document_issues(document, kind)
-    if not any(
-        issue.key in ("experiment", "experiment.rollout", "experiment.entrypoint") for issue in issues
-    ):
+    keys = {issue.key for issue in issues}
+    if keys.isdisjoint(("experiment", "experiment.rollout", "experiment.entrypoint")):
         issues += _code_issues(document["experiment"], workspace)
-    doubts = without_repeats(issues, settings_issues(document, kind))
+    warnings = without_repeats(issues, settings_issues(document, kind))
     if issues:
-        raise InvalidConfigError(kind.name, shown, in_file_order([*issues, *doubts], text))
-    return document, {
+        raise InvalidConfigError(kind.name, shown, in_file_order([*issues, *warnings], text))
+    return {
         "path": found,
         "experiment": Experiment(**document["experiment"]),
         "env": document.get("env", {}),
@@ -185,22 +240,18 @@ def _read(
         "advanced": document.get("advanced", {}),
         "written": document,
         "text": text,
-        "doubts": tuple(in_file_order(doubts, text)) if doubts else (),
+        "doubts": tuple(in_file_order(warnings, text)) if warnings else (),
     }
 
 
 def _code_issues(experiment: Mapping[str, Any], workspace: WorkspaceDirectory) -> Iterator[Issue]:
     """Check that the code exists, unless the config takes it from another commit."""
-    if (
-        "branch" in experiment
-        or "commit_sha" in experiment
-        or served_agent(experiment["entrypoint"]) is not None
-    ):
-        return
-    try:
-        entrypoint_file(workspace, experiment["rollout"], experiment["entrypoint"])
-    except RolloutPathError as error:
-        yield Issue(error.key, error.problem, suggestion=error.suggestion)
+    pinned = "branch" in experiment or "commit_sha" in experiment
+    if not pinned and served_agent(experiment["entrypoint"]) is None:
+        try:
+            entrypoint_path(workspace, experiment["rollout"], experiment["entrypoint"])
+        except RolloutPathError as error:
+            yield Issue(error.key, error.problem, suggestion=error.suggestion)
 
 
 def require_config_file(path: Path, kind: ConfigKind) -> None:
@@ -217,42 +268,35 @@ def _locate(path: Path, workspace: WorkspaceDirectory, kind: ConfigKind) -> Path
     found = next((candidate for candidate in candidates if candidate.exists()), candidates[0])
     expected = workspace.root / kind.directory
     if not found.exists():
-        entries = expected.glob("*.toml") if expected.is_dir() else ()
-        names = [entry.name for entry in entries if not is_decide_file(entry)]
-        raise OsmosisError(f"Config file not found: {path}", hint=_mend_of_name(kind, path.name, names))
+        names = [entry.name for entry in expected.glob("*.toml") if not is_decide_file(entry)]
+        raise OsmosisError(f"Config file not found: {path}", hint=_name_hint(kind, path.name, names))
     if found.suffix != ".toml":
         raise OsmosisError(f"A config is a .toml file in {kind.directory}/; {path} is not one.")
     if is_decide_file(found):
         raise OsmosisError(
-            f"{path} holds what is decided about runs, and is no {kind.name} config.",
-            hint=f"name the config that it is about: {decided_config(found).name}",
+            f"{path} contains rules for runs; it is not {kind.article.lower()} config.",
+            hint=f"name the config that the rules are for: {decided_config(found).name}",
         )
     resolved = found.resolve()
     if not resolved.is_relative_to(expected.resolve()):
+        target, named = expected / found.name, f"{kind.directory}/{found.name}"
+        other = target.is_file() and target.resolve() != resolved
         raise OsmosisError(
             f"{kind.article} config must be inside {kind.directory}/ of the workspace directory.\n"
             f"  found:    {resolved}\n"
-            f"  expected: {expected / found.name}",
-            hint=_mend_of_place(kind, expected / found.name, resolved),
+            f"  expected: {target}",
+            hint=f"did you mean {named}?" if other else f"move it there, and name it as {named}",
         )
     return workspace.root / kind.directory / resolved.relative_to(expected.resolve())
 
 
-def _mend_of_name(kind: ConfigKind, name: str, names: Sequence[str]) -> str:
-    suggestion = closest(name, names)
-    if suggestion:
+def _name_hint(kind: ConfigKind, name: str, names: Sequence[str]) -> str:
+    if suggestion := closest(name, names):
         return f"did you mean {kind.directory}/{suggestion}?"
     if not names:
         return f"{kind.directory}/ has no config yet"
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{kind.directory}/ has {', '.join(sorted(names)[:_NAMED])}{more}"
-
-
-def _mend_of_place(kind: ConfigKind, expected: Path, found: Path) -> str:
-    named = f"{kind.directory}/{expected.name}"
-    if expected.is_file() and expected.resolve() != found:
-        return f"did you mean {named}?"
-    return f"move it there, and name it as {named}"
 
 
 def _read_text(path: Path, shown: str) -> str:

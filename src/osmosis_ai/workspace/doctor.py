@@ -8,13 +8,12 @@ and obstacles are reported before the first write.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import Path
 
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.files import write_atomic
-from osmosis_ai.workspace import gitignore
 from osmosis_ai.workspace.git import tracked_env_files
+from osmosis_ai.workspace.gitignore import add_patterns, missing_patterns
 from osmosis_ai.workspace.layout import REQUIRED_DIRECTORIES, find_workspace
 from osmosis_ai.workspace.placement import obstacle_on_the_way
 
@@ -51,7 +50,7 @@ def check(path: Path | None = None) -> DoctorReport:
     return DoctorReport(
         root,
         missing=(*directories, *guides),
-        unignored=gitignore.missing_patterns(root) if gitignore.obstacle(root) is None else (),
+        unignored=missing_patterns(root),
         tracked_env_files=tracked_env_files(root),
     )
 
@@ -72,13 +71,13 @@ def fix(path: Path | None = None) -> DoctorReport:
             write_atomic(before.root / name / ".gitkeep", "", mode=0o644, durable=False)
         else:
             write_atomic(before.root / name, guide_text(name), mode=0o644, durable=False)
-    gitignore.add_patterns(before.root, before.unignored)
+    add_patterns(before.root, before.unignored)
     return replace(before, missing=(), fixed=before.missing, unignored=(), ignored=before.unignored)
 
 
 def guide_text(name: str) -> str:
     """Return the text of the guide for coding agents at ``name`` in a workspace."""
-    text = (files("osmosis_ai.workspace") / "templates" / "guides" / name).read_text(encoding="utf-8")
+    text = (Path(__file__).parent / "templates" / "guides" / name).read_text(encoding="utf-8")
     if _KEYS not in text:
         return text
     from osmosis_ai.config.reference import keys_by_section

@@ -6,7 +6,7 @@ variables with which Git hooks redirect their children. So Git always reads the 
 
 Every command reads the state: starting the binary takes 2 ms, importing GitPython 147 ms. GitPython also lacks
 `safe.directory` (another user's repository), `url.<base>.insteadOf`, index version 4 and SHA-256. It is used only for
-writing (:mod:`osmosis_ai.workspace.samples`).
+writing (:mod:`osmosis_ai.workspace.rollout_templates`).
 """
 
 from __future__ import annotations

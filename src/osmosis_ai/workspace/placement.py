@@ -7,6 +7,8 @@ targets and then renamed; if a rename fails, the earlier ones are undone.
 from __future__ import annotations
 
 import contextlib
+import difflib
+import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from osmosis_ai.errors import ConflictError
-from osmosis_ai.workspace import gitignore
-from osmosis_ai.workspace.differences import difference, shortened
+from osmosis_ai.workspace.gitignore import add_patterns, missing_patterns
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 _LEFT_BEHIND = ("__pycache__", ".venv")
@@ -82,15 +83,22 @@ def place(
     root = workspace.root
     if keep_same and all(_is_same(root, target, rollout) for target in rollout.targets):
         return PlacedRollout(rollout.name, rollout.targets, ())
-    pending = [target for target in rollout.targets if not _is_same_data(root, target, rollout)]
+    pending = [
+        target
+        for target in rollout.targets
+        if not (target.startswith("data/") and _is_same_file(root / target, rollout.contents[target]))
+    ]
     _check_targets(root, pending, rollout, force=force)
     with tempfile.TemporaryDirectory(prefix=".osmosis-new-", dir=root, ignore_cleanup_errors=True) as beside:
         written = [path for path in rollout.contents if _target_of(path, pending) is not None]
         for path in written:
-            _write(Path(beside) / "new" / path, rollout.contents[path])
+            new = Path(beside) / "new" / path
+            new.parent.mkdir(parents=True, exist_ok=True)
+            new.write_bytes(rollout.contents[path])
+            new.chmod(0o644)
         _move_in(root, Path(beside), pending)
-    ignored = gitignore.missing_patterns(root) if gitignore.obstacle(root) is None else ()
-    gitignore.add_patterns(root, ignored)
+    ignored = missing_patterns(root)
+    add_patterns(root, ignored)
     return PlacedRollout(rollout.name, rollout.targets, tuple(sorted(written)), ignored)
 
 
@@ -105,10 +113,6 @@ def obstacle_on_the_way(root: Path, name: str) -> str | None:
 
 def _target_of(path: str, targets: Sequence[str]) -> str | None:
     return next((target for target in targets if path == target or path.startswith(f"{target}/")), None)
-
-
-def _is_same_data(root: Path, target: str, rollout: RolloutFiles) -> bool:
-    return target.startswith("data/") and _is_same_file(root / target, rollout.contents[target])
 
 
 def _is_same(root: Path, target: str, rollout: RolloutFiles) -> bool:
@@ -140,9 +144,13 @@ def _is_same_file(path: Path, content: bytes) -> bool:
 
 
 def _check_targets(root: Path, targets: Sequence[str], rollout: RolloutFiles, *, force: bool) -> None:
-    present = [target for target in targets if _exists(root / target)]
-    ways = dict.fromkeys(found for target in targets if (found := obstacle_on_the_way(root, target)))
-    irregular = [*ways, *(target for target in present if not _replaceable(root / target, target, rollout))]
+    present = [target for target in targets if os.path.lexists(root / target)]
+    irregular = [found for target in targets if (found := obstacle_on_the_way(root, target))]
+    for target in present:
+        path = root / target
+        if path.is_symlink() or not (path.is_file() if target in rollout.contents else path.is_dir()):
+            irregular.append(target)
+    irregular = list(dict.fromkeys(irregular))
     if present and not force:
         raise ConflictError(
             "These paths already exist:\n" + _listed(present),
@@ -163,38 +171,23 @@ def _differences(root: Path, present: Sequence[str], rollout: RolloutFiles) -> d
     changed = [
         (path, difference(root / path, content, path, as_text=not path.startswith("data/")))
         for path, content in rollout.contents.items()
-        if _target_of(path, present) is not None and not _behind_link(root, path)
+        if _target_of(path, present)
+        and not (root / path).is_symlink()
+        and not obstacle_on_the_way(root, path)
     ]
     directory = root / f"rollouts/{rollout.name}"
     inside = directory.rglob("*") if directory.is_dir() and not directory.is_symlink() else ()
-    own = {
-        path.relative_to(root).as_posix() for path in inside if not path.is_dir()
-    } - rollout.contents.keys()
-    gone = [f"{path} is yours alone, and would be removed" for path in sorted(own)]
+    existing = {path.relative_to(root).as_posix() for path in inside if not path.is_dir()}
+    gone = [
+        f"{path} is not in the template and would be removed"
+        for path in sorted(existing - rollout.contents.keys())
+    ]
     lost = [(f"rollouts/{rollout.name}", shortened(gone))] if gone else []
     return {path: shown for path, shown in [*lost, *changed] if shown}
 
 
-def _behind_link(root: Path, path: str) -> bool:
-    return (root / path).is_symlink() or obstacle_on_the_way(root, path) is not None
-
-
 def _listed(paths: Sequence[str]) -> str:
     return "\n".join(f"  - {path}" for path in paths)
-
-
-def _exists(path: Path) -> bool:
-    return path.is_symlink() or path.exists()
-
-
-def _replaceable(path: Path, target: str, rollout: RolloutFiles) -> bool:
-    return not path.is_symlink() and (path.is_file() if target in rollout.contents else path.is_dir())
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    path.chmod(0o644)
 
 
 def _move_in(root: Path, beside: Path, targets: Sequence[str]) -> None:
@@ -214,3 +207,43 @@ def _move_in(root: Path, beside: Path, targets: Sequence[str]) -> None:
             ready.rename(place)
             undo.callback(place.rename, ready)
         undo.pop_all()
+
+
+_LARGEST_BYTES = 256 * 1024
+_MOST_LINES = 60
+
+
+def difference(path: Path, content: bytes, name: str, *, as_text: bool = True) -> str:
+    """Return the diff between ``path`` and ``content``; empty if they are equal or the file does not exist."""
+    if not path.is_file():
+        return ""
+    size = path.stat().st_size
+    if not as_text or max(size, len(content)) > _LARGEST_BYTES:
+        same = size == len(content) and path.read_bytes() == content
+        return "" if same else f"{name} differs ({size:,} bytes here, {len(content):,} in the template)\n"
+    mine = path.read_bytes()
+    if mine == content:
+        return ""
+    try:
+        before, after = mine.decode("utf-8"), content.decode("utf-8")
+    except UnicodeDecodeError:
+        return f"{name} differs, and is not text\n"
+    return shortened(_unified(before, after, name))
+
+
+def join_differences(differences: Mapping[str, str]) -> str:
+    """Join the diffs of several files into one text, shortened as each of them is."""
+    return shortened("".join(differences.values()).splitlines()).rstrip("\n")
+
+
+def _unified(before: str, after: str, name: str) -> list[str]:
+    old, new = before.splitlines(), after.splitlines()
+    found = list(difflib.unified_diff(old, new, f"{name} (yours)", f"{name} (template)", lineterm="", n=2))
+    return found or [f"{name} differs in its line endings alone"]
+
+
+def shortened(lines: list[str]) -> str:
+    """Return the first ``lines`` as a text, and the number of omitted ones."""
+    hidden = len(lines) - _MOST_LINES
+    shown = lines if hidden <= 0 else [*lines[:_MOST_LINES], f"… and {hidden:,} more lines"]
+    return "".join(f"{line}\n" for line in shown)

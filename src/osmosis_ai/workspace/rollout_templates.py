@@ -1,6 +1,6 @@
-"""Rollout templates, with their configs and the data that these name.
+"""Rollout templates with their configs and data; new rollouts and the sample workspace made from them.
 
-They come from the workspace in this package, or from a directory of the user's (``OSMOSIS_WORKSPACE_TEMPLATE_PATH``).
+Templates come from the workspace in this package, or from a directory of the user's (``OSMOSIS_WORKSPACE_TEMPLATE_PATH``).
 Nothing is downloaded. A directory is untrusted: links in it are not followed, and its size is limited.
 """
 
@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.config.issues import closest
-from osmosis_ai.config.lines import parse_toml
-from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.config.toml_text import parse_toml
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.files import expanded
-from osmosis_ai.workspace.layout import WorkspaceDirectory, find_dataset_file
-from osmosis_ai.workspace.placement import RolloutFiles
+from osmosis_ai.workspace.doctor import AGENT_GUIDES, guide_text
+from osmosis_ai.workspace.git import run_git
+from osmosis_ai.workspace.layout import REQUIRED_DIRECTORIES, WorkspaceDirectory, find_dataset_file
+from osmosis_ai.workspace.placement import PlacedRollout, RolloutFiles, place
 
 PATH_ENV = "OSMOSIS_WORKSPACE_TEMPLATE_PATH"
 REPO_ENV = "OSMOSIS_WORKSPACE_TEMPLATE_REPO"
@@ -146,11 +148,118 @@ def own_root() -> Path:
 
 
 def _files_below(directory: Path) -> Iterator[Path]:
-    for place, directories, names in os.walk(directory):
-        links = [name for name in directories if (Path(place) / name).is_symlink()]
+    for parent, directories, names in os.walk(directory):
+        links = [name for name in directories if (Path(parent) / name).is_symlink()]
         directories[:] = sorted({*directories} - _LEFT_OUT - {*links})
-        yield from (Path(place) / name for name in [*names, *links] if name not in _LEFT_OUT)
+        yield from (Path(parent) / name for name in [*names, *links] if name not in _LEFT_OUT)
 
 
 def _text(path: Path) -> str:
     return path.read_bytes()[:_MOST_BYTES].decode("utf-8", "replace")
+
+
+def init_rollout(workspace: WorkspaceDirectory, name: str, *, force: bool = False) -> PlacedRollout:
+    """Write the skeleton of a rollout with an eval and a training config."""
+    _check_name(name)
+    templates = {
+        f"rollouts/{name}/main.py": "main.py.txt",
+        f"rollouts/{name}/pyproject.toml": "pyproject.toml",
+        f"rollouts/{name}/README.md": "README.md",
+        f"configs/eval/{name}.toml": "eval.toml",
+        f"configs/training/{name}.toml": "training.toml",
+    }
+    contents = {path: _render(template, name).encode() for path, template in templates.items()}
+    return place(workspace, RolloutFiles(name, contents), force=force)
+
+
+def init_example(
+    workspace: WorkspaceDirectory, name: str | None = None, *, force: bool = False
+) -> PlacedRollout:
+    """Write the first template with its data, optionally under a new name."""
+    example = RolloutTemplate(own_root(), EXAMPLE).read()
+    if name is not None:
+        _check_name(name)
+        example = example.renamed(name)
+    return place(workspace, example, force=force)
+
+
+def _check_name(name: str) -> None:
+    if not ROLLOUT_NAME.fullmatch(name):
+        likely = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+        raise OsmosisError(
+            f"'{name}' is not a name for a rollout: it must match ^{ROLLOUT_NAME.pattern}$ "
+            "(lower-case letters, digits and hyphens, a letter first).",
+            hint=f"try `{likely}`" if ROLLOUT_NAME.fullmatch(likely) else None,
+        )
+    if name == "default":
+        raise OsmosisError(f"'{name}' is a reserved name; choose another for the rollout.")
+
+
+def _render(template: str, name: str) -> str:
+    # A text template, because no TOML library writes the comments that explain each key.
+    from osmosis_ai.config.reference import commented_keys
+
+    text = (Path(__file__).parent / "templates" / "rollout" / template).read_text(encoding="utf-8")
+    text = text.replace("{{rollout}}", name)
+    return re.sub(r"\{\{keys:([a-z]+)\}\}", lambda section: commented_keys(section[1]), text)
+
+
+_NO_USER_CONFIG = {
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_CONFIG_SYSTEM": "/dev/null",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_COUNT": "0",
+    "GIT_CONFIG_PARAMETERS": "",
+}
+
+
+def copy_sample_workspace(target: Path) -> WorkspaceDirectory:
+    """Create a sample workspace at ``target``: a Git repository with one commit on `main`.
+
+    It has the first template. The user's Git configuration is neither read nor changed.
+    """
+    sample = RolloutTemplate(own_root(), EXAMPLE).read()
+    if target.exists() and any(target.iterdir()):
+        raise ConflictError(f"{target} is not empty.")
+    root = target.absolute()
+    for name in REQUIRED_DIRECTORIES:
+        (root / name).mkdir(parents=True, exist_ok=True)
+    (root / ".gitignore").write_text("__pycache__/\n.venv/\n.env\n.osmosis/\n", encoding="utf-8")
+    place(WorkspaceDirectory(root), sample, force=False)
+    for name in AGENT_GUIDES:
+        (root / name).write_text(guide_text(name), encoding="utf-8")
+    _first_commit(root)
+    return WorkspaceDirectory(root.resolve())
+
+
+def _first_commit(root: Path) -> None:
+    """Commit the files in ``root`` with GitPython, which applies no configuration, ignore file or hook here."""
+    git = _import_git()
+    # `git init` runs as a binary: GitPython would pass on the variables of a Git hook that this runs in.
+    done = run_git(["init", "--quiet", "--template="], cwd=root, env=_NO_USER_CONFIG)
+    if done.returncode != 0:
+        raise OsmosisError(f"Git could not set up {root}: {done.stderr.strip()}")
+    files = sorted(path for path in root.rglob("*") if path.is_file() and ".git" not in path.parts)
+    author = git.Actor("Osmosis", "osmosis@localhost")
+    with git.Repo(root) as repository:
+        own = repository.config_reader("repository")
+        repository.config_reader = lambda *_: own
+        repository.git.update_environment(**_NO_USER_CONFIG)
+        repository.head.reference = git.Head(repository, "refs/heads/main")
+        repository.index.add(files)
+        repository.index.commit("The sample workspace", author=author, committer=author, skip_hooks=True)
+
+
+def _import_git() -> Any:
+    """Import GitPython. It asks Git for its version, which fails if the user's configuration is broken."""
+    users = {name: os.environ.get(name) for name in _NO_USER_CONFIG}
+    os.environ.update(_NO_USER_CONFIG)
+    try:
+        import git
+    finally:
+        for name, value in users.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+    return git

@@ -35,7 +35,7 @@ def read_secrets_file(source: str) -> dict[str, str]:
         value = _unquoted(match[2]) if match else None
         if match is None or value is None:
             raise OsmosisError(
-                f"Line {number} of {shown} is not `NAME=value` (values stand on one line, quotes come in pairs).",
+                f"Line {number} of {shown} is not `NAME=value` (one line for each value, quotes in pairs).",
                 details={"line": number},
             )
         values[match[1]] = value

@@ -16,7 +16,7 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.rollout.loop.loading import load_agent_loop
 
 if TYPE_CHECKING:
-    from osmosis_ai.datasets.reader import RecordReader
+    from osmosis_ai.datasets.readers import RecordReader
     from osmosis_ai.rollout.loop.schemas import RolloutRequest
 
 DEFAULT_MODEL = "gpt-5-mini"
@@ -100,12 +100,12 @@ class DatasetReader:
         if reader is None:
             return
         stop = None if limit is None else offset + limit
-        for index, (number, record) in islice(enumerate(reader), offset, stop):
-            yield loop_row(reader.exactly(number, record), index)
+        for index, (_, record) in islice(enumerate(reader), offset, stop):
+            yield loop_row(reader.exactly(record), index)
 
     def _open(self) -> RecordReader | None:
         """Return the file's reader; None for an empty ``.jsonl`` file, which has no rows."""
-        from osmosis_ai.datasets.formats import open_reader
+        from osmosis_ai.datasets.readers import open_reader
 
         def fail(problem: str) -> NoReturn:
             kind = "Parquet" if self._suffix == ".parquet" else self._suffix[1:].upper()
@@ -123,7 +123,7 @@ def loop_row(record: object, index: int) -> LoopRow:
     """Check a record and return it as a row; ``ground_truth`` is None if it is missing, null or empty."""
     from pydantic_core import to_jsonable_python
 
-    from osmosis_ai.datasets.reader import name_of_type
+    from osmosis_ai.datasets.readers import name_of_type
     from osmosis_ai.datasets.rows import as_text
 
     def fail(problem: str) -> NoReturn:

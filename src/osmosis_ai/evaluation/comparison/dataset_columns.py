@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.config.issues import closest
 from osmosis_ai.datasets import iter_rows
-from osmosis_ai.datasets.digest import content_digest
-from osmosis_ai.datasets.formats import open_reader, raise_for
-from osmosis_ai.datasets.reader import METADATA_COLUMN
-from osmosis_ai.datasets.rows import as_object, as_text
+from osmosis_ai.datasets.readers import METADATA_COLUMN, open_reader, raise_for
+from osmosis_ai.datasets.rows import as_object, as_text, content_digest
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:

@@ -78,7 +78,11 @@ def run_router(prefix: str, kind: RunKind, config: ConfigKind) -> APIRouter:
 
 def _submit_body(kind: ConfigKind) -> dict[str, Any]:
     """Return what the API's description says of the body of a submit."""
-    sections = {f"{name}_config": model.model_json_schema() for name, model in kind.sections.items()}
+    sections = {
+        f"{name}_config": model.model_json_schema()
+        for name, model in kind.models().items()
+        if name in kind.sections
+    }
     schema = {
         "type": "object",
         "required": ["experiment_config"],

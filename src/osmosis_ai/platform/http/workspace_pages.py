@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import Query, Request
 from fastapi.responses import RedirectResponse, Response
 
-from osmosis_ai.datasets.formats import iter_records
+from osmosis_ai.datasets.readers import iter_records
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStoreError
 from osmosis_ai.platform.db.tables import DbDataset

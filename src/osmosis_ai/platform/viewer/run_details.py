@@ -9,7 +9,7 @@ from typing import Any
 
 from osmosis_ai.api.wire.eval_runs import RunOrigin
 from osmosis_ai.api.wire.training_runs import ValidatedRows
-from osmosis_ai.config.written import config_text
+from osmosis_ai.config.toml_text import config_text
 from osmosis_ai.evaluation.metrics import Estimates, RunScore
 from osmosis_ai.platform.db.tables import DbLoraModel, DbRun
 from osmosis_ai.platform.models import adapter_size

@@ -298,7 +298,7 @@ def _rollout(workspace: WorkspaceDirectory, config: EvalConfig, request: EvalRun
         if isolate:
             raise OsmosisError(f"the agent at {agent} is remote: it cannot be sandboxed on this machine.")
         return _served(agent)
-    entrypoint_path(workspace, config.experiment)
+    entrypoint_path(workspace, config.experiment.rollout, config.experiment.entrypoint)
     directory = rollout_directory(workspace, config.experiment.rollout)
     if not isolate:
         return ProjectSource(directory)

@@ -376,7 +376,7 @@ def _import_code(context: PlatformContext, kind: RunKind, config: Config, tell: 
     workspace, experiment = context.workspace, config.experiment
     if served_agent(experiment.entrypoint) is not None:
         return served_elsewhere(experiment.entrypoint)
-    entrypoint_path(workspace, experiment)
+    entrypoint_path(workspace, experiment.rollout, experiment.entrypoint)
     tell("Importing the entrypoint")
     return import_entrypoint(
         rollout_directory(workspace, experiment.rollout),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from osmosis_ai.config.written import config_text
+from osmosis_ai.config.toml_text import config_text
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.attempt_files import read_environment
 from osmosis_ai.evaluation.lenient_json import as_text

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from osmosis_ai.config.checks import TRAINING
+from osmosis_ai.config.checks import TRAINING, model_path_of, read_settings, unknown_built_in
 from osmosis_ai.config.issues import InvalidConfigError, Issue, without_repeats
-from osmosis_ai.config.settings_checks import model_path_of, read_settings, unknown_built_in
 from osmosis_ai.config.training import TRAINER_SECTIONS, TrainingSettings
 from osmosis_ai.errors import MissingExtraError
 from osmosis_ai.platform.runs.lifecycle import RunKind

@@ -1,4 +1,4 @@
-"""Line numbers of keys in a TOML text. A line number is either correct or None.
+"""TOML texts: parse them, find the lines of keys, and write them. A line number is either correct or None.
 
 The TOML parser itself splits the text into statements: lines are added until they parse on their own, which a line
 inside a multi-line value never does. So nothing in a string, a comment or an array can be mistaken for a key.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from osmosis_ai.errors import OsmosisError
@@ -125,3 +125,23 @@ def _excerpt(lines: list[str], line: int, column: int) -> str:
     # Tabs are kept, so that the caret is under its column at any tab width.
     space = "".join("\t" if character == "\t" else " " for character in shown[: column - 1 - first])
     return f"{gutter}{shown}\n{' ' * (len(gutter) - 2)}| {space}^"
+
+
+def config_text(parts: Mapping[str, Any]) -> str:
+    """Return a config as TOML; null and values without a TOML form are left out."""
+    import tomli_w
+
+    return tomli_w.dumps({name.removesuffix("_config"): value for name, value in _known(parts).items()})
+
+
+def _known(value: Any) -> Any:
+    """Return a value without nulls, also inside it."""
+    if isinstance(value, Mapping):
+        return {str(key): _known(held) for key, held in value.items() if _has_place(held)}
+    if isinstance(value, (list, tuple)):
+        return [_known(held) for held in value if _has_place(held)]
+    return value
+
+
+def _has_place(value: Any) -> bool:
+    return isinstance(value, (Mapping, list, tuple, str, bool, int, float))

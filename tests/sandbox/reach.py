@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.process_environment import program_environment
+from osmosis_ai.processes import privacy, program_start
 from osmosis_ai.sandbox import (
     InnerListener,
     RunLimits,
@@ -37,7 +38,6 @@ from osmosis_ai.sandbox import (
     interpreter_places,
 )
 from osmosis_ai.sandbox.places import SDK
-from osmosis_ai.supervision import kept_to_itself, program_start
 
 PROBE = Path(__file__).with_name("reach_probe.py")
 METADATA = "169.254.169.254"
@@ -134,7 +134,7 @@ class World:
 
     def _keeper(self) -> subprocess.Popen[bytes]:
         """Start a process that keeps to itself, as a platform and its workers do."""
-        source = Path(kept_to_itself.__file__).read_text()
+        source = Path(privacy.__file__).read_text()
         code = f"{source}\nkeep_to_itself(os.environ)\nprint('ready', flush=True)\nsys.stdin.read()\n"
         return self._start([str(self.python()), "-I", "-S", "-c", code])
 

@@ -14,6 +14,7 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.isolation import look_at_isolation
 from osmosis_ai.platform.runs.execute.worker_process import WorkerStarter
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+from osmosis_ai.processes import ChildProcess, ServiceError
 from osmosis_ai.sandbox import (
     CGROUP_ENV,
     RunLimits,
@@ -27,7 +28,6 @@ from osmosis_ai.sandbox import (
 from osmosis_ai.sandbox.control_groups import Delegation
 from osmosis_ai.sandbox.run_control import control_run
 from osmosis_ai.sandbox.run_group import RunGroup
-from osmosis_ai.supervision import ChildProcess, ServiceError
 
 ALL = ("memory", "pids", "cpu")
 NOT_GIVEN = Delegation(problem="the cgroup of this process is not delegated to it")

@@ -20,7 +20,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.catalog import EngineName, served_models
 from osmosis_ai.inference.process import API_KEY_ENV, SINGLE_THREAD_ENV
 from osmosis_ai.inference.tool_calls import FORMAT_NAMES
-from osmosis_ai.supervision import watch_parent
+from osmosis_ai.processes import watch_parent
 
 
 def main() -> int:

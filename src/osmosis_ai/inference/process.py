@@ -14,7 +14,7 @@ from pathlib import Path
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.catalog import MODELS_DIR, EngineName, built_in_model, served_models
 from osmosis_ai.process_environment import chosen, python_environment
-from osmosis_ai.supervision import Service, ServiceSpec
+from osmosis_ai.processes import Service, ServiceSpec
 
 __all__ = ["InferenceServer", "served_models"]
 

@@ -16,13 +16,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from osmosis_ai.processes import ProgramStart
+from osmosis_ai.processes.privacy import pipe_of
 from osmosis_ai.sandbox.gpus import VISIBLE_ENV, GpuGrant
 from osmosis_ai.sandbox.limits import RunLimits
 from osmosis_ai.sandbox.network import Network
 from osmosis_ai.sandbox.places import ETC, SDK, SYSTEM, reachable_as
 from osmosis_ai.sandbox.resource_control import ProcessLimits, ResourceControl
-from osmosis_ai.supervision import ProgramStart
-from osmosis_ai.supervision.kept_to_itself import pipe_of
 
 HOME = "/home/rollout"
 HOST_NAME = "rollout"
@@ -127,7 +127,7 @@ class Sandbox:
 
 @dataclass(frozen=True)
 class SandboxedProgram:
-    """A program that is to run in a sandbox; :class:`~osmosis_ai.supervision.ContainedProgram`."""
+    """A program that is to run in a sandbox; :class:`~osmosis_ai.processes.ContainedProgram`."""
 
     sandbox: Sandbox
     program: tuple[str, ...]

@@ -171,10 +171,10 @@ def run(
         osmosis eval run configs/eval/multiply.toml --rows 0-4 --max-time 10m --yes
     """
     from osmosis_ai.cli.eval_runs.view import LiveRun
-    from osmosis_ai.supervision import keep_to_itself
+    from osmosis_ai.processes import disable_inspection
 
     # First of all: its keys are not the agent's, which is another program of this user.
-    keep_to_itself(os.environ)
+    disable_inspection(os.environ)
     from osmosis_ai import event_loop
     from osmosis_ai.evaluation.spec import EvalRunOptions
     from osmosis_ai.services.eval_runs.run import EvalRunRequest, prepare_eval_run, run_eval

@@ -11,15 +11,16 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.inference.adapters import (
-    CONFIG_FILE,
+from osmosis_ai.inference.model import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_WEIGHTS_FILE,
     PROVENANCE_FILE,
-    WEIGHTS_FILE,
+    KeyValueCache,
     LoraAdapter,
+    Model,
     load_adapted_model,
     trained_tool_call_format,
 )
-from osmosis_ai.inference.model import KeyValueCache, Model
 from osmosis_ai.inference.server import load_parts
 from tests.inference.conftest import save_adapter
 from tests.lazily import lazily
@@ -69,13 +70,12 @@ def test_merging_leaves_the_base_as_it_is_and_gives_another_fingerprint(
     adapter = LoraAdapter.load(tmp_path)
     merged = adapter.merged_into(model)
     assert merged.fingerprint not in (model.fingerprint, adapter.fingerprint)
-    assert adapter.base_model == str(model_dir)
     for name, tensor in model.tensors.items():
         np.testing.assert_array_equal(tensor, before[name])
 
 
 def test_a_folder_without_an_adapter_is_said_to_have_none(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match=f"`{CONFIG_FILE}` is missing"):
+    with pytest.raises(NotFoundError, match=f"`{ADAPTER_CONFIG_FILE}` is missing"):
         LoraAdapter.load(tmp_path)
 
 
@@ -92,38 +92,38 @@ def test_an_adapter_that_is_more_than_low_rank_matrices_is_refused(
     model_dir: Path, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     save_adapter(model_dir, tmp_path)
-    config = json.loads((tmp_path / CONFIG_FILE).read_text())
-    (tmp_path / CONFIG_FILE).write_text(json.dumps(config | changes))
+    config = json.loads((tmp_path / ADAPTER_CONFIG_FILE).read_text())
+    (tmp_path / ADAPTER_CONFIG_FILE).write_text(json.dumps(config | changes))
     with pytest.raises(OsmosisError, match=words):
         LoraAdapter.load(tmp_path)
 
 
 def test_a_damaged_adapter_is_named(model_dir: Path, tmp_path: Path) -> None:
     save_adapter(model_dir, tmp_path)
-    tensors = load_file(tmp_path / WEIGHTS_FILE)
+    tensors = load_file(tmp_path / ADAPTER_WEIGHTS_FILE)
     name = next(iter(tensors))
-    save_file({key: value for key, value in tensors.items() if key != name}, tmp_path / WEIGHTS_FILE)
+    save_file({key: value for key, value in tensors.items() if key != name}, tmp_path / ADAPTER_WEIGHTS_FILE)
     with pytest.raises(OsmosisError, match="one matrix of two"):
         LoraAdapter.load(tmp_path)
-    (tmp_path / WEIGHTS_FILE).write_bytes(b"no tensors")
+    (tmp_path / ADAPTER_WEIGHTS_FILE).write_bytes(b"no tensors")
     with pytest.raises(OsmosisError, match="cannot be read"):
         LoraAdapter.load(tmp_path)
 
 
 def test_an_adapter_of_another_model_does_not_fit(model: Model, model_dir: Path, tmp_path: Path) -> None:
     save_adapter(model_dir, tmp_path)
-    tensors = load_file(tmp_path / WEIGHTS_FILE)
+    tensors = load_file(tmp_path / ADAPTER_WEIGHTS_FILE)
     wider = {
         name: np.tile(tensor, (1, 2)) if "lora_A" in name else tensor for name, tensor in tensors.items()
     }
-    save_file(wider, tmp_path / WEIGHTS_FILE)
+    save_file(wider, tmp_path / ADAPTER_WEIGHTS_FILE)
     with pytest.raises(OsmosisError, match="does not fit the model"):
         LoraAdapter.load(tmp_path).merged_into(model)
 
 
 def served_format(model: str, **options: Any) -> str | None:
     parts = load_parts(model, **options)
-    return parts.tool_calls.format.name if parts.tool_calls.format else None
+    return parts.chat.tool_calls.format.name if parts.chat.tool_calls.format else None
 
 
 def test_an_adapter_is_served_with_the_format_of_tool_calls_that_it_was_trained_with(

@@ -135,7 +135,7 @@ class World:
     def _keeper(self) -> subprocess.Popen[bytes]:
         """Start a process that keeps to itself, as a platform and its workers do."""
         source = Path(privacy.__file__).read_text()
-        code = f"{source}\nkeep_to_itself(os.environ)\nprint('ready', flush=True)\nsys.stdin.read()\n"
+        code = f"{source}\ndisable_inspection(os.environ)\nprint('ready', flush=True)\nsys.stdin.read()\n"
         return self._start([str(self.python()), "-I", "-S", "-c", code])
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:

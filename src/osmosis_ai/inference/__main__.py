@@ -1,33 +1,33 @@
 """`python -m osmosis_ai.inference`: serve a model in the foreground.
 
-When ready, it prints one line of JSON to stdout: ``{"base_url": ..., "model": ...}``. The bearer key comes from the
-environment, since every user of the machine can read command lines.
+When ready, it prints one JSON line: ``{"base_url": ..., "model": ...}``. The bearer key comes from the environment,
+because every user of the machine can read command lines.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import ipaddress
 import json
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import get_args
 
 from osmosis_ai import event_loop
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.inference.catalog import EngineName, served_models
+from osmosis_ai.inference.catalog import FORMAT_NAMES, EngineName, served_models
 from osmosis_ai.inference.process import API_KEY_ENV, SINGLE_THREAD_ENV
-from osmosis_ai.inference.tool_calls import FORMAT_NAMES
 from osmosis_ai.processes import watch_parent
 
 
 def main() -> int:
     """Run the server until it is interrupted; return the exit status."""
     watch_parent()
-    # The matrices are too small for threads: two of them on a busy machine are slower than one.
-    # It counts only before NumPy is imported, which the server module does.
+    # The matrices are too small for threads. NumPy reads the variables when the server module imports it.
     for name, value in SINGLE_THREAD_ENV.items():
         os.environ.setdefault(name, value)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
@@ -37,7 +37,7 @@ def main() -> int:
     except (OsmosisError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-    except KeyboardInterrupt:  # before the event loop could take the signal
+    except KeyboardInterrupt:  # before the event loop handled the signal
         return 130
     return 0
 
@@ -48,22 +48,19 @@ def _options() -> argparse.Namespace:
         description="Serve a model behind an OpenAI-compatible endpoint.",
         epilog=f"The bearer key that clients must send is read from {API_KEY_ENV}.",
     )
-    parser.add_argument("--model", default=served_models()[0], help="which one (default: %(default)s)")
+    parser.add_argument("--model", default=served_models()[0], help="model to serve (default: %(default)s)")
     parser.add_argument(
         "--engine",
         choices=get_args(EngineName),
         default="numpy",
-        help="what computes: numpy for a built-in model, torch for a folder or a name on the Hugging Face hub "
-        "(default: %(default)s)",
+        help="numpy for a built-in model, torch for a folder or a name on the Hugging Face hub (default: %(default)s)",
     )
     parser.add_argument("--adapter", type=Path, help="a folder with a LoRA adapter to merge into the model")
-    parser.add_argument(
-        "--served-as", metavar="NAME", help="what requests call it (default: the model's name)"
-    )
+    parser.add_argument("--served-as", metavar="NAME", help="its name in requests (default: the model's)")
     parser.add_argument(
         "--tool-call-format",
         choices=FORMAT_NAMES,
-        help="how the model writes tool calls (default: what the adapter was trained with, or the chat template shows)",
+        help="how the model writes tool calls (default: as the adapter was trained, or as the chat template shows)",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
@@ -80,9 +77,11 @@ def _options() -> argparse.Namespace:
 
 
 async def _serve(options: argparse.Namespace) -> None:
-    from osmosis_ai.inference.server import load_parts, serving, stop_signal
+    from osmosis_ai.inference.server import load_parts, serving
 
-    stop = stop_signal()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     parts = load_parts(
         options.model,
         engine=options.engine,

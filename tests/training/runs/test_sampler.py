@@ -13,7 +13,7 @@ from osmosis_ai.controller.dispatcher import RolloutRunner
 from osmosis_ai.controller.server_process import prepare_server
 from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.evaluation.conversation import read_conversation
-from osmosis_ai.inference.chat_format import BuiltInChat
+from osmosis_ai.inference.chat import BuiltInChat
 from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.model import Model
 from osmosis_ai.processes import ServiceDiedError

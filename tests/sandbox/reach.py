@@ -37,7 +37,7 @@ from osmosis_ai.sandbox import (
     check_sandbox,
     interpreter_places,
 )
-from osmosis_ai.sandbox.places import SDK
+from osmosis_ai.sandbox.bubblewrap import SDK
 
 PROBE = Path(__file__).with_name("reach_probe.py")
 METADATA = "169.254.169.254"

@@ -25,7 +25,6 @@ from osmosis_ai.processes import watch_parent
 
 
 def main() -> int:
-    """Run the server until it is interrupted; return the exit status."""
     watch_parent()
     # The matrices are too small for threads. NumPy reads the variables when the server module imports it.
     for name, value in SINGLE_THREAD_ENV.items():

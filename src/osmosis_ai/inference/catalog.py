@@ -20,8 +20,6 @@ MODELS_DIR = Path(__file__).parent / "models"
 
 @dataclass(frozen=True)
 class BuiltInModel:
-    """A model in the package."""
-
     name: str
     directory: Path
 
@@ -35,7 +33,6 @@ _MODELS = (BuiltInModel("osmosis/tiny", MODELS_DIR / "tiny"),)
 
 
 def served_models() -> tuple[str, ...]:
-    """Return the names of the built-in models."""
     return tuple(model.name for model in _MODELS)
 
 
@@ -46,12 +43,10 @@ def base_model_of(model_path: str) -> str:
 
 
 def engine_of(model: str) -> EngineName:
-    """Return the engine for ``model``."""
     return "numpy" if model in served_models() else "torch"
 
 
 def built_in_model(name: str) -> BuiltInModel:
-    """Find a model by name."""
     for model in _MODELS:
         if name == model.name:
             return model

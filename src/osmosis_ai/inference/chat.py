@@ -107,7 +107,6 @@ class Tokenizer:
         return text.encode()
 
     def decoder(self) -> ReplyDecoder:
-        """Start decoding one reply."""
         return _ByteDecoder(self._bytes) if self._bytes else _StreamDecoder(self._raw)
 
 
@@ -213,7 +212,6 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, model_dir: Path) -> ChatTemplate:
-        """Read the template of the model in ``model_dir``."""
         return cls((model_dir / TEMPLATE_FILE).read_text(encoding="utf-8"))
 
     def render(self, messages: Messages, tools: Messages = (), *, add_generation_prompt: bool = True) -> str:
@@ -239,10 +237,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 class Render(Protocol):
-    """A chat template."""
-
-    def __call__(self, messages: Messages, tools: Messages, *, add_generation_prompt: bool) -> str:
-        """Return the text of a conversation; raises TemplateError."""
+    def __call__(self, messages: Messages, tools: Messages, *, add_generation_prompt: bool) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -254,7 +249,6 @@ class ToolTemplate:
     calls: ToolCallStyle
 
     def fitted(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a message in the form that the template accepts."""
         calls = message.get("tool_calls")
         if not calls:
             return message

@@ -85,7 +85,6 @@ def choose(
     streams: NDArray[np.uint64],
     positions: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Draw one token for each row."""
     probabilities = np.exp(log_probs)
     truncated = top_ps < 1.0
     if truncated.any():
@@ -125,19 +124,16 @@ class Dimensions(Protocol):
     """The dimensions of a network that batches and requests depend on."""
 
     @property
-    def max_positions(self) -> int:
-        """Longest sequence in tokens, prompt included."""
+    def max_positions(self) -> int: ...
 
     @property
-    def end_token_ids(self) -> frozenset[int]:
-        """The tokens that end a turn."""
+    def end_token_ids(self) -> frozenset[int]: ...
 
 
 class Cache(Protocol):
     """Keys and values of a fixed number of sequences, one to a slot."""
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first ``length`` positions of slot ``source`` to slot ``target``."""
+    def copy(self, source: int, target: int, length: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +160,12 @@ class LanguageModel(Protocol[CacheT, LogitsT]):
     """A causal language model, used by one thread at a time."""
 
     @property
-    def config(self) -> Dimensions:
-        """Its dimensions."""
+    def config(self) -> Dimensions: ...
 
     @property
-    def fingerprint(self) -> str:
-        """Hexadecimal digest of the weights it was loaded from."""
+    def fingerprint(self) -> str: ...
 
-    def new_cache(self, slots: int) -> CacheT:
-        """Return a cache for ``slots`` sequences."""
+    def new_cache(self, slots: int) -> CacheT: ...
 
     def extend(self, cache: CacheT, rows: slice, ids: Ints, starts: Ints, wanted: Ints) -> LogitsT:
         """Append R x S right-padded tokens to the slots ``rows``; R x V logits after the wanted ones."""
@@ -193,8 +186,6 @@ class LanguageModel(Protocol[CacheT, LogitsT]):
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """One generated token."""
-
     id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -251,14 +242,12 @@ class SequenceSlots(Generic[CacheT]):
         self.lengths[rows] += 1
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Replace ``target`` by the first ``length`` positions of ``source``."""
         if source != target:
             self.cache.copy(source, target, length)
             self._tokens[target, :length] = self._tokens[source, :length]
         self.lengths[target] = length
 
     def tokens(self, slot: int) -> list[int]:
-        """Return the tokens of ``slot``."""
         tokens: list[int] = self._tokens[slot, : self.lengths[slot]].tolist()
         return tokens
 
@@ -341,7 +330,6 @@ class ContinuousBatch(Generic[CacheT, LogitsT]):
         return self._draw(first, logits, sources)
 
     def step(self) -> list[Emission]:
-        """Draw the next token of every sequence."""
         count = len(self._running)
         if not count:
             return []
@@ -364,7 +352,6 @@ class ContinuousBatch(Generic[CacheT, LogitsT]):
             self._extend(0, texts, np.zeros(len(texts), np.int64))
 
     def discard(self, unwanted: Callable[[Generation], bool]) -> None:
-        """Remove the sequences that ``unwanted`` selects."""
         self._vacate(slot for slot, generation in enumerate(self._running) if unwanted(generation))
 
     def _extend(self, first: int, texts: Sequence[Sequence[int]], starts: Ints) -> LogitsT:
@@ -447,11 +434,9 @@ class EngineStoppedError(OsmosisError):
 class Listener(Protocol):
     """Receives a submission's tokens on the engine's thread; must be quick and not raise."""
 
-    def emitted(self, emission: Emission) -> None:
-        """One more token of one of the submission's generations."""
+    def emitted(self, emission: Emission) -> None: ...
 
-    def failed(self, error: EngineStoppedError) -> None:
-        """No more tokens will come."""
+    def failed(self, error: EngineStoppedError) -> None: ...
 
 
 class Submission:
@@ -516,7 +501,6 @@ class InferenceEngine:
             self._thread.join()
 
     def submit(self, generations: Sequence[Generation], listener: Listener) -> Submission:
-        """Queue the choices of one request."""
         with self._changed:
             if self.failure:
                 raise self.failure
@@ -550,7 +534,6 @@ class InferenceEngine:
             self._changed.notify()
 
     def stats(self) -> EngineStats:
-        """Return a snapshot of the counters."""
         with self._changed:
             return EngineStats(
                 len(self._owners), self._waiting, self._finished, self._prompt_tokens, self._completion_tokens

@@ -104,7 +104,6 @@ class KeyValueCache:
         self.values: Floats = np.zeros(shape)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first ``length`` positions of slot ``source`` to slot ``target``."""
         for array in (self.keys, self.values):
             array[:, target, :, :length] = array[:, source, :, :length]
 
@@ -163,11 +162,9 @@ class Model:
         self._prepare_weights()
 
     def new_cache(self, slots: int) -> KeyValueCache:
-        """Return a cache for ``slots`` sequences."""
         return KeyValueCache(self.config, slots)
 
     def draw(self, logits: Floats, sources: Sequence[int] | slice, sampling: SamplingRows) -> Drawn:
-        """Draw one token for each row of ``logits[sources]``."""
         temperatures = sampling.temperatures
         log_probs = log_probabilities(logits[sources], temperatures)
         tokens = choose(log_probs, temperatures, sampling.top_ps, sampling.streams, sampling.positions)
@@ -188,7 +185,6 @@ class Model:
         ]
 
     def extend(self, cache: KeyValueCache, rows: slice, ids: Ints, starts: Ints, wanted: Ints) -> Floats:
-        """Append R x S right-padded tokens to the slots ``rows``; R x V logits after the wanted ones."""
         count = ids.shape[1]
         hidden = np.empty((len(ids), self.config.hidden_size))
         for offset in range(0, count, CHUNK_TOKENS):
@@ -287,8 +283,6 @@ def _prepare(config: ModelConfig, weights: dict[str, Floats]) -> _Layer:
 
 @dataclass(frozen=True)
 class LoraAdapter:
-    """A LoRA adapter in memory."""
-
     updates: Mapping[str, Floats]
     fingerprint: str
 
@@ -366,7 +360,6 @@ def _require_plain_lora(config: Mapping[str, Any], directory: Path) -> None:
 
 
 def _lora_pairs(tensors: Mapping[str, Any], directory: Path) -> dict[str, dict[str, Floats]]:
-    """Group the matrices by module; each has an A (r x in) and a B (out x r)."""
     pairs: dict[str, dict[str, Floats]] = {}
     for name, tensor in tensors.items():
         matrix = _LORA_MATRIX.fullmatch(name)

@@ -35,26 +35,19 @@ Json = dict[str, Any]
 
 
 class Cancellable(Protocol):
-    """A submission to an engine."""
-
-    def cancel(self) -> None:
-        """Stop generating; harmless when all has been generated."""
+    def cancel(self) -> None: ...
 
 
 class ServedModel(Protocol):
-    """An engine's model."""
-
     @property
-    def config(self) -> Dimensions:
-        """Its dimensions."""
+    def config(self) -> Dimensions: ...
 
 
 class TokenEngine(Protocol):
     """Continues prompts token by token: an ``InferenceEngine``, or one behind HTTP."""
 
     @property
-    def model(self) -> ServedModel:
-        """The served model."""
+    def model(self) -> ServedModel: ...
 
     def submit(self, generations: Sequence[Generation], listener: Listener) -> Cancellable:
         """Queue the choices of one request; ``listener`` is called from any thread."""
@@ -97,7 +90,6 @@ class TokenFeed:
         return [(self._choices[emission.generation], emission) for emission in emissions]
 
     def close(self) -> None:
-        """Stop generating."""
         self._submission.cancel()
 
 
@@ -121,7 +113,6 @@ class StopStrings:
         return self._take(len(self._buffer) - beginning_of_any(self._strings, self._buffer))
 
     def finish(self) -> str:
-        """Return the buffered text at the end of the reply."""
         return "" if self.reached else self._take(len(self._buffer))
 
     def _take(self, length: int) -> str:
@@ -223,7 +214,6 @@ class ChatStream:
         return self._chunks
 
     async def aclose(self) -> None:
-        """Stop generating."""
         self._feed.close()
         await self._chunks.aclose()
 
@@ -285,7 +275,6 @@ class ChatCompletion:
             raise _server_error(error) from error
 
     async def whole(self) -> Json:
-        """Wait for all choices."""
         try:
             async for _ in self._progress():
                 pass
@@ -377,7 +366,6 @@ class ChatCompletion:
         return {"token": raw.decode("utf-8", errors="replace"), "logprob": logprob, "bytes": list(raw)}
 
     def usage(self) -> Json:
-        """Return the number of tokens so far."""
         completion_tokens = sum(len(reply.tokens) for reply in self._replies)
         return {
             "prompt_tokens": len(self._prompt),
@@ -418,7 +406,6 @@ class ChatCompletions:
         self._started = int(time.time())
 
     def models(self) -> Json:
-        """Return the reply to `GET /v1/models`."""
         model = {
             "id": self.model_name,
             "object": "model",

@@ -76,7 +76,6 @@ class InferenceServer(Service):
 
     @property
     def base_url(self) -> str:
-        """Base URL for OpenAI clients: ``http://127.0.0.1:<port>/v1``."""
         if self.answer is None:
             raise OsmosisError(f"{self.spec.name} is not running.", code="INTERNAL")
         return str(self.answer["base_url"])

@@ -50,11 +50,9 @@ class OpenAIError(Exception):
         self._error = {"message": message, "type": type, "param": param, "code": code}
 
     def body(self) -> dict[str, Any]:
-        """Return the JSON body of the reply."""
         return {"error": dict(self._error)}
 
     def headers(self) -> dict[str, str]:
-        """Return the additional headers of the reply."""
         return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
 
 
@@ -83,22 +81,16 @@ class _Part(BaseModel):
 
 
 class InstructionMessage(_Part):
-    """Instructions of the application; `developer` is the newer name of `system`."""
-
     role: Literal["system", "developer"]
     content: Text
 
 
 class UserMessage(_Part):
-    """A turn of the user."""
-
     role: Literal["user"]
     content: Text
 
 
 class CalledFunction(_Part):
-    """Name and JSON arguments of an earlier call."""
-
     name: str
     arguments: str
 
@@ -112,16 +104,12 @@ class EarlierToolCall(_Part):
 
 
 class AssistantMessage(_Part):
-    """An earlier turn of the assistant."""
-
     role: Literal["assistant"]
     content: Text | None = None
     tool_calls: list[EarlierToolCall] | None = None
 
 
 class ToolMessage(_Part):
-    """A result of a tool."""
-
     role: Literal["tool"]
     content: Text
     tool_call_id: str
@@ -141,15 +129,11 @@ class FunctionDefinition(_Part):
 
 
 class Tool(_Part):
-    """A tool the model may call; functions are the only kind."""
-
     type: Literal["function"]
     function: FunctionDefinition
 
 
 class StreamOptions(_Part):
-    """Options of a stream."""
-
     include_usage: bool = False
 
 

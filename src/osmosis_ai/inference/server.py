@@ -40,7 +40,6 @@ class Endpoint:
         self._key = api_key
 
     def application(self) -> web.Application:
-        """Return the web application."""
         app = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
         app.router.add_post("/v1/chat/completions", self._chat_completions)
         app.router.add_get("/v1/models", self._models)

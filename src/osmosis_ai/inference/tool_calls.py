@@ -67,14 +67,11 @@ _PYTHON_NAMES = {"True": True, "False": False, "None": None}
 
 @dataclass(frozen=True)
 class ParsedToolCall:
-    """A call the model made."""
-
     id: str
     name: str
     arguments: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the call in OpenAI's shape."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 

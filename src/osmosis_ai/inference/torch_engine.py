@@ -61,11 +61,9 @@ class LowRankUpdate:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Shape of the updated matrix."""
         return self.b.shape[0], self.a.shape[1]
 
     def to(self, device: torch.device) -> LowRankUpdate:
-        """Return it on ``device``."""
         return LowRankUpdate(self.a.to(device), self.b.to(device), self.scale)
 
     def added_to(self, outputs: Tensor, inputs: Tensor) -> Tensor:
@@ -122,7 +120,6 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
         return 0
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first ``length`` positions of slot ``source`` to slot ``target``."""
         with torch.inference_mode():
             for layer in self._tensors:
                 for tensor in layer:
@@ -192,7 +189,6 @@ class TorchModel:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
         device: torch.device = self._model.device
         return device
 
@@ -202,11 +198,9 @@ class TorchModel:
         return bool(self._model.dtype.itemsize < torch.float32.itemsize)
 
     def new_cache(self, slots: int) -> SlotCache:
-        """Make room for the keys and values of ``slots`` sequences."""
         return SlotCache(slots, self.config.max_positions)
 
     def extend(self, cache: SlotCache, rows: slice, ids: Ints, starts: Ints, wanted: Ints) -> Tensor:
-        """Append R x S right-padded tokens to the slots ``rows``; R x V logits after the wanted ones."""
         with torch.inference_mode():
             return self._extend(cache, rows, ids, starts, wanted)
 
@@ -231,7 +225,6 @@ class TorchModel:
         return found
 
     def draw(self, logits: Tensor, sources: Sequence[int] | slice, sampling: SamplingRows) -> Drawn:
-        """Draw one token for each row of ``logits[sources]``."""
         with torch.inference_mode():
             return _draw(logits[sources], sampling)
 
@@ -436,7 +429,6 @@ class PretrainedChat(ChatFormat):
             raise OsmosisError(f"the tokenizer of `{model_path}` cannot be loaded: {error}") from error
 
     def render(self, messages: Messages, tools: Messages = (), *, add_generation_prompt: bool = True) -> str:
-        """Return the text of a conversation; raises TemplateError."""
         fitted = [self._tool_template.fitted(message) for message in messages]
         return self._apply(fitted, tools, add_generation_prompt=add_generation_prompt)
 

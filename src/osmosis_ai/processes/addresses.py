@@ -33,7 +33,6 @@ _KEEP_ALIVE_S = 4.0
 
 
 def socket_path(address: str) -> str | None:
-    """Return the socket path in an address; None if it names a port."""
     return unquote(address.removeprefix(_SCHEME)) if address.startswith(_SCHEME) else None
 
 
@@ -119,7 +118,6 @@ class PrivateSocket:
         self.address = f"{_SCHEME}{quote(str(path), safe='')}"
 
     def fileno(self) -> int:
-        """Return the descriptor that a child inherits."""
         return self._socket.fileno()
 
     def let_go(self) -> None:

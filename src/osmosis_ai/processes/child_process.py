@@ -90,7 +90,6 @@ def _share_niceness(process: int | str) -> None:
 
 
 def describe_exit(status: int) -> str:
-    """Describe how a process ended."""
     if status == -signal.SIGKILL:
         return "signal 9, as when the machine has no memory left"
     return f"signal {-status}" if status < 0 else f"exit status {status}"
@@ -98,8 +97,6 @@ def describe_exit(status: int) -> str:
 
 @dataclass(frozen=True)
 class ProgramStart:
-    """What starts a program."""
-
     command: Sequence[str]
     env: Mapping[str, str] = field(repr=False)
     fds: Sequence[int] = ()
@@ -109,12 +106,10 @@ class ContainedProgram(Protocol):
     """A program in a sandbox; only the program receives the environment."""
 
     @property
-    def name(self) -> str:
-        """The file that is started."""
+    def name(self) -> str: ...
 
     @property
-    def program(self) -> Sequence[str]:
-        """The program in the sandbox and its arguments."""
+    def program(self) -> Sequence[str]: ...
 
     def start(self, env: Mapping[str, str]) -> AbstractContextManager[ProgramStart]:
         """Yield what starts it once with ``env``; leave the context when it has started."""
@@ -216,17 +211,14 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The child's process id, which is also its process group."""
         return self._process.pid
 
     @property
     def stdout(self) -> IO[bytes] | None:
-        """The child's output when it was started with ``subprocess.PIPE``."""
         return self._process.stdout
 
     @property
     def stderr(self) -> IO[bytes] | None:
-        """The child's errors when it was started with ``stderr=subprocess.PIPE``."""
         return self._process.stderr
 
     def poll(self) -> int | None:
@@ -237,7 +229,6 @@ class ChildProcess:
         return _SHELL_SIGNALS - status if by_signal and status is not None else status
 
     async def wait(self) -> int:
-        """Wait for the child to end and return its exit status."""
         while (status := self.poll()) is None:  # noqa: ASYNC110 - no portable exit event
             await asyncio.sleep(_POLL_S)
         return status

@@ -25,8 +25,6 @@ _POLL_S = 0.002
 
 @dataclass(frozen=True)
 class FinishedProgram:
-    """How a program ended."""
-
     status: int
     stdout: str
     stderr: str

@@ -93,8 +93,6 @@ class ServiceError(OsmosisError):
 
 
 class ServiceDiedError(ServiceError):
-    """A service died more often than it may be restarted."""
-
     default_code = "INTERNAL"
 
 
@@ -132,11 +130,9 @@ class Service:
 
     @property
     def pid(self) -> int:
-        """The process id, which is also its process group."""
         return self._running().pid
 
     async def start(self) -> None:
-        """Start it and wait until it is ready."""
         if self._process is not None:
             raise RuntimeError(f"{self.spec.name} was started before")
         self._failure = None
@@ -197,7 +193,6 @@ class Service:
             return True
 
     def made_progress(self) -> None:
-        """Reset the count of deaths."""
         self.deaths.count = 0
 
     def log_tail(self) -> list[str]:
@@ -374,7 +369,6 @@ def shorten_log(
 
 
 def free_port() -> int:
-    """Return a free port of this machine."""
     with socket.socket() as probe:
         # Some programs listen on every interface, so the port has to be free on all of them.
         probe.bind(("0.0.0.0", 0))
@@ -383,7 +377,6 @@ def free_port() -> int:
 
 
 def is_free(port: int) -> bool:
-    """Return whether a server can listen on ``port``."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

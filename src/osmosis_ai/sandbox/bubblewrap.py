@@ -87,12 +87,10 @@ class Sandbox:
         return SandboxedProgram(self, tuple(program), cwd, tuple(writable), part)
 
     def variables(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of a program that receives ``env``."""
         gpus = {} if self.gpus is None else {VISIBLE_ENV: ",".join(self.gpus.visible)}
         return {name: value for name, value in env.items() if name not in _UNSET} | _SET | gpus
 
     def words(self, program: Sequence[str], cwd: Path, writable: Sequence[Path], variables: int) -> list[str]:
-        """Return bubblewrap's command line."""
         size = ["--size", str(self.limits.temporary_bytes), "--tmpfs"]
         return [
             str(self.bwrap),
@@ -150,7 +148,6 @@ class SandboxedProgram:
 
     @property
     def name(self) -> str:
-        """The file that is started: bubblewrap."""
         return str(self.sandbox.bwrap)
 
     @contextmanager

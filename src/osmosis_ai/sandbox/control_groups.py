@@ -105,8 +105,6 @@ def processors_for(cpus: float | None) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class MetLimit:
-    """A limit that a part of a run met before it ended."""
-
     words: str
     remedy: str
 
@@ -122,7 +120,6 @@ class ProcessLimits:
 
     @property
     def words(self) -> str:
-        """Describe what is limited."""
         return limit_words(self.holds, by="cgroup", user=self.user)
 
     def command(self, program: Sequence[str], part: str) -> list[str]:
@@ -133,8 +130,7 @@ class ProcessLimits:
         """Return None: it is unknown."""
         return None
 
-    def close(self) -> None:
-        """Do nothing: a sandbox ends with all its processes."""
+    def close(self) -> None: ...
 
 
 def limit_words(held: frozenset[Resource], *, by: str, user: int | None = None) -> str:
@@ -177,7 +173,6 @@ class ProcessView:
     patience_s: float = 1.0
 
     def parent(self, pid: int) -> int:
-        """Return a process's parent; 0 if there is none."""
         try:
             # The name in parentheses may hold anything; the state and the parent come after it.
             stat = (self.proc / str(pid) / "stat").read_text("utf-8", "replace")
@@ -186,7 +181,6 @@ class ProcessView:
             return 0
 
     def ancestors(self, pid: int) -> Iterator[int]:
-        """Yield a process, its parent, and so on."""
         while pid > 0:
             yield pid
             pid = self.parent(pid)
@@ -248,7 +242,6 @@ def own_group(proc: Path = Path("/proc")) -> Path | None:
 
 
 def hierarchy_mount(proc: Path = Path("/proc")) -> Path | None:
-    """Return the mount of the unified hierarchy."""
     return next((mount for _, mount in _mounts(proc)), None)
 
 
@@ -262,7 +255,6 @@ def enable(group: Path, controller: str) -> bool:
 
 
 def processes_of(group: Path) -> list[int]:
-    """Return the processes in a group itself."""
     return [int(line) for line in _lines(group / "cgroup.procs")]
 
 
@@ -387,12 +379,10 @@ class RunGroup:
 
     @property
     def holds(self) -> frozenset[Resource]:
-        """The resources that it limits for the run as a whole."""
         return frozenset(RESOURCE_OF[name] for name in self.controllers)
 
     @property
     def words(self) -> str:
-        """Describe what is limited."""
         by = SCOPE if self.path.parent.name.endswith(".scope") else "cgroup"
         return limit_words(self.holds, by=by)
 
@@ -430,7 +420,6 @@ class RunGroup:
         return _pairs(self.path / "pids.events").get("max", 0)
 
     def close(self) -> None:
-        """Kill its processes and remove it."""
         end_group(self.path)
 
     def _met(self, part: str) -> tuple[int, int, int]:
@@ -529,7 +518,6 @@ class MachineControl:
 
     @property
     def words(self) -> str:
-        """Describe what is limited."""
         controllers = self.by_scope if self.starter else self.delegation.controllers
         by = SCOPE if self.starter else "cgroup"
         words = limit_words(frozenset(RESOURCE_OF[name] for name in controllers), by=by)

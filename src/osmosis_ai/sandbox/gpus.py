@@ -24,8 +24,6 @@ _PARTS = "nvidia-caps"
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU of this machine."""
-
     minor: int
     uuid: str | None = None
     address: str | None = None
@@ -33,8 +31,6 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuGrant:
-    """The GPUs of one run."""
-
     visible: tuple[str, ...]
     nodes: tuple[tuple[Path, Path], ...]
     driver: tuple[Path, Path] | None = None
@@ -42,7 +38,6 @@ class GpuGrant:
     _held: ExitStack = field(default_factory=ExitStack, compare=False, repr=False)
 
     def close(self) -> None:
-        """Release them to other runs."""
         self._held.close()
 
 

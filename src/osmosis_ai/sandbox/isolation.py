@@ -29,20 +29,16 @@ class IsolationUnavailableError(OsmosisError):
 
 @dataclass(frozen=True)
 class Isolation:
-    """The isolation of a run."""
-
     level: Literal["bubblewrap", "none"]
     reason: str = f"{ISOLATION_ENV}=off"
     remedy: str | None = None
 
     @property
     def is_sandboxed(self) -> bool:
-        """Whether the run's programs are sandboxed."""
         return self.level == "bubblewrap"
 
     @property
     def words(self) -> str:
-        """Describe it for the run's record."""
         return self.level if self.is_sandboxed else f"none: {self.reason}"
 
     @property

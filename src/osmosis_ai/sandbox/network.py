@@ -51,7 +51,6 @@ class InnerListener:
         return f"{inner_listener.LOOPBACK}:{self._port}"
 
     def fileno(self) -> int:
-        """Return the descriptor that the sandbox's program inherits."""
         return self._there.fileno()
 
     def command(self, python: Path, program: Sequence[str]) -> list[str]:
@@ -79,6 +78,5 @@ class InnerListener:
         return listening
 
     def close(self) -> None:
-        """Close the channel."""
         self._there.close()
         self._here.close()

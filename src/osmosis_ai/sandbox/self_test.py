@@ -54,8 +54,6 @@ _PARENT = 'canary=$CANARY; unset CANARY; export canary; env -u canary "$@"; exit
 
 @dataclass(frozen=True)
 class SandboxCapability:
-    """The result of :func:`check_sandbox`."""
-
     bwrap: Path | None = None
     overlays: bool = True
     problem: str | None = None
@@ -63,12 +61,10 @@ class SandboxCapability:
 
     @property
     def works(self) -> bool:
-        """Whether programs can be sandboxed."""
         return self.bwrap is not None and self.problem is None
 
     @property
     def said(self) -> str:
-        """Describe it."""
         if self.works:
             return "rollouts run in a sandbox (bubblewrap)"
         return f"rollouts cannot be sandboxed here: {self.problem}"

@@ -7,12 +7,9 @@ because every user of the machine can read command lines.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import ipaddress
-import json
 import logging
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import get_args
@@ -32,7 +29,9 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     options = _options()
     try:
-        event_loop.run(_serve(options))
+        from osmosis_ai.inference.server import serve
+
+        event_loop.run(serve(options, os.environ.pop(API_KEY_ENV, None) or None))
     except (OsmosisError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
@@ -73,33 +72,6 @@ def _options() -> argparse.Namespace:
     if not os.environ.get(API_KEY_ENV) and not _is_loopback(options.host):
         parser.error(f"other machines can reach {options.host}: set {API_KEY_ENV} to the key they must send")
     return options
-
-
-async def _serve(options: argparse.Namespace) -> None:
-    from osmosis_ai.inference.server import load_parts, serving
-
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    parts = load_parts(
-        options.model,
-        engine=options.engine,
-        adapter=options.adapter,
-        served_as=options.served_as,
-        tool_call_format=options.tool_call_format,
-    )
-    async with serving(
-        parts,
-        host=options.host,
-        port=options.port,
-        api_key=os.environ.pop(API_KEY_ENV, None) or None,
-        max_batch=options.max_batch,
-        max_waiting=options.max_waiting,
-    ) as (base_url, api):
-        announcement = {"base_url": base_url, "model": api.model_name, "fingerprint": api.fingerprint}
-        sys.stdout.write(json.dumps(announcement) + "\n")
-        sys.stdout.flush()
-        await stop.wait()
 
 
 def _is_loopback(host: str) -> bool:

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +34,6 @@ logger = logging.getLogger(__name__)
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-# Only the network that made them looks inside.
-CacheT = TypeVar("CacheT", bound="Cache")
-LogitsT = TypeVar("LogitsT")
 FinishReason = Literal["stop", "length"]
 
 # Below this temperature the choice is the most likely token: dividing by it could overflow.
@@ -130,12 +127,6 @@ class Dimensions(Protocol):
     def end_token_ids(self) -> frozenset[int]: ...
 
 
-class Cache(Protocol):
-    """Keys and values of a fixed number of sequences, one to a slot."""
-
-    def copy(self, source: int, target: int, length: int) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
     """How each of R rows draws its token."""
@@ -156,8 +147,11 @@ class Drawn:
     likeliest: list[tuple[tuple[int, float], ...]]
 
 
-class LanguageModel(Protocol[CacheT, LogitsT]):
-    """A causal language model, used by one thread at a time."""
+class LanguageModel(Protocol):
+    """A causal language model, used by one thread at a time; the types of caches and logits are its own.
+
+    A cache has the keys and values of a number of slots; ``copy(source, target, length)`` copies positions.
+    """
 
     @property
     def config(self) -> Dimensions: ...
@@ -165,12 +159,12 @@ class LanguageModel(Protocol[CacheT, LogitsT]):
     @property
     def fingerprint(self) -> str: ...
 
-    def new_cache(self, slots: int) -> CacheT: ...
+    def new_cache(self, slots: int) -> Any: ...
 
-    def extend(self, cache: CacheT, rows: slice, ids: Ints, starts: Ints, wanted: Ints) -> LogitsT:
+    def extend(self, cache: Any, rows: slice, ids: Ints, starts: Ints, wanted: Ints) -> Any:
         """Append R x S right-padded tokens to the slots ``rows``; R x V logits after the wanted ones."""
 
-    def draw(self, logits: LogitsT, sources: Sequence[int] | slice, sampling: SamplingRows) -> Drawn:
+    def draw(self, logits: Any, sources: Sequence[int] | slice, sampling: SamplingRows) -> Drawn:
         """Draw one token for each row of ``logits[sources]``."""
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
@@ -214,14 +208,14 @@ class Emission:
     finish_reason: FinishReason | None
 
 
-class SequenceSlots(Generic[CacheT]):
+class SequenceSlots:
     """Cache slots of generating sequences (the first ``running``) and of ``kept`` ended ones.
 
     A new sequence copies its longest cached prefix and computes only the rest: copying a position costs a thousandth of
     computing it.
     """
 
-    def __init__(self, model: LanguageModel[CacheT, Any], *, running: int, kept: int) -> None:
+    def __init__(self, model: LanguageModel, *, running: int, kept: int) -> None:
         self.cache = model.new_cache(running + kept)
         self.lengths: Ints = np.zeros(running + kept, np.int64)
         self._tokens = np.zeros((running + kept, model.config.max_positions), np.int32)
@@ -278,10 +272,10 @@ class SequenceSlots(Generic[CacheT]):
         self._last_used[slot] = self._clock
 
 
-class ContinuousBatch(Generic[CacheT, LogitsT]):
+class ContinuousBatch:
     """The generating sequences. Results depend neither on slots, nor on other sequences, nor on cached prompts."""
 
-    def __init__(self, model: LanguageModel[CacheT, LogitsT], capacity: int, *, kept: int = 32) -> None:
+    def __init__(self, model: LanguageModel, capacity: int, *, kept: int = 32) -> None:
         self.capacity = capacity
         self.version = 0
         self._model = model
@@ -354,7 +348,7 @@ class ContinuousBatch(Generic[CacheT, LogitsT]):
     def discard(self, unwanted: Callable[[Generation], bool]) -> None:
         self._vacate(slot for slot, generation in enumerate(self._running) if unwanted(generation))
 
-    def _extend(self, first: int, texts: Sequence[Sequence[int]], starts: Ints) -> LogitsT:
+    def _extend(self, first: int, texts: Sequence[Sequence[int]], starts: Ints) -> Any:
         """Append tokens to the slots from ``first`` on; logits after the last token of each text."""
         ids = np.zeros((len(texts), max(map(len, texts))), np.int64)
         for row, tokens in enumerate(texts):
@@ -366,7 +360,7 @@ class ContinuousBatch(Generic[CacheT, LogitsT]):
             self._slots.fill(first + row, tokens, int(starts[row]))
         return logits
 
-    def _draw(self, first: int, logits: LogitsT, sources: Sequence[int] | slice) -> list[Emission]:
+    def _draw(self, first: int, logits: Any, sources: Sequence[int] | slice) -> list[Emission]:
         """Draw a token for every slot from ``first`` on; finished sequences leave."""
         rows = slice(first, len(self._running))
         generations = self._running[rows]
@@ -470,7 +464,7 @@ class InferenceEngine:
     """Runs a model for any number of threads; a context manager that starts and ends its own thread."""
 
     def __init__(
-        self, model: LanguageModel[Any, Any], *, max_batch: int = 32, max_waiting: int = 1024, kept: int = 32
+        self, model: LanguageModel, *, max_batch: int = 32, max_waiting: int = 1024, kept: int = 32
     ) -> None:
         self.model = model
         self.failure: EngineStoppedError | None = None

@@ -37,6 +37,13 @@ CHUNK_TOKENS = 256
 ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 # Training writes its settings next to the adapter.
 PROVENANCE_FILE = "provenance.json"
+_UNSUPPORTED_LORA = (
+    "use_dora",
+    "modules_to_save",
+    "trainable_token_indices",
+    "rank_pattern",
+    "alpha_pattern",
+)
 _LORA_MATRIX = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 
 
@@ -281,54 +288,39 @@ def _prepare(config: ModelConfig, weights: dict[str, Floats]) -> _Layer:
     )
 
 
-@dataclass(frozen=True)
-class LoraAdapter:
-    updates: Mapping[str, Floats]
-    fingerprint: str
-
-    @classmethod
-    def load(cls, directory: Path) -> LoraAdapter:
-        """Read an adapter's folder; raises OsmosisError."""
-        from safetensors import SafetensorError
-        from safetensors.numpy import load
-
-        try:
-            config_bytes = (directory / ADAPTER_CONFIG_FILE).read_bytes()
-            data = (directory / ADAPTER_WEIGHTS_FILE).read_bytes()
-        except FileNotFoundError as error:
-            raise NotFoundError(
-                f"there is no adapter in `{directory}`: `{Path(str(error.filename)).name}` is missing."
-            ) from None
-        try:
-            config, tensors = json.loads(config_bytes), load(data)
-        except (ValueError, SafetensorError) as error:
-            raise OsmosisError(f"the adapter in `{directory}` cannot be read: {error}") from error
-        _require_plain_lora(config, directory)
-        updates = {
-            f"{module}.weight": _lora_scale(config, module) * (sides["B"] @ sides["A"])
-            for module, sides in _lora_pairs(tensors, directory).items()
-        }
-        return cls(updates, hashlib.sha256(config_bytes + data).hexdigest())
-
-    def merged_into(self, model: Model) -> Model:
-        """Return a new model with this adapter's updates; raises OsmosisError."""
-        tensors = dict(model.tensors)
-        for name, update in self.updates.items():
-            shape = tensors[name].shape if name in tensors else None
-            if shape != update.shape:
-                found = f"is {shape[0]} x {shape[1]}" if shape else "does not exist"
-                raise OsmosisError(
-                    f"the adapter does not fit the model: it changes `{name}` "
-                    f"({update.shape[0]} x {update.shape[1]}), which {found} there."
-                )
-            tensors[name] = tensors[name].astype(np.float64) + update
-        both = hashlib.sha256(f"{model.fingerprint}:{self.fingerprint}".encode()).hexdigest()
-        return Model(model.config, tensors, both)
-
-
 def load_adapted_model(model_dir: Path, adapter_dir: Path) -> Model:
     """Read a model and merge an adapter into it; raises OsmosisError."""
-    return LoraAdapter.load(adapter_dir).merged_into(Model.load(model_dir))
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        config_bytes = (adapter_dir / ADAPTER_CONFIG_FILE).read_bytes()
+        data = (adapter_dir / ADAPTER_WEIGHTS_FILE).read_bytes()
+    except FileNotFoundError as error:
+        raise NotFoundError(
+            f"there is no adapter in `{adapter_dir}`: `{Path(str(error.filename)).name}` is missing."
+        ) from None
+    try:
+        config, matrices = json.loads(config_bytes), load(data)
+    except (ValueError, SafetensorError) as error:
+        raise OsmosisError(f"the adapter in `{adapter_dir}` cannot be read: {error}") from error
+    _require_plain_lora(config, adapter_dir)
+    model = Model.load(model_dir)
+    tensors = dict(model.tensors)
+    scale = config["lora_alpha"] / (math.sqrt(config["r"]) if config.get("use_rslora") else config["r"])
+    for module, sides in _lora_pairs(matrices, adapter_dir).items():
+        name, update = f"{module}.weight", scale * (sides["B"] @ sides["A"])
+        shape = tensors[name].shape if name in tensors else None
+        if shape != update.shape:
+            found = f"is {shape[0]} x {shape[1]}" if shape else "does not exist"
+            raise OsmosisError(
+                f"the adapter does not fit the model: it changes `{name}` "
+                f"({update.shape[0]} x {update.shape[1]}), which {found} there."
+            )
+        tensors[name] = tensors[name].astype(np.float64) + update
+    adapter_fingerprint = hashlib.sha256(config_bytes + data).hexdigest()
+    both = hashlib.sha256(f"{model.fingerprint}:{adapter_fingerprint}".encode()).hexdigest()
+    return Model(model.config, tensors, both)
 
 
 def trained_tool_call_format(adapter_dir: Path) -> FormatName | None:
@@ -343,19 +335,13 @@ def trained_tool_call_format(adapter_dir: Path) -> FormatName | None:
 
 
 def _require_plain_lora(config: Mapping[str, Any], directory: Path) -> None:
-    """Refuse adapters that do more than add low-rank matrices."""
-    unsupported = [
-        key for key in ("use_dora", "modules_to_save", "trainable_token_indices") if config.get(key)
-    ]
+    """Refuse adapters that do more than add equally scaled low-rank matrices."""
+    unsupported = [f"`{key}`" for key in _UNSUPPORTED_LORA if config.get(key)]
     if config.get("bias", "none") != "none":
-        unsupported.append("bias")
+        unsupported.append("`bias`")
     kind = config.get("peft_type", "LORA")
     if kind != "LORA" or unsupported:
-        what = (
-            f"uses {', '.join(f'`{key}`' for key in unsupported)}"
-            if unsupported
-            else f"is of the kind `{kind}`"
-        )
+        what = f"uses {', '.join(unsupported)}" if unsupported else f"is of the kind `{kind}`"
         raise OsmosisError(f"the NumPy engine cannot serve the adapter in `{directory}`: it {what}.")
 
 
@@ -372,17 +358,3 @@ def _lora_pairs(tensors: Mapping[str, Any], directory: Path) -> dict[str, dict[s
         if set(sides) != {"A", "B"}:
             raise OsmosisError(f"the adapter in `{directory}` is damaged: `{module}` has one matrix of two.")
     return pairs
-
-
-def _lora_scale(config: Mapping[str, Any], module: str) -> float:
-    rank = _module_setting(config.get("rank_pattern"), module, config["r"])
-    alpha = _module_setting(config.get("alpha_pattern"), module, config["lora_alpha"])
-    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-
-
-def _module_setting(patterns: Mapping[str, float] | None, module: str, default: float) -> float:
-    """Apply PEFT's rule: a pattern is a regular expression for the end of a module's name."""
-    for pattern, value in (patterns or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return value
-    return default

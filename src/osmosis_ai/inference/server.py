@@ -5,10 +5,15 @@ A disconnected client cancels its generation. Errors have OpenAI's format.
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import hmac
+import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -122,7 +127,7 @@ class Endpoint:
 class ServedParts:
     """A loaded model and the names it is served under; the first one is used in replies."""
 
-    network: LanguageModel[Any, Any]
+    network: LanguageModel
     chat: ChatFormat
     names: Sequence[str]
 
@@ -150,19 +155,31 @@ def load_parts(
     return ServedParts(network, BuiltInChat(directory, tool_call_format=chosen), names)
 
 
-@asynccontextmanager
-async def serving(
-    parts: ServedParts, *, host: str, port: int, api_key: str | None, max_batch: int, max_waiting: int
-) -> AsyncIterator[tuple[str, ChatCompletions]]:
-    """Serve a model while the context lasts; yields the base URL and the API."""
-    with InferenceEngine(parts.network, max_batch=max_batch, max_waiting=max_waiting) as engine:
+async def serve(options: argparse.Namespace, api_key: str | None) -> None:
+    """Serve a model until SIGINT or SIGTERM; prints one JSON line when ready."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    parts = load_parts(
+        options.model,
+        engine=options.engine,
+        adapter=options.adapter,
+        served_as=options.served_as,
+        tool_call_format=options.tool_call_format,
+    )
+    batch = {"max_batch": options.max_batch, "max_waiting": options.max_waiting}
+    with InferenceEngine(parts.network, **batch) as engine:
         api = ChatCompletions(engine, parts.chat, parts.names)
         runner = Endpoint(api, api_key=api_key).runner()
         await runner.setup()
         try:
-            await web.TCPSite(runner, host, port).start()
-            bound_host, bound_port = runner.addresses[0][:2]
-            yield f"http://{f'[{bound_host}]' if ':' in bound_host else bound_host}:{bound_port}/v1", api
+            await web.TCPSite(runner, options.host, options.port).start()
+            host, port = runner.addresses[0][:2]
+            base_url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+            ready = {"base_url": base_url, "model": api.model_name, "fingerprint": api.fingerprint}
+            sys.stdout.write(json.dumps(ready) + "\n")
+            sys.stdout.flush()
+            await stop.wait()
         finally:
             await runner.cleanup()
 

@@ -33,7 +33,7 @@ with lazily("torch", "transformers"):
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    from osmosis_ai.inference.torch_engine import LowRankUpdate, PretrainedChat, TorchModel, load_served_model
+    from osmosis_ai.inference.torch_engine import LowRankUpdate, PretrainedChat, TorchModel
     from osmosis_ai.training.learner.policy_model import low_rank_updates, merged_tensors, save_adapter
 
 WAIT_S = 60.0
@@ -456,7 +456,7 @@ def test_an_update_that_does_not_fit_is_refused_and_changes_nothing() -> None:
 def test_a_deployed_adapter_is_merged_where_the_weights_have_the_bits_for_it(tmp_path: Path) -> None:
     learned = policy(torch.float32, size=1e-2)
     save_adapter(learned, tmp_path)
-    served = load_served_model(str(MODEL_DIR), tmp_path)
+    served = TorchModel.load(MODEL_DIR, adapter=tmp_path)
     with torch.no_grad():
         wanted = learned(input_ids=torch.from_numpy(IDS)).logits[:, -1]
     torch.testing.assert_close(logits(served), wanted, atol=1e-4, rtol=1e-3)

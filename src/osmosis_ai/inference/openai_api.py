@@ -275,12 +275,13 @@ class ChatCompletion:
             raise _server_error(error) from error
 
     async def whole(self) -> Json:
-        try:
-            async for _ in self._progress():
-                pass
-        except EngineStoppedError as error:
-            raise _server_error(error) from error
-        choices = [self._choice(index, reply) for index, reply in enumerate(self._replies)]
+        async for _ in self._progress():
+            pass
+        choices = [
+            {"index": index, "message": reply.message(), "finish_reason": reply.finish_reason}
+            | self._token_details(reply.tokens)
+            for index, reply in enumerate(self._replies)
+        ]
         completion = self._envelope("chat.completion") | {"choices": choices, "usage": self.usage()}
         if self._request.return_token_ids:
             completion["prompt_token_ids"] = list(self._prompt)
@@ -292,25 +293,25 @@ class ChatCompletion:
 
     async def _chunks(self) -> AsyncGenerator[Json, None]:
         unsent = [0] * len(self._replies)
-        try:
-            for index in range(len(self._replies)):
-                opening = self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, [])
-                if self._request.return_token_ids:
-                    opening["prompt_token_ids"] = list(self._prompt)
-                yield opening
-            async for index, pieces in self._progress():
-                reply = self._replies[index]
-                calls = len(reply.tool_calls) - sum(isinstance(piece, ParsedToolCall) for piece in pieces)
-                for piece in pieces:
-                    new, unsent[index] = reply.tokens[unsent[index] :], len(reply.tokens)
-                    yield self._chunk(index, _delta(piece, calls), new)
-                    calls += isinstance(piece, ParsedToolCall)
-                if reply.finish_reason:
-                    yield self._chunk(index, {}, reply.tokens[unsent[index] :], reply.finish_reason)
-            if self._request.stream_options and self._request.stream_options.include_usage:
-                yield self._envelope("chat.completion.chunk") | {"choices": [], "usage": self.usage()}
-        except EngineStoppedError as error:
-            raise _server_error(error) from error
+        for index in range(len(self._replies)):
+            opening = self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, [])
+            if self._request.return_token_ids:
+                opening["prompt_token_ids"] = list(self._prompt)
+            yield opening
+        async for index, pieces in self._progress():
+            reply = self._replies[index]
+            calls = len(reply.tool_calls) - sum(isinstance(piece, ParsedToolCall) for piece in pieces)
+            for piece in pieces:
+                delta: Json = {"content": piece}
+                if isinstance(piece, ParsedToolCall):
+                    delta = {"tool_calls": [{"index": calls, **piece.to_dict()}]}
+                    calls += 1
+                new, unsent[index] = reply.tokens[unsent[index] :], len(reply.tokens)
+                yield self._chunk(index, delta, new)
+            if reply.finish_reason:
+                yield self._chunk(index, {}, reply.tokens[unsent[index] :], reply.finish_reason)
+        if self._request.stream_options and self._request.stream_options.include_usage:
+            yield self._envelope("chat.completion.chunk") | {"choices": [], "usage": self.usage()}
 
     async def _progress(self) -> AsyncGenerator[tuple[int, list[Piece]], None]:
         """Yield the new pieces of each choice, until all choices are complete."""
@@ -327,6 +328,8 @@ class ChatCompletion:
                     if reply.finish_reason and self._finished:
                         self._finished(index, reply)
                     yield index, pieces
+        except EngineStoppedError as error:
+            raise _server_error(error) from error
         finally:
             self._feed.close()
 
@@ -342,10 +345,6 @@ class ChatCompletion:
         if self._request.stream_options and self._request.stream_options.include_usage:
             chunk["usage"] = None
         return chunk
-
-    def _choice(self, index: int, reply: AssistantReply) -> Json:
-        choice = {"index": index, "message": reply.message(), "finish_reason": reply.finish_reason}
-        return choice | self._token_details(reply.tokens)
 
     def _token_details(self, tokens: Sequence[SampledToken]) -> Json:
         """Return the log-probabilities and ids of ``tokens``, if requested."""
@@ -382,12 +381,6 @@ def _grouped(news: list[tuple[int, Emission]], *, each: bool) -> list[tuple[int,
     for index, emission in news:
         by_choice.setdefault(index, []).append(emission)
     return list(by_choice.items())
-
-
-def _delta(piece: Piece, earlier_calls: int) -> Json:
-    if isinstance(piece, ParsedToolCall):
-        return {"tool_calls": [{"index": earlier_calls, **piece.to_dict()}]}
-    return {"content": piece}
 
 
 def _server_error(error: EngineStoppedError) -> OpenAIError:

@@ -146,10 +146,13 @@ def load_parts(
     names = (name, name.partition("/")[2] or name)
     chosen = tool_call_format or (trained_tool_call_format(adapter) if adapter else None)
     if engine == "torch":
-        from osmosis_ai.inference.torch_engine import PretrainedChat, load_served_model
+        import torch
 
+        from osmosis_ai.inference.torch_engine import PretrainedChat, TorchModel
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
         chat = PretrainedChat.load(model, tool_call_format=chosen)
-        return ServedParts(load_served_model(model, adapter), chat, names)
+        return ServedParts(TorchModel.load(model, adapter=adapter, device=device), chat, names)
     directory = built_in_model(model).directory
     network = load_adapted_model(directory, adapter) if adapter else Model.load(directory)
     return ServedParts(network, BuiltInChat(directory, tool_call_format=chosen), names)

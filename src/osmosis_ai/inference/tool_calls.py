@@ -325,16 +325,22 @@ def _read_mistral(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolC
     if text[place:].startswith("["):
         calls, end = [], place
         for value, start, end in _elements(text, place):
-            calls.append(
-                _with_written_id(_named_call(value, text[start:end], ("arguments",)), value.get("id"))
-            )
+            calls.append(_mistral_call(value, text[start:end]))
         return _past(text, _skip_blanks(text, end), "]"), calls
     if text[place:].startswith("{"):
         value, start, end = _object_at(text, place)
-        return end, [_with_written_id(_named_call(value, text[start:end], ("arguments",)), value.get("id"))]
+        return end, [_mistral_call(value, text[start:end])]
     head = _match(_MISTRAL_HEAD, text, place, longest=144)
     value, start, end = _object_at(text, head.end())
-    return end, [_with_written_id(ParsedToolCall("", head[1], text[start:end]), head[2])]
+    return end, [ParsedToolCall(_mistral_id(head[2]), head[1], text[start:end])]
+
+
+def _mistral_call(value: Mapping[str, Any], written: str) -> ParsedToolCall:
+    return replace(_named_call(value, written, ("arguments",)), id=_mistral_id(value.get("id")))
+
+
+def _mistral_id(written: Any) -> str:
+    return written if isinstance(written, str) and _MISTRAL_ID.fullmatch(written) else ""
 
 
 def _read_deepseek(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
@@ -544,11 +550,6 @@ def _is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _with_written_id(call: ParsedToolCall, written: Any) -> ParsedToolCall:
-    usable = isinstance(written, str) and _MISTRAL_ID.fullmatch(written)
-    return ParsedToolCall(written, call.name, call.arguments) if usable else call
 
 
 # Values written without their type

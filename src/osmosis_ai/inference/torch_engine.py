@@ -17,7 +17,6 @@ logits. Separately, the update keeps all its bits, and the sum equals the learne
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,18 +173,33 @@ class TorchModel:
         cls,
         model_path: str | Path,
         *,
+        adapter: Path | None = None,
         device: str = "cpu",
         dtype: torch.dtype | None = None,
         max_positions: int | None = None,
     ) -> TorchModel:
-        """Load a model by its name or from a Hugging Face folder."""
-        logging.disable_progress_bar()  # how progress is shown is the caller's matter
+        """Load a model by its name or from a Hugging Face folder, with an adapter; raises OsmosisError.
+
+        In float32 the adapter is merged into the weights; in bfloat16 most of a small update would be rounded away.
+        """
+        logging.disable_progress_bar()
         chosen = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
         try:
-            model = AutoModelForCausalLM.from_pretrained(model_path, dtype=chosen).to(device)
-        except (OSError, ValueError, ImportError) as error:
+            model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=chosen).to(device)
+        except (OSError, ValueError, ImportError, torch.OutOfMemoryError) as error:
             raise OsmosisError(f"the model `{model_path}` cannot be loaded: {error}") from error
-        return cls(model, max_positions=max_positions, fingerprint=_fingerprint(model, model_path))
+        fingerprint = _fingerprint(model, model_path, adapter)
+        if adapter is not None:
+            from peft import PeftModel
+
+            try:
+                adapted = PeftModel.from_pretrained(model, str(adapter), autocast_adapter_dtype=True)
+                model = adapted.get_base_model() if _rounds_weights(model) else adapted.merge_and_unload()
+            except (OSError, ValueError, RuntimeError, KeyError) as error:
+                raise OsmosisError(
+                    f"the adapter in `{adapter}` cannot be applied to `{model_path}`: {error}"
+                ) from error
+        return cls(model, max_positions=max_positions, fingerprint=fingerprint)
 
     @property
     def device(self) -> torch.device:
@@ -194,17 +208,14 @@ class TorchModel:
 
     @property
     def rounds_weights(self) -> bool:
-        """Whether its type has too few bits for a small change of a weight; it then wants low-rank updates as such."""
-        return bool(self._model.dtype.itemsize < torch.float32.itemsize)
+        """Whether small changes of a weight are lost in its type, so that it needs low-rank updates."""
+        return _rounds_weights(self._model)
 
     def new_cache(self, slots: int) -> SlotCache:
         return SlotCache(slots, self.config.max_positions)
 
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
     def extend(self, cache: SlotCache, rows: slice, ids: Ints, starts: Ints, wanted: Ints) -> Tensor:
-        with torch.inference_mode():
-            return self._extend(cache, rows, ids, starts, wanted)
-
-    def _extend(self, cache: SlotCache, rows: slice, ids: Ints, starts: Ints, wanted: Ints) -> Tensor:
         tokens = torch.from_numpy(ids).to(self.device)
         first = torch.from_numpy(starts).to(self.device)
         found: Tensor | None = None
@@ -372,12 +383,19 @@ def _end_tokens(generation: GenerationConfig | None, config: PretrainedConfig) -
     return frozenset(ends if isinstance(ends, list) else [ends])
 
 
-def _fingerprint(model: PreTrainedModel, path: str | Path) -> str:
+def _rounds_weights(model: PreTrainedModel) -> bool:
+    return bool(model.dtype.itemsize < torch.float32.itemsize)
+
+
+def _fingerprint(model: PreTrainedModel, path: str | Path, adapter: Path | None) -> str:
     """Digest the commit on the hub or the names, sizes and times of the files, not their gigabytes."""
     files = sorted(Path(path).glob("*.safetensors"))
     facts = [(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
     commit = getattr(model.config, "_commit_hash", None)
-    return hashlib.sha256(repr((str(path), commit, facts)).encode()).hexdigest()
+    digest = hashlib.sha256(repr((str(path), commit, facts)).encode())
+    for file in sorted(adapter.iterdir()) if adapter is not None else ():
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 class PretrainedChat(ChatFormat):
@@ -414,17 +432,10 @@ class PretrainedChat(ChatFormat):
         self.tool_calls = self._tool_template.calls
 
     @classmethod
-    def load(
-        cls,
-        model_path: str | Path,
-        *,
-        tool_call_format: FormatName | None = None,
-        note: Callable[[str], None] | None = None,
-    ) -> PretrainedChat:
+    def load(cls, model_path: str | Path, **options: Any) -> PretrainedChat:
         """Load the tokenizer of a model by its name or from a Hugging Face folder; raises OsmosisError."""
         try:
-            tokenizer = AutoTokenizer.from_pretrained(model_path)
-            return cls(tokenizer, tool_call_format=tool_call_format, note=note)
+            return cls(AutoTokenizer.from_pretrained(model_path), **options)
         except (OSError, ValueError) as error:
             raise OsmosisError(f"the tokenizer of `{model_path}` cannot be loaded: {error}") from error
 
@@ -443,33 +454,3 @@ class PretrainedChat(ChatFormat):
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise TemplateError(f"the chat template cannot render these messages: {error}") from error
         return text
-
-
-def load_served_model(model_path: str, adapter: Path | None) -> TorchModel:
-    """Load a model with an adapter, on the GPU if available; the adapter is merged in float32, not in bfloat16."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    logging.disable_progress_bar()
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            model_path, dtype=torch.float32 if device == "cpu" else torch.bfloat16
-        ).to(device)
-    except (OSError, ValueError, ImportError, torch.OutOfMemoryError) as error:
-        raise OsmosisError(f"the model `{model_path}` cannot be loaded: {error}") from error
-    if adapter is not None:
-        model = _adapted(model, model_path, adapter)
-    digest = hashlib.sha256(os.fsencode(model_path))
-    for file in sorted(adapter.iterdir()) if adapter is not None else ():
-        digest.update(file.read_bytes())
-    return TorchModel(model, fingerprint=digest.hexdigest())
-
-
-def _adapted(model: PreTrainedModel, model_path: str, adapter: Path) -> Any:
-    from peft import PeftModel
-
-    try:
-        adapted = PeftModel.from_pretrained(model, str(adapter), autocast_adapter_dtype=True)
-        return adapted.merge_and_unload() if model.dtype == torch.float32 else adapted.get_base_model()
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise OsmosisError(
-            f"the adapter in `{adapter}` cannot be applied to `{model_path}`: {error}"
-        ) from error

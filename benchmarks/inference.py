@@ -114,7 +114,7 @@ async def in_process() -> Any:
     """Ask the engine in this process: no HTTP, but templates, tokens and parsing as always."""
     parts = load_parts(MODEL)
     with InferenceEngine(parts.network) as engine:
-        yield ChatCompletions(engine, parts.tokenizer, parts.template, parts.names, parts.tool_calls).create
+        yield ChatCompletions(engine, parts.chat, parts.names).create
 
 
 @asynccontextmanager

@@ -29,10 +29,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from osmosis_ai.processes import program_start
 from osmosis_ai.sandbox import RunLimits, SandboxedProgram, check_sandbox
-from osmosis_ai.sandbox.control_groups import Delegation, hierarchy_mount
-from osmosis_ai.sandbox.run_group import RunGroup
-from osmosis_ai.supervision import program_start
+from osmosis_ai.sandbox.control_groups import Delegation, RunGroup, hierarchy_mount
 
 REPOSITORY = Path(__file__).parents[1]
 CONFIG = "configs/eval/multiply.toml"

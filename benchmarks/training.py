@@ -35,13 +35,11 @@ import torch
 
 from osmosis_ai import event_loop
 from osmosis_ai.config.training import TrainingSettings
-from osmosis_ai.inference.batching import Generation, SampledToken
 from osmosis_ai.inference.catalog import built_in_model
-from osmosis_ai.inference.completion import TokenFeed
-from osmosis_ai.inference.template import ChatTemplate
-from osmosis_ai.inference.tokenizer import Tokenizer
-from osmosis_ai.inference.torch_engine import TorchEngine
-from osmosis_ai.inference.torch_model import TorchModel
+from osmosis_ai.inference.chat import BuiltInChat
+from osmosis_ai.inference.engine import Generation, InferenceEngine, SampledToken
+from osmosis_ai.inference.openai_api import TokenFeed
+from osmosis_ai.inference.torch_engine import TorchModel
 from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine
 from osmosis_ai.training.learner.learner import Learner
 from osmosis_ai.training.objective.batches import collate, plan_micro_batches, training_rows
@@ -132,24 +130,23 @@ class Bench:
 
     def questions(self, count: int, seed: int) -> list[Generation]:
         """Prompts of the multiply rollout, GROUP attempts on each."""
-        prompts = [tuple(_tokenizer().encode(_prompt(number // GROUP))) for number in range(count)]
+        prompts = [tuple(_chat().encode(_prompt(number // GROUP))) for number in range(count)]
         return [
             Generation(prompt, self.longest, seed * 100_000 + number, self.end)
             for number, prompt in enumerate(prompts)
         ]
 
-    def engine(self) -> TorchEngine:
+    def engine(self) -> InferenceEngine:
         """As a run opens it."""
         in_float64 = self.model_path == TINY and self.device == "cpu"
         source = built_in_model(TINY).directory if self.model_path == TINY else self.model_path
-        return TorchEngine(
+        network = TorchModel.load(
             source,
             device=self.device,
             dtype=torch.float64 if in_float64 else None,
-            max_batch=self.sessions,
             max_positions=512 + self.longest,
-            kept=self.sessions,
         )
+        return InferenceEngine(network, max_batch=self.sessions, kept=self.sessions)
 
     def cpu_s(self, work: Callable[[], Any]) -> float:
         """The seconds that this thread computes for ``work``; on a GPU the wall's, which it is busy for."""
@@ -169,12 +166,11 @@ def _prompt(number: int) -> str:
     system = {"role": "system", "content": "Answer with #### and the number."}
     function = {"name": "multiply", "parameters": {"properties": {"a": {}, "b": {}}}}
     tools = [{"type": "function", "function": function}]
-    template = ChatTemplate.load(built_in_model(TINY).directory)
-    return template.render([system, {"role": "user", "content": question}], tools)
+    return _chat().render([system, {"role": "user", "content": question}], tools)
 
 
-def _tokenizer() -> Tokenizer:
-    return Tokenizer.load(built_in_model(TINY).directory)
+def _chat() -> BuiltInChat:
+    return BuiltInChat(built_in_model(TINY).directory)
 
 
 # --- sampling ------------------------------------------------------------------------------------------

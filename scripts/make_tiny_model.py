@@ -20,7 +20,7 @@ from tiny_model.reference import write_reference
 from tiny_model.tokenizer import save_tokenizer, train_tokenizer
 from tiny_model.training import Recipe, TrainingReport, train
 
-from osmosis_ai.inference.template import ChatTemplate
+from osmosis_ai.inference.chat import ChatTemplate
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TARGET = REPOSITORY / "src" / "osmosis_ai" / "inference" / "models" / "tiny"

@@ -26,8 +26,8 @@ from typing import Any
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import iter_rows
 from osmosis_ai.inference.catalog import built_in_model
-from osmosis_ai.inference.chat_format import BuiltInChat
-from osmosis_ai.inference.torch_model import end_tokens_of
+from osmosis_ai.inference.chat import BuiltInChat
+from osmosis_ai.inference.torch_engine import end_tokens_of
 from osmosis_ai.training.engines.sampling_probe import DistributionMismatchError, Probe, probe, probe_prompts
 from osmosis_ai.training.engines.vllm_engine import VllmEngine
 from osmosis_ai.training.engines.vllm_server import VllmServer

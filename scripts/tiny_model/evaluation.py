@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from osmosis_ai.inference.chat import BuiltInChat
 from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.model import Model
 from osmosis_ai.inference.openai_api import ChatCompletions
-from osmosis_ai.inference.template import ChatTemplate
-from osmosis_ai.inference.tokenizer import Tokenizer
 from tiny_model.corpus import MULTIPLY_TOOL
 
 MODEL_NAME = "osmosis/tiny"
@@ -38,7 +37,7 @@ class Evaluation:
 def evaluate(model_dir: Path, multiply_rows: Path) -> Evaluation:
     """Measure the model on the repository's multiply rows and on drawn additions."""
     with InferenceEngine(Model.load(model_dir), max_waiting=10_000) as engine:
-        api = ChatCompletions(engine, Tokenizer.load(model_dir), ChatTemplate.load(model_dir), [MODEL_NAME])
+        api = ChatCompletions(engine, BuiltInChat(model_dir), [MODEL_NAME])
         return asyncio.run(_evaluate(api, multiply_rows))
 
 

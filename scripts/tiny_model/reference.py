@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import Qwen3ForCausalLM
 
-from osmosis_ai.inference.template import ChatTemplate
+from osmosis_ai.inference.chat import ChatTemplate
 from tiny_model.corpus import Mix, conversation
 
 CONVERSATIONS = 4

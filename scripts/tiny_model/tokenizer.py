@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from osmosis_ai.inference.template import ChatTemplate
+from osmosis_ai.inference.chat import ChatTemplate
 from tiny_model.corpus import TOKENIZER_PROSE, Mix, conversation
 
 VOCABULARY_SIZE = 512

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from osmosis_ai.inference.template import ChatTemplate
+from osmosis_ai.inference.chat import ChatTemplate
 from tiny_model.corpus import Mix, conversation
 from tiny_model.tokenizer import END_OF_TURN, PAD_TOKEN, VOCABULARY_SIZE
 

@@ -246,7 +246,7 @@ def test_a_name_of_its_own_opens_once_and_its_cookie_is_no_other_s(
         yield
 
     monkeypatch.setattr(server, "name_leads_here", lambda _name: True)
-    monkeypatch.setattr(server, "ended_by_signals", noted)
+    monkeypatch.setattr(server, "stop_on_signals", noted)
     running = server.prepare_viewer(a_site(), tmp_path, cache_dir=tmp_path / "cache")
     assert running.has_own_name and ".localhost:" in running.viewer.url
     serving = threading.Thread(target=running.run, daemon=True)

@@ -26,8 +26,8 @@ from osmosis_ai.controller.environments import (
 )
 from osmosis_ai.controller.server_process import RolloutServer, ServerSpec
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.processes import open_server_session, server_url
 from osmosis_ai.sandbox import interpreter_places
-from osmosis_ai.supervision import open_server_session, server_url
 from tests.controller.wheels import make_sdk_dependencies, make_wheel
 
 SDK_VERSION = metadata.version("osmosis-ai")
@@ -167,9 +167,9 @@ def test_an_environment_has_the_running_sdk(world: World, monkeypatch: pytest.Mo
     assert run_in(environment, "import tinydep; print(tinydep.VERSION)") == "2.0"
     version = run_in(environment, "from importlib.metadata import version; print(version('osmosis-ai'))")
     assert version == SDK_VERSION
-    where = Path(run_in(environment, "import osmosis_ai.supervision as it; print(it.__file__)"))
+    where = Path(run_in(environment, "import osmosis_ai.processes as it; print(it.__file__)"))
     assert where.is_relative_to(world.cache_dir.resolve())
-    assert where.resolve() == Path(environments.__file__).parents[1].resolve() / "supervision" / "__init__.py"
+    assert where.resolve() == Path(environments.__file__).parents[1].resolve() / "processes" / "__init__.py"
     assert [entry.name for entry in where.parents[2].iterdir()] == ["osmosis_ai"]
     assert world.fingerprint() == before
     assert world.notes == [

@@ -22,8 +22,8 @@ from osmosis_ai.controller.server_process import (
     granted_cores,
     several,
 )
+from osmosis_ai.processes import Service, ServiceDiedError, ServiceError, ServiceSpec
 from osmosis_ai.rollout.driver import RolloutOutcome, RolloutRunRequest
-from osmosis_ai.supervision import Service, ServiceDiedError, ServiceError, ServiceSpec
 
 REQUEST = RolloutRunRequest(messages=[], rollout_id="r1")
 

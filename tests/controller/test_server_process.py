@@ -37,17 +37,17 @@ from osmosis_ai.controller.server_process import (
     prepare_server,
 )
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.rollout.driver import RolloutOutcome, RolloutRunRequest
-from osmosis_ai.rollout.loop.workflow import SETTINGS_ENV
-from osmosis_ai.sandbox import InnerListener, Sandbox, SandboxCapability, check_sandbox, interpreter_places
-from osmosis_ai.supervision import (
+from osmosis_ai.processes import (
     PrivateSocket,
     ServiceError,
     open_server_session,
     server_url,
     service,
 )
-from osmosis_ai.supervision.server_address import socket_path
+from osmosis_ai.processes.addresses import socket_path
+from osmosis_ai.rollout.driver import RolloutOutcome, RolloutRunRequest
+from osmosis_ai.rollout.loop.workflow import SETTINGS_ENV
+from osmosis_ai.sandbox import InnerListener, Sandbox, SandboxCapability, check_sandbox, interpreter_places
 from tests.loop_clock import advance_loop_clock
 from tests.processes import alive, gone
 from tests.rollout.world import Controller
@@ -435,7 +435,7 @@ AGENT = """
 import sys
 
 from osmosis_ai.rollout import RolloutAgentLoop
-from osmosis_ai.supervision import open_server_session, server_url
+from osmosis_ai.processes import open_server_session, server_url
 
 assert __name__ == "agent"
 

@@ -63,8 +63,8 @@ def test_every_table_is_there(name: str, tables: list[str]) -> None:
 
 
 def test_the_page_has_every_format_of_tool_calls_and_its_mark() -> None:
-    from osmosis_ai.inference.tool_calls import FORMAT_NAMES
-    from osmosis_ai.inference.tool_format_detection import MARKS
+    from osmosis_ai.inference.catalog import FORMAT_NAMES
+    from osmosis_ai.inference.chat import MARKS
 
     rows = re.findall(
         r"(?m)^\| `([a-z0-9_]+)` \| .+ \| `(\S+)` \| [^|]+ \|$",

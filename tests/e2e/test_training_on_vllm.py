@@ -55,7 +55,7 @@ def server_of(parent: int) -> int | None:
             command = (stat.parent / "cmdline").read_text()
         except OSError:  # it ended in this moment
             continue
-        if int(fields[1]) == parent and "osmosis_ai.supervision" in command:
+        if int(fields[1]) == parent and "osmosis_ai.processes" in command:
             return int(stat.parent.name)
     return None
 

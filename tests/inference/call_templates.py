@@ -6,7 +6,7 @@ arguments that must be text or must be a mapping, content that must be empty, or
 
 from __future__ import annotations
 
-from osmosis_ai.inference.tool_calls import FormatName
+from osmosis_ai.inference.catalog import FormatName
 
 _FRAME = """\
 {% if tools %}<|im_start|>system

@@ -12,18 +12,13 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.inference.batching import Generation
 from osmosis_ai.inference.catalog import built_in_model
-from osmosis_ai.inference.engine import InferenceEngine
+from osmosis_ai.inference.chat import BuiltInChat
+from osmosis_ai.inference.engine import Generation, InferenceEngine
 from osmosis_ai.inference.model import Model
 from osmosis_ai.inference.openai_api import ChatCompletions
-from osmosis_ai.inference.template import ChatTemplate
-from osmosis_ai.inference.tokenizer import Tokenizer
-from osmosis_ai.inference.tool_call_formats import FORMATS
-from osmosis_ai.inference.tool_calls import ToolCallStyle
 
 END = 2  # <|im_end|>
-HERMES = ToolCallStyle(FORMATS["hermes"])
 
 
 def multiply_tool(name: str = "multiply") -> dict[str, Any]:
@@ -59,13 +54,8 @@ def tireless_model(model: Model) -> Model:
 
 
 @pytest.fixture(scope="session")
-def tokenizer(model_dir: Path) -> Tokenizer:
-    return Tokenizer.load(model_dir)
-
-
-@pytest.fixture(scope="session")
-def template(model_dir: Path) -> ChatTemplate:
-    return ChatTemplate.load(model_dir)
+def chat(model_dir: Path) -> BuiltInChat:
+    return BuiltInChat(model_dir)
 
 
 @pytest.fixture
@@ -75,20 +65,16 @@ def engine(model: Model) -> Iterator[InferenceEngine]:
 
 
 @pytest.fixture
-def api(engine: InferenceEngine, tokenizer: Tokenizer, template: ChatTemplate) -> ChatCompletions:
-    return ChatCompletions(engine, tokenizer, template, ["osmosis/tiny", "tiny"], HERMES)
+def api(engine: InferenceEngine, chat: BuiltInChat) -> ChatCompletions:
+    return ChatCompletions(engine, chat, ["osmosis/tiny", "tiny"])
 
 
 @pytest.fixture(scope="session")
-def prompts(tokenizer: Tokenizer, template: ChatTemplate) -> list[tuple[int, ...]]:
+def prompts(chat: BuiltInChat) -> list[tuple[int, ...]]:
     """Forty prompts of different lengths."""
     system = {"role": "system", "content": "You are a careful calculator. " * 3}
     return [
-        tuple(
-            tokenizer.encode(
-                template.render([system] * (n % 2) + question(11 + n, 97 - n), [multiply_tool()])
-            )
-        )
+        tuple(chat.encode(chat.render([system] * (n % 2) + question(11 + n, 97 - n), [multiply_tool()])))
         for n in range(40)
     ]
 

@@ -11,15 +11,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.inference.adapters import (
-    CONFIG_FILE,
+from osmosis_ai.inference.model import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_WEIGHTS_FILE,
     PROVENANCE_FILE,
-    WEIGHTS_FILE,
-    LoraAdapter,
+    KeyValueCache,
+    Model,
     load_adapted_model,
     trained_tool_call_format,
 )
-from osmosis_ai.inference.model import KeyValueCache, Model
 from osmosis_ai.inference.server import load_parts
 from tests.inference.conftest import save_adapter
 from tests.lazily import lazily
@@ -43,9 +43,8 @@ def log_probabilities(model: Model, ids: np.ndarray) -> np.ndarray:
         {},
         {"use_rslora": True},
         {"target_modules": ["q_proj", "v_proj"], "lora_alpha": 3},
-        {"rank_pattern": {"q_proj": 4}, "alpha_pattern": {"layers.1.mlp.up_proj": 64}},
     ],
-    ids=["all linear layers", "rank-stabilised", "two projections", "patterns"],
+    ids=["all linear layers", "rank-stabilised", "two projections"],
 )
 def test_a_merged_adapter_gives_the_probabilities_of_pefts_merged_model(
     model_dir: Path, tmp_path: Path, prompts: list[tuple[int, ...]], changes: dict[str, Any]
@@ -61,22 +60,14 @@ def test_a_merged_adapter_gives_the_probabilities_of_pefts_merged_model(
         assert np.abs(base - expected).max() > 0.1, "the adapter changes nothing"
 
 
-def test_merging_leaves_the_base_as_it_is_and_gives_another_fingerprint(
-    model: Model, model_dir: Path, tmp_path: Path
-) -> None:
+def test_an_adapted_model_has_another_fingerprint(model: Model, model_dir: Path, tmp_path: Path) -> None:
     save_adapter(model_dir, tmp_path)
-    before = {name: tensor.copy() for name, tensor in model.tensors.items()}
-    adapter = LoraAdapter.load(tmp_path)
-    merged = adapter.merged_into(model)
-    assert merged.fingerprint not in (model.fingerprint, adapter.fingerprint)
-    assert adapter.base_model == str(model_dir)
-    for name, tensor in model.tensors.items():
-        np.testing.assert_array_equal(tensor, before[name])
+    assert load_adapted_model(model_dir, tmp_path).fingerprint != model.fingerprint
 
 
-def test_a_folder_without_an_adapter_is_said_to_have_none(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match=f"`{CONFIG_FILE}` is missing"):
-        LoraAdapter.load(tmp_path)
+def test_a_folder_without_an_adapter_is_said_to_have_none(model_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match=f"`{ADAPTER_CONFIG_FILE}` is missing"):
+        load_adapted_model(model_dir, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +75,7 @@ def test_a_folder_without_an_adapter_is_said_to_have_none(tmp_path: Path) -> Non
     [
         ({"use_dora": True}, "`use_dora`"),
         ({"bias": "all"}, "`bias`"),
+        ({"rank_pattern": {"q_proj": 4}}, "`rank_pattern`"),
         ({"modules_to_save": ["embed_tokens"]}, "`modules_to_save`"),
         ({"peft_type": "IA3"}, "of the kind `IA3`"),
     ],
@@ -92,38 +84,38 @@ def test_an_adapter_that_is_more_than_low_rank_matrices_is_refused(
     model_dir: Path, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     save_adapter(model_dir, tmp_path)
-    config = json.loads((tmp_path / CONFIG_FILE).read_text())
-    (tmp_path / CONFIG_FILE).write_text(json.dumps(config | changes))
+    config = json.loads((tmp_path / ADAPTER_CONFIG_FILE).read_text())
+    (tmp_path / ADAPTER_CONFIG_FILE).write_text(json.dumps(config | changes))
     with pytest.raises(OsmosisError, match=words):
-        LoraAdapter.load(tmp_path)
+        load_adapted_model(model_dir, tmp_path)
 
 
 def test_a_damaged_adapter_is_named(model_dir: Path, tmp_path: Path) -> None:
     save_adapter(model_dir, tmp_path)
-    tensors = load_file(tmp_path / WEIGHTS_FILE)
+    tensors = load_file(tmp_path / ADAPTER_WEIGHTS_FILE)
     name = next(iter(tensors))
-    save_file({key: value for key, value in tensors.items() if key != name}, tmp_path / WEIGHTS_FILE)
+    save_file({key: value for key, value in tensors.items() if key != name}, tmp_path / ADAPTER_WEIGHTS_FILE)
     with pytest.raises(OsmosisError, match="one matrix of two"):
-        LoraAdapter.load(tmp_path)
-    (tmp_path / WEIGHTS_FILE).write_bytes(b"no tensors")
+        load_adapted_model(model_dir, tmp_path)
+    (tmp_path / ADAPTER_WEIGHTS_FILE).write_bytes(b"no tensors")
     with pytest.raises(OsmosisError, match="cannot be read"):
-        LoraAdapter.load(tmp_path)
+        load_adapted_model(model_dir, tmp_path)
 
 
-def test_an_adapter_of_another_model_does_not_fit(model: Model, model_dir: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_another_model_does_not_fit(model_dir: Path, tmp_path: Path) -> None:
     save_adapter(model_dir, tmp_path)
-    tensors = load_file(tmp_path / WEIGHTS_FILE)
+    tensors = load_file(tmp_path / ADAPTER_WEIGHTS_FILE)
     wider = {
         name: np.tile(tensor, (1, 2)) if "lora_A" in name else tensor for name, tensor in tensors.items()
     }
-    save_file(wider, tmp_path / WEIGHTS_FILE)
+    save_file(wider, tmp_path / ADAPTER_WEIGHTS_FILE)
     with pytest.raises(OsmosisError, match="does not fit the model"):
-        LoraAdapter.load(tmp_path).merged_into(model)
+        load_adapted_model(model_dir, tmp_path)
 
 
 def served_format(model: str, **options: Any) -> str | None:
     parts = load_parts(model, **options)
-    return parts.tool_calls.format.name if parts.tool_calls.format else None
+    return parts.chat.tool_calls.format.name if parts.chat.tool_calls.format else None
 
 
 def test_an_adapter_is_served_with_the_format_of_tool_calls_that_it_was_trained_with(

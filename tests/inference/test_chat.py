@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.inference.batching import SampledToken
-from osmosis_ai.inference.chat import AssistantReply
-from osmosis_ai.inference.template import ChatTemplate, TemplateError
-from osmosis_ai.inference.tokenizer import Tokenizer
-from osmosis_ai.inference.tool_call_formats import FORMATS
-from osmosis_ai.inference.tool_calls import ParsedToolCall, Piece, ToolCallReader
+from osmosis_ai.inference.chat import BuiltInChat, ChatTemplate, TemplateError
+from osmosis_ai.inference.engine import SampledToken
+from osmosis_ai.inference.openai_api import AssistantReply
+from osmosis_ai.inference.tool_calls import FORMATS, ParsedToolCall, Piece, ToolCallReader
 from tests.inference.conftest import END, multiply_tool, question
 
 CALL = '<tool_call>\n{"name": "multiply", "arguments": {"a": 12, "b": 34}}\n</tool_call>'
@@ -24,11 +22,11 @@ def hermes(*, tools: bool = True) -> ToolCallReader | None:
 
 
 def read(
-    tokenizer: Tokenizer, text: str, *, stop: tuple[str, ...] = (), tools: bool = True
+    chat: BuiltInChat, text: str, *, stop: tuple[str, ...] = (), tools: bool = True
 ) -> tuple[AssistantReply, list[Piece]]:
     """Feed ``text`` and the end of the turn, token by token."""
-    reply, pieces = AssistantReply(tokenizer, frozenset({END}), stop, hermes(tools=tools)), []
-    for token in [*tokenizer.encode(text), END]:
+    reply, pieces = AssistantReply(chat, frozenset({END}), stop, hermes(tools=tools)), []
+    for token in [*chat.encode(text), END]:
         pieces += reply.feed([SampledToken(token, -0.5)], "stop" if token == END else None)
         if reply.finish_reason:
             break
@@ -49,12 +47,12 @@ def read(
 )
 @pytest.mark.parametrize("tools", [True, False])
 def test_what_a_reply_says_does_not_depend_on_how_many_tokens_come_at_once(
-    tokenizer: Tokenizer, text: str, tools: bool
+    chat: BuiltInChat, text: str, tools: bool
 ) -> None:
-    tokens = [SampledToken(token, -0.5) for token in (*tokenizer.encode(text), END)]
+    tokens = [SampledToken(token, -0.5) for token in (*chat.encode(text), END)]
     messages = []
     for at_once in (1, 2, 5, len(tokens)):
-        reply = AssistantReply(tokenizer, frozenset({END}), reader=hermes(tools=tools))
+        reply = AssistantReply(chat, frozenset({END}), reader=hermes(tools=tools))
         for start in range(0, len(tokens), at_once):
             some = tokens[start : start + at_once]
             reply.feed(some, "stop" if some[-1].id == END else None)
@@ -63,8 +61,8 @@ def test_what_a_reply_says_does_not_depend_on_how_many_tokens_come_at_once(
     assert all(message == messages[0] for message in messages)
 
 
-def test_a_tool_call_has_no_content_and_the_arguments_as_written(tokenizer: Tokenizer) -> None:
-    reply, pieces = read(tokenizer, CALL)
+def test_a_tool_call_has_no_content_and_the_arguments_as_written(chat: BuiltInChat) -> None:
+    reply, pieces = read(chat, CALL)
     message = reply.message()
     assert message["content"] is None
     (call,) = message["tool_calls"]
@@ -74,8 +72,8 @@ def test_a_tool_call_has_no_content_and_the_arguments_as_written(tokenizer: Toke
     assert [type(piece) for piece in pieces] == [ParsedToolCall]
 
 
-def test_several_calls_and_the_text_before_them(tokenizer: Tokenizer) -> None:
-    reply, _ = read(tokenizer, f"Let me see.\n{CALL}\n{SECOND}\n")
+def test_several_calls_and_the_text_before_them(chat: BuiltInChat) -> None:
+    reply, _ = read(chat, f"Let me see.\n{CALL}\n{SECOND}\n")
     assert reply.message()["content"] == "Let me see.\n"
     assert [(call.name, json.loads(call.arguments)) for call in reply.tool_calls] == [
         ("multiply", {"a": 12, "b": 34}),
@@ -99,55 +97,53 @@ def test_several_calls_and_the_text_before_them(tokenizer: Tokenizer) -> None:
         "</tool_call>",
     ],
 )
-def test_malformed_calls_stay_in_the_content_unchanged(tokenizer: Tokenizer, text: str) -> None:
-    reply, pieces = read(tokenizer, text)
+def test_malformed_calls_stay_in_the_content_unchanged(chat: BuiltInChat, text: str) -> None:
+    reply, pieces = read(chat, text)
     assert reply.message() == {"role": "assistant", "content": text, "refusal": None}
     assert "".join(map(str, pieces)) == text
     assert reply.finish_reason == "stop"
 
 
-def test_text_is_cut_before_the_first_stop_string(tokenizer: Tokenizer) -> None:
-    reply, pieces = read(tokenizer, "one two three four", stop=("four", "thre", "two three f"))
+def test_text_is_cut_before_the_first_stop_string(chat: BuiltInChat) -> None:
+    reply, pieces = read(chat, "one two three four", stop=("four", "thre", "two three f"))
     assert reply.message()["content"] == "one two "
     assert "".join(map(str, pieces)) == "one two "
     assert reply.finish_reason == "stop"
-    assert len(reply.tokens) < len(tokenizer.encode("one two three four"))
+    assert len(reply.tokens) < len(chat.encode("one two three four"))
 
 
-def test_characters_of_several_tokens_appear_whole(tokenizer: Tokenizer) -> None:
+def test_characters_of_several_tokens_appear_whole(chat: BuiltInChat) -> None:
     text = "naïve → 東京 🙂"
-    _, pieces = read(tokenizer, text)
+    _, pieces = read(chat, text)
     assert "".join(map(str, pieces)) == text
     assert all("\N{REPLACEMENT CHARACTER}" not in str(piece) for piece in pieces)
 
 
-def test_a_reply_cut_inside_a_character_ends_in_a_replacement_character(tokenizer: Tokenizer) -> None:
-    reply = AssistantReply(tokenizer, frozenset({END}))
-    tokens = tokenizer.encode("é")
+def test_a_reply_cut_inside_a_character_ends_in_a_replacement_character(chat: BuiltInChat) -> None:
+    reply = AssistantReply(chat, frozenset({END}))
+    tokens = chat.encode("é")
     assert len(tokens) == 2
     reply.feed([SampledToken(tokens[0], 0.0)], "length")
     assert reply.message()["content"] == "\N{REPLACEMENT CHARACTER}"
     assert reply.finish_reason == "length"
 
 
-def test_a_reply_cut_after_a_call_is_marked_as_cut(tokenizer: Tokenizer) -> None:
-    reply = AssistantReply(tokenizer, frozenset({END}), reader=hermes())
-    tokens = tokenizer.encode(CALL + " and")
+def test_a_reply_cut_after_a_call_is_marked_as_cut(chat: BuiltInChat) -> None:
+    reply = AssistantReply(chat, frozenset({END}), reader=hermes())
+    tokens = chat.encode(CALL + " and")
     for place, token in enumerate(tokens):
         reply.feed([SampledToken(token, 0.0)], "length" if place == len(tokens) - 1 else None)
     assert (reply.finish_reason, len(reply.tool_calls)) == ("length", 1)
 
 
 @pytest.mark.parametrize("text", ["#### 408", CALL, f"Hm.{CALL}", f"{CALL}\n{SECOND}", "é <|im_start|> ok"])
-def test_sending_a_reply_back_continues_the_sampled_tokens_exactly(
-    tokenizer: Tokenizer, template: ChatTemplate, text: str
-) -> None:
+def test_sending_a_reply_back_continues_the_sampled_tokens_exactly(chat: BuiltInChat, text: str) -> None:
     question = {"role": "user", "content": "What is 12 * 34?"}
-    prompt = tokenizer.encode(template.render([question]))
-    reply, _ = read(tokenizer, text)
+    prompt = chat.encode(chat.render([question]))
+    reply, _ = read(chat, text)
     sampled = [token.id for token in reply.tokens]
     next_turn = [question, reply.message(), {"role": "tool", "content": "408"}]
-    assert tokenizer.encode(template.render(next_turn))[: len(prompt) + len(sampled)] == prompt + sampled
+    assert chat.encode(chat.render(next_turn))[: len(prompt) + len(sampled)] == prompt + sampled
 
 
 WRITTEN_CALL = {
@@ -182,23 +178,21 @@ What is 12 * 34?<|im_end|>
 """
 
 
-def test_a_conversation_with_tools_renders_to_the_last_newline(template: ChatTemplate) -> None:
-    assert template.render(CONVERSATION, [multiply_tool()]) == EXPECTED
+def test_a_conversation_with_tools_renders_to_the_last_newline(chat: BuiltInChat) -> None:
+    assert chat.render(CONVERSATION, [multiply_tool()]) == EXPECTED
 
 
-def test_every_turn_continues_the_text_of_the_turns_before_it(template: ChatTemplate) -> None:
+def test_every_turn_continues_the_text_of_the_turns_before_it(chat: BuiltInChat) -> None:
     tools = [multiply_tool()]
     for length in range(2, len(CONVERSATION)):
-        before = template.render(CONVERSATION[:length], tools, add_generation_prompt=False)
-        assert template.render(CONVERSATION[: length + 1], tools, add_generation_prompt=False).startswith(
-            before
-        )
+        before = chat.render(CONVERSATION[:length], tools, add_generation_prompt=False)
+        assert chat.render(CONVERSATION[: length + 1], tools, add_generation_prompt=False).startswith(before)
 
 
-def test_arguments_may_be_an_object_or_its_json(template: ChatTemplate) -> None:
+def test_arguments_may_be_an_object_or_its_json(chat: BuiltInChat) -> None:
     as_object = json.loads(json.dumps(CONVERSATION))
     as_object[2]["tool_calls"][0]["function"]["arguments"] = {"a": 12, "b": 34}
-    assert template.render(as_object, [multiply_tool()]) == EXPECTED
+    assert chat.render(as_object, [multiply_tool()]) == EXPECTED
 
 
 def test_templates_can_not_reach_outside_their_sandbox() -> None:
@@ -217,7 +211,7 @@ def test_a_broken_template_is_named_as_such() -> None:
 
 
 @pytest.mark.imports_much
-def test_transformers_renders_the_same(template: ChatTemplate, model_dir: Path) -> None:
+def test_transformers_renders_the_same(chat: BuiltInChat, model_dir: Path) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     for length in range(2, len(CONVERSATION) + 1):
@@ -225,4 +219,4 @@ def test_transformers_renders_the_same(template: ChatTemplate, model_dir: Path) 
             expected = tokenizer.apply_chat_template(
                 CONVERSATION[:length], tools=tools, tokenize=False, add_generation_prompt=True
             )
-            assert template.render(CONVERSATION[:length], tools) == expected
+            assert chat.render(CONVERSATION[:length], tools) == expected

@@ -10,11 +10,22 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from osmosis_ai.inference.batching import ContinuousBatch, Emission, Generation, SampledToken
-from osmosis_ai.inference.engine import EngineBusyError, EngineStoppedError, InferenceEngine, Submission
+from osmosis_ai.inference.engine import (
+    ContinuousBatch,
+    Emission,
+    EngineBusyError,
+    EngineStoppedError,
+    Generation,
+    InferenceEngine,
+    SampledToken,
+    SequenceSlots,
+    Submission,
+    choose,
+    log_probabilities,
+    random_stream,
+    uniforms,
+)
 from osmosis_ai.inference.model import Model
-from osmosis_ai.inference.sampling import SamplingParams, choose, log_probabilities, uniforms
-from osmosis_ai.inference.slots import SequenceSlots
 from tests.inference.conftest import generation
 
 WAIT_S = 60.0
@@ -412,8 +423,8 @@ def test_log_probabilities_are_at_the_temperature_and_before_top_p() -> None:
 
 
 def test_without_a_seed_every_request_differs_and_with_one_each_choice_does() -> None:
-    assert SamplingParams().stream() != SamplingParams().stream()
-    seeded = [SamplingParams(seed=5).stream(choice) for choice in range(100)]
-    assert seeded == [SamplingParams(seed=5).stream(choice) for choice in range(100)]
+    assert random_stream(None) != random_stream(None)
+    seeded = [random_stream(5, choice) for choice in range(100)]
+    assert seeded == [random_stream(5, choice) for choice in range(100)]
     assert seeded[0] == 5 and len(set(seeded)) == 100
-    assert SamplingParams(seed=-1).stream() == 2**64 - 1
+    assert random_stream(-1) == 2**64 - 1

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.inference.chat import BuiltInChat
 from osmosis_ai.inference.model import CHUNK_TOKENS, KeyValueCache, Model
 from osmosis_ai.inference.openai_api import ChatCompletions
-from osmosis_ai.inference.tokenizer import Tokenizer
 from tests.inference.conftest import multiply_tool
 
 pytestmark = pytest.mark.integration
@@ -140,10 +140,10 @@ def test_the_files_are_the_ones_that_were_released(model_dir: Path) -> None:
         assert hashlib.sha256((model_dir / name).read_bytes()).hexdigest() == expected, name
 
 
-def test_numbers_are_written_digit_by_digit_and_any_text_survives(tokenizer: Tokenizer) -> None:
-    assert len(tokenizer.encode("1234")) == 4
+def test_numbers_are_written_digit_by_digit_and_any_text_survives(chat: BuiltInChat) -> None:
+    assert len(chat.encode("1234")) == 4
     text = "Grüße, 世界! \x00\t\n <tool_call> 🙂"
-    assert b"".join(tokenizer.token_bytes(token) for token in tokenizer.encode(text)).decode() == text
+    assert b"".join(chat.token_bytes(token) for token in chat.encode(text)).decode() == text
 
 
 async def test_it_solves_about_four_multiplications_in_ten_with_its_tool(api: ChatCompletions) -> None:
@@ -177,12 +177,12 @@ async def test_it_solves_about_four_multiplications_in_ten_with_its_tool(api: Ch
 
 
 @pytest.mark.imports_much
-def test_transformers_loads_it_and_reads_text_the_same_way(model_dir: Path, tokenizer: Tokenizer) -> None:
+def test_transformers_loads_it_and_reads_text_the_same_way(model_dir: Path, chat: BuiltInChat) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")
     loaded = transformers.AutoTokenizer.from_pretrained(model_dir)
     text = "<|im_start|>user\nWhat is 12 * 34?<|im_end|>\n<|im_start|>assistant\n"
-    assert loaded(text).input_ids == tokenizer.encode(text)
+    assert loaded(text).input_ids == chat.encode(text)
     assert loaded.eos_token == "<|im_end|>"
     model = transformers.AutoModelForCausalLM.from_pretrained(model_dir)
     assert type(model).__name__ == "Qwen3ForCausalLM"

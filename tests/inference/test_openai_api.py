@@ -12,14 +12,13 @@ import pytest
 from aiohttp.test_utils import TestServer
 from aiohttp.web import TCPSite
 
+from osmosis_ai.inference.chat import BuiltInChat
 from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.model import Model
 from osmosis_ai.inference.openai_api import ChatCompletions, ChatStream
 from osmosis_ai.inference.protocol import OpenAIError, parse_request
 from osmosis_ai.inference.server import MAX_BODY_BYTES, Endpoint
-from osmosis_ai.inference.template import ChatTemplate
-from osmosis_ai.inference.tokenizer import Tokenizer
-from tests.inference.conftest import END, HERMES, body, multiply_tool, question
+from tests.inference.conftest import END, body, multiply_tool, question
 from tests.inference.test_model import log_softmax, teacher_forced
 
 Json = dict[str, Any]
@@ -226,10 +225,10 @@ async def test_an_unknown_model_is_refused_and_its_short_name_is_known(api: Chat
 
 @pytest.mark.integration
 async def test_a_busy_engine_is_a_rate_limit_with_the_time_to_wait(
-    model: Model, tokenizer: Tokenizer, template: ChatTemplate, prompts: list[tuple[int, ...]]
+    model: Model, chat: BuiltInChat, prompts: list[tuple[int, ...]]
 ) -> None:
     idle = InferenceEngine(model, max_waiting=2)  # not started: what is queued stays
-    api = ChatCompletions(idle, tokenizer, template, ["osmosis/tiny"], HERMES)
+    api = ChatCompletions(idle, chat, ["osmosis/tiny"])
     first = await api.create(body(stream=True, n=2))
     assert isinstance(first, ChatStream)
     with pytest.raises(OpenAIError) as refused:
@@ -240,11 +239,9 @@ async def test_a_busy_engine_is_a_rate_limit_with_the_time_to_wait(
 
 
 @pytest.mark.integration
-async def test_closing_a_stream_stops_the_generation(
-    tireless_model: Model, tokenizer: Tokenizer, template: ChatTemplate
-) -> None:
+async def test_closing_a_stream_stops_the_generation(tireless_model: Model, chat: BuiltInChat) -> None:
     with InferenceEngine(tireless_model, max_batch=8) as engine:
-        api = ChatCompletions(engine, tokenizer, template, ["osmosis/tiny"], HERMES)
+        api = ChatCompletions(engine, chat, ["osmosis/tiny"])
         stream = await api.create(body(stream=True, n=16, max_tokens=1900))
         assert isinstance(stream, ChatStream)
         async for chunk in stream:
@@ -257,11 +254,9 @@ async def test_closing_a_stream_stops_the_generation(
 
 
 @pytest.mark.integration
-async def test_cancelling_a_request_stops_the_generation(
-    tireless_model: Model, tokenizer: Tokenizer, template: ChatTemplate
-) -> None:
+async def test_cancelling_a_request_stops_the_generation(tireless_model: Model, chat: BuiltInChat) -> None:
     with InferenceEngine(tireless_model, max_batch=8) as engine:
-        api = ChatCompletions(engine, tokenizer, template, ["osmosis/tiny"], HERMES)
+        api = ChatCompletions(engine, chat, ["osmosis/tiny"])
         request = asyncio.ensure_future(api.create(body(n=16, max_tokens=1900)))
         while not engine.stats().running:
             assert not request.done()
@@ -351,10 +346,10 @@ async def test_unknown_routes_and_methods_are_refused_in_the_same_shape(
 
 
 async def test_a_full_queue_is_429_with_retry_after(
-    model: Model, tokenizer: Tokenizer, template: ChatTemplate, prompts: list[tuple[int, ...]]
+    model: Model, chat: BuiltInChat, prompts: list[tuple[int, ...]]
 ) -> None:
     idle = InferenceEngine(model, max_waiting=2)  # not started: what is queued stays
-    api = ChatCompletions(idle, tokenizer, template, ["osmosis/tiny"], HERMES)
+    api = ChatCompletions(idle, chat, ["osmosis/tiny"])
     await api.create(body(stream=True, n=2))
     async with (
         TestServer(Endpoint(api, api_key=None).application()) as server,
@@ -379,10 +374,10 @@ async def test_a_stopped_engine_shows_in_health_and_in_replies(api: ChatCompleti
 
 
 async def test_an_engine_that_fails_under_a_stream_ends_it_with_an_error_event(
-    tireless_model: Model, tokenizer: Tokenizer, template: ChatTemplate
+    tireless_model: Model, chat: BuiltInChat
 ) -> None:
     with InferenceEngine(tireless_model) as engine:
-        api = ChatCompletions(engine, tokenizer, template, ["osmosis/tiny"], HERMES)
+        api = ChatCompletions(engine, chat, ["osmosis/tiny"])
         async with (
             TestServer(Endpoint(api, api_key=None).application()) as server,
             aiohttp.ClientSession() as session,
@@ -399,10 +394,10 @@ async def test_an_engine_that_fails_under_a_stream_ends_it_with_an_error_event(
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_goes_away_takes_its_generation_with_it(
-    tireless_model: Model, tokenizer: Tokenizer, template: ChatTemplate, stream: bool
+    tireless_model: Model, chat: BuiltInChat, stream: bool
 ) -> None:
     with InferenceEngine(tireless_model, max_batch=8) as engine:
-        api = ChatCompletions(engine, tokenizer, template, ["osmosis/tiny"], HERMES)
+        api = ChatCompletions(engine, chat, ["osmosis/tiny"])
         runner = Endpoint(api, api_key=None).runner()
         await runner.setup()
         try:

@@ -10,18 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osmosis_ai.inference.template import ChatTemplate
-from osmosis_ai.inference.tool_call_formats import FORMATS
+from osmosis_ai.inference.catalog import FORMAT_NAMES, FormatName
+from osmosis_ai.inference.chat import BuiltInChat, ChatTemplate, ToolTemplate, detect_tool_template
 from osmosis_ai.inference.tool_calls import (
-    FORMAT_NAMES,
-    FormatName,
+    FORMATS,
     Markup,
     ParsedToolCall,
     Piece,
     ToolCallReader,
     ToolCallStyle,
 )
-from osmosis_ai.inference.tool_format_detection import ToolTemplate, detect_tool_template
 from tests.inference.call_templates import TEMPLATES, UNKNOWN_CALLS, template
 from tests.inference.conftest import multiply_tool, question
 
@@ -76,7 +74,7 @@ def feed(
     size = chunk or max(len(text), 1)
     for start in range(0, len(text), size):
         pieces += reader.feed(text[start : start + size])
-    return [*pieces, *reader.finish()]
+    return [*pieces, *reader.feed("", ended=True)]
 
 
 # A call of f(a=1) or f(a=1, s="x") in every spelling that a format has.
@@ -157,7 +155,7 @@ def test_content_before_a_call_streams_and_the_call_is_withheld(format: FormatNa
     seen: list[Piece] = []
     for character in text:
         seen += reader.feed(character)
-    seen += reader.finish()
+    seen += reader.feed("", ended=True)
     assert [type(piece) for piece in seen] == [ParsedToolCall]
 
 
@@ -446,14 +444,14 @@ def test_any_text_in_any_pieces_comes_out_whole_and_the_same(
     format: FormatName, text: str, cuts: list[int], at_most_one: bool
 ) -> None:
     whole = ToolCallReader(FORMATS[format], TOOLS, at_most_one=at_most_one)
-    expected = [*whole.stretches(text), *whole.stretches("", ended=True)]
+    expected = [*whole.split(text), *whole.split("", ended=True)]
     assert "".join(s.text if isinstance(s, Markup) else s for s in expected) == text
     streamed = ToolCallReader(FORMATS[format], TOOLS, at_most_one=at_most_one)
     got, place = [], 0
     for cut in cuts:
-        got += streamed.stretches(text[place : place + cut])
+        got += streamed.split(text[place : place + cut])
         place += cut
-    got += [*streamed.stretches(text[place:]), *streamed.stretches("", ended=True)]
+    got += [*streamed.split(text[place:]), *streamed.split("", ended=True)]
     assert said(got) == said(expected)
     for stretch in expected:
         for call in stretch.calls if isinstance(stretch, Markup) else ():
@@ -563,8 +561,8 @@ def test_the_format_is_the_one_that_the_template_writes(style: str) -> None:
     assert found.calls.reader([multiply_tool()]) is not None
 
 
-def test_the_built_in_template_is_found_to_be_what_the_built_in_format_says(template: ChatTemplate) -> None:
-    found = detect_tool_template(template.render, source="", has_token=lambda _: False, note=pytest.fail)
+def test_the_built_in_template_is_found_to_be_what_the_built_in_format_says(chat: BuiltInChat) -> None:
+    found = detect_tool_template(chat.render, source="", has_token=lambda _: False, note=pytest.fail)
     assert (format_of(found), found.arguments_as_written) == ("hermes", True)
     assert found.calls.reader([multiply_tool()]) is not None
 
@@ -608,7 +606,7 @@ def test_a_template_with_room_for_one_call_is_read_one_call_at_a_time() -> None:
         reader = habits(TEMPLATES[style][1]).calls.reader([multiply_tool()])
         assert reader is not None
         text = f"{one}\n{one}" if style == "llama3_json" else "[multiply()]\n[multiply()]"
-        pieces = [*reader.feed(text), *reader.finish()]
+        pieces = [*reader.feed(text), *reader.feed("", ended=True)]
         assert sum(not isinstance(piece, str) for piece in pieces) == expected
 
 

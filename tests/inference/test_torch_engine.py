@@ -13,12 +13,16 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.inference.batching import ContinuousBatch, Emission, Generation, SampledToken
-from osmosis_ai.inference.chat_format import BuiltInChat
-from osmosis_ai.inference.engine import EngineStoppedError, InferenceEngine
+from osmosis_ai.inference.chat import BuiltInChat, TemplateError
+from osmosis_ai.inference.engine import (
+    ContinuousBatch,
+    Emission,
+    EngineStoppedError,
+    Generation,
+    InferenceEngine,
+    SampledToken,
+)
 from osmosis_ai.inference.model import Model
-from osmosis_ai.inference.template import ChatTemplate, TemplateError
-from osmosis_ai.inference.tokenizer import Tokenizer
 from tests.inference.conftest import generation, multiply_tool, question
 from tests.lazily import lazily
 from tests.training.policy_world import MODEL_DIR
@@ -29,11 +33,7 @@ with lazily("torch", "transformers"):
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    from osmosis_ai.inference.low_rank import LowRankUpdate
-    from osmosis_ai.inference.torch_chat import PretrainedChat
-    from osmosis_ai.inference.torch_engine import TorchEngine
-    from osmosis_ai.inference.torch_model import TorchModel
-    from osmosis_ai.inference.torch_serving import load_served_model
+    from osmosis_ai.inference.torch_engine import LowRankUpdate, PretrainedChat, TorchModel
     from osmosis_ai.training.learner.policy_model import low_rank_updates, merged_tensors, save_adapter
 
 WAIT_S = 60.0
@@ -72,13 +72,11 @@ def ids(tokens: Tokens) -> list[list[int]]:
 
 
 def test_both_engines_give_the_same_tokens_for_the_same_seeds(
-    model: Model, torch_model: TorchModel, tokenizer: Tokenizer, template: ChatTemplate
+    model: Model, torch_model: TorchModel, chat: BuiltInChat
 ) -> None:
-    texts = [
-        template.render(question(2 + n, 99 - n), [multiply_tool()] if n % 2 else None) for n in range(32)
-    ]
+    texts = [chat.render(question(2 + n, 99 - n), [multiply_tool()] if n % 2 else None) for n in range(32)]
     wanted = [
-        generation(tuple(tokenizer.encode(text)), seed, temperature=temperature, top_p=top_p, max_tokens=24)
+        generation(tuple(chat.encode(text)), seed, temperature=temperature, top_p=top_p, max_tokens=24)
         for seed, text in enumerate(texts)
         for temperature, top_p in ((0.0, 1.0), (0.7, 0.9), (1.0, 1.0), (1.5, 1.0))
     ]
@@ -301,7 +299,8 @@ def answer(engine: InferenceEngine, wanted: Generation) -> list[SampledToken]:
 def test_a_request_under_way_goes_on_with_the_published_weights(
     model_dir: Path, model: Model, prompts: list[tuple[int, ...]]
 ) -> None:
-    with TorchEngine(model_dir, dtype=torch.float64, max_batch=4) as engine:
+    network = TorchModel.load(model_dir, dtype=torch.float64)
+    with InferenceEngine(network, max_batch=4) as engine:
         heard = Answer()
         engine.submit([generation(prompts[0], 0, max_tokens=400, stop_tokens=frozenset())], heard)
         assert heard.first.wait(WAIT_S)
@@ -457,7 +456,7 @@ def test_an_update_that_does_not_fit_is_refused_and_changes_nothing() -> None:
 def test_a_deployed_adapter_is_merged_where_the_weights_have_the_bits_for_it(tmp_path: Path) -> None:
     learned = policy(torch.float32, size=1e-2)
     save_adapter(learned, tmp_path)
-    served = load_served_model(str(MODEL_DIR), tmp_path)
+    served = TorchModel.load(MODEL_DIR, adapter=tmp_path)
     with torch.no_grad():
         wanted = learned(input_ids=torch.from_numpy(IDS)).logits[:, -1]
     torch.testing.assert_close(logits(served), wanted, atol=1e-4, rtol=1e-3)

@@ -14,7 +14,7 @@ import pytest
 
 from osmosis_ai.process_environment import program_environment
 from osmosis_ai.sandbox import RunLimits, Sandbox, SandboxCapability, SandboxedProgram, check_sandbox
-from osmosis_ai.sandbox.places import SDK
+from osmosis_ai.sandbox.bubblewrap import SDK
 
 NOBODY = 65534
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.process_environment import program_environment
+from osmosis_ai.processes import privacy, program_start
 from osmosis_ai.sandbox import (
     InnerListener,
     RunLimits,
@@ -36,8 +37,7 @@ from osmosis_ai.sandbox import (
     check_sandbox,
     interpreter_places,
 )
-from osmosis_ai.sandbox.places import SDK
-from osmosis_ai.supervision import kept_to_itself, program_start
+from osmosis_ai.sandbox.bubblewrap import SDK
 
 PROBE = Path(__file__).with_name("reach_probe.py")
 METADATA = "169.254.169.254"
@@ -134,8 +134,8 @@ class World:
 
     def _keeper(self) -> subprocess.Popen[bytes]:
         """Start a process that keeps to itself, as a platform and its workers do."""
-        source = Path(kept_to_itself.__file__).read_text()
-        code = f"{source}\nkeep_to_itself(os.environ)\nprint('ready', flush=True)\nsys.stdin.read()\n"
+        source = Path(privacy.__file__).read_text()
+        code = f"{source}\ndisable_inspection(os.environ)\nprint('ready', flush=True)\nsys.stdin.read()\n"
         return self._start([str(self.python()), "-I", "-S", "-c", code])
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:

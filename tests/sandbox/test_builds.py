@@ -11,8 +11,8 @@ import pytest
 from osmosis_ai.controller.environments import RolloutEnvironment, prepare_environment
 from osmosis_ai.controller.server_process import RolloutServer, ServerSpec
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.processes import open_server_session, server_url
 from osmosis_ai.sandbox import Sandbox, SandboxCapability
-from osmosis_ai.supervision import open_server_session, server_url
 from tests.controller.test_environment import World, offline, wheelhouse
 
 __all__ = ["offline", "wheelhouse"]

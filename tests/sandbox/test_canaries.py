@@ -18,9 +18,9 @@ import pytest
 
 import osmosis_ai
 from osmosis_ai.process_environment import program_environment
+from osmosis_ai.processes import ChildProcess
 from osmosis_ai.sandbox import SandboxCapability, processors_for
-from osmosis_ai.sandbox.places import interpreter_places
-from osmosis_ai.supervision import ChildProcess
+from osmosis_ai.sandbox.bubblewrap import interpreter_places
 from tests.sandbox.conftest import Machine, make_machine
 
 pytestmark = pytest.mark.integration

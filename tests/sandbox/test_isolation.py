@@ -22,7 +22,7 @@ from osmosis_ai.sandbox import (
     isolation_setting,
     stricter,
 )
-from osmosis_ai.sandbox.capability import explain
+from osmosis_ai.sandbox.self_test import explain
 from tests.sandbox.conftest import Machine
 
 ABLE = SandboxCapability(Path("/usr/bin/bwrap"))
@@ -61,7 +61,7 @@ def test_what_a_run_gets_says_why_it_is_no_sandbox() -> None:
 
 
 def test_a_setting_that_is_none_is_refused_with_those_that_are() -> None:
-    with pytest.raises(OsmosisError, match="off, auto, required, and is 'on'"):
+    with pytest.raises(OsmosisError, match="off, auto, required, not 'on'"):
         isolation_setting({"OSMOSIS_ISOLATION": "on"})
     with pytest.raises(OsmosisError, match="OSMOSIS_ISOLATION"):
         from_environment({"OSMOSIS_ISOLATION": "always"})

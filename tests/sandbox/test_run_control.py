@@ -14,20 +14,17 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.isolation import look_at_isolation
 from osmosis_ai.platform.runs.execute.worker_process import WorkerStarter
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+from osmosis_ai.processes import ChildProcess, ServiceError
 from osmosis_ai.sandbox import (
     CGROUP_ENV,
     RunLimits,
     SandboxCapability,
+    control_groups,
     interpreter_places,
     look_at_control,
     prepare_control,
-    run_control,
-    run_group,
 )
-from osmosis_ai.sandbox.control_groups import Delegation
-from osmosis_ai.sandbox.run_control import control_run
-from osmosis_ai.sandbox.run_group import RunGroup
-from osmosis_ai.supervision import ChildProcess, ServiceError
+from osmosis_ai.sandbox.control_groups import Delegation, RunGroup, control_run
 
 ALL = ("memory", "pids", "cpu")
 NOT_GIVEN = Delegation(problem="the cgroup of this process is not delegated to it")
@@ -40,10 +37,10 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     group = tmp_path / "osmosis.service"
     group.mkdir()
     found = Delegation(group, ALL)
-    monkeypatch.setattr(run_control, "look_at_delegation", lambda: found)
-    monkeypatch.setattr(run_control, "arrange", lambda found: found)
+    monkeypatch.setattr(control_groups, "look_at_delegation", lambda: found)
+    monkeypatch.setattr(control_groups, "arrange", lambda found: found)
     # A kernel's group is empty once its processes are gone; the files of a directory stay.
-    monkeypatch.setattr(run_group, "end_group", shutil.rmtree)
+    monkeypatch.setattr(control_groups, "end_group", shutil.rmtree)
     return group
 
 
@@ -60,9 +57,9 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     scope = mount / own[3:].lstrip("/")
     scope.mkdir(parents=True)
     (scope / "cgroup.controllers").write_text("cpuset memory pids\n")
-    monkeypatch.setattr(run_control, "look_at_delegation", lambda: NOT_GIVEN)
-    monkeypatch.setattr(run_control, "hierarchy_mount", lambda: mount)
-    monkeypatch.setattr(run_control.shutil, "which", lambda name: str(program))
+    monkeypatch.setattr(control_groups, "look_at_delegation", lambda: NOT_GIVEN)
+    monkeypatch.setattr(control_groups, "hierarchy_mount", lambda: mount)
+    monkeypatch.setattr(control_groups.shutil, "which", lambda name: str(program))
     return called
 
 
@@ -76,7 +73,7 @@ def test_a_group_that_was_given_holds_everything(given: Path) -> None:
 def test_a_worker_in_a_scope_says_that_it_is_one(given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scope = given.parent / "run-r5.scope"
     scope.mkdir()
-    monkeypatch.setattr(run_control, "look_at_delegation", lambda: Delegation(scope, ("memory", "pids")))
+    monkeypatch.setattr(control_groups, "look_at_delegation", lambda: Delegation(scope, ("memory", "pids")))
     assert control_run("r1", RunLimits()).words == (
         "limits: cgroup of a systemd scope (memory, processes); unlimited: CPU"
     )
@@ -158,7 +155,7 @@ def test_a_systemd_that_makes_no_scope_counts_as_none(systemd: Path, monkeypatch
     found = look_at_control()
     assert found.starter == () and "unlimited: memory of the run" in found.words
     assert found.words.endswith("no cgroup: the cgroup of this process is not delegated to it")
-    monkeypatch.setattr(run_control.shutil, "which", lambda name: None)
+    monkeypatch.setattr(control_groups.shutil, "which", lambda name: None)
     assert look_at_control().starter == ()
 
 

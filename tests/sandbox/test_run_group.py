@@ -13,17 +13,23 @@ import pytest
 
 from osmosis_ai.sandbox import RunLimits
 from osmosis_ai.sandbox.control_groups import (
+    CGROUP_ENV,
     LEAF,
+    PREFIX,
     Delegation,
+    ProcessLimits,
     ProcessView,
+    RunGroup,
     arrange,
+    control_run,
+    end_group,
     hierarchy_mount,
+    limit_words,
+    look_at_control,
     look_at_delegation,
     own_group,
+    sweep,
 )
-from osmosis_ai.sandbox.resource_control import ProcessLimits, limit_words
-from osmosis_ai.sandbox.run_control import CGROUP_ENV, control_run, look_at_control
-from osmosis_ai.sandbox.run_group import PREFIX, RunGroup, end_group, sweep
 from tests.sandbox.conftest import Machine
 
 ALL = ("memory", "pids", "cpu")
@@ -367,7 +373,7 @@ def test_what_is_in_the_sandbox_is_in_the_group_and_sees_none_around_it(
 def test_the_run_of_a_killed_worker_is_ended_by_the_next_one(hierarchy: Path) -> None:
     code = (
         "import subprocess, sys; from pathlib import Path; from osmosis_ai.sandbox import RunLimits;"
-        "from osmosis_ai.sandbox.run_group import RunGroup; from osmosis_ai.sandbox.control_groups import Delegation;"
+        "from osmosis_ai.sandbox.control_groups import RunGroup; from osmosis_ai.sandbox.control_groups import Delegation;"
         f"group = RunGroup.make(Delegation(Path({str(hierarchy)!r}), ()), 'r1', RunLimits());"
         "server = subprocess.Popen(group.command(['/bin/sh', '-c', 'echo up; exec sleep 600'], 'server-1'));"
         "server.wait()"

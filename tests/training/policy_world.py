@@ -11,12 +11,11 @@ from typing import Any
 
 import aiohttp
 
-from osmosis_ai.inference.batching import Generation
 from osmosis_ai.inference.catalog import built_in_model
-from osmosis_ai.inference.chat_format import BuiltInChat, ChatFormat
-from osmosis_ai.inference.completion import Cancellable
-from osmosis_ai.inference.engine import InferenceEngine, Listener
+from osmosis_ai.inference.chat import BuiltInChat, ChatFormat
+from osmosis_ai.inference.engine import Generation, InferenceEngine, Listener
 from osmosis_ai.inference.model import Model
+from osmosis_ai.inference.openai_api import Cancellable
 from osmosis_ai.training.engines.policy_bridge import PolicyBridge, RolloutLimits, RolloutSampling
 from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine, PublishablePolicy
 from tests.controller.proxy_world import serve_proxy

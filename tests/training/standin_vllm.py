@@ -18,11 +18,9 @@ from typing import Any
 
 from aiohttp import web
 
-from osmosis_ai.inference.adapters import load_adapted_model
-from osmosis_ai.inference.batching import ContinuousBatch, Generation, SampledToken
-from osmosis_ai.inference.completion import TokenFeed
-from osmosis_ai.inference.engine import InferenceEngine
-from osmosis_ai.inference.model import Model
+from osmosis_ai.inference.engine import ContinuousBatch, Generation, InferenceEngine, SampledToken
+from osmosis_ai.inference.model import Model, load_adapted_model
+from osmosis_ai.inference.openai_api import TokenFeed
 from tests.training.policy_world import MODEL_DIR
 from tests.training.truncating_model import with_parameters
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from osmosis_ai.inference.language_model import Drawn, Floats, Ints, SamplingRows
+from osmosis_ai.inference.engine import Drawn, Floats, Ints, SamplingRows
 from osmosis_ai.inference.model import Model
 
 # What the models' generation_config.json say.

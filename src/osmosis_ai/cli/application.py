@@ -88,7 +88,7 @@ def _run_command(output: OutputContext, arguments: list[str], trail: list[str]) 
 def _end_with_the_parent() -> None:
     """End when a parent that tied this process to itself (the demo) is gone."""
     if os.environ.get("_OSMOSIS_LIFELINE_FD"):
-        from osmosis_ai.supervision import watch_parent
+        from osmosis_ai.processes import watch_parent
 
         watch_parent()
 

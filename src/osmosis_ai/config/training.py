@@ -21,7 +21,7 @@ from osmosis_ai.config.sections import (
     NotNegative,
     Positive,
 )
-from osmosis_ai.inference.tool_calls import FormatName
+from osmosis_ai.inference.catalog import FormatName
 
 LossType = Literal["grpo", "dapo", "dr_grpo", "gspo"]
 EngineName = Literal["torch", "vllm"]

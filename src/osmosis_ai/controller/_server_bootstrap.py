@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.processes import watch_parent
 from osmosis_ai.rollout.loop.entrypoints import holds_an_agent_loop, names_an_attribute
-from osmosis_ai.supervision import watch_parent
 
 INSTANCE_ENV = "_OSMOSIS_ROLLOUT_INSTANCE_ID"
 LISTENER_ENV = "_OSMOSIS_ROLLOUT_LISTENER_FD"

@@ -24,9 +24,7 @@ from osmosis_ai.controller._server_bootstrap import INSTANCE_ENV, INSTANCE_HEADE
 from osmosis_ai.controller.environments import RolloutEnvironment, prepare_environment, running_environment
 from osmosis_ai.errors import OsmosisError, reason_of
 from osmosis_ai.llm.transport import ONLY_ADDRESS_ENV
-from osmosis_ai.rollout.loop.entrypoints import names_an_attribute
-from osmosis_ai.sandbox import InnerListener, Sandbox, SandboxedProgram
-from osmosis_ai.supervision import (
+from osmosis_ai.processes import (
     Deaths,
     PrivateSocket,
     Service,
@@ -38,6 +36,8 @@ from osmosis_ai.supervision import (
     open_server_session,
     server_url,
 )
+from osmosis_ai.rollout.loop.entrypoints import names_an_attribute
+from osmosis_ai.sandbox import InnerListener, Sandbox, SandboxedProgram
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -123,7 +123,7 @@ class RolloutServer(Service):
 
     @property
     def base_url(self) -> str:
-        """Its address while it runs, for :func:`osmosis_ai.supervision.open_server_session`."""
+        """Its address while it runs, for :func:`osmosis_ai.processes.open_server_session`."""
         if self.address is None:
             raise RuntimeError(f"{self.spec.name} is not running")
         return self.address

@@ -1,7 +1,6 @@
 """Built-in model server: `osmosis/tiny` on NumPy behind an OpenAI-compatible endpoint.
 
-`InferenceServer` runs the endpoint in its own process; `python -m osmosis_ai.inference` runs
-it in the foreground. Importing this package loads neither NumPy nor a model.
+Importing this package loads neither NumPy nor a model. ``python -m osmosis_ai.inference`` serves in the foreground.
 """
 
 from osmosis_ai.inference.catalog import served_models

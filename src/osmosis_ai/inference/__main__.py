@@ -1,14 +1,13 @@
 """`python -m osmosis_ai.inference`: serve a model in the foreground.
 
-When ready, it prints one line of JSON to stdout: ``{"base_url": ..., "model": ...}``. The bearer key comes from the
-environment, since every user of the machine can read command lines.
+When ready, it prints one JSON line: ``{"base_url": ..., "model": ...}``. The bearer key comes from the environment,
+because every user of the machine can read command lines.
 """
 
 from __future__ import annotations
 
 import argparse
 import ipaddress
-import json
 import logging
 import os
 import sys
@@ -17,27 +16,26 @@ from typing import get_args
 
 from osmosis_ai import event_loop
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.inference.catalog import EngineName, served_models
+from osmosis_ai.inference.catalog import FORMAT_NAMES, EngineName, served_models
 from osmosis_ai.inference.process import API_KEY_ENV, SINGLE_THREAD_ENV
-from osmosis_ai.inference.tool_calls import FORMAT_NAMES
-from osmosis_ai.supervision import watch_parent
+from osmosis_ai.processes import watch_parent
 
 
 def main() -> int:
-    """Run the server until it is interrupted; return the exit status."""
     watch_parent()
-    # The matrices are too small for threads: two of them on a busy machine are slower than one.
-    # It counts only before NumPy is imported, which the server module does.
+    # The matrices are too small for threads. NumPy reads the variables when the server module imports it.
     for name, value in SINGLE_THREAD_ENV.items():
         os.environ.setdefault(name, value)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     options = _options()
     try:
-        event_loop.run(_serve(options))
+        from osmosis_ai.inference.server import serve
+
+        event_loop.run(serve(options, os.environ.pop(API_KEY_ENV, None) or None))
     except (OsmosisError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-    except KeyboardInterrupt:  # before the event loop could take the signal
+    except KeyboardInterrupt:  # before the event loop handled the signal
         return 130
     return 0
 
@@ -48,22 +46,19 @@ def _options() -> argparse.Namespace:
         description="Serve a model behind an OpenAI-compatible endpoint.",
         epilog=f"The bearer key that clients must send is read from {API_KEY_ENV}.",
     )
-    parser.add_argument("--model", default=served_models()[0], help="which one (default: %(default)s)")
+    parser.add_argument("--model", default=served_models()[0], help="model to serve (default: %(default)s)")
     parser.add_argument(
         "--engine",
         choices=get_args(EngineName),
         default="numpy",
-        help="what computes: numpy for a built-in model, torch for a folder or a name on the Hugging Face hub "
-        "(default: %(default)s)",
+        help="numpy for a built-in model, torch for a folder or a name on the Hugging Face hub (default: %(default)s)",
     )
     parser.add_argument("--adapter", type=Path, help="a folder with a LoRA adapter to merge into the model")
-    parser.add_argument(
-        "--served-as", metavar="NAME", help="what requests call it (default: the model's name)"
-    )
+    parser.add_argument("--served-as", metavar="NAME", help="its name in requests (default: the model's)")
     parser.add_argument(
         "--tool-call-format",
         choices=FORMAT_NAMES,
-        help="how the model writes tool calls (default: what the adapter was trained with, or the chat template shows)",
+        help="how the model writes tool calls (default: as the adapter was trained, or as the chat template shows)",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
@@ -77,31 +72,6 @@ def _options() -> argparse.Namespace:
     if not os.environ.get(API_KEY_ENV) and not _is_loopback(options.host):
         parser.error(f"other machines can reach {options.host}: set {API_KEY_ENV} to the key they must send")
     return options
-
-
-async def _serve(options: argparse.Namespace) -> None:
-    from osmosis_ai.inference.server import load_parts, serving, stop_signal
-
-    stop = stop_signal()
-    parts = load_parts(
-        options.model,
-        engine=options.engine,
-        adapter=options.adapter,
-        served_as=options.served_as,
-        tool_call_format=options.tool_call_format,
-    )
-    async with serving(
-        parts,
-        host=options.host,
-        port=options.port,
-        api_key=os.environ.pop(API_KEY_ENV, None) or None,
-        max_batch=options.max_batch,
-        max_waiting=options.max_waiting,
-    ) as (base_url, api):
-        announcement = {"base_url": base_url, "model": api.model_name, "fingerprint": api.fingerprint}
-        sys.stdout.write(json.dumps(announcement) + "\n")
-        sys.stdout.flush()
-        await stop.wait()
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,32 +1,31 @@
-"""The models that travel with the package. Light: nothing here loads one."""
+"""Built-in models and the names of engines and tool call formats. Nothing here loads a model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from osmosis_ai.errors import NotFoundError
 
 EngineName = Literal["numpy", "torch"]
-"""What computes a served model: the built-in ones need NumPy alone, any other needs torch."""
+"""What computes a model: built-in models need only NumPy."""
+FormatName = Literal["hermes", "qwen3_coder", "mistral", "deepseek", "llama3_json", "pythonic"]
+FORMAT_NAMES: tuple[FormatName, ...] = get_args(FormatName)
 
 BUILT_IN_PREFIX = "osmosis/"
-"""What the names of the built-in models begin with, and no provider's do."""
-
+"""Prefix of built-in models, which no provider has."""
 MODELS_DIR = Path(__file__).parent / "models"
 
 
 @dataclass(frozen=True)
 class BuiltInModel:
-    """A model in the package."""
-
     name: str
     directory: Path
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names under which its endpoint answers; clients may drop the prefix."""
+        """All names of the model in requests; clients may drop the prefix."""
         return self.name, self.name.rpartition("/")[2]
 
 
@@ -34,30 +33,27 @@ _MODELS = (BuiltInModel("osmosis/tiny", MODELS_DIR / "tiny"),)
 
 
 def served_models() -> tuple[str, ...]:
-    """Return the names of the models that need no provider: :class:`InferenceServer` serves them."""
     return tuple(model.name for model in _MODELS)
 
 
 def base_model_of(model_path: str) -> str:
-    """Return the built-in model that ``model_path`` is an adapter of, or else ``model_path``."""
+    """Return the built-in model that ``model_path`` is an adapter of, otherwise ``model_path``."""
     base = model_path.rpartition(":")[0]
     return base if base in served_models() else model_path
 
 
 def engine_of(model: str) -> EngineName:
-    """Return what computes ``model``: NumPy where that is enough."""
     return "numpy" if model in served_models() else "torch"
 
 
 def built_in_model(name: str) -> BuiltInModel:
-    """Find a model by name."""
     for model in _MODELS:
         if name == model.name:
             return model
     known = ", ".join(f"`{model.name}`" for model in _MODELS)
     raise NotFoundError(
         f"there is no built-in model `{name}`; the built-in ones are: {known}.",
-        hint="a trained model answers at its platform: give the platform's /v1 address, and an API key"
+        hint="a trained model answers at its platform: use the platform's /v1 address and an API key"
         if ":" in name
         else None,
     )

@@ -1,36 +1,412 @@
-"""Engine thread that owns the model.
+"""Generate text with a network: sampling, continuous batching and the engine's thread.
 
-A submission (the choices of one request) waits in a bounded queue, joins the running batch and receives each of its
-tokens. Submissions take turns sequence by sequence, so a request with many choices does not block a small one.
-Cancelled work stops at the next step.
+Networks turn token ids into logits (:class:`LanguageModel`): ``model`` on NumPy, ``torch_engine`` on torch.
+
+Sampling has no generator state: a hash of (seed, position) decides the token at a position. The rest of the batch,
+restarts and the network's library have no influence. The hash is SplitMix64 (Steele, Lea, Flood: "Fast splittable
+pseudorandom number generators", OOPSLA 2014; constants of Stafford's variant 13). It is applied to the seed first, so
+that neighbouring seeds do not give shifted copies of one stream.
+
+The generating sequences occupy the first n slots without gaps, so that a step works on slices. They join and leave
+between two steps. Submissions (the choices of one request) wait in a bounded queue and take turns sequence by sequence,
+so that a request with many choices does not block a small one.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.inference.batching import ContinuousBatch, Emission, Generation
-from osmosis_ai.inference.language_model import LanguageModel
 
 logger = logging.getLogger(__name__)
 
-# Padded prompt tokens that are read between two decoding steps: how long newcomers may hold up the others.
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+FinishReason = Literal["stop", "length"]
+
+# Below this temperature the choice is the most likely token: dividing by it could overflow.
+GREEDY_BELOW = 1e-5
+# Padded prompt tokens read between two decoding steps: bounds how long new sequences delay the others.
 PREFILL_BUDGET_TOKENS = 2048
-# The rate of finished sequences, for Retry-After, is measured over the last so many.
+# Retry-After is estimated from the last so many finished sequences.
 RATE_WINDOW = 64
-LONGEST_RETRY_AFTER_S = 60
+MAX_RETRY_AFTER_S = 60
+_GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_MASK_64 = 0xFFFFFFFFFFFFFFFF
+
+
+# Sampling
+
+
+def random_stream(seed: int | None, choice: int = 0) -> int:
+    """Return the 64-bit key of the random numbers of one choice of a request."""
+    key = int.from_bytes(os.urandom(8), "big") if seed is None else seed & _MASK_64
+    if choice == 0:
+        return key
+    return int(_mix(_mix(np.array([key], np.uint64)) + np.uint64(choice))[0])
+
+
+def uniforms(streams: NDArray[np.uint64], positions: NDArray[np.int64]) -> Floats:
+    """Return the numbers in [0, 1) that decide the tokens at ``positions``; 53 random bits each."""
+    counters = (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN_GAMMA
+    fractions: Floats = (_mix(_mix(streams) + counters) >> np.uint64(11)) * 2.0**-53
+    return fractions
+
+
+def log_probabilities(logits: Floats, temperatures: Floats) -> Floats:
+    """Return the distributions (B x V, natural logarithm) at each row's temperature."""
+    scaled = logits / np.where(temperatures < GREEDY_BELOW, 1.0, temperatures)[:, None]
+    scaled -= scaled.max(axis=1, keepdims=True)
+    normalised: Floats = scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
+    return normalised
+
+
+def choose(
+    log_probs: Floats,
+    temperatures: Floats,
+    top_ps: Floats,
+    streams: NDArray[np.uint64],
+    positions: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    probabilities = np.exp(log_probs)
+    truncated = top_ps < 1.0
+    if truncated.any():
+        probabilities[truncated] = _nucleus(probabilities[truncated], top_ps[truncated])
+    sums = np.cumsum(probabilities, axis=1)
+    total = sums[:, -1]
+    # Rounding must not carry the threshold to the total, where no token is left to choose.
+    thresholds = np.minimum(uniforms(streams, positions) * total, np.nextafter(total, 0.0))
+    drawn = (sums <= thresholds[:, None]).sum(axis=1)
+    tokens: NDArray[np.int64] = np.where(temperatures < GREEDY_BELOW, log_probs.argmax(axis=1), drawn)
+    return tokens
+
+
+def _nucleus(probabilities: Floats, top_ps: Floats) -> Floats:
+    """Zero all but the fewest most likely tokens whose sum reaches ``top_p``; ties go to the lower id."""
+    order = np.argsort(-probabilities, axis=1, kind="stable")
+    ranked = np.take_along_axis(probabilities, order, axis=1)
+    before = np.cumsum(ranked, axis=1) - ranked
+    before[:, 0] = -1.0  # the most likely token always stays
+    kept = np.zeros_like(probabilities)
+    np.put_along_axis(kept, order, np.where(before < top_ps[:, None], ranked, 0.0), axis=1)
+    return kept
+
+
+def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's finaliser: every output bit depends on every input bit."""
+    state = (state ^ (state >> np.uint64(30))) * _MIX_1
+    state = (state ^ (state >> np.uint64(27))) * _MIX_2
+    mixed: NDArray[np.uint64] = state ^ (state >> np.uint64(31))
+    return mixed
+
+
+# Networks
+
+
+class Dimensions(Protocol):
+    """The dimensions of a network that batches and requests depend on."""
+
+    @property
+    def max_positions(self) -> int: ...
+
+    @property
+    def end_token_ids(self) -> frozenset[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """How each of R rows draws its token."""
+
+    temperatures: Floats
+    top_ps: Floats
+    streams: NDArray[np.uint64]
+    positions: Ints
+    top_counts: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """R drawn tokens, their log-probabilities before ``top_p``, and the likeliest of each row."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    likeliest: list[tuple[tuple[int, float], ...]]
+
+
+class LanguageModel(Protocol):
+    """A causal language model, used by one thread at a time; the types of caches and logits are its own.
+
+    A cache has the keys and values of a number of slots; ``copy(source, target, length)`` copies positions.
+    """
+
+    @property
+    def config(self) -> Dimensions: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def new_cache(self, slots: int) -> Any: ...
+
+    def extend(self, cache: Any, rows: slice, ids: Ints, starts: Ints, wanted: Ints) -> Any:
+        """Append R x S right-padded tokens to the slots ``rows``; R x V logits after the wanted ones."""
+
+    def draw(self, logits: Any, sources: Sequence[int] | slice, sampling: SamplingRows) -> Drawn:
+        """Draw one token for each row of ``logits[sources]``."""
+
+    def load_weights(self, weights: Mapping[str, Any]) -> None:
+        """Replace only the named tensors, atomically.
+
+        Raises:
+            OsmosisError: A name is unknown or a shape is wrong.
+        """
+
+
+# Batches
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Generation:
+    """A request for one continuation of one prompt."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stream: int
+    stop_tokens: frozenset[int]
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """A token of a generation, and the reason if it is the last one."""
+
+    generation: Generation
+    token: SampledToken
+    finish_reason: FinishReason | None
+
+
+class SequenceSlots:
+    """Cache slots of generating sequences (the first ``running``) and of ``kept`` ended ones.
+
+    A new sequence copies its longest cached prefix and computes only the rest: copying a position costs a thousandth of
+    computing it.
+    """
+
+    def __init__(self, model: LanguageModel, *, running: int, kept: int) -> None:
+        self.cache = model.new_cache(running + kept)
+        self.lengths: Ints = np.zeros(running + kept, np.int64)
+        self._tokens = np.zeros((running + kept, model.config.max_positions), np.int32)
+        self._first_kept = running
+        self._last_used = np.zeros(running + kept, np.int64)
+        self._clock = 0
+
+    def fill(self, slot: int, tokens: Sequence[int], start: int) -> None:
+        """Record that ``slot`` has ``tokens`` from position ``start`` on, and nothing after them."""
+        end = start + len(tokens)
+        self._tokens[slot, start:end] = tokens
+        self.lengths[slot] = end
+
+    def append(self, rows: slice, tokens: Ints) -> None:
+        """Record one more token for each of ``rows``."""
+        slots = np.arange(rows.start, rows.stop)
+        self._tokens[slots, self.lengths[rows]] = tokens
+        self.lengths[rows] += 1
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        if source != target:
+            self.cache.copy(source, target, length)
+            self._tokens[target, :length] = self._tokens[source, :length]
+        self.lengths[target] = length
+
+    def tokens(self, slot: int) -> list[int]:
+        tokens: list[int] = self._tokens[slot, : self.lengths[slot]].tolist()
+        return tokens
+
+    def forget(self) -> None:
+        """Empty all slots, because the weights have changed."""
+        self.lengths[:] = 0
+
+    def keep(self, slot: int) -> None:
+        """Cache an ended sequence in place of the least recently used one."""
+        if len(self.lengths) > self._first_kept:
+            oldest = self._first_kept + int(self._last_used[self._first_kept :].argmin())
+            self.copy(slot, oldest, int(self.lengths[slot]))
+            self._touch(oldest)
+
+    def longest_prefix(self, prompt: Sequence[int]) -> tuple[int, int]:
+        """Return the slot with the longest prefix of ``prompt``, and the prefix's length in tokens."""
+        wanted = np.array(prompt[:-1], np.int32)
+        equal = self._tokens[:, : len(wanted)] == wanted
+        # The first difference of each slot, or the whole length.
+        common = np.where(equal.all(axis=1), len(wanted), equal.argmin(axis=1) if len(wanted) else 0)
+        known = np.minimum(common, self.lengths)
+        best = int(known.argmax())
+        self._touch(best)
+        return best, int(known[best])
+
+    def _touch(self, slot: int) -> None:
+        self._clock += 1
+        self._last_used[slot] = self._clock
+
+
+class ContinuousBatch:
+    """The generating sequences. Results depend neither on slots, nor on other sequences, nor on cached prompts."""
+
+    def __init__(self, model: LanguageModel, capacity: int, *, kept: int = 32) -> None:
+        self.capacity = capacity
+        self.version = 0
+        self._model = model
+        self._slots = SequenceSlots(model, running=capacity, kept=kept)
+        self._running: list[Generation] = []
+        self._generated = np.zeros(capacity, np.int64)
+        self._last_tokens = np.zeros(capacity, np.int64)
+        self._streams = np.zeros(capacity, np.uint64)
+        self._temperatures = np.zeros(capacity)
+        self._top_ps = np.zeros(capacity)
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    @property
+    def free(self) -> int:
+        """How many more sequences can join now."""
+        return self.capacity - len(self._running)
+
+    def admit(self, newcomers: Sequence[Generation]) -> list[Emission]:
+        """Read the prompts of ``newcomers`` together and draw the first token of each."""
+        if len(newcomers) > self.free:
+            raise ValueError(f"{len(newcomers)} sequences do not fit in {self.free} free slots")
+        first = len(self._running)
+        # Equal prompts are read once: in the first slots, then copied to the others.
+        ordered = sorted(newcomers, key=lambda generation: generation.prompt)
+        distinct = list(dict.fromkeys(generation.prompt for generation in ordered))
+        starts = np.zeros(len(distinct), np.int64)
+        for row, prompt in enumerate(distinct):
+            source, known = self._slots.longest_prefix(prompt)
+            self._slots.copy(source, first + row, known)
+            starts[row] = known
+        rest = [prompt[known:] for prompt, known in zip(distinct, starts.tolist(), strict=True)]
+        logits = self._extend(first, rest, starts)
+        sources = [distinct.index(generation.prompt) for generation in ordered]
+        # From the last slot down, a copy never overwrites a prompt that is still to be copied:
+        # prompts are in order, so none is after the slots that need it.
+        for offset in reversed(range(len(ordered))):
+            self._slots.copy(first + sources[offset], first + offset, len(ordered[offset].prompt))
+        for slot, generation in enumerate(ordered, first):
+            self._running.append(generation)
+            self._generated[slot] = 0
+            self._streams[slot] = generation.stream
+            self._temperatures[slot] = generation.temperature
+            self._top_ps[slot] = generation.top_p
+        return self._draw(first, logits, sources)
+
+    def step(self) -> list[Emission]:
+        count = len(self._running)
+        if not count:
+            return []
+        rows = slice(0, count)
+        lasts = self._last_tokens[rows]
+        starts = self._slots.lengths[rows]
+        logits = self._model.extend(
+            self._slots.cache, rows, lasts[:, None], starts, np.zeros(count, np.int64)
+        )
+        self._slots.append(rows, lasts)
+        return self._draw(0, logits, slice(None))
+
+    def publish(self, weights: Mapping[str, Any], version: int) -> None:
+        """Replace weights and recompute the cache of the running sequences."""
+        self._model.load_weights(weights)
+        self.version = version
+        texts = [self._slots.tokens(slot) for slot in range(len(self._running))]
+        self._slots.forget()
+        if texts:
+            self._extend(0, texts, np.zeros(len(texts), np.int64))
+
+    def discard(self, unwanted: Callable[[Generation], bool]) -> None:
+        self._vacate(slot for slot, generation in enumerate(self._running) if unwanted(generation))
+
+    def _extend(self, first: int, texts: Sequence[Sequence[int]], starts: Ints) -> Any:
+        """Append tokens to the slots from ``first`` on; logits after the last token of each text."""
+        ids = np.zeros((len(texts), max(map(len, texts))), np.int64)
+        for row, tokens in enumerate(texts):
+            ids[row, : len(tokens)] = tokens
+        wanted = np.array([len(tokens) - 1 for tokens in texts])
+        rows = slice(first, first + len(texts))
+        logits = self._model.extend(self._slots.cache, rows, ids, starts, wanted)
+        for row, tokens in enumerate(texts):
+            self._slots.fill(first + row, tokens, int(starts[row]))
+        return logits
+
+    def _draw(self, first: int, logits: Any, sources: Sequence[int] | slice) -> list[Emission]:
+        """Draw a token for every slot from ``first`` on; finished sequences leave."""
+        rows = slice(first, len(self._running))
+        generations = self._running[rows]
+        sampling = SamplingRows(
+            self._temperatures[rows],
+            self._top_ps[rows],
+            self._streams[rows],
+            self._slots.lengths[rows],
+            [generation.top_logprobs for generation in generations],
+        )
+        drawn = self._model.draw(logits, sources, sampling)
+        self._last_tokens[rows] = drawn.tokens
+        self._generated[rows] += 1
+        emissions, finished = [], []
+        for row, generation in enumerate(generations):
+            token = SampledToken(drawn.tokens[row], drawn.logprobs[row], drawn.likeliest[row], self.version)
+            reason: FinishReason | None = None
+            if token.id in generation.stop_tokens:
+                reason = "stop"
+            elif self._generated[first + row] >= generation.max_tokens:
+                reason = "length"
+            emissions.append(Emission(generation, token, reason))
+            if reason:
+                finished.append(first + row)
+        self._vacate(finished)
+        return emissions
+
+    def _vacate(self, slots: Iterable[int]) -> None:
+        """Free slots; from the highest down, so that the sequence moved into a hole is one that stays."""
+        columns = (self._generated, self._last_tokens, self._streams, self._temperatures, self._top_ps)
+        for slot in sorted(slots, reverse=True):
+            self._slots.keep(slot)
+            last = len(self._running) - 1
+            if slot != last:
+                self._slots.copy(last, slot, int(self._slots.lengths[last]))
+                self._running[slot] = self._running[last]
+                for column in columns:
+                    column[slot] = column[last]
+            self._running.pop()
+
+
+# The engine's thread
 
 
 class EngineBusyError(OsmosisError):
-    """The queue is full; ask again after ``retry_after_s`` seconds."""
+    """The queue is full; try again after ``retry_after_s`` seconds."""
 
     default_code = "RATE_LIMITED"
 
@@ -44,23 +420,21 @@ class EngineBusyError(OsmosisError):
 
 
 class EngineStoppedError(OsmosisError):
-    """The engine does not run: it was closed, or it failed and its log says why."""
+    """The engine was closed, or it failed and its log has the reason."""
 
     default_code = "INTERNAL"
 
 
 class Listener(Protocol):
-    """Who hears of a submission's progress. Called by the engine's thread, so: be quick, never raise."""
+    """Receives a submission's tokens on the engine's thread; must be quick and not raise."""
 
-    def emitted(self, emission: Emission) -> None:
-        """One more token of one of the submission's generations."""
+    def emitted(self, emission: Emission) -> None: ...
 
-    def failed(self, error: EngineStoppedError) -> None:
-        """Nothing more will come."""
+    def failed(self, error: EngineStoppedError) -> None: ...
 
 
 class Submission:
-    """The choices of one request, in the queue or in the batch. Made by :meth:`InferenceEngine.submit`."""
+    """The choices of one request, in the queue or in the batch."""
 
     def __init__(
         self, engine: InferenceEngine, generations: Sequence[Generation], listener: Listener
@@ -71,53 +445,40 @@ class Submission:
         self.cancelled = False
 
     def cancel(self) -> None:
-        """Give up on what has not been generated yet; harmless when all has."""
+        """Stop generating; harmless when all has been generated."""
         self._engine.cancel(self)
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """What the engine is doing, and has done since it started."""
+    """Sequences and tokens, now and since the engine started."""
 
     running: int
     waiting: int
     finished: int
     prompt_tokens: int
-    generated_tokens: int
-
-
-@dataclass(eq=False)
-class _Publication:
-    """Weights on their way to the engine's thread, and what became of them."""
-
-    weights: Mapping[str, Any]
-    version: int
-    settled: threading.Event = field(default_factory=threading.Event)
-    error: OsmosisError | None = None
-
-    def settle(self, error: OsmosisError | None = None) -> None:
-        self.error = error
-        self.settled.set()
+    completion_tokens: int
 
 
 class InferenceEngine:
-    """Runs a model for any number of threads; a context manager that starts and ends its own."""
+    """Runs a model for any number of threads; a context manager that starts and ends its own thread."""
 
     def __init__(
-        self, model: LanguageModel[Any, Any], *, max_batch: int = 32, max_waiting: int = 1024, kept: int = 32
+        self, model: LanguageModel, *, max_batch: int = 32, max_waiting: int = 1024, kept: int = 32
     ) -> None:
         self.model = model
+        self.failure: EngineStoppedError | None = None
+        """Why the engine has stopped; None while it runs."""
         self._batch = ContinuousBatch(model, max_batch, kept=kept)
         self._max_waiting = max_waiting
         self._changed = threading.Condition()
         self._queue: deque[Submission] = deque()
         self._waiting = 0
-        self._publications: deque[_Publication] = deque()
+        self._publications: deque[tuple[Mapping[str, Any], int, Future[None]]] = deque()
         self._owners: dict[Generation, Submission] = {}
         self._something_cancelled = False
-        self._stopped: EngineStoppedError | None = None
         self._finish_times: deque[float] = deque(maxlen=RATE_WINDOW)
-        self._finished = self._prompt_tokens = self._generated_tokens = 0
+        self._finished = self._prompt_tokens = self._completion_tokens = 0
         self._thread = threading.Thread(target=self._run, name="osmosis-inference", daemon=True)
 
     def __enter__(self) -> InferenceEngine:
@@ -133,16 +494,10 @@ class InferenceEngine:
         if self._thread.is_alive():
             self._thread.join()
 
-    @property
-    def failure(self) -> EngineStoppedError | None:
-        """Why the engine does not run any more; None while it runs."""
-        return self._stopped
-
     def submit(self, generations: Sequence[Generation], listener: Listener) -> Submission:
-        """Queue the choices of one request."""
         with self._changed:
-            if self._stopped:
-                raise self._stopped
+            if self.failure:
+                raise self.failure
             if self._waiting and self._waiting + len(generations) > self._max_waiting:
                 raise EngineBusyError(self._waiting, self._retry_after_s())
             submission = Submission(self, generations, listener)
@@ -152,19 +507,17 @@ class InferenceEngine:
         return submission
 
     def publish(self, weights: Mapping[str, Any], version: int) -> None:
-        """Exchange weights between two steps and wait until it is done; requests go on meanwhile."""
-        publication = _Publication(weights, version)
+        """Replace weights between two steps and wait until it is done; generation continues with them."""
+        done: Future[None] = Future()
         with self._changed:
-            if self._stopped:
-                raise self._stopped
-            self._publications.append(publication)
+            if self.failure:
+                raise self.failure
+            self._publications.append((weights, version, done))
             self._changed.notify()
-        publication.settled.wait()
-        if publication.error:
-            raise publication.error
+        done.result()
 
     def cancel(self, submission: Submission) -> None:
-        """Drop what ``submission`` still waits for."""
+        """Drop the rest of a submission."""
         with self._changed:
             submission.cancelled = True
             if submission in self._queue:
@@ -175,18 +528,16 @@ class InferenceEngine:
             self._changed.notify()
 
     def stats(self) -> EngineStats:
-        """Return a snapshot of the counters."""
         with self._changed:
             return EngineStats(
-                len(self._owners), self._waiting, self._finished, self._prompt_tokens, self._generated_tokens
+                len(self._owners), self._waiting, self._finished, self._prompt_tokens, self._completion_tokens
             )
 
     def _run(self) -> None:
         try:
             while (newcomers := self._next_newcomers()) is not None:
                 self._publish_pending()
-                emissions = self._batch.admit(newcomers) if newcomers else []
-                self._deliver(emissions)
+                self._deliver(self._batch.admit(newcomers) if newcomers else [])
                 self._deliver(self._batch.step())
         except Exception:
             # The edge of the thread: without this, callers would wait for ever.
@@ -194,11 +545,11 @@ class InferenceEngine:
             self._stop(EngineStoppedError("the model server failed; its log holds the traceback."))
 
     def _next_newcomers(self) -> list[Generation] | None:
-        """Wait until there is work; return who joins the batch, or None when the engine is to end."""
+        """Wait for work; return the sequences that join the batch, or None when the engine stops."""
         with self._changed:
-            while not (self._stopped or self._waiting or self._owners or self._publications):
+            while not (self.failure or self._waiting or self._owners or self._publications):
                 self._changed.wait()
-            if self._stopped:
+            if self.failure:
                 return None
             if self._something_cancelled:
                 self._something_cancelled = False
@@ -207,16 +558,22 @@ class InferenceEngine:
             return self._take_turns()
 
     def _publish_pending(self) -> None:
-        while self._publications:
-            publication = self._publications[0]
+        while True:
+            with self._changed:
+                if not self._publications:
+                    return
+                weights, version, done = self._publications.popleft()
             try:
-                self._batch.publish(publication.weights, publication.version)
+                self._batch.publish(weights, version)
             except OsmosisError as error:
-                publication.settle(error)
+                done.set_exception(error)
+            except Exception:
+                done.set_exception(
+                    EngineStoppedError("the model server failed; its log holds the traceback.")
+                )
+                raise
             else:
-                publication.settle()
-            # Remove it last, so that the engine notifies waiters on any error.
-            self._publications.popleft()
+                done.set_result(None)
 
     def _take_turns(self) -> list[Generation]:
         """Take sequences from the queue, one of each submission in turn, as many as one step may read."""
@@ -242,7 +599,7 @@ class InferenceEngine:
         deliveries = [(self._owners[emission.generation].listener, emission) for emission in emissions]
         finished = [emission.generation for emission in emissions if emission.finish_reason]
         with self._changed:
-            self._generated_tokens += len(emissions)
+            self._completion_tokens += len(emissions)
             self._finished += len(finished)
             self._finish_times.extend([time.monotonic()] * len(finished))
             for generation in finished:
@@ -252,23 +609,24 @@ class InferenceEngine:
 
     def _stop(self, error: EngineStoppedError) -> None:
         with self._changed:
-            if self._stopped:
+            if self.failure:
                 return
-            self._stopped = error
+            self.failure = error
             abandoned = {*self._queue, *self._owners.values()}
             self._queue.clear()
             self._waiting = 0
-            unpublished = [*self._publications]
+            unpublished = [done for _, _, done in self._publications]
+            self._publications.clear()
             self._changed.notify()
         for submission in abandoned:
             submission.listener.failed(error)
-        for publication in unpublished:
-            publication.settle(error)
+        for done in unpublished:
+            done.set_exception(error)
 
     def _retry_after_s(self) -> int:
-        """Return when the queue should be empty, going by how fast sequences finished lately."""
+        """Estimate when the queue is empty, from the recent rate of finished sequences."""
         times = self._finish_times
         elapsed = time.monotonic() - times[0] if times else 0.0
         if elapsed <= 0.0:
             return 1
-        return min(LONGEST_RETRY_AFTER_S, max(1, math.ceil(self._waiting * elapsed / len(times))))
+        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(self._waiting * elapsed / len(times))))

@@ -1,4 +1,4 @@
-"""A Qwen3 transformer in NumPy, in float64.
+"""A Qwen3 transformer in NumPy, in float64, with merged LoRA adapters.
 
 In float64, the order of a sum changes a logit by about 1e-15. A row's results therefore do not depend on other rows in
 the batch or on the chunking of its prompt, to any precision that could change a sampled token.
@@ -6,12 +6,18 @@ the batch or on the chunking of its prompt, to any precision that could change a
 The weights are prepared once, so that a step is a few large operations: projections of the same input form one matrix,
 norm weights are folded into the following matrix, and the two halves of every rotary pair are adjacent, so that a
 rotation is one complex multiplication. The computed function is unchanged.
+
+An adapter is a folder in PEFT format. Each matrix W it names becomes W + scale * B A (Hu et al., "LoRA", 2021,
+equation 3), where scale is alpha / r, or alpha / sqrt(r) for rank-stabilised adapters. An adapter with any other
+feature is refused, because a partial merge would be another model.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +25,26 @@ from typing import Any
 
 import numpy as np
 
-from osmosis_ai.errors import OsmosisError
-from osmosis_ai.inference.language_model import Drawn, Floats, Ints, SamplingRows
-from osmosis_ai.inference.sampling import choose, log_probabilities
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.inference.catalog import FORMAT_NAMES, FormatName
+from osmosis_ai.inference.engine import Drawn, Floats, Ints, SamplingRows, choose, log_probabilities
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 # Some state dictionaries name the output matrix although it is the embedding.
 TIED_HEAD = "lm_head.weight"
 # A prompt is read in chunks of so many tokens a row, which bounds the memory of attention scores.
 CHUNK_TOKENS = 256
+ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+# Training writes its settings next to the adapter.
+PROVENANCE_FILE = "provenance.json"
+_UNSUPPORTED_LORA = (
+    "use_dora",
+    "modules_to_save",
+    "trainable_token_indices",
+    "rank_pattern",
+    "alpha_pattern",
+)
+_LORA_MATRIX = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 
 
 @dataclass(frozen=True)
@@ -53,7 +70,7 @@ class ModelConfig:
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise OsmosisError(f"there is no model in `{model_dir}`: `{CONFIG_FILE}` is missing.") from None
+            raise OsmosisError(f"`{model_dir}` has no model: `{CONFIG_FILE}` is missing.") from None
         rope = raw.get("rope_parameters") or {}
         plain = (
             raw.get("model_type") == "qwen3"
@@ -86,7 +103,7 @@ class ModelConfig:
 
 
 class KeyValueCache:
-    """Keys and values of up to ``slots`` sequences, allocated once for the longest of them."""
+    """Keys and values of ``slots`` sequences, allocated once for the longest sequence."""
 
     def __init__(self, config: ModelConfig, slots: int) -> None:
         shape = (config.num_layers, slots, config.num_kv_heads, config.max_positions, config.head_dim)
@@ -94,14 +111,13 @@ class KeyValueCache:
         self.values: Floats = np.zeros(shape)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Give slot ``target`` the first ``length`` positions of slot ``source``."""
         for array in (self.keys, self.values):
             array[:, target, :, :length] = array[:, source, :, :length]
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """One block's weights, prepared; matrices map rows: ``x @ matrix``."""
+    """Prepared weights of one block; matrices map rows: ``x @ matrix``."""
 
     qkv: Floats
     qk_norm: Floats
@@ -116,7 +132,7 @@ class Model:
     def __init__(self, config: ModelConfig, tensors: Mapping[str, Any], fingerprint: str) -> None:
         self.config = config
         self.fingerprint = fingerprint
-        self._tensors = dict(tensors)
+        self.tensors = dict(tensors)
         frequencies = config.rope_theta ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
         angles = np.outer(np.arange(config.max_positions), frequencies)
         self._rotations = np.exp(1j * angles)[:, None, :]
@@ -124,7 +140,7 @@ class Model:
 
     @classmethod
     def load(cls, model_dir: Path) -> Model:
-        """Read a model from a Hugging Face folder."""
+        """Read a model from a Hugging Face folder; raises OsmosisError."""
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
@@ -138,49 +154,36 @@ class Model:
                 f"the weights `{path}` cannot be read ({error}); install the package again."
             ) from error
 
-    @property
-    def tensors(self) -> Mapping[str, Any]:
-        """The weights by the names of the checkpoint."""
-        return self._tensors
-
     def load_weights(self, weights: Mapping[str, Any]) -> None:
-        """Replace only the named tensors (NumPy or torch), atomically.
-
-        Raises:
-            OsmosisError: A name is unknown or a shape is wrong.
-        """
-        for name, tensor in weights.items():
-            if name == TIED_HEAD:
-                continue
-            expected = self._tensors[name].shape if name in self._tensors else None
+        """Replace only the named tensors (NumPy or torch), atomically; raises OsmosisError."""
+        changed = {name: tensor for name, tensor in weights.items() if name != TIED_HEAD}
+        for name, tensor in changed.items():
+            expected = self.tensors[name].shape if name in self.tensors else None
             if expected != tuple(tensor.shape):
-                shapes = f"it has the shape {tuple(tensor.shape)}, not {expected}"
+                problem = f"it has the shape {tuple(tensor.shape)}, not {expected}"
                 raise OsmosisError(
                     f"the tensor `{name}` does not fit the model: "
-                    + (shapes if expected else "the model has none of this name")
-                    + "."
+                    f"{problem if expected else 'the model has none of this name'}."
                 )
-        self._tensors |= {name: _float64(tensor) for name, tensor in weights.items() if name != TIED_HEAD}
+        self.tensors |= {name: _float64(tensor) for name, tensor in changed.items()}
         self._prepare_weights()
 
     def new_cache(self, slots: int) -> KeyValueCache:
-        """Make room for the keys and values of ``slots`` sequences."""
         return KeyValueCache(self.config, slots)
 
     def draw(self, logits: Floats, sources: Sequence[int] | slice, sampling: SamplingRows) -> Drawn:
-        """Draw one token for each row of ``logits[sources]``."""
         temperatures = sampling.temperatures
         log_probs = log_probabilities(logits[sources], temperatures)
         tokens = choose(log_probs, temperatures, sampling.top_ps, sampling.streams, sampling.positions)
         chosen = log_probs[np.arange(len(tokens)), tokens]
-        likeliest = [
-            _likeliest(row, count) if count else ()
-            for row, count in zip(log_probs, sampling.top_counts, strict=True)
-        ]
+        likeliest = []
+        for row, count in zip(log_probs, sampling.top_counts, strict=True):
+            order = np.argsort(-row, kind="stable")[:count] if count else ()
+            likeliest.append(tuple((int(token), float(row[token])) for token in order))
         return Drawn(tokens.tolist(), chosen.tolist(), likeliest)
 
     def _prepare_weights(self) -> None:
-        weights = {name.removeprefix("model."): _float64(tensor) for name, tensor in self._tensors.items()}
+        weights = {name.removeprefix("model."): _float64(tensor) for name, tensor in self.tensors.items()}
         self._embedding = weights["embed_tokens.weight"]
         self._head = np.ascontiguousarray((self._embedding * weights["norm.weight"]).T)
         self._layers = [
@@ -189,7 +192,6 @@ class Model:
         ]
 
     def extend(self, cache: KeyValueCache, rows: slice, ids: Ints, starts: Ints, wanted: Ints) -> Floats:
-        """Append tokens to the sequences in the slots ``rows`` and return logits."""
         count = ids.shape[1]
         hidden = np.empty((len(ids), self.config.hidden_size))
         for offset in range(0, count, CHUNK_TOKENS):
@@ -203,7 +205,7 @@ class Model:
         """Run the transformer's blocks over a chunk; R x S x hidden."""
         config, (batch, count) = self.config, ids.shape
         positions = starts[:, None] + np.arange(count)
-        # Padding may point past the last position; nobody reads what it computes there.
+        # Padding may point past the last position; its results are not used.
         positions = np.minimum(positions, config.max_positions - 1)
         seen = int(positions.max()) + 1
         rotations = self._rotations[positions]
@@ -249,21 +251,16 @@ class Model:
         return by_position
 
     def _normalise(self, values: Floats) -> Floats:
-        """Root-mean-square normalisation of the last axis; the weight is in the matrix behind it."""
+        """Root-mean-square normalisation of the last axis; the weight is in the following matrix."""
         squares = np.einsum("...i,...i->...", values, values) / values.shape[-1]
         normalised: Floats = values / np.sqrt(squares + self.config.norm_epsilon)[..., None]
         return normalised
 
 
 def _float64(tensor: Any) -> Floats:
-    if hasattr(tensor, "detach"):  # torch's: it may be on a device, of a type NumPy lacks, or need gradients
+    if hasattr(tensor, "detach"):  # torch: maybe on a device, of a type NumPy lacks, or with gradients
         tensor = tensor.detach().double().cpu().numpy()
     return np.asarray(tensor, dtype=np.float64)
-
-
-def _likeliest(log_probs: Floats, count: int) -> tuple[tuple[int, float], ...]:
-    order = np.argsort(-log_probs, kind="stable")[:count]
-    return tuple((int(token), float(log_probs[token])) for token in order)
 
 
 def _prepare(config: ModelConfig, weights: dict[str, Floats]) -> _Layer:
@@ -289,3 +286,75 @@ def _prepare(config: ModelConfig, weights: dict[str, Floats]) -> _Layer:
         gate_up=np.ascontiguousarray((gate_up * weights["post_attention_layernorm.weight"]).T),
         down=np.ascontiguousarray(weights["mlp.down_proj.weight"].T),
     )
+
+
+def load_adapted_model(model_dir: Path, adapter_dir: Path) -> Model:
+    """Read a model and merge an adapter into it; raises OsmosisError."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        config_bytes = (adapter_dir / ADAPTER_CONFIG_FILE).read_bytes()
+        data = (adapter_dir / ADAPTER_WEIGHTS_FILE).read_bytes()
+    except FileNotFoundError as error:
+        raise NotFoundError(
+            f"there is no adapter in `{adapter_dir}`: `{Path(str(error.filename)).name}` is missing."
+        ) from None
+    try:
+        config, matrices = json.loads(config_bytes), load(data)
+    except (ValueError, SafetensorError) as error:
+        raise OsmosisError(f"the adapter in `{adapter_dir}` cannot be read: {error}") from error
+    _require_plain_lora(config, adapter_dir)
+    model = Model.load(model_dir)
+    tensors = dict(model.tensors)
+    scale = config["lora_alpha"] / (math.sqrt(config["r"]) if config.get("use_rslora") else config["r"])
+    for module, sides in _lora_pairs(matrices, adapter_dir).items():
+        name, update = f"{module}.weight", scale * (sides["B"] @ sides["A"])
+        shape = tensors[name].shape if name in tensors else None
+        if shape != update.shape:
+            found = f"is {shape[0]} x {shape[1]}" if shape else "does not exist"
+            raise OsmosisError(
+                f"the adapter does not fit the model: it changes `{name}` "
+                f"({update.shape[0]} x {update.shape[1]}), which {found} there."
+            )
+        tensors[name] = tensors[name].astype(np.float64) + update
+    adapter_fingerprint = hashlib.sha256(config_bytes + data).hexdigest()
+    both = hashlib.sha256(f"{model.fingerprint}:{adapter_fingerprint}".encode()).hexdigest()
+    return Model(model.config, tensors, both)
+
+
+def trained_tool_call_format(adapter_dir: Path) -> FormatName | None:
+    """Return the tool call format that an adapter was trained with; None if it is not recorded."""
+    try:
+        recorded = json.loads((adapter_dir / PROVENANCE_FILE).read_bytes())["settings"].get(
+            "tool_call_format"
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # a file of this name need not be ours
+    return next((name for name in FORMAT_NAMES if name == recorded), None)
+
+
+def _require_plain_lora(config: Mapping[str, Any], directory: Path) -> None:
+    """Refuse adapters that do more than add equally scaled low-rank matrices."""
+    unsupported = [f"`{key}`" for key in _UNSUPPORTED_LORA if config.get(key)]
+    if config.get("bias", "none") != "none":
+        unsupported.append("`bias`")
+    kind = config.get("peft_type", "LORA")
+    if kind != "LORA" or unsupported:
+        what = f"uses {', '.join(unsupported)}" if unsupported else f"is of the kind `{kind}`"
+        raise OsmosisError(f"the NumPy engine cannot serve the adapter in `{directory}`: it {what}.")
+
+
+def _lora_pairs(tensors: Mapping[str, Any], directory: Path) -> dict[str, dict[str, Floats]]:
+    pairs: dict[str, dict[str, Floats]] = {}
+    for name, tensor in tensors.items():
+        matrix = _LORA_MATRIX.fullmatch(name)
+        if matrix is None:
+            raise OsmosisError(
+                f"the adapter in `{directory}` cannot be served: `{name}` is not a matrix of a LoRA adapter."
+            )
+        pairs.setdefault(matrix["module"], {})[matrix["side"]] = tensor.astype(np.float64)
+    for module, sides in pairs.items():
+        if set(sides) != {"A", "B"}:
+            raise OsmosisError(f"the adapter in `{directory}` is damaged: `{module}` has one matrix of two.")
+    return pairs

@@ -14,26 +14,26 @@ from pathlib import Path
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.catalog import MODELS_DIR, EngineName, built_in_model, served_models
 from osmosis_ai.process_environment import chosen, python_environment
-from osmosis_ai.supervision import Service, ServiceSpec
+from osmosis_ai.processes import Service, ServiceSpec
 
 __all__ = ["InferenceServer", "served_models"]
 
 API_KEY_ENV = "OSMOSIS_INFERENCE_API_KEY"
-# The libraries that may be behind NumPy's products, each with its own name for the same thing.
+# For each library that NumPy's products may use.
 SINGLE_THREAD_ENV = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "VECLIB_MAXIMUM_THREADS": "1",
 }
-# Some models of the hub are only for those who are logged in to it.
+# Some models of the hub need a login.
 _HUB_LOGIN = ("HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN")
-# torch alone takes seconds to import; billions of weights are read from the disk, or fetched first.
+# torch takes seconds to import, and billions of weights are read or downloaded.
 START_TIMEOUT_S: dict[EngineName, float] = {"numpy": 60.0, "torch": 900.0}
 
 
 class InferenceServer(Service):
-    """Serves a model while an ``async with`` block lasts."""
+    """Serves a model while an ``async with`` block lasts, under its own name or ``served_as``."""
 
     def __init__(
         self,
@@ -49,18 +49,14 @@ class InferenceServer(Service):
         self.model = served_as or base
         self.api_key = secrets.token_urlsafe(24)
         options = {"--model": base, "--engine": engine, "--served-as": self.model, "--port": "0"}
-        options |= {"--max-batch": str(max_batch)}
+        options["--max-batch"] = str(max_batch)
         if adapter is not None:
             options["--adapter"] = str(adapter.resolve())
+        arguments = [part for option in options.items() for part in option]
         super().__init__(
             ServiceSpec(
                 name=f"the server of `{self.model}`",
-                command=[
-                    sys.executable,
-                    "-m",
-                    "osmosis_ai.inference",
-                    *(part for o in options.items() for part in o),
-                ],
+                command=[sys.executable, "-m", "osmosis_ai.inference", *arguments],
                 env={
                     **python_environment(os.environ),
                     **chosen(os.environ, _HUB_LOGIN),
@@ -69,8 +65,8 @@ class InferenceServer(Service):
                     "PYTHONUNBUFFERED": "1",
                     "PYTHONSAFEPATH": "1",
                 },
-                # `-m` puts the working directory on the module path (before Python 3.11 always): it must
-                # be one without modules, or a user's `random.py` would be imported as Python's own.
+                # `-m` puts the working directory on the module path (before Python 3.11 always), where a user's
+                # `random.py` would replace Python's own.
                 cwd=MODELS_DIR,
                 announces='{"base_url"',
                 code="INTERNAL",
@@ -80,7 +76,6 @@ class InferenceServer(Service):
 
     @property
     def base_url(self) -> str:
-        """Where it listens, as OpenAI clients want it: ``http://127.0.0.1:<port>/v1``."""
         if self.answer is None:
             raise OsmosisError(f"{self.spec.name} is not running.", code="INTERNAL")
         return str(self.answer["base_url"])

@@ -50,16 +50,14 @@ class OpenAIError(Exception):
         self._error = {"message": message, "type": type, "param": param, "code": code}
 
     def body(self) -> dict[str, Any]:
-        """Return the JSON body of the reply."""
         return {"error": dict(self._error)}
 
     def headers(self) -> dict[str, str]:
-        """Return the headers this reply needs beyond the usual ones."""
         return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
 
 
 def _joined_text(content: Any) -> Any:
-    """A list of text parts as one string; anything else is left for the type check."""
+    """Join a list of text parts; other values are left for the type check."""
     if not isinstance(content, list):
         return content
     texts = []
@@ -77,34 +75,28 @@ Text = Annotated[str, BeforeValidator(_joined_text)]
 
 
 class _Part(BaseModel):
-    """A piece of a request whose unknown keys do not matter."""
+    """A part of a request, whose unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
 
 class InstructionMessage(_Part):
-    """What the application tells the model; `developer` is the newer name of `system`."""
-
     role: Literal["system", "developer"]
     content: Text
 
 
 class UserMessage(_Part):
-    """What the user says."""
-
     role: Literal["user"]
     content: Text
 
 
 class CalledFunction(_Part):
-    """Name and JSON arguments of an earlier call."""
-
     name: str
     arguments: str
 
 
 class EarlierToolCall(_Part):
-    """A call that an earlier turn of the assistant made; some templates write its id."""
+    """A call in an earlier turn of the assistant; some templates write its id."""
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -112,16 +104,12 @@ class EarlierToolCall(_Part):
 
 
 class AssistantMessage(_Part):
-    """An earlier turn of the assistant."""
-
     role: Literal["assistant"]
     content: Text | None = None
     tool_calls: list[EarlierToolCall] | None = None
 
 
 class ToolMessage(_Part):
-    """What a tool answered."""
-
     role: Literal["tool"]
     content: Text
     tool_call_id: str
@@ -141,26 +129,22 @@ class FunctionDefinition(_Part):
 
 
 class Tool(_Part):
-    """A tool the model may call; functions are the only kind."""
-
     type: Literal["function"]
     function: FunctionDefinition
 
 
 class StreamOptions(_Part):
-    """How a stream ends."""
-
     include_usage: bool = False
 
 
 class ResponseFormat(_Part):
-    """The form of the content; only free text is offered."""
+    """The form of the content; only text is supported."""
 
     type: str
 
 
 class ChatRequest(BaseModel):
-    """A valid request; every field means what it means in OpenAI's API."""
+    """A valid request; the fields have the meaning of OpenAI's API."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -234,7 +218,7 @@ class ChatRequest(BaseModel):
 
     @property
     def token_limit(self) -> int:
-        """The most tokens a choice may have, as asked for; the newer of the two names wins."""
+        """The requested number of tokens of a choice; the newer of the two names wins."""
         return self.max_completion_tokens or self.max_tokens or DEFAULT_MAX_TOKENS
 
     @cached_property
@@ -245,7 +229,7 @@ class ChatRequest(BaseModel):
         return [tool.model_dump(exclude_none=True) for tool in self.tools or []]
 
     def template_messages(self) -> list[dict[str, Any]]:
-        """The conversation as chat templates expect it."""
+        """Return the conversation for chat templates."""
         messages = [message.model_dump(exclude_none=True) for message in self.messages]
         for message in messages:
             if message["role"] == "developer":
@@ -254,7 +238,7 @@ class ChatRequest(BaseModel):
 
 
 def parse_request(body: Any) -> ChatRequest:
-    """Check a decoded request body."""
+    """Validate a decoded request body; raises OpenAIError."""
     if not isinstance(body, Mapping):
         raise OpenAIError(400, "the request body must be a JSON object.")
     try:
@@ -264,9 +248,9 @@ def parse_request(body: Any) -> ChatRequest:
 
 
 def _explain(error: ValidationError) -> OpenAIError:
-    """The first problem, as OpenAI words and places it."""
+    """Return the first problem in OpenAI's wording."""
     problem = error.errors(include_url=False, include_input=False)[0]
-    # Behind the index of a message pydantic puts the role it was read as.
+    # After the index of a message, pydantic puts its role.
     path = [part for index, part in enumerate(problem["loc"]) if not (index == 2 and part in ROLES)]
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
     if problem["type"] == "extra_forbidden":

@@ -5,49 +5,46 @@ A disconnected client cancels its generation. Errors have OpenAI's format.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import hmac
+import json
 import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 from aiohttp import web
 
-from osmosis_ai.inference.adapters import load_adapted_model, trained_tool_call_format
-from osmosis_ai.inference.catalog import EngineName, built_in_model
-from osmosis_ai.inference.engine import InferenceEngine
-from osmosis_ai.inference.language_model import LanguageModel
-from osmosis_ai.inference.model import Model
-from osmosis_ai.inference.openai_api import ChatCompletions, ChatStream, Template, TextTokenizer
+from osmosis_ai.inference.catalog import EngineName, FormatName, built_in_model
+from osmosis_ai.inference.chat import BuiltInChat, ChatFormat
+from osmosis_ai.inference.engine import InferenceEngine, LanguageModel
+from osmosis_ai.inference.model import Model, load_adapted_model, trained_tool_call_format
+from osmosis_ai.inference.openai_api import ChatCompletions, ChatStream
 from osmosis_ai.inference.protocol import OpenAIError
-from osmosis_ai.inference.template import ChatTemplate
-from osmosis_ai.inference.tokenizer import Tokenizer
-from osmosis_ai.inference.tool_call_formats import FORMATS
-from osmosis_ai.inference.tool_calls import FormatName, ToolCallStyle
 
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
-# A client that is slow to read its last bytes does not hold up the end of the server longer.
+# How long the server waits for slow clients when it ends.
 SHUTDOWN_TIMEOUT_S = 2.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Endpoint:
-    """The routes over one model."""
+    """The routes over one model; clients need ``api_key``, unless it is None."""
 
     def __init__(self, api: ChatCompletions, *, api_key: str | None) -> None:
         self._api = api
         self._key = api_key
 
     def application(self) -> web.Application:
-        """Return the web application."""
         app = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
         app.router.add_post("/v1/chat/completions", self._chat_completions)
         app.router.add_get("/v1/models", self._models)
@@ -55,7 +52,7 @@ class Endpoint:
         return app
 
     def runner(self) -> web.AppRunner:
-        """Return what serves the application; the handler of a client that goes away is cancelled."""
+        """Return the application's runner, which cancels the handler of a client that disconnects."""
         return web.AppRunner(
             self.application(),
             access_log=None,
@@ -81,7 +78,7 @@ class Endpoint:
         try:
             async for chunk in stream:
                 await response.write(_event(chunk))
-        except OpenAIError as error:  # the status line is out: the error is an event
+        except OpenAIError as error:  # the status has been sent: the error is an event
             await response.write(_event(error.body()))
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
@@ -92,23 +89,12 @@ class Endpoint:
 
     async def _health(self, _request: web.Request) -> web.Response:
         engine = self._api.engine
-        stats = engine.stats()
-        return _json(
-            {
-                "status": "failed" if engine.failure else "ok",
-                "model": self._api.model_name,
-                "running": stats.running,
-                "waiting": stats.waiting,
-                "finished": stats.finished,
-                "prompt_tokens": stats.prompt_tokens,
-                "completion_tokens": stats.generated_tokens,
-            },
-            status=503 if engine.failure else 200,
-        )
+        status = {"status": "failed" if engine.failure else "ok", "model": self._api.model_name}
+        return _json(status | asdict(engine.stats()), status=503 if engine.failure else 200)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Check the key, and give every failure the shape clients expect."""
+        """Check the key, and return every failure in OpenAI's format."""
         try:
             if request.path.startswith("/v1/"):
                 self._check_key(request)
@@ -134,18 +120,16 @@ class Endpoint:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._key.encode()):
             return
-        raise OpenAIError(401, "a bearer key is needed, and the one given is not it.", code="invalid_api_key")
+        raise OpenAIError(401, "the bearer key is missing or wrong.", code="invalid_api_key")
 
 
 @dataclass(frozen=True)
 class ServedParts:
-    """A loaded model: its network, its text, and the names it answers to, the first in replies."""
+    """A loaded model and the names it is served under; the first one is used in replies."""
 
-    network: LanguageModel[Any, Any]
-    tokenizer: TextTokenizer
-    template: Template
+    network: LanguageModel
+    chat: ChatFormat
     names: Sequence[str]
-    tool_calls: ToolCallStyle
 
 
 def load_parts(
@@ -156,53 +140,51 @@ def load_parts(
     served_as: str | None = None,
     tool_call_format: FormatName | None = None,
 ) -> ServedParts:
-    """Load what is to be served."""
-    # Clients may drop what they take for the provider.
+    """Load a model and its chat format; raises OsmosisError."""
+    # Clients may drop the provider's part of the name.
     name = served_as or model
     names = (name, name.partition("/")[2] or name)
     chosen = tool_call_format or (trained_tool_call_format(adapter) if adapter else None)
     if engine == "torch":
-        from osmosis_ai.inference.torch_serving import ServedChat, load_served_model
+        import torch
 
-        chat = ServedChat.load(model, tool_call_format=chosen)
-        return ServedParts(load_served_model(model, adapter), chat, chat, names, chat.tool_calls)
+        from osmosis_ai.inference.torch_engine import PretrainedChat, TorchModel
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        chat = PretrainedChat.load(model, tool_call_format=chosen)
+        return ServedParts(TorchModel.load(model, adapter=adapter, device=device), chat, names)
     directory = built_in_model(model).directory
     network = load_adapted_model(directory, adapter) if adapter else Model.load(directory)
-    style = ToolCallStyle(FORMATS[chosen or "hermes"])
-    return ServedParts(network, Tokenizer.load(directory), ChatTemplate.load(directory), names, style)
+    return ServedParts(network, BuiltInChat(directory, tool_call_format=chosen), names)
 
 
-@asynccontextmanager
-async def serving(
-    parts: ServedParts,
-    *,
-    host: str,
-    port: int,
-    api_key: str | None,
-    max_batch: int,
-    max_waiting: int,
-) -> AsyncIterator[tuple[str, ChatCompletions]]:
-    """Serve a model while the context lasts; yields the base URL and the API."""
-    with InferenceEngine(parts.network, max_batch=max_batch, max_waiting=max_waiting) as engine:
-        api = ChatCompletions(engine, parts.tokenizer, parts.template, parts.names, parts.tool_calls)
+async def serve(options: argparse.Namespace, api_key: str | None) -> None:
+    """Serve a model until SIGINT or SIGTERM; prints one JSON line when ready."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    parts = load_parts(
+        options.model,
+        engine=options.engine,
+        adapter=options.adapter,
+        served_as=options.served_as,
+        tool_call_format=options.tool_call_format,
+    )
+    batch = {"max_batch": options.max_batch, "max_waiting": options.max_waiting}
+    with InferenceEngine(parts.network, **batch) as engine:
+        api = ChatCompletions(engine, parts.chat, parts.names)
         runner = Endpoint(api, api_key=api_key).runner()
         await runner.setup()
         try:
-            site = web.TCPSite(runner, host, port)
-            await site.start()
-            bound = runner.addresses[0]
-            yield f"http://{f'[{bound[0]}]' if ':' in bound[0] else bound[0]}:{bound[1]}/v1", api
+            await web.TCPSite(runner, options.host, options.port).start()
+            host, port = runner.addresses[0][:2]
+            base_url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+            ready = {"base_url": base_url, "model": api.model_name, "fingerprint": api.fingerprint}
+            sys.stdout.write(json.dumps(ready) + "\n")
+            sys.stdout.flush()
+            await stop.wait()
         finally:
             await runner.cleanup()
-
-
-def stop_signal() -> asyncio.Event:
-    """Return an event that SIGINT and SIGTERM set from now on, instead of ending the process."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    return stop
 
 
 def _json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

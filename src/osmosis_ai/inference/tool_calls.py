@@ -1,38 +1,77 @@
-"""Streaming parser for tool calls in a model's output.
+"""Parse tool calls in a model's output, while it is generated.
 
 The reader takes text in pieces of any size and returns it in order, split into content and calls. No text is lost or
 repeated, and the result does not depend on the pieces. Text that may become a call is buffered. An invalid call stays
-content as written. The formats are in ``tool_call_formats``.
+content as written. The formats are from the chat templates and model cards of their models:
+
+| format | a call |
+|---|---|
+| hermes | ``<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>`` |
+| qwen3_coder | ``<tool_call><function=f><parameter=a>1</parameter></function></tool_call>`` |
+| mistral | ``[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]``, newer ``[TOOL_CALLS]f[ARGS]{"a": 1}`` |
+| deepseek | ``<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>``, in V3 and R1 with a code fence |
+| llama3_json | ``{"name": "f", "parameters": {"a": 1}}``, alone or after ``<|python_tag|>`` |
+| pythonic | ``[f(a=1), g(b="x")]``, alone or after a mark |
 """
 
 from __future__ import annotations
 
+import ast
+import json
 import logging
+import math
 import re
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, NoReturn
 
-FormatName = Literal["hermes", "qwen3_coder", "mistral", "deepseek", "llama3_json", "pythonic"]
-FORMAT_NAMES: tuple[FormatName, ...] = get_args(FormatName)
-
-# A held text is read again with every piece while it is short, then only when it may have become whole.
-_SHORT = 256
+from osmosis_ai.inference.catalog import FormatName
 
 logger = logging.getLogger(__name__)
+
+# Buffered text is parsed with every piece while it is short, then only when it may be complete.
+_SHORT = 256
+# Longest word at the end of a cut JSON text (`-Infinity`, `\uD83D\uDE`).
+_MAX_JSON_WORD = 12
+_MAX_BRACKET_DEPTH = 50
+_ARGUMENTS_KEY = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
+_BLANKS = re.compile(r"\s*")
+_NAME = r"[A-Za-z0-9_.-]{1,64}"
+
+_HERMES_START, _HERMES_END = "<tool_call>", "</tool_call>"
+_FUNCTION, _FUNCTION_END, _PARAMETER = "<function=", "</function>", "<parameter="
+_TAG_VALUE = re.compile(r"([^>\n]{1,128})>")
+# Inside a value: the end of the value is missing, and the next call must not become a part of it.
+_CALL_OVER = re.compile(r"</function>\s*</tool_call>")
+_PARAMETER_END = re.compile(r"</parameter>(?=\s*(?:<parameter=|</function>))")
+_MISTRAL = "[TOOL_CALLS]"
+_MISTRAL_HEAD = re.compile(rf"({_NAME})(?:\[CALL_ID\]([A-Za-z0-9]{{1,64}}))?\[ARGS\]")
+_MISTRAL_ID = re.compile(r"[A-Za-z0-9]{9}")
+_CALLS_BEGIN, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL_BEGIN, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+_DEEPSEEK_HEAD = re.compile(rf"({_NAME})<｜tool▁sep｜>")
+_DEEPSEEK_FENCED = re.compile(rf"({_NAME})\n```json\n")
+_PYTHON_TAG, _PYTHON_START, _PYTHON_END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
+_LLAMA_KEYS = ("name", "parameters", "arguments", "type", "id")
+_LIST_START, _LIST_END = "<|tool_call_start|>", "<|tool_call_end|>"
+_PYTHONIC_HEAD = re.compile(r"\[\s*(?:\Z|[^\W\d][\w.]*\s*(?:\Z|\())")
+_PYTHONIC_TOKEN = re.compile(
+    r"""(?s)(\"\"\"|''')(?:[^\\]|\\.)*?(?:\1|\\?\Z)"""
+    r"""|"[^"\\\n]*(?:\\.[^"\\\n]*)*(?:"|\n|\\?\Z)|'[^'\\\n]*(?:\\.[^'\\\n]*)*(?:'|\n|\\?\Z)|[()\[\]{}]"""
+)
+_JSON_NAMES = {"true": True, "false": False, "null": None}
+_PYTHON_NAMES = {"True": True, "False": False, "None": None}
 
 
 @dataclass(frozen=True)
 class ParsedToolCall:
-    """A call the model made."""
-
     id: str
     name: str
     arguments: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the call in OpenAI's shape."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
@@ -44,14 +83,14 @@ ToolSchemas = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Markup:
-    """A stretch of a reply that is no content: calls, and the marks and blanks around them."""
+    """A part of a reply that is not content: calls, and the marks and blanks around them."""
 
     text: str
     calls: tuple[ParsedToolCall, ...] = ()
 
 
 class NotACallError(Exception):
-    """Whatever follows, the text does not begin with a call."""
+    """The text does not begin with a call, whatever follows."""
 
 
 class MoreToComeError(Exception):
@@ -60,7 +99,16 @@ class MoreToComeError(Exception):
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How a family of models writes calls."""
+    """How a family of models writes calls.
+
+    Attributes:
+        openings: Marks that begin a call.
+        read: Returns the length and the calls of the markup at the beginning of a text.
+        enders: Characters that can end a call.
+        closings: Marks that may follow the calls.
+        bare: What begins a call without a mark, at the beginning of a line.
+        call_end: Token after a single call.
+    """
 
     name: FormatName
     openings: tuple[str, ...]
@@ -88,43 +136,43 @@ class ToolCallReader:
         self._schemas = {tool["function"]["name"]: _properties(tool["function"]) for tool in tools}
         self._at_most_one = at_most_one
         self._bare = re.compile(rf"(?m)^[^\S\n]*{re.escape(format.bare)}") if format.bare else None
-        self._held = ""
+        self._buffer = ""
         self._waiting = False
-        self._behind_call = False
+        self._after_call = False
         self._at_line_start = True
         self._ids: set[str] = set()
 
-    def feed(self, text: str) -> Iterator[Piece]:
+    def feed(self, text: str, *, ended: bool = False) -> Iterator[Piece]:
         """Yield content and calls as soon as they are certain."""
-        return _pieces(self.stretches(text))
+        for part in self.split(text, ended=ended):
+            if isinstance(part, Markup):
+                yield from part.calls
+            else:
+                yield part
 
-    def finish(self) -> Iterator[Piece]:
-        """Yield the buffered text at the end of the reply."""
-        return _pieces(self.stretches("", ended=True))
-
-    def stretches(self, text: str, *, ended: bool = False) -> Iterator[str | Markup]:
-        """Yield content and markup; all their text together is all that was given, once it has ended."""
-        self._held += text
+    def split(self, text: str, *, ended: bool = False) -> Iterator[str | Markup]:
+        """Yield content and markup; together they are the whole text, once it has ended."""
+        self._buffer += text
         if (
             self._waiting
             and not ended
-            and len(self._held) > _SHORT
+            and len(self._buffer) > _SHORT
             and not set(text) & set(self._format.enders)
         ):
             return
         self._waiting = False
-        while self._held:
-            start = self._opening_in(self._held)
-            # Blanks behind a call may be what separates it from the next: wait for what follows.
-            blanks = start if self._behind_call and not self._held[:start].strip() else 0
+        while self._buffer:
+            start = self._opening_in(self._buffer)
+            # Blanks after a call may separate it from the next: wait for what follows.
+            blanks = start if self._after_call and not self._buffer[:start].strip() else 0
             if start > blanks:
                 yield self._content(start)
-            elif start == len(self._held):
+            elif start == len(self._buffer):
                 if ended:
                     yield Markup(self._cut(start))
                 return
             else:
-                found = self._read(self._held[blanks:], ended)
+                found = self._read(self._buffer[blanks:], ended)
                 if found is None:
                     self._waiting = True
                     return
@@ -132,10 +180,13 @@ class ToolCallReader:
                 yield self._markup(blanks + length, calls) if length else self._content(blanks + 1)
 
     def _opening_in(self, text: str) -> int:
-        """The first place where a call, a closing or the beginning of one stands; the length when there is none."""
-        if self._behind_call:
+        """Return the first position of a call, a closing or the beginning of one; otherwise the length."""
+        if self._after_call:
             lead = len(text) - len(text.lstrip())
-            if any(_meets(text[lead:], mark) for mark in self._format.closings):
+            rest = text[lead:]
+            if any(
+                rest.startswith(mark) or (rest and mark.startswith(rest)) for mark in self._format.closings
+            ):
                 return lead
         if self._at_most_one and self._ids:
             return len(text)
@@ -148,9 +199,9 @@ class ToolCallReader:
         return min(places, default=len(text) - beginning_of_any(openings, text))
 
     def _read(self, text: str, ended: bool) -> tuple[int, tuple[ParsedToolCall, ...]] | None:
-        """Return the length of the markup that ``text`` begins with, 0 for none; None when more text decides it."""
+        """Return the length of the markup that ``text`` begins with, 0 for none; None if more text decides it."""
         try:
-            if self._behind_call:
+            if self._after_call:
                 for mark in self._format.closings:
                     if text.startswith(mark):
                         return len(mark), ()
@@ -172,36 +223,35 @@ class ToolCallReader:
         return call
 
     def _markup(self, length: int, calls: tuple[ParsedToolCall, ...]) -> Markup:
-        self._behind_call = self._at_line_start = True
+        self._after_call = self._at_line_start = True
         return Markup(self._cut(length), calls)
 
     def _content(self, length: int) -> str:
         text = self._cut(length)
         _, newline, last_line = text.rpartition("\n")
         self._at_line_start = (bool(newline) or self._at_line_start) and not last_line.strip()
-        self._behind_call = False
+        self._after_call = False
         return text
 
     def _cut(self, length: int) -> str:
-        text, self._held = self._held[:length], self._held[length:]
+        text, self._buffer = self._buffer[:length], self._buffer[length:]
         return text
 
 
+@dataclass
 class ToolCallStyle:
-    """How one model writes calls."""
+    """How one model writes calls.
 
-    def __init__(
-        self,
-        format: CallFormat | None,
-        *,
-        several: bool = True,
-        problem: str | None = None,
-        note: Callable[[str], None] | None = None,
-    ) -> None:
-        self.format = format
-        self._several = several
-        self._problem = problem
-        self._note = note or logger.warning
+    Attributes:
+        format: None if the format is unknown, so that calls stay text.
+        several: Whether a turn can have more than one call.
+        problem: Passed to ``note`` when the first tools are offered.
+    """
+
+    format: CallFormat | None
+    several: bool = True
+    problem: str | None = None
+    note: Callable[[str], None] = logger.warning
 
     def reader(
         self, tools: Sequence[Mapping[str, Any]], *, at_most_one: bool = False
@@ -209,42 +259,400 @@ class ToolCallStyle:
         """Return a reader for a reply to a request with ``tools``, or None if no calls are possible."""
         if not tools:
             return None
-        if self._problem:
-            problem, self._problem = self._problem, None
-            self._note(problem)
+        if self.problem:
+            self.note(self.problem)
+            self.problem = None
         if self.format is None:
             return None
-        return ToolCallReader(self.format, tools, at_most_one=at_most_one or not self._several)
+        return ToolCallReader(self.format, tools, at_most_one=at_most_one or not self.several)
 
     def end_token(self, token_id: Callable[[str], int | None]) -> int | None:
-        """Return the token behind a single call, where the format and the vocabulary have one."""
+        """Return the token after a single call, if the format and the vocabulary have one."""
         return token_id(self.format.call_end) if self.format and self.format.call_end else None
 
 
 def beginning_of_any(markers: Sequence[str], text: str) -> int:
-    """Return how many of the last characters of ``text`` may be the beginning of a marker."""
+    """Return how many characters at the end of ``text`` may be the beginning of a marker."""
     longest = max(map(len, markers), default=1) - 1
     if not any(marker[0] in text[-longest:] for marker in markers if longest):
-        return 0  # nearly every token
+        return 0  # the usual case
     for length in range(min(longest, len(text)), 0, -1):
         if any(marker.startswith(text[-length:]) for marker in markers):
             return length
     return 0
 
 
-def _meets(text: str, mark: str) -> bool:
-    """Whether ``text`` begins with the mark, or is its beginning."""
-    return text.startswith(mark) or bool(text and mark.startswith(text))
-
-
-def _pieces(stretches: Iterator[str | Markup]) -> Iterator[Piece]:
-    for stretch in stretches:
-        if isinstance(stretch, Markup):
-            yield from stretch.calls
-        else:
-            yield stretch
-
-
 def _properties(function: Mapping[str, Any]) -> Mapping[str, Any]:
     properties = (function.get("parameters") or {}).get("properties")
     return properties if isinstance(properties, dict) else {}
+
+
+# Formats: each function is a `CallFormat.read`
+
+
+def _read_hermes(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
+    value, start, end = _object_at(text, _past(text, 0, _HERMES_START))
+    end = _past(text, _skip_blanks(text, end), _HERMES_END)
+    return end, [_named_call(value, text[start:end], ("arguments",))]
+
+
+def _read_qwen3_coder(text: str, tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
+    place = _past_any(text, (_HERMES_START, _FUNCTION))
+    if text.startswith(_HERMES_START):
+        place = _past(text, _skip_blanks(text, place), _FUNCTION)
+    name, place = _tag_value(text, place)
+    schemas = tools.get(_checked_name(name), {})
+    arguments: dict[str, Any] = {}
+    while True:
+        place = _skip_blanks(text, place)
+        if text.startswith(_FUNCTION_END, place):
+            return place + len(_FUNCTION_END), [ParsedToolCall("", name, _to_json(arguments))]
+        if _FUNCTION_END.startswith(text[place:]):
+            raise MoreToComeError
+        key, place = _tag_value(text, _past(text, place, _PARAMETER))
+        found = _PARAMETER_END.search(text, place)
+        if key in arguments or _CALL_OVER.search(text, place, found.start() if found else len(text)):
+            raise NotACallError
+        if found is None:
+            raise MoreToComeError
+        value = text[place : found.start()].removeprefix("\n").removesuffix("\n")
+        arguments[key] = _typed(value, schemas.get(key))
+        place = found.end()
+
+
+def _read_mistral(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
+    place = _skip_blanks(text, _past(text, 0, _MISTRAL))
+    if text[place:].startswith("["):
+        calls, end = [], place
+        for value, start, end in _elements(text, place):
+            calls.append(_mistral_call(value, text[start:end]))
+        return _past(text, _skip_blanks(text, end), "]"), calls
+    if text[place:].startswith("{"):
+        value, start, end = _object_at(text, place)
+        return end, [_mistral_call(value, text[start:end])]
+    head = _match(_MISTRAL_HEAD, text, place, longest=144)
+    value, start, end = _object_at(text, head.end())
+    return end, [ParsedToolCall(_mistral_id(head[2]), head[1], text[start:end])]
+
+
+def _mistral_call(value: Mapping[str, Any], written: str) -> ParsedToolCall:
+    return replace(_named_call(value, written, ("arguments",)), id=_mistral_id(value.get("id")))
+
+
+def _mistral_id(written: Any) -> str:
+    return written if isinstance(written, str) and _MISTRAL_ID.fullmatch(written) else ""
+
+
+def _read_deepseek(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
+    place = _past_any(text, (_CALLS_BEGIN, _CALL_BEGIN))
+    if text.startswith(_CALLS_BEGIN):
+        place = _past(text, _skip_blanks(text, place), _CALL_BEGIN)
+    head = _match(_DEEPSEEK_HEAD, text, place, longest=80)
+    name, place, fenced = head[1], head.end(), False
+    if name == "function" and not text.startswith("{", place):
+        head = _match(_DEEPSEEK_FENCED, text, place, longest=80)
+        name, place, fenced = head[1], head.end(), True
+    _value, start, end = _object_at(text, place)
+    place = _skip_blanks(text, end)
+    if fenced:
+        place = _skip_blanks(text, _past(text, place, "```"))
+    return _past(text, place, _CALL_END), [ParsedToolCall("", name, text[start:end])]
+
+
+def _read_llama3_json(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
+    if not text.startswith("{"):
+        value, start, end = _object_at(text, _past_any(text, (_PYTHON_TAG, _PYTHON_START)))
+    else:
+        first = text[_skip_blanks(text, 1) :]
+        if not any((mark := f'"{key}"').startswith(first[: len(mark)]) for key in _LLAMA_KEYS):
+            raise NotACallError  # an answer in JSON is not buffered until its end
+        value, start, end = _object_at(text, 0)
+    if not value.keys() <= set(_LLAMA_KEYS):
+        raise NotACallError
+    return end, [_named_call(value, text[start:end], ("parameters", "arguments"))]
+
+
+def _read_pythonic(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
+    start = 0
+    if not text.startswith("["):
+        start = _skip_blanks(text, _past_any(text, (_LIST_START, _PYTHON_START)))
+        if start == len(text):
+            raise MoreToComeError
+    if not _PYTHONIC_HEAD.match(text, start):
+        raise NotACallError
+    end = _bracket_end(text, start)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about invalid escapes
+            written = ast.parse(text[start:end], mode="eval").body
+        if not isinstance(written, ast.List):
+            raise NotACallError
+        return end, [_python_call(node) for node in written.elts]
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        raise NotACallError from None
+
+
+# Detection takes the first format that fits, so formats with marks come first.
+FORMATS: Mapping[FormatName, CallFormat] = {
+    format.name: format
+    for format in (
+        CallFormat("hermes", (_HERMES_START,), _read_hermes, ">", call_end=_HERMES_END),
+        CallFormat(
+            "qwen3_coder",
+            (_HERMES_START, _FUNCTION),
+            _read_qwen3_coder,
+            ">",
+            closings=(_HERMES_END,),
+            call_end=_HERMES_END,
+        ),
+        # Templates of these models refuse ids that are not nine letters and digits.
+        CallFormat("mistral", (_MISTRAL,), _read_mistral, "}]", new_id=lambda: uuid.uuid4().hex[:9]),
+        CallFormat(
+            "deepseek",
+            (_CALLS_BEGIN, _CALL_BEGIN),
+            _read_deepseek,
+            ">",
+            closings=(_CALLS_END,),
+            call_end=_CALL_END,
+        ),
+        CallFormat(
+            "llama3_json",
+            (_PYTHON_TAG, _PYTHON_START),
+            _read_llama3_json,
+            "}",
+            closings=(";", _PYTHON_END),
+            bare="{",
+        ),
+        CallFormat(
+            "pythonic",
+            (_LIST_START, _PYTHON_START),
+            _read_pythonic,
+            "]",
+            closings=(_LIST_END, _PYTHON_END),
+            bare="[",
+        ),
+    )
+}
+
+
+# Marks
+
+
+def _past(text: str, place: int, mark: str) -> int:
+    """Return the position after ``mark``, which must be at ``place``."""
+    if text.startswith(mark, place):
+        return place + len(mark)
+    raise MoreToComeError if mark.startswith(text[place:]) else NotACallError
+
+
+def _past_any(text: str, marks: tuple[str, ...]) -> int:
+    """Return the position after the one of ``marks`` that the text begins with."""
+    for mark in marks:
+        if text.startswith(mark):
+            return len(mark)
+    raise MoreToComeError if any(mark.startswith(text) for mark in marks) else NotACallError
+
+
+def _skip_blanks(text: str, place: int) -> int:
+    found = _BLANKS.match(text, place)
+    assert found is not None, "it matches the empty string"
+    return found.end()
+
+
+def _match(pattern: re.Pattern[str], text: str, place: int, *, longest: int) -> re.Match[str]:
+    """Match a pattern of at most ``longest`` characters."""
+    if found := pattern.match(text, place):
+        return found
+    raise MoreToComeError if len(text) - place <= longest else NotACallError
+
+
+def _tag_value(text: str, place: int) -> tuple[str, int]:
+    """Return the text before the next ``>``, and the position after it."""
+    found = _match(_TAG_VALUE, text, place, longest=129)
+    return found[1].strip(), found.end()
+
+
+# JSON
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _object_at(text: str, place: int) -> tuple[dict[str, Any], int, int]:
+    """Return the JSON object after blanks, its start and its end."""
+    start = _skip_blanks(text, place)
+    if start == len(text):
+        raise MoreToComeError
+    if text[start] != "{":
+        raise NotACallError
+    try:
+        value, end = _JSON.raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        # An error far from the end of the text remains, whatever follows.
+        cut = error.msg.startswith("Unterminated") or len(text) - error.pos <= _MAX_JSON_WORD
+        raise (MoreToComeError if cut else NotACallError) from None
+    except (ValueError, RecursionError):  # NaN, or a number or a nesting beyond Python's limits
+        raise NotACallError from None
+    return value, start, end
+
+
+def _elements(text: str, place: int) -> Iterator[tuple[dict[str, Any], int, int]]:
+    """Yield the objects of the JSON list that begins at ``place``, up to its closing bracket."""
+    place += 1
+    while True:
+        value, start, end = _object_at(text, place)
+        yield value, start, end
+        place = _skip_blanks(text, end)
+        if text.startswith("]", place):
+            return
+        place = _past(text, place, ",")
+
+
+def _named_call(value: Mapping[str, Any], written: str, keys: tuple[str, ...]) -> ParsedToolCall:
+    """Read ``{"name": ..., key: {...}}``, where ``key`` is one of ``keys``."""
+    arguments = next((value[key] for key in keys if key in value), None)
+    if not isinstance(arguments, dict):
+        raise NotACallError
+    return ParsedToolCall("", _checked_name(value.get("name")), _as_written(written, arguments))
+
+
+def _checked_name(name: Any) -> str:
+    if not isinstance(name, str) or not name or not _is_text(name):
+        raise NotACallError
+    return name
+
+
+def _as_written(written: str, arguments: dict[str, Any]) -> str:
+    """Return the model's own spelling, so that a later prompt continues the recorded tokens exactly."""
+    for key in _ARGUMENTS_KEY.finditer(written):
+        try:
+            value, end = _JSON.raw_decode(written, key.end())
+        except ValueError:
+            continue
+        if value == arguments:
+            return written[key.end() : end]
+    return _to_json(arguments)
+
+
+def _to_json(arguments: dict[str, Any]) -> str:
+    written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    return written if _is_text(written) else json.dumps(arguments, allow_nan=False)
+
+
+def _is_text(value: str) -> bool:
+    """Return whether a string is valid Unicode: JSON escapes can encode a lone surrogate."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# Values written without their type
+
+
+def _typed(value: str, schema: Any) -> Any:
+    """Read a parameter by its schema; without one, as text unless it is a JSON object or list."""
+    kinds = _kinds(schema) or {"string", "object", "array"}
+    read: Any = value
+    if kinds != {"string"}:
+        word = value.strip()
+        try:
+            read = _PYTHON_NAMES[word] if word in _PYTHON_NAMES else _JSON.decode(word)
+        except (ValueError, RecursionError):
+            return value
+    return read if _kinds_of(read) & kinds else value  # a quoted string keeps its quotes
+
+
+def _kinds(schema: Any) -> set[str]:
+    """Return the JSON types that a schema allows; empty if unspecified."""
+    if not isinstance(schema, dict):
+        return set()
+    given = schema.get("type")
+    kinds = {kind for kind in (given if isinstance(given, list) else [given]) if isinstance(kind, str)}
+    for key in ("anyOf", "oneOf"):
+        branches = schema.get(key)
+        for branch in branches if isinstance(branches, list) else ():
+            kinds |= _kinds(branch)
+    return kinds
+
+
+def _kinds_of(value: Any) -> set[str]:
+    """Return the JSON types of a value; empty for a string."""
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, int):
+        return {"integer", "number"}
+    if isinstance(value, str):
+        return set()
+    names = {float: "number", dict: "object", list: "array", type(None): "null"}
+    return {names[type(value)]}
+
+
+# Python
+
+
+def _bracket_end(text: str, start: int) -> int:
+    """Return the position after the bracket that closes the one at ``start``; strings are skipped."""
+    depth = 0
+    for token in _PYTHONIC_TOKEN.finditer(text, start):
+        if token[0] in "([{":
+            depth += 1
+        elif token[0] in ")]}":
+            depth -= 1
+        if depth == 0:
+            return token.end()
+        broken_string = token[0][-1] == "\n" and not token[1]
+        if broken_string or depth > _MAX_BRACKET_DEPTH:
+            raise NotACallError
+    raise MoreToComeError
+
+
+def _python_call(node: ast.expr) -> ParsedToolCall:
+    if not isinstance(node, ast.Call) or node.args:
+        raise NotACallError
+    arguments: dict[str, Any] = {}
+    for keyword in node.keywords:
+        if keyword.arg is None or keyword.arg in arguments:
+            raise NotACallError
+        arguments[keyword.arg] = _python_value(keyword.value)
+    return ParsedToolCall("", _checked_name(_dotted_name(node.func)), _to_json(arguments))
+
+
+def _dotted_name(node: ast.expr) -> str | None:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (before := _dotted_name(node.value)):
+        return f"{before}.{node.attr}"
+    return None
+
+
+def _python_value(node: ast.expr) -> Any:
+    """Return the value of a literal that JSON can express; nothing is evaluated."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
+        if isinstance(node.value, float) and not math.isfinite(node.value):
+            raise NotACallError
+        return node.value
+    if isinstance(node, ast.Name) and node.id in _JSON_NAMES:
+        return _JSON_NAMES[node.id]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_python_value(item) for item in node.elts]
+    if isinstance(node, ast.Dict):
+        return {
+            _python_key(key): _python_value(item) for key, item in zip(node.keys, node.values, strict=True)
+        }
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _python_value(node.operand)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return -value
+    raise NotACallError
+
+
+def _python_key(node: ast.expr | None) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    raise NotACallError

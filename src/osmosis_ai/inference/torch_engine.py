@@ -1,34 +1,456 @@
-"""Torch engine for any Hugging Face causal language model, on CPU or GPU.
+"""Any Hugging Face causal language model as a network of ``engine``, on CPU or GPU. Importing this loads torch.
 
-Only the network differs from the NumPy engine (``engine``, ``batching``, ``slots``, ``sampling``). Importing this
-module loads torch.
+A slot's keys and values start at position 0, and a mask hides what follows its last token. A sequence can
+therefore join, leave or continue a cached prefix without moving others, and a decoding step works on a view of the
+cache. Other rows affect a result only through the order of sums: about 1e-15 in float64, 1e-6 in float32.
+
+Models with other layer state (state space, linear attention) are refused.
+
+The logits of a real vocabulary are too large to copy to the CPU at every step. Only the random number of each row comes
+from ``engine.uniforms``, so the token equals the one NumPy would sample.
+
+An adapter's update is computed next to a linear layer: a bfloat16 weight has 8 bits, and after ten steps at a rate of
+1e-5 a fifth of the update survives in W + BA. No monitor notices, because the loss is smaller than the rounding of the
+logits. Separately, the update keeps all its bits, and the sum equals the learner's.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import jinja2
+import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Cache,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils import logging
 
-from osmosis_ai.inference.engine import InferenceEngine
-from osmosis_ai.inference.torch_model import TorchModel
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.inference.catalog import FormatName
+from osmosis_ai.inference.chat import ChatFormat, Messages, TemplateError, detect_tool_template
+from osmosis_ai.inference.engine import GREEDY_BELOW, Drawn, Ints, SamplingRows, uniforms
+
+# A prompt is read in chunks of so many tokens a row, which bounds the memory of attention scores.
+CHUNK_TOKENS = {"cpu": 256, "cuda": 2048}
+FIRST_POSITIONS = 256
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-class TorchEngine(InferenceEngine):
-    """Serves a model of transformers; a context manager like its parent."""
+@dataclass(frozen=True)
+class LowRankUpdate:
+    """``scale`` * B A, for one linear layer."""
 
-    model: TorchModel
+    a: Tensor
+    b: Tensor
+    scale: float
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.b.shape[0], self.a.shape[1]
+
+    def to(self, device: torch.device) -> LowRankUpdate:
+        return LowRankUpdate(self.a.to(device), self.b.to(device), self.scale)
+
+    def added_to(self, outputs: Tensor, inputs: Tensor) -> Tensor:
+        """Add the update to the layer's outputs; the sum is computed in the update's own type, as PEFT does."""
+        update = linear(linear(inputs.to(self.a.dtype), self.a), self.b) * self.scale
+        return (outputs + update).to(outputs.dtype)
+
+
+@dataclass(frozen=True)
+class TorchDimensions:
+    """The dimensions of a model that batches and requests depend on."""
+
+    max_positions: int
+    end_token_ids: frozenset[int]
+
+
+class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
+    """Keys and values of a fixed number of sequences; its length grows with the longest, by doubling."""
+
+    def __init__(self, slots: int, max_positions: int) -> None:
+        super().__init__(layers=[])
+        self._slots = slots
+        self._max_positions = max_positions
+        self._tensors: list[list[Tensor]] = []
+        self._rows = slice(0, 0)
+        self._row_index = self._positions = torch.empty(0)
+        self._seen = 0
+
+    def point_to(self, rows: slice, positions: Tensor, seen: int) -> None:
+        """Set where the next forward pass writes (R x S ``positions`` of ``rows``) and how many positions it reads."""
+        self._rows, self._positions, self._seen = rows, positions, seen
+        self._row_index = torch.arange(rows.start, rows.stop, device=positions.device)[:, None]
+
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *_args: object,
+        **_kwargs: object,
+    ) -> tuple[Tensor, Tensor]:
+        """Called by the layers: store new keys and values (R x heads x S x head_dim), return all that are read."""
+        if layer_idx == len(self._tensors):
+            self._tensors.append([self._empty(key_states), self._empty(value_states)])
+        views = []
+        for index, states in enumerate((key_states, value_states)):
+            tensor = self._tensors[layer_idx][index] = self._long_enough(self._tensors[layer_idx][index])
+            tensor[self._row_index, :, self._positions] = states.transpose(1, 2)
+            views.append(tensor[self._rows, :, : self._seen])
+        return views[0], views[1]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return 0: positions are always passed to the model."""
+        return 0
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        with torch.inference_mode():
+            for layer in self._tensors:
+                for tensor in layer:
+                    tensor[target, :, :length] = tensor[source, :, :length]
+
+    def _empty(self, states: Tensor) -> Tensor:
+        # Zeros: a NaN would survive the attention mask.
+        return states.new_zeros(self._slots, states.shape[1], 0, states.shape[3])
+
+    def _long_enough(self, tensor: Tensor) -> Tensor:
+        if tensor.shape[2] >= self._seen:
+            return tensor
+        length = max(tensor.shape[2], FIRST_POSITIONS)
+        while length < self._seen:
+            length *= 2
+        missing = min(length, self._max_positions) - tensor.shape[2]
+        return nn.functional.pad(tensor, (0, 0, 0, missing))
+
+
+class TorchModel:
+    """A causal language model of transformers."""
+
+    def __init__(
+        self, model: PreTrainedModel, *, max_positions: int | None = None, fingerprint: str = ""
+    ) -> None:
+        config = model.config.get_text_config()
+        kinds = set(getattr(config, "layer_types", None) or ())
+        if kinds - {FULL, SLIDING}:
+            strange = ", ".join(f"`{kind}`" for kind in sorted(kinds - {FULL, SLIDING}))
+            raise OsmosisError(
+                f"this engine cannot serve `{config.model_type}` models: their layers of the kind {strange} "
+                "remember more than keys and values.",
+                hint="serve it with vLLM",
+            )
+        self.fingerprint = fingerprint
+        limits = [getattr(config, "max_position_embeddings", None), max_positions]
+        if not any(limits):
+            raise OsmosisError(f"`{config.model_type}` models name no longest sequence; set `max_positions`.")
+        self.config = TorchDimensions(
+            min(limit for limit in limits if limit), _end_tokens(model.generation_config, model.config)
+        )
+        self._model = model.eval().requires_grad_(False)
+        self._weights = dict(model.state_dict(keep_vars=True))
+        self._updates: dict[str, LowRankUpdate] = {}
+        self._window: int | None = getattr(config, "sliding_window", None)
+        self._mixed = kinds == {FULL, SLIDING}
+        self._all_sliding = self._window is not None and (not kinds or kinds == {SLIDING})
+        self._chunk = CHUNK_TOKENS.get(model.device.type, CHUNK_TOKENS["cpu"])
+
+    @classmethod
+    def load(
+        cls,
+        model_path: str | Path,
+        *,
+        adapter: Path | None = None,
+        device: str = "cpu",
+        dtype: torch.dtype | None = None,
+        max_positions: int | None = None,
+    ) -> TorchModel:
+        """Load a model by its name or from a Hugging Face folder, with an adapter; raises OsmosisError.
+
+        In float32 the adapter is merged into the weights; in bfloat16 most of a small update would be rounded away.
+        """
+        logging.disable_progress_bar()
+        chosen = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
+        try:
+            model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=chosen).to(device)
+        except (OSError, ValueError, ImportError, torch.OutOfMemoryError) as error:
+            raise OsmosisError(f"the model `{model_path}` cannot be loaded: {error}") from error
+        fingerprint = _fingerprint(model, model_path, adapter)
+        if adapter is not None:
+            from peft import PeftModel
+
+            try:
+                adapted = PeftModel.from_pretrained(model, str(adapter), autocast_adapter_dtype=True)
+                model = adapted.get_base_model() if _rounds_weights(model) else adapted.merge_and_unload()
+            except (OSError, ValueError, RuntimeError, KeyError) as error:
+                raise OsmosisError(
+                    f"the adapter in `{adapter}` cannot be applied to `{model_path}`: {error}"
+                ) from error
+        return cls(model, max_positions=max_positions, fingerprint=fingerprint)
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self._model.device
+        return device
+
+    @property
+    def rounds_weights(self) -> bool:
+        """Whether small changes of a weight are lost in its type, so that it needs low-rank updates."""
+        return _rounds_weights(self._model)
+
+    def new_cache(self, slots: int) -> SlotCache:
+        return SlotCache(slots, self.config.max_positions)
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def extend(self, cache: SlotCache, rows: slice, ids: Ints, starts: Ints, wanted: Ints) -> Tensor:
+        tokens = torch.from_numpy(ids).to(self.device)
+        first = torch.from_numpy(starts).to(self.device)
+        found: Tensor | None = None
+        for offset in range(0, ids.shape[1], self._chunk):
+            chunk = tokens[:, offset : offset + self._chunk]
+            width = chunk.shape[1]
+            here = (wanted >= offset) & (wanted < offset + width)
+            places = np.unique(wanted[here] - offset) if here.any() else np.array([width - 1])
+            seen = min(int(starts.max()) + offset + width, self.config.max_positions)
+            logits = self._forward(cache, rows, chunk, first + offset, seen, places)
+            if len(places) == 1 and here.all():
+                return logits[:, 0]  # as in every decoding step
+            if found is None:
+                found = logits.new_empty(len(ids), logits.shape[-1])
+            which = np.searchsorted(places, wanted[here] - offset)
+            found[np.flatnonzero(here)] = logits[np.flatnonzero(here), which]
+        assert found is not None, "there are no tokens to append"
+        return found
+
+    def draw(self, logits: Tensor, sources: Sequence[int] | slice, sampling: SamplingRows) -> Drawn:
+        with torch.inference_mode():
+            return _draw(logits[sources], sampling)
+
+    def load_weights(self, weights: Mapping[str, Any]) -> None:
+        """Copy the named tensors and apply low-rank updates, atomically.
+
+        Raises:
+            OsmosisError: A name is unknown or a shape is wrong.
+        """
+        for name, tensor in weights.items():
+            own = self._weights.get(name)
+            if own is None:
+                raise OsmosisError(
+                    f"the tensor `{name}` does not fit the model: the model has none of this name."
+                )
+            if tuple(own.shape) != tuple(tensor.shape):
+                shapes = f"{tuple(tensor.shape)}, not {tuple(own.shape)}"
+                raise OsmosisError(f"the tensor `{name}` does not fit the model: it has the shape {shapes}.")
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                if isinstance(tensor, LowRankUpdate):
+                    self._update(name, tensor.to(self.device))
+                    continue
+                self._weights[name].copy_(torch.as_tensor(tensor), non_blocking=True)
+
+    def _update(self, name: str, update: LowRankUpdate) -> None:
+        if name not in self._updates:
+            layer: nn.Module = self._model.get_submodule(name.removesuffix(".weight"))
+            layer.register_forward_hook(
+                lambda _layer, inputs, outputs: self._updates[name].added_to(outputs, inputs[0])
+            )
+        self._updates[name] = update
+
+    def _forward(
+        self,
+        cache: SlotCache,
+        rows: slice,
+        ids: Tensor,
+        starts: Tensor,
+        seen: int,
+        places: Ints,
+    ) -> Tensor:
+        """Run the network over a chunk; R x len(places) x V logits."""
+        # Padding may point past the last position; its results are not used.
+        positions = starts[:, None] + torch.arange(ids.shape[1], device=ids.device)
+        positions = positions.clamp_(max=self.config.max_positions - 1)
+        cache.point_to(rows, positions, seen)
+        output = self._model(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=self._masks(positions, seen),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=torch.from_numpy(places).to(ids.device),
+        )
+        logits: Tensor = output.logits
+        return logits
+
+    def _masks(self, positions: Tensor, seen: int) -> Tensor | dict[str, Tensor]:
+        """R x 1 x S x seen, added to the scores: a token sees the earlier positions of its own slot."""
+        distance = positions[:, None, :, None] - torch.arange(seen, device=positions.device)
+        full = self._hiding(distance < 0)
+        if self._window is None or not (self._mixed or self._all_sliding):
+            return full
+        sliding = self._hiding((distance < 0) | (distance >= self._window))
+        return {FULL: full, SLIDING: sliding} if self._mixed else sliding
+
+    def _hiding(self, hidden: Tensor) -> Tensor:
+        dtype = self._model.dtype
+        visible = torch.zeros((), dtype=dtype, device=hidden.device)
+        return torch.where(hidden, torch.finfo(dtype).min, visible)
+
+
+def _draw(logits: Tensor, sampling: SamplingRows) -> Drawn:
+    """Draw one token for each row of R x V logits."""
+    greedy = sampling.temperatures < GREEDY_BELOW
+    log_probs = log_probabilities(logits, np.where(greedy, 1.0, sampling.temperatures))
+    tokens = _choose(log_probs, sampling)
+    if greedy.any():
+        tokens = torch.where(torch.from_numpy(greedy).to(tokens.device), log_probs.argmax(dim=1), tokens)
+    chosen = log_probs.gather(1, tokens[:, None])[:, 0]
+    return Drawn(tokens.tolist(), chosen.tolist(), _likeliest(log_probs, sampling.top_counts))
+
+
+def log_probabilities(logits: Tensor, temperatures: np.ndarray) -> Tensor:
+    """Return the distributions (R x V, float64, natural logarithm) at each row's temperature."""
+    divisors = torch.from_numpy(temperatures).to(logits.device)
+    return torch.log_softmax(logits.double() / divisors[:, None], dim=1)
+
+
+def _choose(log_probs: Tensor, sampling: SamplingRows) -> Tensor:
+    probabilities = log_probs.exp()
+    truncated = np.flatnonzero(sampling.top_ps < 1.0)
+    if len(truncated):
+        rows = torch.from_numpy(truncated).to(log_probs.device)
+        top_ps = torch.from_numpy(sampling.top_ps[truncated]).to(log_probs.device)
+        probabilities[rows] = _nucleus(probabilities[rows], top_ps)
+    sums = probabilities.cumsum(dim=1)
+    total = sums[:, -1]
+    numbers = torch.from_numpy(uniforms(sampling.streams, sampling.positions)).to(log_probs.device)
+    # Rounding must not carry the threshold to the total, where no token is left to choose.
+    thresholds = torch.minimum(numbers * total, torch.nextafter(total, torch.zeros_like(total)))
+    return (sums <= thresholds[:, None]).sum(dim=1)
+
+
+def _nucleus(probabilities: Tensor, top_ps: Tensor) -> Tensor:
+    """Zero all but the fewest most likely tokens whose sum reaches ``top_p``; ties go to the lower id."""
+    ranked, order = probabilities.sort(dim=1, descending=True, stable=True)
+    before = ranked.cumsum(dim=1) - ranked
+    before[:, 0] = -1.0  # the most likely token always stays
+    nucleus = ranked * (before < top_ps[:, None])
+    return torch.zeros_like(probabilities).scatter(1, order, nucleus)
+
+
+def _likeliest(log_probs: Tensor, counts: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
+    most = max(counts)
+    if not most:
+        return [()] * len(counts)
+    values, ids = log_probs.sort(dim=1, descending=True, stable=True)
+    pairs = zip(ids[:, :most].tolist(), values[:, :most].tolist(), counts, strict=True)
+    return [
+        tuple(zip(row_ids[:count], row_values[:count], strict=True)) for row_ids, row_values, count in pairs
+    ]
+
+
+def end_tokens_of(model_path: str | Path) -> frozenset[int]:
+    """Return the tokens that end a turn of a model, without loading its weights; raises OsmosisError."""
+    try:
+        config = AutoConfig.from_pretrained(model_path)
+        try:
+            generation = GenerationConfig.from_pretrained(model_path)
+        except OSError:  # a model need not have one
+            generation = None
+    except (OSError, ValueError) as error:
+        raise OsmosisError(f"the model `{model_path}` cannot be read: {error}") from error
+    return _end_tokens(generation, config)
+
+
+def _end_tokens(generation: GenerationConfig | None, config: PretrainedConfig) -> frozenset[int]:
+    """Return those of the generation config, where chat models name them, otherwise the model's."""
+    named = getattr(generation, "eos_token_id", None)
+    ends = named if named is not None else config.get_text_config().eos_token_id
+    if ends is None:
+        return frozenset()
+    return frozenset(ends if isinstance(ends, list) else [ends])
+
+
+def _rounds_weights(model: PreTrainedModel) -> bool:
+    return bool(model.dtype.itemsize < torch.float32.itemsize)
+
+
+def _fingerprint(model: PreTrainedModel, path: str | Path, adapter: Path | None) -> str:
+    """Digest the commit on the hub or the names, sizes and times of the files, not their gigabytes."""
+    files = sorted(Path(path).glob("*.safetensors"))
+    facts = [(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
+    commit = getattr(model.config, "_commit_hash", None)
+    digest = hashlib.sha256(repr((str(path), commit, facts)).encode())
+    for file in sorted(adapter.iterdir()) if adapter is not None else ():
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+class PretrainedChat(ChatFormat):
+    """The chat template and tokenizer of a model of transformers.
+
+    Args:
+        tool_call_format: How the model writes calls; detected if None.
+        note: Called with a problem of the template when tools are used; the default logs a warning.
+    """
 
     def __init__(
         self,
-        model_path: str | Path,
+        tokenizer: PreTrainedTokenizerFast,
         *,
-        device: str = "cpu",
-        dtype: torch.dtype | None = None,
-        max_batch: int = 32,
-        max_waiting: int = 1024,
-        max_positions: int | None = None,
-        kept: int = 32,
+        tool_call_format: FormatName | None = None,
+        note: Callable[[str], None] | None = None,
     ) -> None:
-        network = TorchModel.load(model_path, device=device, dtype=dtype, max_positions=max_positions)
-        super().__init__(network, max_batch=max_batch, max_waiting=max_waiting, kept=kept)
+        if not tokenizer.is_fast:
+            raise OsmosisError(f"`{tokenizer.name_or_path}` has no fast tokenizer, which serving it needs.")
+        if not tokenizer.chat_template:
+            raise OsmosisError(
+                f"`{tokenizer.name_or_path}` has no chat template, so it cannot hold a conversation.",
+                hint="train the instruct version of the model, or put a `chat_template.jinja` in its folder",
+            )
+        super().__init__(tokenizer.backend_tokenizer)
+        self._tokenizer = tokenizer
+        self._tool_template = detect_tool_template(
+            self._apply,
+            source=str(tokenizer.chat_template),
+            has_token=lambda token: self.token_id(token) is not None,
+            chosen=tool_call_format,
+            note=note,
+        )
+        self.tool_calls = self._tool_template.calls
+
+    @classmethod
+    def load(cls, model_path: str | Path, **options: Any) -> PretrainedChat:
+        """Load the tokenizer of a model by its name or from a Hugging Face folder; raises OsmosisError."""
+        try:
+            return cls(AutoTokenizer.from_pretrained(model_path), **options)
+        except (OSError, ValueError) as error:
+            raise OsmosisError(f"the tokenizer of `{model_path}` cannot be loaded: {error}") from error
+
+    def render(self, messages: Messages, tools: Messages = (), *, add_generation_prompt: bool = True) -> str:
+        fitted = [self._tool_template.fitted(message) for message in messages]
+        return self._apply(fitted, tools, add_generation_prompt=add_generation_prompt)
+
+    def _apply(self, messages: Messages, tools: Messages, *, add_generation_prompt: bool) -> str:
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise TemplateError(f"the chat template cannot render these messages: {error}") from error
+        return text

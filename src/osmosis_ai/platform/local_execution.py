@@ -17,7 +17,7 @@ from osmosis_ai.platform.runs.execute.executor_loop import STOP_GRACE_S, Executo
 from osmosis_ai.platform.runs.execute.local_processes import LocalProcesses
 from osmosis_ai.platform.runs.execute.worker_process import StartWorker, WorkerProcess, WorkerStarter
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.supervision import PrivateSocket
+from osmosis_ai.processes import PrivateSocket
 
 _DRAIN_S = 2
 _KEEP_ALIVE_S = 60

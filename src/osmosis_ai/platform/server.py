@@ -41,8 +41,8 @@ from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
 from osmosis_ai.platform.runs.execute.leftovers import remove_leftovers
 from osmosis_ai.platform.runs.execute.ray_jobs import RayJobs, worker_entrypoint
 from osmosis_ai.platform.services import PlatformServices, build_services
-from osmosis_ai.supervision import is_debuggable, keep_to_itself
-from osmosis_ai.supervision.listening import listen
+from osmosis_ai.processes import disable_inspection, is_debuggable
+from osmosis_ai.processes.addresses import listen
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class StartEndedError(KeyboardInterrupt):
 @contextmanager
 def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
     """Run a platform in this process while the block lasts; for the main thread, which gets the signals."""
-    keep_to_itself(os.environ)
+    disable_inspection(os.environ)
     require_safe_address(config)
     ends: queue.SimpleQueue[str] = queue.SimpleQueue()
     with ExitStack() as stack:

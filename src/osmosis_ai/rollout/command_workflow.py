@@ -2,7 +2,7 @@
 
 Each rollout starts a new process with the rollout's model as its OpenAI endpoint and no other key. The controller's
 endpoint records the conversation, so the program does not report it. All descendant processes end with the
-rollout (:mod:`osmosis_ai.supervision.reaper`).
+rollout (:mod:`osmosis_ai.processes.reaper`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from osmosis_ai.process_environment import program_environment
+from osmosis_ai.processes.child_process import describe_exit
+from osmosis_ai.processes.program import FinishedProgram, run_program
 from osmosis_ai.redaction import Redactor
-from osmosis_ai.supervision.child_process import exit_words
-from osmosis_ai.supervision.program import FinishedProgram, run_program
 
 from .agent_workflow import AgentWorkflow
 from .context import AgentWorkflowContext, RolloutContext, SampleSource, get_rollout_context
@@ -123,7 +123,7 @@ class CommandWorkflow(AgentWorkflow[AgentWorkflowConfig]):
     def _why_failed(self, finished: FinishedProgram) -> str | None:
         if finished.flooded:
             return f"`{self._shown}` wrote more than {self._max_output_bytes:,} bytes, and was ended"
-        return f"`{self._shown}` ended with {exit_words(finished.status)}" if finished.status else None
+        return f"`{self._shown}` ended with {describe_exit(finished.status)}" if finished.status else None
 
     def _environment(
         self, rollout: RolloutContext, ctx: AgentWorkflowContext[AgentWorkflowConfig], place: Path

@@ -4,8 +4,19 @@
 ``choose_isolation`` combines the result with the machine's setting and the run's request.
 """
 
-from osmosis_ai.sandbox.bubblewrap import Sandbox, SandboxedProgram
-from osmosis_ai.sandbox.capability import SandboxCapability
+from osmosis_ai.sandbox.bubblewrap import Sandbox, SandboxedProgram, interpreter_places
+from osmosis_ai.sandbox.control_groups import (
+    CGROUP_ENV,
+    MachineControl,
+    MetLimit,
+    ProcessLimits,
+    ResourceControl,
+    RunLimits,
+    control_run,
+    look_at_control,
+    prepare_control,
+    processors_for,
+)
 from osmosis_ai.sandbox.gpus import GpuGrant, grant_gpus
 from osmosis_ai.sandbox.isolation import (
     ISOLATION_ENV,
@@ -16,18 +27,8 @@ from osmosis_ai.sandbox.isolation import (
     isolation_setting,
     stricter,
 )
-from osmosis_ai.sandbox.limits import RunLimits, processors_for
 from osmosis_ai.sandbox.network import NETWORK_ENV, InnerListener, Network, narrower, network_setting
-from osmosis_ai.sandbox.places import interpreter_places
-from osmosis_ai.sandbox.resource_control import MetLimit, ProcessLimits, ResourceControl
-from osmosis_ai.sandbox.run_control import (
-    CGROUP_ENV,
-    MachineControl,
-    control_run,
-    look_at_control,
-    prepare_control,
-)
-from osmosis_ai.sandbox.self_test import check_sandbox
+from osmosis_ai.sandbox.self_test import SandboxCapability, check_sandbox
 
 __all__ = [
     "CGROUP_ENV",

@@ -6,24 +6,36 @@ can read the initial environment of bubblewrap, its first process.
 
 Ending bubblewrap ends all descendants, including new sessions. ``--die-with-parent`` is tied to the *thread* that
 started it (PR_SET_PDEATHSIG in prctl(2)), so start it from a thread that outlives the program.
+
+Only files installed by the operator are shown. A built environment contains code of others, so its contents never add
+a directory to a sandbox.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from osmosis_ai.processes import ProgramStart
+from osmosis_ai.processes.privacy import pipe_of
+from osmosis_ai.sandbox.control_groups import ProcessLimits, ResourceControl, RunLimits
 from osmosis_ai.sandbox.gpus import VISIBLE_ENV, GpuGrant
-from osmosis_ai.sandbox.limits import RunLimits
 from osmosis_ai.sandbox.network import Network
-from osmosis_ai.sandbox.places import ETC, SDK, SYSTEM, reachable_as
-from osmosis_ai.sandbox.resource_control import ProcessLimits, ResourceControl
-from osmosis_ai.supervision import ProgramStart
-from osmosis_ai.supervision.kept_to_itself import pipe_of
 
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
+"""Programs and libraries; symbolic links among them are recreated."""
+ETC = (
+    *("resolv.conf", "hosts", "host.conf", "nsswitch.conf", "gai.conf", "protocols", "services"),
+    *("ssl/certs", "ssl/openssl.cnf", "ca-certificates", "ca-certificates.conf", "crypto-policies"),
+    *("pki/tls/certs", "pki/tls/cert.pem", "pki/tls/openssl.cnf", "pki/ca-trust/extracted"),
+    *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "timezone", "mime.types"),
+)
+"""Files in ``/etc`` for names, certificates, clocks and libraries; no accounts, no keys."""
+SDK = Path(__file__).parent.parent
 HOME = "/home/rollout"
 HOST_NAME = "rollout"
 USER_ID = "1000"
@@ -34,22 +46,22 @@ _KERNELS_FILES = (
     *("pagetypeinfo", "sched_debug", "slabinfo", "sysrq-trigger", "timer_list", "vmallocinfo"),
 )
 _COPIED_FROM = "/run/source"
-# What stands in for a directory that is hidden; places within it that are shown are made there.
+# Size of the empty directory in place of a hidden one; shown paths within it are mounted there.
 _MASK_BYTES = 1 << 20
 _ISOLATED = (
     *("--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"),
     *("--disable-userns", "--new-session", "--die-with-parent", "--cap-drop", "ALL"),
     *("--uid", USER_ID, "--gid", USER_ID, "--hostname", HOST_NAME),
 )
-# Of bubblewrap's own environment: where the shells before it, the loader and it look.
+# Bubblewrap's own environment.
 _FOR_BUBBLEWRAP = ("PATH", "LD_LIBRARY_PATH")
-# Of the program's environment, left out: what names places that are not there, or somebody who is not there.
+# Removed from the program's environment: they name directories and services that do not exist in the sandbox.
 _UNSET = (
     *("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"),
     *("SSH_AUTH_SOCK", "SSH_AGENT_PID", "DBUS_SESSION_BUS_ADDRESS", "TEMP", "TMP"),
 )
 _SET = {"HOME": HOME, "TMPDIR": "/tmp", "USER": "rollout", "LOGNAME": "rollout"}
-# A group of its own, so that a program can end itself and what it started without ending the sandbox's first process.
+# A session of its own, so that a program can end its process group without ending the sandbox's first process.
 _START = 'cd "$1" && shift && exec setsid -- "$@"'
 _COPY = f'cp -a {_COPIED_FROM}/. "$0"/ && '
 
@@ -71,16 +83,14 @@ class Sandbox:
     def command(
         self, program: Sequence[str], *, cwd: Path, writable: Sequence[Path], part: str = "program"
     ) -> SandboxedProgram:
-        """Return how ``program`` is run in the sandbox."""
+        """Return ``program`` in the sandbox, as a ``part`` of the run."""
         return SandboxedProgram(self, tuple(program), cwd, tuple(writable), part)
 
     def variables(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Return the whole environment of a program that is given ``env``."""
         gpus = {} if self.gpus is None else {VISIBLE_ENV: ",".join(self.gpus.visible)}
         return {name: value for name, value in env.items() if name not in _UNSET} | _SET | gpus
 
     def words(self, program: Sequence[str], cwd: Path, writable: Sequence[Path], variables: int) -> list[str]:
-        """Return bubblewrap's command line."""
         size = ["--size", str(self.limits.temporary_bytes), "--tmpfs"]
         return [
             str(self.bwrap),
@@ -104,7 +114,7 @@ class Sandbox:
         return f"{self.limits.shell(self.control.holds)}; {'' if self.overlays else _COPY}{_START}"
 
     def _mounts(self, writable: Sequence[Path]) -> list[str]:
-        """Return what makes places visible, outer ones first, so that what is said of an inner one counts."""
+        """Return the mounts, outer ones first, so that inner ones prevail."""
         mounts = {
             place: ["--ro-bind", str(place), str(place)] for place in reachable_as([SDK, *self.readable])
         }
@@ -115,7 +125,8 @@ class Sandbox:
         mounts[self.source] = self._temporary_source()
         for place in writable:
             mounts[place] = ["--bind", str(place), str(place)]
-        return [word for place in sorted(mounts, key=_depth) for word in mounts[place]]
+        by_depth = sorted(mounts, key=lambda place: (len(place.parts), str(place)))
+        return [word for place in by_depth for word in mounts[place]]
 
     def _temporary_source(self) -> list[str]:
         source = str(self.source)
@@ -127,7 +138,7 @@ class Sandbox:
 
 @dataclass(frozen=True)
 class SandboxedProgram:
-    """A program that is to run in a sandbox; :class:`~osmosis_ai.supervision.ContainedProgram`."""
+    """A program in a sandbox (:class:`~osmosis_ai.processes.ContainedProgram`)."""
 
     sandbox: Sandbox
     program: tuple[str, ...]
@@ -137,12 +148,11 @@ class SandboxedProgram:
 
     @property
     def name(self) -> str:
-        """What is started: bubblewrap."""
         return str(self.sandbox.bwrap)
 
     @contextmanager
     def start(self, env: Mapping[str, str]) -> Iterator[ProgramStart]:
-        """Yield what starts it once, with ``env`` and what every sandbox sets; held until it is started."""
+        """Yield what starts it once with ``env``; leave the context when it has started."""
         variables = pipe_of(_set_variables(self.sandbox.variables(env)))
         try:
             words = self.sandbox.words(self.program, self.cwd, self.writable, variables)
@@ -156,14 +166,14 @@ class SandboxedProgram:
 
 
 def _set_variables(variables: Mapping[str, str]) -> bytes:
-    """Return the arguments that set variables, as bubblewrap reads them: each ends with a zero byte."""
-    said = b""
+    """Return the arguments that set variables; each ends with a zero byte."""
+    arguments = b""
     for name, value in variables.items():
-        # What follows a zero byte would be an option of bubblewrap's.
+        # Text after a zero byte would be an option of bubblewrap.
         if not name or "=" in name or "\0" in name + value:
             raise ValueError("a variable's name is empty or has `=` in it, or a zero byte is in one")
-        said += b"".join(word + b"\0" for word in (b"--setenv", os.fsencode(name), os.fsencode(value)))
-    return said
+        arguments += b"".join(word + b"\0" for word in (b"--setenv", os.fsencode(name), os.fsencode(value)))
+    return arguments
 
 
 def _system() -> list[str]:
@@ -176,7 +186,7 @@ def _system() -> list[str]:
     for name in ETC:
         found = Path("/etc", name)
         if found.exists():
-            # As a file: what a link leads to may lie where nothing else is shown.
+            # As a file: a link's target may not be visible.
             words += ["--ro-bind", os.path.realpath(found), str(found)]
     for name in ("passwd", "group"):
         words += ["--ro-bind", str(_ETC / name), f"/etc/{name}"]
@@ -189,7 +199,7 @@ def _devices(gpus: GpuGrant | None) -> list[str]:
 
 
 def _covered_proc(gpus: GpuGrant | None) -> list[str]:
-    """Return what keeps the kernel's settings from a sandbox whose user is root outside: files there are root's."""
+    """Return the mounts that hide the kernel's settings, which root's sandbox could write to."""
     words = ["--ro-bind", "/proc/sys", "/proc/sys"]
     for name in _KERNELS_FOLDERS:
         if Path("/proc", name).is_dir():
@@ -204,12 +214,43 @@ def _covered_proc(gpus: GpuGrant | None) -> list[str]:
 
 
 def _written_files(proc: Path) -> Iterator[str]:
-    """Yield the kernel's files that somebody may write to, whatever they are called on this kernel."""
+    """Yield the kernel's writable files, which differ between kernels."""
     with suppress(OSError), os.scandir(proc) as entries:
         for entry in entries:
             if entry.is_file(follow_symlinks=False) and entry.stat().st_mode & 0o222:
                 yield entry.name
 
 
-def _depth(place: Path) -> tuple[int, str]:
-    return len(place.parts), str(place)
+def interpreter_places(python: Path) -> tuple[Path, ...]:
+    """Return the directories that an interpreter of the operator needs, both as named and resolved."""
+    prefixes = {
+        place for place in (python.parent.parent, python.resolve().parent.parent) if _is_prefix(place)
+    }
+    if python == Path(sys.executable):
+        prefixes |= {Path(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
+        prefixes |= set(_added_by_site())
+    if not any(python.is_relative_to(prefix) for prefix in prefixes):
+        prefixes.add(python)
+    return reachable_as([*prefixes, SDK])
+
+
+def _is_prefix(place: Path) -> bool:
+    """Return whether a directory is an installation of Python: a program may be in any directory."""
+    return (place / "pyvenv.cfg").is_file() or any((place / "lib").glob("python3.*"))
+
+
+def reachable_as(paths: list[Path]) -> tuple[Path, ...]:
+    """Return existing paths as named and resolved, without the root."""
+    both = {place for path in paths for place in (Path(os.path.abspath(path)), path.resolve())}  # noqa: PTH100
+    return tuple(sorted(place for place in both if place != Path("/") and place.exists()))
+
+
+def _added_by_site() -> Iterator[Path]:
+    """Yield the directories in ``.pth`` files: editable installations."""
+    known = set(sys.path)
+    for folder in [entry for entry in sys.path if entry.endswith("-packages")]:
+        for file in Path(folder).glob("*.pth"):
+            for line in file.read_text("utf-8", "replace").splitlines():
+                place = Path(folder, line.strip())
+                if str(place) in known and place.is_dir() and not Path.home().is_relative_to(place):
+                    yield place

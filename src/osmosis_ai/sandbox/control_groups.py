@@ -1,35 +1,161 @@
-"""Find the version 2 control groups that this process may manage, and the limits they support.
+"""Limit the resources of a run: by a control group if possible, otherwise by process limits.
+
+A control group (version 2) limits memory, processes and processors of all programs of a run together. Otherwise each
+program's shell sets per-process kernel limits. These only advise on processors, do not limit the combined memory of
+several processes, and do not limit the number of root's processes.
 
 A process may manage only a delegated subtree (Linux, admin-guide/cgroup-v2, "Delegation"; systemd.io,
 CGROUP_DELEGATION): a service with `Delegate=yes`, a container with a writable hierarchy, or root on a machine
 without systemd. A group with managed children must not contain processes, so its processes move to a leaf next to the
-runs' groups, and only if all of them are our own.
+runs' groups, and only if all of them are our own. Without a delegated group, systemd may start each worker in a
+delegated scope (`systemd-run --scope -p Delegate=yes`): the system's for root, otherwise the user's.
+
+    <delegated>/osmosis-run-<run>.<process>.<since>/            memory.max, pids.max, cpu.max of the run
+    <delegated>/osmosis-run-<run>.<process>.<since>/server-1/   one part; out of memory, only this part ends, as a whole
+
+A program moves itself to its leaf before it becomes the sandbox, so no process of the run ever runs outside. If the
+move fails, the program does not run. The name contains the creating process and its start time in kernel ticks, so that
+the next process can clean up after one that was killed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import math
 import os
+import random
 import shutil
+import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-CONTROLLERS = ("memory", "pids", "cpu")
-"""What is limited, as the kernel calls it."""
+logger = logging.getLogger(__name__)
+
+Resource = Literal["memory", "processes", "CPU"]
+RESOURCES: tuple[Resource, ...] = ("memory", "processes", "CPU")
+RESOURCE_OF: dict[str, Resource] = {"memory": "memory", "pids": "processes", "cpu": "CPU"}
+CONTROLLERS = tuple(RESOURCE_OF)
+"""The kernel's names of the limited resources."""
+CGROUP_ENV = "OSMOSIS_CGROUP"
+"""``off``: control groups are not used."""
 LEAF = "osmosis-main"
+PREFIX = "osmosis-run-"
+SCOPE = "cgroup of a systemd scope"
+MAX_PROCESSES = 4096
+"""Includes threads; a server with a thread for each of its rollouts stays far below."""
+TEMPORARY_BYTES = 2 * 1024**3
+"""Size of each directory in memory: /tmp, the home, /dev/shm."""
+_GIB = 1024**3
+_CPU_PERIOD_US = 100_000
 _MOVING_S = 10.0
-_ASKING_S = 10.0
-_LOOKING_S = 0.02
+_SYSTEMD_TIMEOUT_S = 10.0
+_MEMBERS_POLL_S = 0.02
+_ENDING_S = 10.0
+_ENDING_POLL_S = 0.01
+_JOIN = 'echo $$ > "$0" && exec "$@"'
+# $0 is the hierarchy's mount. Dash's `read` splits lines like `0::/user.slice/...`.
+_SHOW_CONTROLLERS = 'while IFS=: read -r n c path; do [ "$n" = 0 ] && cat "$0$path/cgroup.controllers"; done < /proc/self/cgroup'
+_MORE_MEMORY = "give the run more with `memory_gb` under [advanced.execution], or have fewer rollouts at once"
+_FEWER_PROCESSES = "threads count, too: start fewer of both for each rollout, or have fewer rollouts at once"
 _NOT_OURS = "the processes in its group (cgroup) are not this platform's alone"
-_NOT_GIVEN = "the cgroup of this process is not delegated to it"
+_NOT_DELEGATED = "the cgroup of this process is not delegated to it"
+
+
+# Limits
+
+
+@dataclass(frozen=True)
+class RunLimits:
+    """Limits of one run; a process limit counts each sandbox alone (Linux 5.14 and newer), but not root's processes."""
+
+    memory_gb: float | None = None
+    cpus: float | None = None
+    processes: int = MAX_PROCESSES
+    temporary_bytes: int = TEMPORARY_BYTES
+    processors: tuple[int, ...] = ()
+
+    def shell(self, limited: Collection[Resource] = ()) -> str:
+        """Return a POSIX shell command that limits the shell and its children, except by the resources in ``limited``."""
+        # `-u` is bash's option, `-p` that of dash and busybox.
+        words = ["ulimit -c 0"]
+        if "processes" not in limited:
+            words.append(f"{{ ulimit -u {self.processes} || ulimit -p {self.processes}; }}")
+        if self.memory_gb is not None and "memory" not in limited:
+            words.append(f"ulimit -d {max(1, int(self.memory_gb * _GIB // 1024))}")
+        if self.processors:
+            # From util-linux; without it, all processors are used.
+            words.append(f"taskset -pc {','.join(map(str, self.processors))} $$ >/dev/null")
+        return " 2>/dev/null; ".join(words) + " 2>/dev/null"
+
+
+def processors_for(cpus: float | None) -> tuple[int, ...]:
+    """Choose ``cpus`` processors of this process at random; empty for all."""
+    if cpus is None or not hasattr(os, "sched_getaffinity"):
+        return ()
+    available = sorted(os.sched_getaffinity(0))
+    count = math.ceil(cpus)
+    return tuple(sorted(random.SystemRandom().sample(available, count))) if count < len(available) else ()
+
+
+@dataclass(frozen=True)
+class MetLimit:
+    words: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class ProcessLimits:
+    """Limits of each process, without a control group; ``problem`` is the reason."""
+
+    problem: str | None = None
+    user: int = os.geteuid() if hasattr(os, "geteuid") else -1
+    holds: frozenset[Resource] = frozenset()
+    refused: int = 0
+
+    @property
+    def words(self) -> str:
+        return limit_words(self.holds, by="cgroup", user=self.user)
+
+    def command(self, program: Sequence[str], part: str) -> list[str]:
+        """Return ``program`` itself."""
+        return list(program)
+
+    def end_of(self, part: str) -> MetLimit | None:
+        """Return None: it is unknown."""
+        return None
+
+    def close(self) -> None: ...
+
+
+def limit_words(held: frozenset[Resource], *, by: str, user: int | None = None) -> str:
+    """Describe what limits a run whose group limits the resources ``held``."""
+    user = os.geteuid() if user is None and hasattr(os, "geteuid") else user
+    by_group = [name for name in RESOURCES if name in held]
+    by_process = [] if "memory" in held else ["memory of each process"]
+    if "processes" not in held and user != 0:
+        by_process.append("processes")
+    absent = [] if "memory" in held else ["memory of the run"]
+    absent += [name for name in RESOURCES[1:] if name not in by_group and name not in by_process]
+    limits = [
+        *([f"{by} ({', '.join(by_group)})"] if by_group else []),
+        *([f"rlimits ({', '.join(by_process)})"] if by_process else []),
+    ]
+    unlimited = f"; unlimited: {', '.join(absent)}" if absent else ""
+    return f"limits: {', '.join(limits)}{unlimited}"
+
+
+# Delegation
 
 
 @dataclass(frozen=True)
 class Delegation:
-    """What this process may arrange."""
+    """The group in which this process can create others, or the problem."""
 
     path: Path | None = None
     controllers: tuple[str, ...] = ()
@@ -38,7 +164,7 @@ class Delegation:
 
 @dataclass(frozen=True)
 class ProcessView:
-    """What the kernel says of this process and of those around it; a test shows another tree."""
+    """The kernel's view of this process and its parents; tests use another tree."""
 
     proc: Path = Path("/proc")
     systemd: Path = Path("/run/systemd/system")
@@ -47,7 +173,6 @@ class ProcessView:
     patience_s: float = 1.0
 
     def parent(self, pid: int) -> int:
-        """Return a process's parent; 0 where there is none."""
         try:
             # The name in parentheses may hold anything; the state and the parent come after it.
             stat = (self.proc / str(pid) / "stat").read_text("utf-8", "replace")
@@ -55,37 +180,36 @@ class ProcessView:
         except (OSError, ValueError, IndexError):
             return 0
 
-    def line(self, pid: int) -> Iterator[int]:
-        """Yield a process, its parent, and so on."""
+    def ancestors(self, pid: int) -> Iterator[int]:
         while pid > 0:
             yield pid
             pid = self.parent(pid)
 
 
 def look_at_delegation(view: ProcessView | None = None) -> Delegation:
-    """Find out what this process may arrange, and change nothing."""
+    """Find the group that is delegated to this process, without changing anything."""
     view = view or ProcessView()
     own = own_group(view.proc)
     if own is None:
         return Delegation(problem="the kernel shows no control groups of version 2 (cgroup v2)")
     base = own.parent if own.name == LEAF else own
-    there = _words(base / "cgroup.controllers")
-    controllers = tuple(name for name in CONTROLLERS if name in there)
+    available = _words(base / "cgroup.controllers")
+    controllers = tuple(name for name in CONTROLLERS if name in available)
     if not controllers:
         return Delegation(
             problem=f"the cgroup of this process has none of the controllers {', '.join(CONTROLLERS)}"
         )
     if not all(os.access(place, os.W_OK) for place in (base, base / "cgroup.subtree_control")):
-        return Delegation(problem=_NOT_GIVEN)
+        return Delegation(problem=_NOT_DELEGATED)
     if own == base:
-        problem = _against(base, view)
+        problem = _delegation_problem(base, view)
         if problem is not None:
             return Delegation(problem=problem)
     return Delegation(base, controllers)
 
 
 def arrange(found: Delegation, view: ProcessView | None = None) -> Delegation:
-    """Make groups of runs possible where ``found`` says that they are; return what really is limited there."""
+    """Prepare a delegated group for runs; return what is really limited there."""
     if found.path is None:
         return found
     view = view or ProcessView()
@@ -102,7 +226,7 @@ def arrange(found: Delegation, view: ProcessView | None = None) -> Delegation:
 
 
 def own_group(proc: Path = Path("/proc")) -> Path | None:
-    """Return the directory of this process's group in the unified hierarchy; None where none is to be seen."""
+    """Return the directory of this process's group in the unified hierarchy, if visible."""
     path = next(
         (line[3:] for line in _lines(proc / "self" / "cgroup") if line.startswith("0::")),
         None,
@@ -118,21 +242,19 @@ def own_group(proc: Path = Path("/proc")) -> Path | None:
 
 
 def hierarchy_mount(proc: Path = Path("/proc")) -> Path | None:
-    """Return where the unified hierarchy is mounted; None where it is not."""
     return next((mount for _, mount in _mounts(proc)), None)
 
 
 def enable(group: Path, controller: str) -> bool:
-    """Have a group limit its children's share of something; return whether the kernel took it."""
+    """Enable a controller for a group's children; return whether it is enabled."""
     control = group / "cgroup.subtree_control"
     if controller not in _words(control):
-        with suppress(OSError):  # another owner, or processes that are not allowed here
+        with suppress(OSError):  # another owner, or processes in the group
             control.write_text(f"+{controller}")
     return controller in _words(control)
 
 
 def processes_of(group: Path) -> list[int]:
-    """Return the processes that are in a group itself."""
     return [int(line) for line in _lines(group / "cgroup.procs")]
 
 
@@ -144,69 +266,61 @@ def _mounts(proc: Path) -> Iterator[tuple[str, Path]]:
             yield root, Path(mount.replace("\\040", " "))
 
 
-def _against(base: Path, view: ProcessView) -> str | None:
-    """Return why the group of this process is not its to arrange; None where it is."""
+def _delegation_problem(base: Path, view: ProcessView) -> str | None:
+    """Return why this process must not change its group; None if it may."""
     if _is_root(base):
-        return _NOT_GIVEN if view.systemd.is_dir() or view.user != 0 else None
+        return _NOT_DELEGATED if view.systemd.is_dir() or view.user != 0 else None
     is_containers = not (base.parent / "cgroup.procs").exists()
     if not is_containers and not _is_given(base, view):
-        return _NOT_GIVEN
-    above = set(view.line(view.pid)) if is_containers else {view.pid}
+        return _NOT_DELEGATED
+    above = set(view.ancestors(view.pid)) if is_containers else {view.pid}
     deadline = time.monotonic() + view.patience_s
-    # What lost its parent as it ended is nobody's, until it is gone.
-    while any(pid not in above and view.pid not in view.line(pid) for pid in processes_of(base)):
+    # A process that lost its parent while it ends has no owner until it is gone.
+    while any(pid not in above and view.pid not in view.ancestors(pid) for pid in processes_of(base)):
         if time.monotonic() >= deadline:
             return _NOT_OURS
-        time.sleep(_LOOKING_S)
+        time.sleep(_MEMBERS_POLL_S)
     return None
 
 
 def _is_root(group: Path) -> bool:
-    """Tell whether it is the kernel's own root, which may have processes beside children."""
+    """Return whether it is the kernel's root, which may have processes and children."""
     return not (group / "cgroup.events").exists()
 
 
 def _is_given(group: Path, view: ProcessView) -> bool:
-    """Tell whether a group was given away, and is the topmost of what was."""
-    return _is_marked(group) or _is_border(group, view) or _says_users_systemd(group, view)
-
-
-def _is_marked(group: Path) -> bool:
-    """Tell whether systemd says that it gave the group away."""
-    for name in ("user.delegate", "trusted.delegate"):
+    """Return whether a group was delegated, and is the topmost delegated one."""
+    for name in ("user.delegate", "trusted.delegate"):  # systemd's marks
         with suppress(OSError, AttributeError):
             if os.getxattr(group, name) == b"1":
                 return True
-    return False
-
-
-def _is_border(group: Path, view: ProcessView) -> bool:
-    """Tell whether what is writable begins here; to root everything is, so it needs a machine without systemd."""
-    if view.user == 0:
+    if view.user == 0:  # root can write everywhere, so this needs a machine without systemd
         return not view.systemd.is_dir()
-    return not os.access(group.parent / "cgroup.procs", os.W_OK)
+    if not os.access(group.parent / "cgroup.procs", os.W_OK):
+        return True
+    return _is_delegated_by_user_systemd(group, view)
 
 
-def _says_users_systemd(group: Path, view: ProcessView) -> bool:
-    """Ask the user's systemd: all that is below it may be written to, and it marks no group that it gives away (252)."""
+def _is_delegated_by_user_systemd(group: Path, view: ProcessView) -> bool:
+    """Ask the user's systemd, which does not mark delegated groups (252)."""
     program = shutil.which("systemctl")
-    if view.user == 0 or program is None or not view.systemd.is_dir():
+    if program is None or not view.systemd.is_dir():
         return False
     asked = [program, "--user", "show", "--property=Delegate", "--property=ControlGroup", "--", group.name]
-    facts = dict(line.split("=", 1) for line in said_by(asked).splitlines() if "=" in line)
-    # A unit of that name may be in another group.
+    facts = dict(line.split("=", 1) for line in _systemd_output(asked).splitlines() if "=" in line)
+    # Another group may have a unit of that name.
     return facts.get("Delegate") == "yes" and str(group).endswith(facts.get("ControlGroup") or "\n")
 
 
-def said_by(command: Sequence[str]) -> str:
-    """Return what a command of systemd's prints; nothing where it fails, or does not end for long."""
+def _systemd_output(command: Sequence[str]) -> str:
+    """Return the output of a systemd command; empty if it fails or takes too long."""
     try:
         return subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_ASKING_S,
+            timeout=_SYSTEMD_TIMEOUT_S,
             check=True,
         ).stdout
     except (OSError, subprocess.SubprocessError):
@@ -218,7 +332,7 @@ def _empty(base: Path) -> None:
     leaf = base / LEAF
     leaf.mkdir(exist_ok=True)
     deadline = time.monotonic() + _MOVING_S
-    # What is forked meanwhile is where its parent was.
+    # A process forked meanwhile is in its parent's old group.
     while (left := processes_of(base)) and time.monotonic() < deadline:
         for pid in left:
             with suppress(ProcessLookupError):
@@ -234,3 +348,223 @@ def _lines(file: Path) -> list[str]:
         return file.read_text("utf-8", "replace").splitlines()
     except OSError:
         return []
+
+
+# Groups of runs
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """The control group of one run."""
+
+    path: Path
+    controllers: tuple[str, ...]
+    limits: RunLimits
+    _before: dict[str, tuple[int, int, int]] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def make(cls, place: Delegation, run: str, limits: RunLimits) -> RunGroup:
+        """Create the group of a run; raises OSError."""
+        assert place.path is not None
+        own = os.getpid()
+        group = cls(place.path / f"{PREFIX}{run}.{own}.{_start_ticks(own)}", place.controllers, limits)
+        group.path.mkdir(exist_ok=True)
+        for name, value in group._files().items():
+            # A kernel without swap accounting lacks this file.
+            if name != "memory.swap.max" or (group.path / name).exists():
+                (group.path / name).write_text(value)
+        if "memory" in group.controllers:
+            enable(group.path, "memory")
+        return group
+
+    @property
+    def holds(self) -> frozenset[Resource]:
+        return frozenset(RESOURCE_OF[name] for name in self.controllers)
+
+    @property
+    def words(self) -> str:
+        by = SCOPE if self.path.parent.name.endswith(".scope") else "cgroup"
+        return limit_words(self.holds, by=by)
+
+    def command(self, program: Sequence[str], part: str) -> list[str]:
+        """Return the command that joins the leaf of ``part`` and becomes ``program``, or fails."""
+        leaf = self.path / part
+        with contextlib.suppress(OSError):
+            leaf.mkdir(exist_ok=True)
+            if "memory" in self.controllers:
+                (leaf / "memory.oom.group").write_text("1")
+        self._before[part] = self._met(part)
+        return ["/bin/sh", "-c", _JOIN, str(leaf / "cgroup.procs"), *program]
+
+    def end_of(self, part: str) -> MetLimit | None:
+        """Return the limit that an ended part met since its last start, if known."""
+        met, killed, refused = (
+            now - before
+            for now, before in zip(self._met(part), self._before.get(part, (0, 0, 0)), strict=True)
+        )
+        if met and killed:
+            words = f"killed for memory: the run's limit is {self.limits.memory_gb or 0:g} GB"
+            return MetLimit(words, _MORE_MEMORY)
+        if refused:
+            return MetLimit(
+                f"refused a process: the run's limit is {self.limits.processes}", _FEWER_PROCESSES
+            )
+        return None
+
+    @property
+    def refused(self) -> int:
+        """How often the run was refused a process or a thread."""
+        most = _number(self.path / "pids.peak")
+        if most is not None and most < self.limits.processes:
+            return 0
+        return _pairs(self.path / "pids.events").get("max", 0)
+
+    def close(self) -> None:
+        end_group(self.path)
+
+    def _met(self, part: str) -> tuple[int, int, int]:
+        """Return the run's memory limit hits, the part's killed processes, and the run's refused forks."""
+        met, killed = (_pairs(group / "memory.events") for group in (self.path, self.path / part))
+        return met.get("oom", 0), killed.get("oom_kill", 0), self.refused
+
+    def _files(self) -> dict[str, str]:
+        """Return the contents of the group's files."""
+        limits = self.limits
+        written: dict[str, str] = {}
+        if "memory" in self.controllers and limits.memory_gb is not None:
+            written |= {"memory.max": str(int(limits.memory_gb * _GIB)), "memory.swap.max": "0"}
+        if "pids" in self.controllers:
+            written["pids.max"] = str(limits.processes)
+        if "cpu" in self.controllers and limits.cpus is not None:
+            written["cpu.max"] = f"{max(1000, int(limits.cpus * _CPU_PERIOD_US))} {_CPU_PERIOD_US}"
+        return written
+
+
+def sweep(place: Path) -> int:
+    """End the groups whose creators are gone; return their number."""
+    found = [group for group in place.glob(f"{PREFIX}*") if not _has_owner(group.name)]
+    for group in found:
+        end_group(group)
+    return len(found)
+
+
+def end_group(group: Path, timeout_s: float = _ENDING_S) -> bool:
+    """Kill all processes of a group and remove it; return whether it is gone."""
+    deadline = time.monotonic() + timeout_s
+    while group.exists():
+        _kill(group)
+        for folder, _, _ in os.walk(group, topdown=False):
+            with contextlib.suppress(OSError):  # a process is still ending
+                Path(folder).rmdir()
+        if time.monotonic() > deadline:
+            logger.warning("the control group %s cannot be removed", group)
+            return False
+        if group.exists():
+            time.sleep(_ENDING_POLL_S)
+    return True
+
+
+def _kill(group: Path) -> None:
+    try:
+        kill = os.open(group / "cgroup.kill", os.O_WRONLY)
+        with contextlib.closing(os.fdopen(kill, "w")) as file:
+            file.write("1")
+    except OSError:  # Linux before 5.14, or the group is gone
+        for folder, _, _ in os.walk(group):
+            for pid in processes_of(Path(folder)):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _has_owner(name: str) -> bool:
+    _, _, owner = name.partition(".")
+    pid, _, since = owner.partition(".")
+    return pid.isdigit() and _start_ticks(int(pid)) == since
+
+
+def _start_ticks(pid: int) -> str | None:
+    """Return when a process started, in kernel ticks; None if it does not exist."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return None
+    return stat.rpartition(")")[2].split()[19]
+
+
+def _number(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _pairs(file: Path) -> dict[str, int]:
+    return {name: int(value) for name, _, value in (line.partition(" ") for line in _lines(file))}
+
+
+ResourceControl = RunGroup | ProcessLimits
+
+
+# The choice
+
+
+@dataclass(frozen=True)
+class MachineControl:
+    """What limits runs on this machine; ``starter`` is the command that starts a worker in a systemd scope."""
+
+    delegation: Delegation
+    starter: tuple[str, ...] = ()
+    by_scope: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        controllers = self.by_scope if self.starter else self.delegation.controllers
+        by = SCOPE if self.starter else "cgroup"
+        words = limit_words(frozenset(RESOURCE_OF[name] for name in controllers), by=by)
+        return words if controllers else f"{words}; no cgroup: {self.delegation.problem}"
+
+
+def look_at_control() -> MachineControl:
+    """Find out what would limit runs, without changing anything; may block on systemd."""
+    found = _look()
+    return MachineControl(found) if found.path is not None else _by_systemd(found)
+
+
+def prepare_control() -> MachineControl:
+    """Prepare the limits of runs, before any of them is started; may block on systemd."""
+    found = arrange(_look())
+    return MachineControl(found) if found.path is not None else _by_systemd(found)
+
+
+def control_run(run: str, limits: RunLimits) -> ResourceControl:
+    """Return a new resource control for a run's programs; close it when the run has ended here."""
+    found = arrange(_look())
+    if found.path is None:
+        return ProcessLimits(found.problem)
+    left = sweep(found.path)
+    if left:
+        logger.info("%d control groups of ended workers were removed", left)
+    try:
+        return RunGroup.make(found, run, limits)
+    except OSError as error:
+        return ProcessLimits(f"no group (cgroup) can be made: {error.strerror or error}")
+
+
+def _look() -> Delegation:
+    if os.environ.get(CGROUP_ENV, "").strip() == "off":
+        return Delegation(problem=f"{CGROUP_ENV}=off")
+    return look_at_delegation()
+
+
+def _by_systemd(found: Delegation) -> MachineControl:
+    """Return the control of workers in a systemd scope, if it limits anything."""
+    if os.environ.get(CGROUP_ENV, "").strip() == "off":
+        return MachineControl(found)
+    program, mount = shutil.which("systemd-run"), hierarchy_mount()
+    if program is None or mount is None:
+        return MachineControl(found)
+    whose = [] if os.geteuid() == 0 else ["--user"]
+    starter = (program, *whose, "--scope", "--quiet", "--collect", "--property=Delegate=yes", "--")
+    available = _systemd_output([*starter, "/bin/sh", "-c", _SHOW_CONTROLLERS, str(mount)]).split()
+    controllers = tuple(name for name in CONTROLLERS if name in available)
+    return MachineControl(found, starter, controllers) if controllers else MachineControl(found)

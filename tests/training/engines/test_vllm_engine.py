@@ -12,10 +12,9 @@ import pytest
 import stamina
 
 from osmosis_ai.errors import NetworkError, OsmosisError
-from osmosis_ai.inference.batching import Generation, SampledToken
-from osmosis_ai.inference.completion import TokenFeed
-from osmosis_ai.inference.engine import EngineStoppedError
+from osmosis_ai.inference.engine import EngineStoppedError, Generation, SampledToken
 from osmosis_ai.inference.model import Model
+from osmosis_ai.inference.openai_api import TokenFeed
 from osmosis_ai.training.engines.vllm_engine import VllmEngine
 from tests.training.policy_world import END, MODEL_DIR
 from tests.training.standin_vllm import KEY, StandInVllm, sample, standing_in

@@ -13,11 +13,11 @@ from osmosis_ai.controller.dispatcher import RolloutRunner
 from osmosis_ai.controller.server_process import prepare_server
 from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.evaluation.conversation import read_conversation
-from osmosis_ai.inference.chat_format import BuiltInChat
+from osmosis_ai.inference.chat import BuiltInChat
 from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.model import Model
+from osmosis_ai.processes import ServiceDiedError
 from osmosis_ai.redaction import Redactor
-from osmosis_ai.supervision import ServiceDiedError
 from osmosis_ai.training.engines.policy_bridge import PolicyBridge, RolloutLimits, RolloutSampling
 from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine
 from osmosis_ai.training.runs.rollout_batch import attempts_of_step

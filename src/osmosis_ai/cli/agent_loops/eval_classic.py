@@ -157,10 +157,10 @@ def eval_classic(
     Examples:
         osmosis eval -m server:agent_loop -d test_data.jsonl --eval-fn rewards:compute_reward --model openai/gpt-5-mini
     """
-    from osmosis_ai.supervision import keep_to_itself
+    from osmosis_ai.processes import disable_inspection
 
     # First, because the agent is another program of this user and must not read the keys of this process.
-    keep_to_itself(os.environ)
+    disable_inspection(os.environ)
     from osmosis_ai import event_loop
     from osmosis_ai.cli.agent_loops.classic_run import ClassicRun
     from osmosis_ai.controller.server_process import default_servers

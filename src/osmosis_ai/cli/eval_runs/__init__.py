@@ -171,10 +171,10 @@ def run(
         osmosis eval run configs/eval/multiply.toml --rows 0-4 --max-time 10m --yes
     """
     from osmosis_ai.cli.eval_runs.view import LiveRun
-    from osmosis_ai.supervision import keep_to_itself
+    from osmosis_ai.processes import disable_inspection
 
     # First, because the agent is another program of this user and must not read this process's keys.
-    keep_to_itself(os.environ)
+    disable_inspection(os.environ)
     # A third of this import loads certificates without the interpreter's lock: it overlaps with the other imports.
     threading.Thread(target=import_module, args=("aiohttp",)).start()
     from osmosis_ai import event_loop

@@ -105,7 +105,7 @@ def _text(text: str, max_chars: int) -> str:
 
 def _check_in_subprocess(path: Path, stopping: threading.Event) -> Check:
     from osmosis_ai.process_environment import python_environment
-    from osmosis_ai.supervision import ChildProcess
+    from osmosis_ai.processes import ChildProcess
 
     with tempfile.TemporaryDirectory(prefix="osmosis-check-") as directory:
         result = Path(directory) / "result.json"
@@ -128,7 +128,7 @@ def _check_in_subprocess(path: Path, stopping: threading.Event) -> Check:
 
 def main(arguments: list[str]) -> None:
     """Check the file of the first argument, write what was found to the second."""
-    from osmosis_ai.supervision import watch_parent
+    from osmosis_ai.processes import watch_parent
 
     watch_parent()
     os.nice(10)

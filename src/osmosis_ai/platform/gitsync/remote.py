@@ -15,7 +15,7 @@ from pathlib import Path
 
 from osmosis_ai.platform.gitsync.clone_url import CloneUrl
 from osmosis_ai.platform.gitsync.git import Git, GitError, GitResult
-from osmosis_ai.supervision.kept_to_itself import pipe_of
+from osmosis_ai.processes.privacy import pipe_of
 
 QUERY_TIMEOUT_S = 30.0
 

@@ -28,13 +28,9 @@ from osmosis_ai.controller.model_proxy import (
     stream_event,
 )
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.inference.batching import Generation
-from osmosis_ai.inference.chat import AssistantReply
-from osmosis_ai.inference.chat_format import ChatFormat
-from osmosis_ai.inference.completion import ChatCompletion, ChatStream
-from osmosis_ai.inference.protocol import ChatRequest, OpenAIError, parse_request
-from osmosis_ai.inference.sampling import SamplingParams
-from osmosis_ai.inference.template import TemplateError
+from osmosis_ai.inference.chat import ChatFormat, TemplateError
+from osmosis_ai.inference.openai_api import AssistantReply, ChatCompletion, ChatStream, generations_for
+from osmosis_ai.inference.protocol import OpenAIError, parse_request
 from osmosis_ai.llm.completion import read_usage
 from osmosis_ai.llm.errors import Category, ModelCallError
 from osmosis_ai.llm.wire_json import dumps
@@ -157,7 +153,7 @@ class PolicyBridge(ModelProxy):
             prompt = recording.prompt(request.template_messages(), request.offered_tools)
         except TemplateError as error:
             raise OpenAIError(400, f"{error}.", param="messages", code="invalid_value") from error
-        room = self._room(recording, prompt)
+        room, fixed = self._room(recording, prompt), self._sampling
         asked = request.max_completion_tokens or request.max_tokens
 
         def finished(_choice: int, reply: AssistantReply) -> None:
@@ -168,9 +164,16 @@ class PolicyBridge(ModelProxy):
         return ChatCompletion(
             self._engine,
             self._chat,
-            self._chat.tool_calls,
             request,
-            self._generations(request, prompt, min(asked or room, room)),
+            generations_for(
+                request,
+                self._chat,
+                self._engine.model.config,
+                prompt.ids,
+                min(asked or room, room),
+                temperature=fixed.temperature if fixed else None,
+                top_p=fixed.top_p if fixed else None,
+            ),
             model_name=str(body.get("model") or self.model_path),
             fingerprint=f"fp_{self._engine.fingerprint[:12]}",
             finished=finished,
@@ -194,30 +197,6 @@ class PolicyBridge(ModelProxy):
                 "end it sooner, or raise `max_response_length`."
             )
         return min(left, positions - read)
-
-    def _generations(self, request: ChatRequest, prompt: Prompt, max_tokens: int) -> list[Generation]:
-        stop_tokens = self._engine.model.config.end_token_ids
-        call_end = self._chat.tool_calls.end_token(self._chat.token_id)
-        if request.parallel_tool_calls is False and request.offered_tools and call_end is not None:
-            stop_tokens |= {call_end}
-        fixed = self._sampling
-        temperature = fixed.temperature if fixed else request.temperature
-        top_p = fixed.top_p if fixed else request.top_p
-        params = SamplingParams(
-            request.seed, 1.0 if temperature is None else temperature, 1.0 if top_p is None else top_p
-        )
-        return [
-            Generation(
-                prompt=prompt.ids,
-                max_tokens=max_tokens,
-                stream=params.stream(choice),
-                stop_tokens=stop_tokens,
-                temperature=params.temperature,
-                top_p=params.top_p,
-                top_logprobs=(request.top_logprobs or 0) if request.logprobs else 0,
-            )
-            for choice in range(request.n or 1)
-        ]
 
     def _raise(self, error: OpenAIError) -> NoReturn:
         """Raise a refusal as the failed model call that the endpoint's rules are about."""

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.inference.batching import Generation
-from osmosis_ai.inference.completion import Cancellable, ServedModel, TokenEngine
-from osmosis_ai.inference.engine import InferenceEngine, Listener
+from osmosis_ai.inference.engine import Generation, InferenceEngine, Listener
+from osmosis_ai.inference.openai_api import Cancellable, ServedModel, TokenEngine
 
 
 class PublishablePolicy(Protocol):

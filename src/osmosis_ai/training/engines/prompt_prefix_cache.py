@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from osmosis_ai.inference.chat_format import ChatFormat
+from osmosis_ai.inference.chat import ChatFormat
 
 KEPT = 256
 

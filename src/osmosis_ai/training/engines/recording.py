@@ -22,8 +22,8 @@ from typing import Any
 
 import orjson
 
-from osmosis_ai.inference.batching import SampledToken
-from osmosis_ai.inference.chat_format import ChatFormat
+from osmosis_ai.inference.chat import ChatFormat
+from osmosis_ai.inference.engine import SampledToken
 from osmosis_ai.training.engines.prompt_prefix_cache import PromptPrefixCache
 from osmosis_ai.training.objective.sequences import SampledTurn, TokenSequence, merge_turns
 

@@ -22,16 +22,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.inference.batching import Generation
-from osmosis_ai.inference.completion import TokenFeed
-from osmosis_ai.inference.sampling import SamplingParams
-from osmosis_ai.inference.template import TemplateError
+from osmosis_ai.inference.chat import TemplateError
+from osmosis_ai.inference.engine import Generation, random_stream
+from osmosis_ai.inference.openai_api import TokenFeed
 from osmosis_ai.training.objective.sequences import SampledTurn, TokenSequence, merge_turns
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
     from osmosis_ai.datasets import DatasetRow
-    from osmosis_ai.inference.chat_format import ChatFormat
+    from osmosis_ai.inference.chat import ChatFormat
     from osmosis_ai.training.engines.policy_engine import PolicyEngine
     from osmosis_ai.training.learner.forward_backward import SequenceScores
 
@@ -197,7 +196,7 @@ def _continuation(
     return Generation(
         prompt=prompt,
         max_tokens=max(1, min(CONTINUATION_TOKENS, settings.max_response_length, room)),
-        stream=SamplingParams(settings.seed).stream(number + 1),
+        stream=random_stream(settings.seed, number + 1),
         stop_tokens=engine.model.config.end_token_ids,
         temperature=settings.rollout_temperature,
         top_p=settings.rollout_top_p,

@@ -35,8 +35,14 @@ import aiohttp
 import stamina
 
 from osmosis_ai.errors import NetworkError, OsmosisError
-from osmosis_ai.inference.batching import Emission, FinishReason, Generation, SampledToken
-from osmosis_ai.inference.engine import EngineStoppedError, Listener
+from osmosis_ai.inference.engine import (
+    Emission,
+    EngineStoppedError,
+    FinishReason,
+    Generation,
+    Listener,
+    SampledToken,
+)
 from osmosis_ai.llm.transport import open_session
 from osmosis_ai.training.engines.policy_engine import PublishablePolicy
 from osmosis_ai.training.engines.vllm_server import VllmServer

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from osmosis_ai.supervision import Service, ServiceSpec, free_port
+from osmosis_ai.processes import Service, ServiceSpec, free_port
 
 # How often a server that died is started again in one session: more has a cause that a person must find.
 RESTARTS = 3

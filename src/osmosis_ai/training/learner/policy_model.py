@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.catalog import built_in_model, served_models
-from osmosis_ai.inference.low_rank import LowRankUpdate
+from osmosis_ai.inference.torch_engine import LowRankUpdate
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from osmosis_ai.inference.catalog import served_models
-from osmosis_ai.inference.chat_format import BuiltInChat, ChatFormat
+from osmosis_ai.inference.chat import BuiltInChat, ChatFormat
 from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine, PolicyEngine
 from osmosis_ai.training.learner.policy_model import model_source
 
@@ -30,7 +30,7 @@ def chat_format_of(spec: TrainingSpec, *, note: Callable[[str], None] | None = N
     source = model_source(spec.model_path, allow_download=spec.settings.allow_download)
     if spec.model_path in served_models():
         return BuiltInChat(Path(source), tool_call_format=chosen)
-    from osmosis_ai.inference.torch_chat import PretrainedChat
+    from osmosis_ai.inference.torch_engine import PretrainedChat
 
     return PretrainedChat.load(source, tool_call_format=chosen, note=note)
 
@@ -62,7 +62,8 @@ async def open_policy_engine(
 def _open_torch(stack: AsyncExitStack, spec: TrainingSpec, device: str) -> PolicyEngine:
     import torch
 
-    from osmosis_ai.inference.torch_engine import TorchEngine
+    from osmosis_ai.inference.engine import InferenceEngine
+    from osmosis_ai.inference.torch_engine import TorchModel
 
     settings = spec.settings
     built_in = spec.model_path in served_models() and device == "cpu"
@@ -70,17 +71,16 @@ def _open_torch(stack: AsyncExitStack, spec: TrainingSpec, device: str) -> Polic
         # So small that a second thread costs more than it brings.
         torch.set_num_threads(1)
     rollouts = settings.rollout_batch_size * settings.n_samples_per_prompt
-    engine = TorchEngine(
+    network = TorchModel.load(
         model_source(spec.model_path, allow_download=settings.allow_download),
         device=device,
         # In float64 a rollout's tokens do not depend on what else is sampled at the same time.
         dtype=torch.float64 if built_in else None,
-        max_batch=min(ENGINE_BATCH, rollouts),
-        max_waiting=max(1024, 2 * rollouts),
         max_positions=settings.max_prompt_length + settings.max_response_length,
-        kept=min(ENGINE_BATCH, rollouts),
     )
-    return InProcessPolicyEngine(stack.enter_context(engine), unmerged=engine.model.rounds_weights)
+    batch = min(ENGINE_BATCH, rollouts)
+    engine = InferenceEngine(network, max_batch=batch, max_waiting=max(1024, 2 * rollouts), kept=batch)
+    return InProcessPolicyEngine(stack.enter_context(engine), unmerged=network.rounds_weights)
 
 
 async def _open_vllm(
@@ -91,7 +91,7 @@ async def _open_vllm(
     environ: Mapping[str, str],
     note: Callable[[str], None],
 ) -> PolicyEngine:
-    from osmosis_ai.inference.torch_model import end_tokens_of
+    from osmosis_ai.inference.torch_engine import end_tokens_of
     from osmosis_ai.training.engines.vllm_engine import VllmEngine
     from osmosis_ai.training.engines.vllm_server import VllmServer
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
     from osmosis_ai.controller.remote_agents import RemoteAgent
     from osmosis_ai.controller.server_process import RolloutServer
-    from osmosis_ai.inference.chat_format import ChatFormat
+    from osmosis_ai.inference.chat import ChatFormat
     from osmosis_ai.sandbox import Sandbox
     from osmosis_ai.training.engines.policy_engine import PolicyEngine
     from osmosis_ai.training.learner.checkpoints import CheckpointStore

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.supervision.listening import ended_by_signals, listen, why_not
+from osmosis_ai.processes.addresses import describe_bind_error, listen, stop_on_signals
 from osmosis_ai.viewer.serving.app import viewer_app
 from osmosis_ai.viewer.serving.entry import ViewerKeys
 from osmosis_ai.viewer.serving.meeting import (
@@ -74,7 +74,7 @@ class RunningViewer:
         server = LiveServer(config)
         say_who_shows(self.word, viewer)
         try:
-            with ended_by_signals(server), closing(self.listener):
+            with stop_on_signals(server), closing(self.listener):
                 server.run(sockets=[self.listener])
         finally:
             forget(self.word, viewer)
@@ -125,7 +125,7 @@ def _listen(host: str, port: int) -> socket.socket:
         return listen(host, port)
     except (OSError, OverflowError) as error:
         raise OsmosisError(
-            f"cannot listen on {bracketed(host)}:{port}: {why_not(error)}",
+            f"cannot listen on {bracketed(host)}:{port}: {describe_bind_error(error)}",
             code="CONFLICT",
             hint="leave out --port: then a free one is taken",
         ) from error

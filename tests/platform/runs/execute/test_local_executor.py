@@ -25,7 +25,7 @@ from osmosis_ai.platform.runs.work.run_work import MAX_SENTENCE_CHARS, one_sente
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.worker_access import WorkerAccess
 from osmosis_ai.process_environment import program_environment
-from osmosis_ai.supervision import ChildProcess
+from osmosis_ai.processes import ChildProcess
 from tests.deep_directories import deep_directories
 from tests.evaluation.builders import record
 from tests.platform.conftest import Member

@@ -8,7 +8,7 @@ from types import TracebackType
 import uvicorn
 from starlette.types import ASGIApp
 
-from osmosis_ai.supervision import PrivateSocket
+from osmosis_ai.processes import PrivateSocket
 
 
 class SocketServer:

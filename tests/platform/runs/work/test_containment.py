@@ -107,7 +107,7 @@ def test_where_the_machine_hands_out_keys_rollouts_reach_its_metadata_only_if_th
 
 
 def test_a_network_that_there_is_not_is_refused_at_the_start() -> None:
-    with pytest.raises(OsmosisError, match="OSMOSIS_NETWORK must be one of host, none, and is 'off'"):
+    with pytest.raises(OsmosisError, match="OSMOSIS_NETWORK must be one of host, none, not 'off'"):
         from_environment({"OSMOSIS_NETWORK": "off"})
 
 

@@ -33,8 +33,7 @@ from osmosis_ai.platform.runs.work.run_work import WorkResult
 from osmosis_ai.platform.runs.work.training_work import TrainingWork
 from osmosis_ai.platform.runs.work.worker import Worker
 from osmosis_ai.sandbox import Isolation, RunLimits, Sandbox
-from osmosis_ai.sandbox.control_groups import Delegation
-from osmosis_ai.sandbox.run_group import RunGroup
+from osmosis_ai.sandbox.control_groups import Delegation, RunGroup
 from tests.evaluation.builders import record
 from tests.full_disk import files_of_at_most
 from tests.platform.conftest import Member

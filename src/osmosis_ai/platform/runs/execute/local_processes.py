@@ -27,7 +27,7 @@ from osmosis_ai.platform.runs.execute.worker_process import (
     WorkerProcess,
 )
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
-from osmosis_ai.supervision import exit_words
+from osmosis_ai.processes import describe_exit
 
 _CLOSES_WITHIN_S = 10.0
 _NO_FAILURES = (ENDED, NOT_MINE, LEASE_LOST, REFUSED)
@@ -152,7 +152,7 @@ class LocalProcesses:
             fault: Fault = "ours" if status == SET_BACK else "nobody"
             unsaid = "the platform could not do its part, and could not say why: its disk may be full"
             return JobState(worker.job.id, "ended", why or unsaid, fault)
-        how = "a process of its learner was lost" if status == LEARNER_LOST else exit_words(status)
+        how = "a process of its learner was lost" if status == LEARNER_LOST else describe_exit(status)
         log = f"{directory.log} on the platform's machine"
         return JobState(worker.job.id, "ended", f"the worker ended unexpectedly ({how})", "run", log)
 

@@ -19,9 +19,9 @@ from osmosis_ai.process_environment import (
     chosen,
     python_environment,
 )
+from osmosis_ai.processes import ChildProcess
+from osmosis_ai.processes.privacy import DEBUGGABLE_ENV
 from osmosis_ai.sandbox import CGROUP_ENV, ISOLATION_ENV, NETWORK_ENV, prepare_control
-from osmosis_ai.supervision import ChildProcess
-from osmosis_ai.supervision.kept_to_itself import DEBUGGABLE_ENV
 
 PLATFORM_URL = "_OSMOSIS_PLATFORM_URL"
 CREDENTIAL = "_OSMOSIS_WORKER_CREDENTIAL"
@@ -51,7 +51,7 @@ LEARNER_LOST = 77
 
 
 class WorkerProcess(Protocol):
-    """A worker that was started (:class:`~osmosis_ai.supervision.ChildProcess`)."""
+    """A worker that was started (:class:`~osmosis_ai.processes.ChildProcess`)."""
 
     @property
     def pid(self) -> int: ...
@@ -95,7 +95,7 @@ class WorkerStarter:
             env={**worker_environment(os.environ, self._config), **self._more},
             cwd=directory.path,
             stdout=directory.log,
-            handed={PLATFORM_URL: self._address, CREDENTIAL: credential, CLAIM_ID: claim_id},
+            private_env={PLATFORM_URL: self._address, CREDENTIAL: credential, CLAIM_ID: claim_id},
         )
 
 

@@ -15,16 +15,16 @@ from osmosis_ai.platform.runs.work.http_link import HttpLink
 from osmosis_ai.platform.runs.work.taken_runs import TakenRuns
 from osmosis_ai.platform.runs.work.worked_runs import WorkedRun
 from osmosis_ai.platform.runs.work.worker_host import WorkerHost
+from osmosis_ai.processes import disable_inspection
+from osmosis_ai.processes.addresses import on_stop_signals
 from osmosis_ai.sandbox import check_sandbox, choose_isolation
-from osmosis_ai.supervision import keep_to_itself
-from osmosis_ai.supervision.listening import told_of_signals
 
 
 def host_runs(
     address: str, credential: str, terms: HostTerms, *, say: Callable[[str], None]
 ) -> list[WorkedRun]:
     """Execute a platform's runs on this machine, in its own ``OSMOSIS_HOME``, until asked to stop."""
-    keep_to_itself(os.environ)
+    disable_inspection(os.environ)
     config = from_environment()
     link = HttpLink(address, credential)
     start = WorkerStarter(config, address, cpus=terms.cpus_of_worker)
@@ -38,7 +38,7 @@ def host_runs(
     host = WorkerHost(
         link, lambda run_id, claim_id: start(run_id, credential, claim_id), terms, taken, say=say
     )
-    with contextlib.closing(link), told_of_signals(host.ask_to_end):
+    with contextlib.closing(link), on_stop_signals(host.ask_to_end):
         for sentence in terms.doubts():
             say(sentence)
         return host.run()

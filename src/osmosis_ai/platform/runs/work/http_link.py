@@ -61,7 +61,7 @@ from osmosis_ai.platform.runs.work.platform_link import (
     StoreAwayError,
     held_at_most_s,
 )
-from osmosis_ai.supervision.server_address import socket_path
+from osmosis_ai.processes.addresses import socket_path
 
 M = TypeVar("M", bound=WireModel)
 _SILENCE_S = 20.0

@@ -64,7 +64,7 @@ from osmosis_ai.platform.runs.work.run_work import (
 )
 from osmosis_ai.platform.runs.work.training_work import TrainingWork
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
-from osmosis_ai.supervision import keep_to_itself, lower_priority, take_handed, watch_parent
+from osmosis_ai.processes import disable_inspection, lower_priority, take_private_variables, watch_parent
 
 # The worker before this one is being ended together with its platform.
 _LOCK_WAIT_S = 10.0
@@ -319,11 +319,11 @@ def _claimed(link: HttpLink, offer: WorkerOffer) -> Assignment | None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a worker; return its exit status."""
-    keep_to_itself(os.environ)
+    disable_inspection(os.environ)
     watch_parent()
     lower_priority()
     (run_id,) = sys.argv[1:] if arguments is None else arguments
-    handed = take_handed()
+    handed = take_private_variables()
     config = from_environment(os.environ)
     directory = WorkingDirectory(config.runs_dir, run_id)
     # On one machine the lock tells more surely than any clock that the worker before is gone.

@@ -41,7 +41,7 @@ from osmosis_ai.platform.runs.work.worked_runs import (
     WorkedRun,
     words_of_left,
 )
-from osmosis_ai.supervision import exit_words
+from osmosis_ai.processes import describe_exit
 
 StartClaimed = Callable[[str, str], WorkerProcess]
 """Starts the worker of a run (its id), which is to repeat the claim of this id."""
@@ -342,7 +342,7 @@ class WorkerHost:
             return
         if run.ending == "lease_lost":
             self._do("lost run", lambda: self._taken.lose(run.id, worker.claim.claim_id))
-        reason = f"its worker died ({exit_words(status)})" if run.ending == "died" else None
+        reason = f"its worker died ({describe_exit(status)})" if run.ending == "died" else None
         if run.ending in ("died", "not_mine"):
             self._release(run.id, worker.claim.lease, reason)
         if run.ending == "set_back":

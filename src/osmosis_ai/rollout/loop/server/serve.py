@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.supervision.listening import ended_by_signals, listen, why_not
+from osmosis_ai.processes.addresses import describe_bind_error, listen, stop_on_signals
 
 from ..agent import RolloutAgentLoop
 from ..exceptions import OsmosisRolloutError
@@ -120,7 +120,7 @@ class AgentServer:
             self._run_and_reload()
             return
         server = uvicorn.Server(self._config(self._app(say)))
-        with ended_by_signals(server), self.listener:
+        with stop_on_signals(server), self.listener:
             server.run(sockets=[self.listener])
 
     def _app(self, say: Say) -> Any:
@@ -332,7 +332,7 @@ def _listen(host: str, port: int) -> socket.socket:
         return listen(host, port)
     except (OSError, OverflowError, UnicodeError) as error:
         raise ServeError(
-            f"cannot listen on {host}:{port}: {why_not(error)}",
+            f"cannot listen on {host}:{port}: {describe_bind_error(error)}",
             hint="choose another address with --host, --port",
         ) from error
 

@@ -1,22 +1,21 @@
-"""Supervised child processes: they end with this process, and report readiness or an error.
+"""Child processes that end with this process, and services that report readiness or an error.
 
-:class:`ChildProcess` is any child; :class:`Service` is one that serves. ``python -m osmosis_ai.supervision`` guards
-a third-party program.
+``python -m osmosis_ai.processes PROGRAM ...`` does the same for a third-party program.
 """
 
-from osmosis_ai.supervision.child_process import (
+from osmosis_ai.processes.addresses import PrivateSocket, open_server_session, server_url
+from osmosis_ai.processes.child_process import (
     TERMINATION_GRACE_S,
     ChildProcess,
     ContainedProgram,
     ProgramStart,
-    exit_words,
+    describe_exit,
     lower_priority,
     program_start,
     watch_parent,
 )
-from osmosis_ai.supervision.kept_to_itself import is_debuggable, keep_to_itself, take_handed
-from osmosis_ai.supervision.server_address import PrivateSocket, open_server_session, server_url
-from osmosis_ai.supervision.service import (
+from osmosis_ai.processes.privacy import disable_inspection, is_debuggable, take_private_variables
+from osmosis_ai.processes.service import (
     Deaths,
     Service,
     ServiceDiedError,
@@ -37,15 +36,15 @@ __all__ = [
     "ServiceDiedError",
     "ServiceError",
     "ServiceSpec",
-    "exit_words",
+    "describe_exit",
+    "disable_inspection",
     "free_port",
     "is_debuggable",
     "is_free",
-    "keep_to_itself",
     "lower_priority",
     "open_server_session",
     "program_start",
     "server_url",
-    "take_handed",
+    "take_private_variables",
     "watch_parent",
 ]

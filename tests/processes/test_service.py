@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.supervision import (
+from osmosis_ai.processes import (
     Service,
     ServiceDiedError,
     ServiceError,
@@ -21,7 +21,7 @@ from osmosis_ai.supervision import (
     is_free,
     service,
 )
-from osmosis_ai.supervision.bounded_log import shorten_log
+from osmosis_ai.processes.service import shorten_log
 from tests.processes import alive
 
 READY = 'import threading; print(\'{"url": "here"}\', flush=True); threading.Event().wait()'
@@ -216,7 +216,7 @@ def test_the_last_whole_lines_are_kept_and_what_is_appended_next_stands_behind_t
 async def test_the_log_of_a_service_stays_within_bounds_and_still_explains_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "LOG_LOOK_S", 0.01)
+    monkeypatch.setattr(service, "LOG_CHECK_S", 0.01)
     monkeypatch.setattr(
         service, "shorten_log", lambda path: shorten_log(path, most_bytes=4000, kept_bytes=1000)
     )

@@ -1,13 +1,12 @@
 """Run a program and end all its descendants, even those that forked and left its group or session.
 
-The orphans of a process belong to its nearest ancestor that is a subreaper (`PR_SET_CHILD_SUBREAPER`
-in prctl(2)). This process is one, so all descendants stay below it. They end when the program has ended, on SIGTERM,
-and when the other end of the lifeline closes, as it does when the starter is killed. Without subreaper support,
-only the program's group ends.
+Orphans belong to their nearest ancestor that is a subreaper (`PR_SET_CHILD_SUBREAPER` in prctl(2)), as this process
+is. All descendants end when the program has ended, on SIGTERM, and when the lifeline closes, as it does when the
+starter is killed. Without subreaper support, only the program's group ends.
 
     python -I -S reaper.py LIFELINE_FD GRACE_S SCRATCH PROGRAM ARGUMENT ...
 
-It is run by path and imports very little, because one is started per program.
+It is run by path and imports little, because one is started per program.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ CANNOT_START = 127
 def main(lifeline: int, grace_s: float, scratch: str, command: list[str]) -> int:
     """Run ``command``; return its exit status as :func:`os.waitstatus_to_exitcode` gives it."""
     os.set_inheritable(lifeline, False)
-    wakened, waking = os.pipe()
-    os.set_blocking(waking, False)
-    signal.set_wakeup_fd(waking)
+    wake_reader, wake_writer = os.pipe()
+    os.set_blocking(wake_writer, False)
+    signal.set_wakeup_fd(wake_writer)
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    _take_orphans()
+    _become_subreaper()
     try:
         program = os.posix_spawnp(
             command[0],
@@ -44,40 +43,40 @@ def main(lifeline: int, grace_s: float, scratch: str, command: list[str]) -> int
     except OSError as error:
         sys.stderr.write(f"`{command[0]}` cannot be started: {error.strerror}\n")
         return CANNOT_START
-    status, called_off = None, False
+    status, cancelled = None, False
     while status is None:
-        ready, _, _ = select.select([lifeline, wakened], [], [])
-        if lifeline in ready or signal.SIGTERM in os.read(wakened, 512):
-            status, called_off = _ask_to_end(program, wakened, grace_s), True
+        ready, _, _ = select.select([lifeline, wake_reader], [], [])
+        if lifeline in ready or signal.SIGTERM in os.read(wake_reader, 512):
+            status, cancelled = _terminate(program, wake_reader, grace_s), True
             break
         status = _reap(program)
     _end_all(program)
-    if called_off:
+    if cancelled:
         import shutil
 
         shutil.rmtree(scratch, ignore_errors=True)
     return -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
 
 
-def _take_orphans() -> None:
+def _become_subreaper() -> None:
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _ask_to_end(program: int, wakened: int, grace_s: float) -> int | None:
-    """Ask the program's group to end; return its status when it has in time."""
+def _terminate(program: int, wake_reader: int, grace_s: float) -> int | None:
+    """Terminate the program's group; return its status if it ends in time."""
     _signal_group(program, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while (status := _reap(program)) is None and (left_s := deadline - time.monotonic()) > 0:
-        if select.select([wakened], [], [], left_s)[0]:
-            os.read(wakened, 512)
+        if select.select([wake_reader], [], [], left_s)[0]:
+            os.read(wake_reader, 512)
     return status
 
 
 def _reap(program: int) -> int | None:
-    """Bury what has ended; return the program's status when it is among it."""
+    """Collect ended children; return the program's status if it is one of them."""
     found = None
     while True:
         try:
@@ -91,14 +90,14 @@ def _reap(program: int) -> int | None:
 
 
 def _end_all(program: int) -> None:
-    """End every process below this one. What loses its parent on the way comes to this one, and is next."""
+    """Kill all descendants. One that loses its parent meanwhile becomes a child of this process."""
     _signal_group(program, signal.SIGKILL)
     deadline, pause_s = time.monotonic() + _LAST_EFFORT_S, _FIRST_PAUSE_S
     while time.monotonic() < deadline:
         for pid in _children():
             try:
                 os.kill(pid, signal.SIGKILL)
-            except OSError:  # it has ended, or belongs to another user
+            except OSError:  # ended, or another user's
                 continue
         _reap(program)
         try:
@@ -110,10 +109,9 @@ def _end_all(program: int) -> None:
 
 
 def _children() -> list[int]:
-    """Return the processes whose parent this one is, or has become."""
     own = os.getpid()
     try:
-        with open(f"/proc/{own}/task/{own}/children", "rb") as listed:  # noqa: PTH123 - no pathlib: it is dear
+        with open(f"/proc/{own}/task/{own}/children", "rb") as listed:  # noqa: PTH123 - pathlib is slow to import
             return [int(pid) for pid in listed.read().split()]
     except OSError:
         pass
@@ -137,7 +135,7 @@ def _signal_group(group: int, number: int) -> None:
     try:
         os.killpg(group, number)
     except OSError:
-        return  # it is empty, or macOS finds only zombies in it
+        return  # empty, or only zombies (macOS)
 
 
 def _end_as(status: int) -> None:
@@ -145,7 +143,7 @@ def _end_as(status: int) -> None:
         os._exit(status)
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one of the program is enough
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has written its own core file
     if -status not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(-status, signal.SIG_DFL)
     os.kill(os.getpid(), -status)

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.supervision import ChildProcess, kept_to_itself
-from osmosis_ai.supervision.kept_to_itself import is_debuggable
-from osmosis_ai.supervision.program import KEPT_BYTES, FinishedProgram, run_program
+from osmosis_ai.processes import ChildProcess, privacy
+from osmosis_ai.processes.privacy import is_debuggable
+from osmosis_ai.processes.program import TAIL_BYTES, FinishedProgram, run_program
 from tests.processes import alive, gone
 
 # Ends only by force; says so on its output once it is deaf to a polite end.
@@ -104,7 +104,7 @@ def parent_program(child_source: str) -> str:
         f"""
         import os, subprocess, sys, threading
         from pathlib import Path
-        from osmosis_ai.supervision import ChildProcess
+        from osmosis_ai.processes import ChildProcess
 
         child = ChildProcess([sys.executable, "-c", {textwrap.dedent(child_source)!r}], env=dict(os.environ),
                              cwd=Path.cwd(), stdout=subprocess.PIPE)
@@ -118,7 +118,7 @@ def parent_program(child_source: str) -> str:
 @pytest.mark.e2e
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_child_ends_however_its_parent_ends(number: signal.Signals) -> None:
-    source = "from osmosis_ai.supervision import watch_parent\nwatch_parent()\n" + POLITE
+    source = "from osmosis_ai.processes import watch_parent\nwatch_parent()\n" + POLITE
     with subprocess.Popen(  # noqa: ASYNC220 - it starts at once and is read one line from
         [sys.executable, "-c", parent_program(source)], stdout=subprocess.PIPE, text=True
     ) as parent:
@@ -134,7 +134,7 @@ async def test_a_child_ends_however_its_parent_ends(number: signal.Signals) -> N
 async def test_a_killed_parent_takes_a_deaf_child_and_its_deaf_grandchild_along() -> None:
     source = f"""
         import signal, subprocess, sys, threading
-        from osmosis_ai.supervision import child_process
+        from osmosis_ai.processes import child_process
         child_process.TERMINATION_GRACE_S = 0.2
         child_process.watch_parent()
         grandchild = subprocess.Popen([sys.executable, "-c", {STUBBORN!r}], stdout=subprocess.PIPE)
@@ -167,7 +167,7 @@ def test_what_a_background_process_starts_stays_in_the_background(tmp_path: Path
     script = (
         "import os, subprocess, sys\n"
         "from pathlib import Path\n"
-        "from osmosis_ai.supervision import ChildProcess, lower_priority\n"
+        "from osmosis_ai.processes import ChildProcess, lower_priority\n"
         "lower_priority()\n"
         "tell = 'import os; print(os.getpriority(os.PRIO_PROCESS, 0))'\n"
         "child = ChildProcess([sys.executable, '-c', tell], env=dict(os.environ), cwd=Path('.'), stdout=subprocess.PIPE)\n"
@@ -192,9 +192,9 @@ threading.Event().wait()
 PARENT = f"""
 import os, sys, threading
 from pathlib import Path
-from osmosis_ai.supervision import ChildProcess
+from osmosis_ai.processes import ChildProcess
 child = ChildProcess(
-    [sys.executable, "-m", "osmosis_ai.supervision", sys.executable, "-c", {FOREIGN!r}],
+    [sys.executable, "-m", "osmosis_ai.processes", sys.executable, "-c", {FOREIGN!r}],
     env=dict(os.environ), cwd=Path.cwd(), stdout=1,
 )
 threading.Event().wait()
@@ -203,7 +203,7 @@ threading.Event().wait()
 
 def guarded(source: str, tmp_path: Path) -> ChildProcess:
     return ChildProcess(
-        [sys.executable, "-m", "osmosis_ai.supervision", sys.executable, "-c", source],
+        [sys.executable, "-m", "osmosis_ai.processes", sys.executable, "-c", source],
         env=dict(os.environ),
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -278,8 +278,8 @@ def what_a_neighbour_reads(variables: dict[str, str]) -> set[str]:
     """Start a process that keeps to itself, and return what another program of its user reads of it."""
     user = unprivileged()
     python = [_interpreter(user), "-I", "-S", "-c"]
-    source = Path(kept_to_itself.__file__).read_text()
-    keeper = f"{source}\nkeep_to_itself(os.environ)\nprint('ready', flush=True)\nsys.stdin.read()\n"
+    source = Path(privacy.__file__).read_text()
+    keeper = f"{source}\ndisable_inspection(os.environ)\nprint('ready', flush=True)\nsys.stdin.read()\n"
     with subprocess.Popen(
         [*python, keeper],
         env={"SECRET": CANARY, **variables},
@@ -313,9 +313,9 @@ def test_an_operator_who_wants_to_look_inside_can() -> None:
 async def test_what_a_child_alone_is_told_is_in_no_environment(tmp_path: Path) -> None:
     program = """
 import json, os
-from osmosis_ai.supervision import take_handed
+from osmosis_ai.processes import take_private_variables
 began_with = open("/proc/self/environ").read() if os.path.exists("/proc/self/environ") else str(os.environ)
-first, second = take_handed(), take_handed()
+first, second = take_private_variables(), take_private_variables()
 print(json.dumps([CANARY in began_with, first, second, sorted(name for name in os.environ if "HANDED" in name)]))
 """.replace("CANARY", repr(CANARY))
     told = tmp_path / "told"
@@ -324,7 +324,7 @@ print(json.dumps([CANARY in began_with, first, second, sorted(name for name in o
         env=dict(os.environ),
         cwd=tmp_path,
         stdout=told,
-        handed={"SECRET": CANARY},
+        private_env={"SECRET": CANARY},
     )
     assert await asyncio.wait_for(child.wait(), 60) == 0, told.read_text()
     await child.stop()
@@ -340,7 +340,7 @@ async def test_what_a_child_alone_is_told_nobody_takes_out_of_its_descriptors(tm
         env=dict(os.environ),
         cwd=tmp_path,
         stdout=subprocess.PIPE,
-        handed={"SECRET": CANARY},
+        private_env={"SECRET": CANARY},
     )
     assert child.stdout is not None and child.stdout.readline() == b"begun\n"
     stolen = []
@@ -395,8 +395,8 @@ async def run(
 async def test_its_status_and_the_end_of_what_it_wrote_are_told(tmp_path: Path) -> None:
     ended = await run(tmp_path, "sh", "-c", "cat; echo problem >&2; exit 7")
     assert ended == FinishedProgram(7, "hello", "problem\n", flooded=False)
-    long = await run(tmp_path, "sh", "-c", f"yes | head -c {3 * KEPT_BYTES}; echo end; kill -9 $$")
-    assert (long.status, len(long.stdout), long.stdout[-4:]) == (-signal.SIGKILL, KEPT_BYTES, "end\n")
+    long = await run(tmp_path, "sh", "-c", f"yes | head -c {3 * TAIL_BYTES}; echo end; kill -9 $$")
+    assert (long.status, len(long.stdout), long.stdout[-4:]) == (-signal.SIGKILL, TAIL_BYTES, "end\n")
     assert tmp_path.exists(), "it was not called off"
 
 
@@ -404,7 +404,7 @@ async def test_its_status_and_the_end_of_what_it_wrote_are_told(tmp_path: Path) 
 async def test_who_floods_is_ended(tmp_path: Path) -> None:
     flood = f"yes {os.getpid()}"
     ended = await run(tmp_path, "sh", "-c", flood, max_output_bytes=100_000)
-    assert ended.flooded and len(ended.stdout) == KEPT_BYTES
+    assert ended.flooded and len(ended.stdout) == TAIL_BYTES
     assert not running(flood)
 
 
@@ -426,7 +426,7 @@ async def test_nothing_is_left_when_its_starter_is_killed(tmp_path: Path) -> Non
     starter = f"""
 import asyncio
 from pathlib import Path
-from tests.supervision.test_child_process import run
+from tests.processes.test_child_process import run
 asyncio.run(run(Path({str(place)!r}), "sh", "-c", "(setsid {SLEEPS[2]} &) ; {SLEEPS[3]}", grace_s=0.05))
 """
     process = subprocess.Popen([sys.executable, "-c", starter], cwd=Path(__file__).parents[2])  # noqa: ASYNC220

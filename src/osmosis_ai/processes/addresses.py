@@ -1,6 +1,6 @@
-"""Server addresses on this machine: a port, or a Unix socket in a private directory.
+"""Server addresses: ports, and Unix sockets in private directories.
 
-A server without a key is reached through a socket, where directory permissions control access instead.
+A server without a key listens on a socket, whose directory permissions control access.
 Its address is ``http+unix://`` plus the percent-encoded socket path, with plain HTTP on top.
 """
 
@@ -10,11 +10,13 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import socket
 import tempfile
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote, unquote
 
 if TYPE_CHECKING:
@@ -31,21 +33,19 @@ _KEEP_ALIVE_S = 4.0
 
 
 def socket_path(address: str) -> str | None:
-    """Return the path of the socket that an address names; None when it names a port."""
     return unquote(address.removeprefix(_SCHEME)) if address.startswith(_SCHEME) else None
 
 
 def server_url(address: str, path: str) -> str:
-    """Return the URL to ask for, in a session of :func:`open_server_session`, for a path on a server."""
+    """Return the URL of a path on a server, for a session of :func:`open_server_session`."""
     return f"{'http://localhost' if socket_path(address) else address.rstrip('/')}{path}"
 
 
 def open_server_session(address: str, *, timeout_s: float) -> aiohttp.ClientSession:
-    """Open a session for requests to one server of ours; call it inside a running event loop and close it."""
+    """Open a session for one server of ours; the caller limits concurrent requests."""
     import aiohttp
 
     path = socket_path(address)
-    # No limit: callers decide beforehand how many requests run at once.
     connector = (
         aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
         if path is None
@@ -58,48 +58,88 @@ def open_server_session(address: str, *, timeout_s: float) -> aiohttp.ClientSess
     )
 
 
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; port 0 chooses a free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+
+
+def describe_bind_error(error: Exception) -> str:
+    """Return the system's reason why an address cannot be bound, without the address that Python adds."""
+    number = getattr(error, "errno", None)
+    if isinstance(number, int) and number > 0:
+        return os.strerror(number)
+    return getattr(error, "strerror", None) or str(error)
+
+
+@contextlib.contextmanager
+def on_stop_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call ``stop`` on SIGINT and SIGTERM instead of ending the process; only on the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Stoppable(Protocol):
+    should_exit: bool
+
+
+@contextlib.contextmanager
+def stop_on_signals(server: _Stoppable) -> Iterator[None]:
+    """Let signals stop a uvicorn server and not the process: uvicorn raises them again once all is closed."""
+
+    def stop() -> None:
+        server.should_exit = True
+
+    with on_stop_signals(stop):
+        yield
+
+
 class PrivateSocket:
-    """A Unix socket to listen on, in a new directory that only this user may enter."""
+    """A listening Unix socket in a new directory that only this user can enter."""
 
     def __init__(self) -> None:
         self._directory, lock = _locked_directory()
         path = self._directory / _SOCKET_NAME
-        with contextlib.ExitStack() as made:
-            made.callback(os.close, lock)
-            made.callback(shutil.rmtree, self._directory, ignore_errors=True)
-            self._socket = made.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        with contextlib.ExitStack() as resources:
+            resources.callback(os.close, lock)
+            resources.callback(shutil.rmtree, self._directory, ignore_errors=True)
+            self._socket = resources.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             self._socket.bind(str(path))
             self._socket.listen(_BACKLOG)
-            self._made = made.pop_all()
+            self._resources = resources.pop_all()
         self._removing = threading.Lock()
         self.address = f"{_SCHEME}{quote(str(path), safe='')}"
 
     def fileno(self) -> int:
-        """Return the descriptor that a child is handed."""
         return self._socket.fileno()
 
     def let_go(self) -> None:
-        """Listen no longer here: when the child that was handed the socket is gone, connections are refused."""
+        """Leave the socket to the child alone: when the child ends, connections are refused."""
         self._socket.close()
 
     def remove(self) -> None:
-        """Be done with it; harmless when somebody is already."""
-        # Closed twice at once, a descriptor may be another's the second time.
+        """Close the socket and remove its directory; can be called twice."""
+        # The lock: closed twice at once, a descriptor may belong to another file the second time.
         with self._removing:
-            self._made.close()
+            self._resources.close()
 
 
 def _locked_directory() -> tuple[Path, int]:
-    """Return a new directory and the descriptor that locks it."""
+    """Return a new directory and the descriptor that locks it; a sweep may remove it until it is locked."""
     while True:
         made = _short_directory()
-        # Who sweeps before it is locked takes it for a killed process's.
         try:
             descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             continue
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        # Who swept while that was waited for has removed it.
         if made.is_dir():
             _sweep(made.parent)
             return made, descriptor
@@ -107,7 +147,7 @@ def _locked_directory() -> tuple[Path, int]:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what processes of this user have left that were killed."""
+    """Remove the directories of killed processes of this user."""
     for left in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):  # in use, another user's, or gone already
             descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

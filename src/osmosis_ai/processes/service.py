@@ -24,38 +24,46 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from osmosis_ai.errors import ErrorCode, OsmosisError
-from osmosis_ai.supervision.bounded_log import shorten_log
-from osmosis_ai.supervision.child_process import (
+from osmosis_ai.processes.addresses import open_server_session, server_url, socket_path
+from osmosis_ai.processes.child_process import (
     TERMINATION_GRACE_S,
     ChildProcess,
     ContainedProgram,
-    exit_words,
+    describe_exit,
 )
-from osmosis_ai.supervision.server_address import open_server_session, server_url, socket_path
 
 if TYPE_CHECKING:
     import aiohttp
     from typing_extensions import Self
 
-PROBE_TIMEOUT_S = 5.0
-POLL_S = (0.05, 0.2)
-LOG_LOOK_S = 30.0
-"""How often a service's log is looked at for its size, in seconds."""
+LOG_CHECK_S = 30.0
+"""How often the size of a service's log is checked."""
 LOG_TAIL_LINES = 30
+MAX_LOG_BYTES = 64 * 1024 * 1024
+LOG_REMAINDER_BYTES = 16 * 1024 * 1024
+PROBE_TIMEOUT_S = 5.0
+_POLL_S = (0.05, 0.2)
 _LOG_TAIL_BYTES = 16 * 1024
-# For the rest of the output of a process that has ended; who left it to another process may never close it.
-_LAST_WORDS_S = 2.0
+# For the rest of an ended process's output: a grandchild may keep the pipe open.
+_OUTPUT_END_S = 2.0
 _LAST_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Iteration)\b.*$")
 _FRAME = re.compile(r'^ +File "(?P<path>[^"]+)", line (?P<line>\d+)')
 
 Cause = Literal["not started", "address in use", "killed", "ended", "late"]
-"""Why a service does not run. ``killed``: by force, which says nothing about the program: a kernel short of memory, a
-person. ``late``: it still ran and was not ready in time, as on a machine with too much to do."""
+"""Why a service does not run. ``killed`` and ``late`` may be the machine's fault, not the program's."""
 
 
 @dataclass(frozen=True)
 class ServiceSpec:
-    """What to start, and when it is ready; without an address or an announcement, as soon as it runs."""
+    """What to start, and when it is ready; without an address or an announcement, as soon as it runs.
+
+    Attributes:
+        addresses: It is ready when ``GET /health`` answers at one of them.
+        announces: It is ready when it prints a JSON line that begins so.
+        is_ours: Whether an answer's headers and body are from this service.
+        restarts: How often :meth:`Service.revive` starts it again without progress in between.
+        guarded: It is a third-party program, which does not watch its parent.
+    """
 
     name: str
     command: Sequence[str] | ContainedProgram
@@ -76,7 +84,7 @@ class ServiceSpec:
 
 
 class ServiceError(OsmosisError):
-    """A service did not start, or ended although nobody stopped it."""
+    """A service did not start, or ended unexpectedly."""
 
     def __init__(self, message: str, cause: Cause, status: int | None = None, **described: Any) -> None:
         super().__init__(message, **described)
@@ -85,21 +93,19 @@ class ServiceError(OsmosisError):
 
 
 class ServiceDiedError(ServiceError):
-    """A service died more often in a row than it is worth starting it again."""
-
     default_code = "INTERNAL"
 
 
 @dataclass
 class Deaths:
-    """How often in a row services died without progress in between: one, or several that do one work."""
+    """How often a service, or several that share their work, died without progress in between."""
 
     count: int = 0
     whose: str | None = None
 
 
 class Service:
-    """Runs what a spec says while an ``async with`` block lasts, or from :meth:`start` to :meth:`stop`."""
+    """Runs a spec's program while an ``async with`` block lasts, or from :meth:`start` to :meth:`stop`."""
 
     def __init__(self, spec: ServiceSpec) -> None:
         self.spec = spec
@@ -113,7 +119,7 @@ class Service:
         self._lines: deque[str] = deque(maxlen=LOG_TAIL_LINES)
         self._announced: dict[str, Any] | None = None
         self._reader: threading.Thread | None = None
-        self._seen = "no answer"
+        self._probe_result = "no answer"
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -124,11 +130,9 @@ class Service:
 
     @property
     def pid(self) -> int:
-        """Of its process group."""
         return self._running().pid
 
     async def start(self) -> None:
-        """Start it and wait until it is ready."""
         if self._process is not None:
             raise RuntimeError(f"{self.spec.name} was started before")
         self._failure = None
@@ -141,47 +145,42 @@ class Service:
             raise
 
     async def stop(self) -> None:
-        """End it and everything it started; harmless when it does not run. Cancelling it ends them at once."""
+        """End it and everything it started; cancelling kills them."""
         process, self._process, self.answer, self._failure = self._process, None, None, None
         if process is not None:
             await process.stop(grace_s=self.spec.stop_grace_s)
 
     def failure(self) -> ServiceError | None:
-        """Explain why it does not run although nobody stopped it; None when there is nothing to explain."""
+        """Return why it does not run; None if it runs or was stopped."""
         if self._failure is None and self._process is not None:
             status = self._process.poll()
             self._failure = None if status is None else self._ended(status, "ended")
         return self._failure
 
     async def death(self) -> ServiceError:
-        """Wait until it ends, and explain it as an end that nobody asked for."""
+        """Wait until it ends unexpectedly, and return why; meanwhile, keep its log small."""
         ended = asyncio.ensure_future(self._running().wait())
         try:
-            while not (await asyncio.wait({ended}, timeout=LOG_LOOK_S))[0]:
-                self._bound_log()
+            while not (await asyncio.wait({ended}, timeout=LOG_CHECK_S))[0]:
+                if self.spec.log_path is not None:
+                    with contextlib.suppress(OSError):  # it is checked again
+                        if shorten_log(self.spec.log_path):
+                            self._log_start = 0
         finally:
             ended.cancel()
-        await self._last_words()
+        await self._read_output_end()
         return self._ended(ended.result(), "ended")
 
-    def _bound_log(self) -> None:
-        """Shorten a log that grows without end; what it says of the start of this process is behind us."""
-        if self.spec.log_path is None:
-            return
-        with contextlib.suppress(OSError):  # another look comes, and a log is no result
-            if shorten_log(self.spec.log_path):
-                self._log_start = 0
-
     async def revive(self, note: Callable[[str], None] = lambda _: None) -> bool:
-        """See to it that it runs: start it again if it does not; return whether it had to be."""
+        """Start it again if it does not run; return whether it was started."""
         async with self._reviving:
             failure = self.failure()
             if failure is not None:
                 self.deaths.count += 1
                 if self.deaths.count > self.spec.restarts:
-                    whose = self.deaths.whose or self.spec.name
-                    said = f"{whose} died {self.deaths.count} times. The last time: {failure.message}"
-                    raise ServiceDiedError(said, failure.cause, failure.status, details=failure.details)
+                    name = self.deaths.whose or self.spec.name
+                    message = f"{name} died {self.deaths.count} times. The last time: {failure.message}"
+                    raise ServiceDiedError(message, failure.cause, failure.status, details=failure.details)
                 note(f"{failure.message.splitlines()[0].rstrip('.')}. Starting it again.")
             elif self.answer is not None:
                 return False
@@ -189,16 +188,15 @@ class Service:
             try:
                 await self.start()
             except ServiceError as error:
-                self._failure = error  # counts, however early a subclass gave up
+                self._failure = error  # it counts, however early a subclass failed
                 raise
             return True
 
     def made_progress(self) -> None:
-        """Forget its deaths so far: it did what it is for."""
         self.deaths.count = 0
 
     def log_tail(self) -> list[str]:
-        """Return the last lines that it wrote since its latest start, secrets blotted out."""
+        """Return the last lines of its output since it was started, with secrets redacted."""
         if self.spec.log_path is None:
             text = "\n".join(self._lines)
         else:
@@ -217,8 +215,8 @@ class Service:
         spec = self.spec
         command = spec.command
         program = command[0] if isinstance(command, Sequence) else command.name
-        guard = [sys.executable, "-m", "osmosis_ai.supervision"] if spec.guarded else []
-        self._lines, self._announced, self._seen = deque(maxlen=LOG_TAIL_LINES), None, "no answer"
+        guard = [sys.executable, "-m", "osmosis_ai.processes"] if spec.guarded else []
+        self._lines, self._announced, self._probe_result = deque(maxlen=LOG_TAIL_LINES), None, "no answer"
         try:
             self._log_start = spec.log_path.stat().st_size if spec.log_path and spec.log_path.exists() else 0
             process = self._process = ChildProcess(
@@ -229,8 +227,8 @@ class Service:
                 pass_fds=spec.pass_fds,
             )
         except OSError as error:
-            said = f"{spec.name} could not be started with `{program}`: {error.strerror or error}."
-            raise ServiceError(said, "not started", code=spec.code) from error
+            message = f"{spec.name} could not be started with `{program}`: {error.strerror or error}."
+            raise ServiceError(message, "not started", code=spec.code) from error
         if process.stdout is not None:
             self._reader = threading.Thread(
                 target=self._read, args=(process.stdout,), name="log", daemon=True
@@ -239,7 +237,7 @@ class Service:
         return process
 
     def _read(self, output: IO[bytes]) -> None:
-        """Keep the pipe from filling up, and look for the announcement."""
+        """Drain the pipe and look for the announcement."""
         lines, announces = self._lines, self.spec.announces
         with output:
             for raw in output:
@@ -249,7 +247,7 @@ class Service:
                     self._announced = json.loads(line)
 
     async def _ready(self, process: ChildProcess) -> dict[str, Any]:
-        """Return what it says when it is ready; raises ServiceError when it ends before, or is late."""
+        """Return its announcement or health; raises ServiceError when it ends before, or is late."""
         ready = asyncio.create_task(self._until_ready())
         ended = asyncio.create_task(process.wait())
         limit_s = self.spec.start_timeout_s
@@ -258,9 +256,8 @@ class Service:
             if ready.done():
                 return ready.result()
             if not ended.done():
-                where = " and ".join(map(_place, self.spec.addresses))
-                seen = f" (`GET /health` on {where}: {self._seen})" if where else ""
-                # Not the exit status, which would be that of our own signal.
+                where = " and ".join(map(_format_place, self.spec.addresses))
+                seen = f" (`GET /health` on {where}: {self._probe_result})" if where else ""
                 raise self._failed(
                     "late", f"was not ready after {limit_s:g} s{seen}", hint=self.spec.late_hint
                 )
@@ -268,19 +265,16 @@ class Service:
             ready.cancel()
             ended.cancel()
             await asyncio.gather(ready, ended, return_exceptions=True)
-        await process.stop()  # what it started may still hold its output open
-        await self._last_words()
+        await process.stop()  # its children may hold its output open
+        await self._read_output_end()
         raise self._ended(ended.result(), "ended before it was ready")
 
     async def _until_ready(self) -> dict[str, Any]:
-        if self.spec.addresses:
-            return await self._until_healthy_anywhere(self.spec.addresses)
-        while self.spec.announces is not None and self._announced is None:  # noqa: ASYNC110 - a thread reads it
-            await asyncio.sleep(POLL_S[0])
-        return self._announced or {}
-
-    async def _until_healthy_anywhere(self, addresses: Sequence[str]) -> dict[str, Any]:
-        probes = {asyncio.ensure_future(self._until_healthy(address)): address for address in addresses}
+        if not self.spec.addresses:
+            while self.spec.announces is not None and self._announced is None:  # noqa: ASYNC110 - a thread reads it
+                await asyncio.sleep(_POLL_S[0])
+            return self._announced or {}
+        probes = {asyncio.ensure_future(self._until_healthy(each)): each for each in self.spec.addresses}
         try:
             first = (await asyncio.wait(probes, return_when=asyncio.FIRST_COMPLETED))[0].pop()
             self.address = probes[first]
@@ -293,42 +287,40 @@ class Service:
     async def _until_healthy(self, address: str) -> dict[str, Any]:
         import aiohttp
 
-        pause_s, longest_s = POLL_S
+        pause_s, longest_s = _POLL_S
         async with open_server_session(address, timeout_s=PROBE_TIMEOUT_S) as session:
             while True:
                 try:
                     async with session.get(server_url(address, "/health")) as reply:
                         body = await _json_object(reply)
                         if not self.spec.is_ours(reply.headers, body):
-                            said = f"another server is already listening on {_place(address)}"
-                            raise ServiceError(
-                                f"{said}, where {self.spec.name} should.",
+                            raise self._failed(
                                 "address in use",
-                                code=self.spec.code,
+                                f"cannot listen on {_format_place(address)}: another server is listening there",
                             )
                         if reply.status == 200:
                             return body
-                        self._seen = f"status {reply.status}"
+                        self._probe_result = f"status {reply.status}"
                 except (aiohttp.ClientError, asyncio.TimeoutError) as error:
                     if not isinstance(error, aiohttp.ClientConnectorError):
-                        self._seen = str(error) or type(error).__name__
+                        self._probe_result = str(error) or type(error).__name__
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 1.2, longest_s)
 
-    async def _last_words(self) -> None:
-        """Wait for the rest of what a process that has ended wrote to its pipe."""
+    async def _read_output_end(self) -> None:
+        """Wait for the rest of an ended process's output."""
         if self._reader is not None:
-            await asyncio.to_thread(self._reader.join, _LAST_WORDS_S)
+            await asyncio.to_thread(self._reader.join, _OUTPUT_END_S)
 
     def _ended(self, status: int, what: str) -> ServiceError:
-        starting = self.answer is None  # what is written later may be about any other address
+        starting = self.answer is None  # later output may be about another address
         if starting and any("address already in use" in line.lower() for line in self.log_tail()):
             return self._failed(
                 "address in use", f"{what}: another process listens on its port", status=status
             )
         return self._failed(
             "killed" if status == -signal.SIGKILL else "ended",
-            f"{what} ({exit_words(status)})",
+            f"{what} ({describe_exit(status)})",
             status=status,
             hint="it must start a server and keep running." if status == 0 else None,
         )
@@ -351,8 +343,32 @@ class Service:
         return self._process
 
 
+def shorten_log(
+    path: Path, *, most_bytes: int = MAX_LOG_BYTES, kept_bytes: int = LOG_REMAINDER_BYTES
+) -> bool:
+    """Keep the last lines of a log larger than ``most_bytes``; return whether it was.
+
+    Another process appends to it (O_APPEND); what it writes meanwhile can be lost.
+    """
+    try:
+        log = path.open("r+b")
+    except FileNotFoundError:
+        return False
+    with log:
+        size = log.seek(0, os.SEEK_END)
+        if size <= most_bytes:
+            return False
+        log.seek(size - kept_bytes)
+        log.readline(kept_bytes)  # the rest of a line
+        tail = log.read()
+        log.seek(0)
+        log.write(f"[{size - len(tail)} bytes were left out here: the log had grown too large]\n".encode())
+        log.write(tail)
+        log.truncate()
+        return True
+
+
 def free_port() -> int:
-    """Return a port of this machine on which nobody listens now."""
     with socket.socket() as probe:
         # Some programs listen on every interface, so the port has to be free on all of them.
         probe.bind(("0.0.0.0", 0))
@@ -361,7 +377,6 @@ def free_port() -> int:
 
 
 def is_free(port: int) -> bool:
-    """Tell whether a server can listen on ``port`` now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -371,7 +386,7 @@ def is_free(port: int) -> bool:
     return True
 
 
-def _place(address: str) -> str:
+def _format_place(address: str) -> str:
     return f"port {urlsplit(address).port}" if socket_path(address) is None else "its socket"
 
 
@@ -384,7 +399,7 @@ async def _json_object(reply: aiohttp.ClientResponse) -> dict[str, Any]:
 
 
 def _last_exception(lines: Sequence[str], project: Path) -> str | None:
-    """Return the exception that a traceback ended with, and the project's own line that it came from."""
+    """Return the last exception of a traceback and the project's line that raised it."""
     ends = [index for index, line in enumerate(lines) if _LAST_EXCEPTION.match(line)]
     if not ends:
         return None

@@ -1,8 +1,7 @@
 """Child processes that never outlive their parent.
 
-A child holds the read end of a pipe whose write end only the parent has. However the parent
-ends, including ``kill -9``, the kernel closes the write end. The child's watcher then reads
-end-of-file and ends the child's process group.
+A child holds the read end of a pipe, the lifeline, whose write end only the parent has. However the parent ends,
+including ``kill -9``, the kernel closes the write end. The child's watcher then ends the child's process group.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
-from osmosis_ai.supervision.kept_to_itself import HANDED_ENV, handed_end
+from osmosis_ai.processes.privacy import PRIVATE_VARIABLES_ENV, private_end
 
 LIFELINE_ENV = "_OSMOSIS_LIFELINE_FD"
 TERMINATION_GRACE_S = 5.0
+BACKGROUND_NICENESS = 10
 _POLL_S = 0.05
 _SHELL_SIGNALS = 128
-_LONGEST_STRING_PAGES = 32
-_MOST_OF_EXEC_BYTES = 6 << 20  # three quarters of the kernel's own stack limit, whatever RLIMIT_STACK is
-_LEAST_OF_EXEC_BYTES = 128 << 10
-_BESIDE_BYTES = 4096
-"""What a sandbox sets itself, the program's path, and what a program adds for those that it starts."""
-_MOST_NAMED = 3
+_MAX_STRING_PAGES = 32
+_MAX_EXEC_BYTES = 6 << 20  # three quarters of the kernel's own stack limit, whatever RLIMIT_STACK is
+_MIN_EXEC_BYTES = 128 << 10
+# For what a sandbox sets itself, the program's path, and what a program adds for its own children.
+_RESERVED_EXEC_BYTES = 4096
 
 
 def watch_parent() -> None:
@@ -74,13 +73,10 @@ def _end_own_group() -> None:
     os.killpg(group, signal.SIGTERM)
 
 
-BACKGROUND_NICENESS = 10
-
-
 def lower_priority() -> None:
-    """Let processes that people wait for go first; what this process starts as children follows it."""
+    """Give interactive processes precedence over this one and its children."""
     os.nice(max(0, BACKGROUND_NICENESS - os.getpriority(os.PRIO_PROCESS, 0)))
-    # A session that others began, such as a terminal's, holds more than this process.
+    # A session started by others, such as a terminal's, holds more than this process.
     if os.getsid(0) == os.getpid():
         _share_niceness("self")
 
@@ -93,8 +89,7 @@ def _share_niceness(process: int | str) -> None:
             Path(f"/proc/{process}/autogroup").write_text(str(niceness))
 
 
-def exit_words(status: int) -> str:
-    """Return how a process ended, in words."""
+def describe_exit(status: int) -> str:
     if status == -signal.SIGKILL:
         return "signal 9, as when the machine has no memory left"
     return f"signal {-status}" if status < 0 else f"exit status {status}"
@@ -102,77 +97,72 @@ def exit_words(status: int) -> str:
 
 @dataclass(frozen=True)
 class ProgramStart:
-    """What a program is started with."""
-
     command: Sequence[str]
     env: Mapping[str, str] = field(repr=False)
     fds: Sequence[int] = ()
 
 
 class ContainedProgram(Protocol):
-    """A program in a sandbox, which hands its environment to it and to nothing around it."""
+    """A program in a sandbox; only the program receives the environment."""
 
     @property
-    def name(self) -> str:
-        """The file that is started."""
+    def name(self) -> str: ...
 
     @property
-    def program(self) -> Sequence[str]:
-        """What runs in the sandbox, and its arguments."""
+    def program(self) -> Sequence[str]: ...
 
     def start(self, env: Mapping[str, str]) -> AbstractContextManager[ProgramStart]:
-        """Yield what starts it once with ``env``; held until it is started."""
+        """Yield what starts it once with ``env``; leave the context when it has started."""
 
 
 def program_start(
     command: Sequence[str] | ContainedProgram, env: Mapping[str, str]
 ) -> AbstractContextManager[ProgramStart]:
-    """Return what yields how a program is started once with ``env``, in a sandbox or without one."""
-    # The kernel's own refusal names nothing, and in a sandbox is bubblewrap's.
+    """Return a context that yields what starts a program once with ``env``, in a sandbox or without one.
+
+    Raises:
+        OSError: The variables are too long; the kernel's own error would not name them.
+    """
     if sys.platform == "linux":
-        _require_short(env)
-        _require_short_together(env, command if isinstance(command, Sequence) else command.program)
+        _check_sizes(env, command if isinstance(command, Sequence) else command.program)
     return nullcontext(ProgramStart(command, env)) if isinstance(command, Sequence) else command.start(env)
 
 
-def _require_short(env: Mapping[str, str]) -> None:
-    # MAX_ARG_STRLEN in execve(2), of which the name's `=` and the zero byte behind the value have two.
-    most = _LONGEST_STRING_PAGES * os.sysconf("SC_PAGE_SIZE")
-    for name, value in env.items():
-        if (size := _size(name, value)) > most:
+def _check_sizes(env: Mapping[str, str], arguments: Sequence[str]) -> None:
+    """Check execve(2), "Limits on size of arguments and environment"."""
+    # Each variable has a `=` and a closing zero byte.
+    sizes = {name: len(os.fsencode(name)) + len(os.fsencode(value)) + 2 for name, value in env.items()}
+    longest = _MAX_STRING_PAGES * os.sysconf("SC_PAGE_SIZE")
+    for name, size in sizes.items():
+        if size > longest:
             raise OSError(
                 errno.E2BIG,
-                f"the variable {name} has {size:,} bytes with its name, and Linux gives a program none of more than {most:,}",
+                f"the variable {name} has {size:,} bytes with its name, and Linux gives a program none of more than {longest:,}",
             )
-
-
-def _require_short_together(env: Mapping[str, str], words: Sequence[str]) -> None:
-    """Check what a program's words and variables need in all, a pointer to each included: execve(2), "Limits on size"."""
-    pointer = struct.calcsize("P")
-    sizes = {name: _size(name, value) for name, value in env.items()}
-    needed = sum(sizes.values()) + sum(len(os.fsencode(word)) + 1 for word in words)
-    needed += pointer * (len(env) + len(words)) + _BESIDE_BYTES
+    total = sum(sizes.values())
+    needed = total + sum(len(os.fsencode(argument)) + 1 for argument in arguments)
+    needed += struct.calcsize("P") * (len(env) + len(arguments)) + _RESERVED_EXEC_BYTES
     stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
-    quarter = _MOST_OF_EXEC_BYTES if stack == resource.RLIM_INFINITY else stack // 4
-    most = max(_LEAST_OF_EXEC_BYTES, min(quarter, _MOST_OF_EXEC_BYTES))
-    if needed <= most:
-        return
-    largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:_MOST_NAMED]
-    named = ", ".join(f"{name} ({sizes[name]:,})" for name in largest)
-    raise OSError(
-        errno.E2BIG,
-        f"the {len(env):,} variables have {sum(sizes.values()):,} bytes together, and with its words Linux gives a program "
-        f"none of more than {most:,} here; the largest are {named}: what is long goes into a file",
-    )
-
-
-def _size(name: str, value: str) -> int:
-    """Return what a variable takes, its `=` and the zero byte behind it included."""
-    return len(os.fsencode(name)) + len(os.fsencode(value)) + 2
+    quarter = _MAX_EXEC_BYTES if stack == resource.RLIM_INFINITY else stack // 4
+    most = max(_MIN_EXEC_BYTES, min(quarter, _MAX_EXEC_BYTES))
+    if needed > most:
+        largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:3]
+        raise OSError(
+            errno.E2BIG,
+            f"the {len(env):,} variables have {total:,} bytes together, and with its words Linux gives a program "
+            f"none of more than {most:,} here; the largest are "
+            f"{', '.join(f'{name} ({sizes[name]:,})' for name in largest)}: what is long goes into a file",
+        )
 
 
 class ChildProcess:
-    """A supervised subprocess in its own session, tied to this process by a lifeline."""
+    """A supervised subprocess in its own session, tied to this process by a lifeline.
+
+    Args:
+        stdout: A file, a descriptor or ``subprocess.PIPE``; a path is opened for appending.
+        outlives: Start it without a lifeline, so that it continues when this process ends.
+        private_env: Variables that only the child's :func:`take_private_variables` returns.
+    """
 
     def __init__(
         self,
@@ -184,10 +174,10 @@ class ChildProcess:
         stderr: IO[bytes] | int | None = subprocess.STDOUT,
         outlives: bool = False,
         pass_fds: Sequence[int] = (),
-        handed: Mapping[str, str] | None = None,
+        private_env: Mapping[str, str] | None = None,
     ) -> None:
         self._lifeline = -1
-        self._letting_go = threading.Lock()
+        self._closing_lifeline = threading.Lock()
         self._contained = not isinstance(command, Sequence)
         with contextlib.ExitStack() as ours:
             if isinstance(stdout, Path):
@@ -195,24 +185,24 @@ class ChildProcess:
                 stdout = os.open(stdout, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
                 ours.callback(os.close, stdout)
             ends: dict[str, int] = {}
-            if handed is not None:
-                ends[HANDED_ENV] = handed_end(handed)
-                ours.callback(os.close, ends[HANDED_ENV])
+            if private_env is not None:
+                ends[PRIVATE_VARIABLES_ENV] = private_end(private_env)
+                ours.callback(os.close, ends[PRIVATE_VARIABLES_ENV])
             if not outlives:
                 ends[LIFELINE_ENV], self._lifeline = os.pipe()
                 ours.callback(os.close, ends[LIFELINE_ENV])
             try:
-                whole = {**env, **{name: str(end) for name, end in ends.items()}}
-                begun = ours.enter_context(program_start(command, whole))
+                variables = {**env, **{name: str(end) for name, end in ends.items()}}
+                start = ours.enter_context(program_start(command, variables))
                 self._process = subprocess.Popen(
-                    list(begun.command),
-                    env=dict(begun.env),
+                    list(start.command),
+                    env=dict(start.env),
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=stderr,
                     start_new_session=True,
-                    pass_fds=[*pass_fds, *ends.values(), *begun.fds],
+                    pass_fds=[*pass_fds, *ends.values(), *start.fds],
                 )
             except BaseException:
                 self._close_lifeline()
@@ -221,46 +211,42 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The child's process id, which is also its process group."""
         return self._process.pid
 
     @property
     def stdout(self) -> IO[bytes] | None:
-        """The child's output when it was started with ``subprocess.PIPE``."""
         return self._process.stdout
 
     @property
     def stderr(self) -> IO[bytes] | None:
-        """What the child complains, when it was started with ``stderr=subprocess.PIPE``."""
         return self._process.stderr
 
     def poll(self) -> int | None:
         """Return the exit status, or None while the child runs."""
         status = self._process.poll()
-        # A sandbox says as a shell does that a signal ended its program.
+        # A sandbox reports a signal as a shell does.
         by_signal = self._contained and status is not None and status > _SHELL_SIGNALS
         return _SHELL_SIGNALS - status if by_signal and status is not None else status
 
     async def wait(self) -> int:
-        """Wait for the child to end and return its exit status."""
         while (status := self.poll()) is None:  # noqa: ASYNC110 - no portable exit event
             await asyncio.sleep(_POLL_S)
         return status
 
-    def finish(self, timeout_s: float = math.inf, called_off: threading.Event | None = None) -> int | None:
-        """Wait, without an event loop, for a child that ends by itself, and end what is left of it then."""
-        called_off = called_off or threading.Event()
+    def finish(self, timeout_s: float = math.inf, cancelled: threading.Event | None = None) -> int | None:
+        """Wait without an event loop, then kill what is left; None if it was late or ``cancelled`` was set."""
+        cancelled = cancelled or threading.Event()
         deadline = time.monotonic() + timeout_s
         try:
             while (status := self.poll()) is None and time.monotonic() < deadline:
-                if called_off.wait(_POLL_S):
+                if cancelled.wait(_POLL_S):
                     break
             return status
         finally:
             self.kill()
 
     async def stop(self, *, grace_s: float = TERMINATION_GRACE_S) -> int:
-        """End the child's process group: politely, then by force after ``grace_s`` seconds."""
+        """Terminate the child's process group, and kill it after ``grace_s`` seconds."""
         try:
             if self._process.poll() is None:
                 if self._contained:
@@ -273,12 +259,12 @@ class ChildProcess:
                     self._signal(signal.SIGKILL)
             return await self.wait()
         finally:
-            # What the child itself started may still run in its group.
+            # The child's own children may still run in its group.
             self._signal(signal.SIGKILL)
             self._close_lifeline()
 
     def kill(self) -> None:
-        """End the child's process group at once."""
+        """Kill the child's process group."""
         self._signal(signal.SIGKILL)
         self._process.wait()
         self._close_lifeline()
@@ -290,7 +276,7 @@ class ChildProcess:
 
     def _close_lifeline(self) -> None:
         # Close it only once, even if another thread ends the child now: the number may be reused for another file.
-        with self._letting_go:
+        with self._closing_lifeline:
             lifeline, self._lifeline = self._lifeline, -1
         if lifeline >= 0:
             os.close(lifeline)

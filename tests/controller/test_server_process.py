@@ -193,7 +193,7 @@ async def test_a_server_that_never_becomes_healthy_is_ended(
     monkeypatch.setattr(service, "PROBE_TIMEOUT_S", 1200.0)
     server = RolloutServer(make_spec(plain_server(status=503), health_timeout_s=600.0))
     starting = asyncio.create_task(server.start())
-    while server._seen != "status 503":
+    while server._probe_result != "status 503":
         assert not starting.done()
         await asyncio.sleep(0.01)
     advance_loop_clock(600.0)

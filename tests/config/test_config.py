@@ -142,7 +142,7 @@ def test_a_rate_that_does_not_fit_the_model_and_a_truncated_distribution_are_war
             {"clip_high": 0.3, "max_staleness": 1, "importance_cap": 2.0},
             "`clip_high` has no effect: with imp",
         ),
-        ({"loss_type": "gspo"}, "its ratio is 1 but for rounding"),
+        ({"loss_type": "gspo"}, "its ratio is 1 except for rounding"),
         ({"loss_type": "gspo", "max_staleness": 1}, None),
         ({"loss_type": "gspo", "max_staleness": 1, "importance_cap": 2.0}, 'learns as "grpo" does'),
         ({"importance_cap": 2.0}, None),

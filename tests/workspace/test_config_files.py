@@ -317,7 +317,7 @@ def test_values_of_the_experiment(workspace: WorkspaceDirectory, key: str, value
         ('commit_sha = "abcdefg"', "must be 7 to 40 hexadecimal digits"),
         ('commit_sha = "' + "a" * 41 + '"', "must be 7 to 40 hexadecimal digits"),
         ("commit_sha = 1234567", "must be a string, got 1234567"),
-        ('branch = "main"\ncommit_sha = "abcdef0"', "cannot stand beside `branch`"),
+        ('branch = "main"\ncommit_sha = "abcdef0"', "cannot be combined with `branch`"),
         ('brunch = "main"', "Unrecognized key"),
         ("limit = 3", "`limit` belongs in [evaluation]"),
     ],

@@ -146,7 +146,7 @@ def section_issues(
 def _pin_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
     experiment = document.get("experiment")
     if isinstance(experiment, dict) and "branch" in experiment and "commit_sha" in experiment:
-        yield Issue("experiment.commit_sha", "cannot stand beside `branch`: keep one of them")
+        yield Issue("experiment.commit_sha", "cannot be combined with `branch`; keep one of them")
 
 
 def env_issues(env: Any, place: str) -> Iterator[Issue]:

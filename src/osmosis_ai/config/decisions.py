@@ -146,22 +146,24 @@ class DecideSettings(ConfigSection):
     against: Annotated[str, checked(_run_name_problem)] | None = Field(
         default=None,
         examples=["git:main"],
-        description="the baseline: a run's name or directory, or `git:REF`, the newest finished run of that commit",
+        description="baseline: name or directory of a run, or `git:REF` for the newest finished run of a commit",
     )
     confidence: Annotated[float, Field(gt=0.5, le=MOST_CONFIDENCE)] = Field(
-        default=DEFAULT_CONFIDENCE, description="of every bound and interval"
+        default=DEFAULT_CONFIDENCE, description="confidence level of every bound and interval"
     )
     slices: Annotated[list[str], checked(_slices_problem)] = Field(
-        default=[], examples=[["difficulty"]], description="columns of the dataset to decide by, too"
+        default=[],
+        examples=[["difficulty"]],
+        description="dataset columns whose values are checked separately",
     )
     reward_range: Annotated[list[Finite], checked(_reward_range_problem)] | None = Field(
         default=None,
         examples=[[0, 1]],
-        description="the lowest and the highest possible reward; rules on rewards need it if an attempt has no score",
+        description="lowest and highest possible reward; required by rules on rewards if an attempt has no score",
     )
     previews: bool = Field(
         default=True,
-        description="whether `eval run` keeps how input and output of each sample begin, for tables and search",
+        description="whether `eval run` stores the start of each input and output for tables and search",
     )
 
 

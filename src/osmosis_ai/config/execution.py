@@ -51,30 +51,29 @@ Label = Annotated[str, AfterValidator(label_name)]
 class ExecutionSection(ConfigSection):
     """`[advanced.execution]`: where a run is executed, and what its rollouts may access there."""
 
-    cpus: Positive | None = Field(default=None, examples=[2], description="processors the run needs")
-    gpus: CountOrZero | None = Field(default=None, examples=[1], description="GPUs the run needs")
+    cpus: Positive | None = Field(default=None, examples=[2], description="required processors")
+    gpus: CountOrZero | None = Field(default=None, examples=[1], description="required GPUs")
     memory_gb: Positive | None = Field(
-        default=None, examples=[4], description="memory that the run's rollouts may use together, in GiB"
+        default=None, examples=[4], description="memory of all rollouts together, in GiB"
     )
     pool: Annotated[str, AfterValidator(pool_name)] | None = Field(
-        default=None, examples=["gpu"], description="the workers that may take the run"
+        default=None, examples=["gpu"], description="pool of workers for the run"
     )
     labels: Annotated[list[Label], Field(max_length=MOST_LABELS)] | None = Field(
         default=None,
         examples=[["a100", "zone=eu"]],
-        description="labels that a worker of the pool must have, all of them, to take the run",
+        description="labels that a worker of the pool must have",
     )
     network: Network | None = Field(
         default=None,
-        description="what rollouts reach: what their machine does, or the run's model alone; the machine's setting "
-        "without it",
+        description="network of rollouts: that of the machine (`host`) or only the run's model (`none`)",
     )
     isolation: IsolationSetting | None = Field(
         default=None,
-        description="whether rollouts need a sandbox; `required` asks for more than a machine gives by itself, `off` is refused",
+        description="whether rollouts require a sandbox; `off` is refused",
     )
     servers: Annotated[int, Field(ge=1, le=MOST_SERVERS)] | None = Field(
-        default=None, examples=[2], description="rollout servers that work on the run at once"
+        default=None, examples=[2], description="rollout servers of the run"
     )
 
     @property

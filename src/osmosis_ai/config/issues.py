@@ -92,8 +92,10 @@ def _value_issue(key: str, value: Any, error: ErrorDetails, section: type[BaseMo
     declared = section.model_json_schema()["properties"][key.rpartition(".")[2]]
     choices = choices_of(declared)
     if error["type"] == "literal_error":
-        meant = closest(value, choices) if isinstance(value, str) else None
-        return Issue(key, f"must be one of {', '.join(choices)}, got {as_written(value)}", suggestion=meant)
+        suggestion = closest(value, choices) if isinstance(value, str) else None
+        return Issue(
+            key, f"must be one of {', '.join(choices)}, got {as_written(value)}", suggestion=suggestion
+        )
     if len(members(declared)) > 1:
         return Issue(key, f"must be {type_in_words(declared)}, got {as_written(value)}")
     return Issue(key, _type_or_range_message(error))
@@ -121,13 +123,13 @@ def type_in_words(declared: Mapping[str, Any]) -> str:
         "boolean": "true or false",
     }
 
-    def said(member: Mapping[str, Any]) -> str:
+    def describe(member: Mapping[str, Any]) -> str:
         if member.get("type") == "array":
             return f"an array of {'numbers' if member['items'].get('type') == 'number' else 'strings'}"
         # A union of tables has no `type`.
         return words.get(member.get("type", ""), "a table")
 
-    return " or ".join(said(member) for member in members(declared))
+    return " or ".join(describe(member) for member in members(declared))
 
 
 def _type_or_range_message(error: ErrorDetails) -> str:

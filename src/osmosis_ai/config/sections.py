@@ -139,19 +139,19 @@ class Experiment(ConfigSection):
 
     rollout: Annotated[str, checked(rollout_name_problem)] = Field(description="directory under `rollouts/`")
     entrypoint: Annotated[str, checked(entrypoint_problem)] = Field(
-        description="the script in it that serves the agent, usually `main.py`; or `server://NAME`, an agent that is served elsewhere"
+        description="script in it that serves the agent, usually `main.py`; or `server://NAME` for a remote agent"
     )
     model_path: Annotated[str, checked(_model_path_problem)] = Field(
         description="LiteLLM-style name of the model"
     )
     dataset: Annotated[str, checked(_dataset_problem)] = Field(description="name of the dataset")
     branch: Annotated[str, checked(_branch_problem)] | None = Field(
-        default=None, examples=["main"], description="platform runs take the code from this branch"
+        default=None, examples=["main"], description="branch of the code for platform runs"
     )
     commit_sha: Annotated[str, checked(_commit_sha_problem)] | None = Field(
         default=None,
         examples=["0123abc"],
-        description="or from this commit, 7 to 40 hexadecimal digits; not together with `branch`",
+        description="commit of the code for platform runs, 7 to 40 hexadecimal digits; not with `branch`",
     )
 
 
@@ -161,22 +161,24 @@ class EvaluationSettings(ConfigSection):
     limit: Count | None = Field(
         default=None,
         examples=[200],
-        description="the first rows of the dataset; without it `eval run` takes all, a platform a random 10 %, at least one",
+        description="number of first rows (default: all with `eval run`, a random 10% on a platform)",
     )
     n: Count = Field(default=1, description="attempts per row; more than 1 estimates pass@k")
     batch_size: Count | None = Field(
         default=None,
         examples=[32],
-        description="rollouts in flight at once; without it as many as the rollout's server takes",
+        description="concurrent rollouts (default: as many as the rollout's server accepts)",
     )
-    pass_threshold: Finite = Field(default=1.0, description="a reward at or above this passes")
+    pass_threshold: Finite = Field(default=1.0, description="lowest reward that passes")
     agent_workflow_timeout_s: Positive | None = Field(
         default=None,
         examples=[450],
-        description="seconds for one attempt of the agent; without it an attempt ends after one hour",
+        description="time limit of one attempt of the agent, in seconds (default: one hour)",
     )
     grader_timeout_s: Positive | None = Field(
-        default=None, examples=[150], description="seconds for grading one attempt; likewise"
+        default=None,
+        examples=[150],
+        description="time limit of grading one attempt, in seconds (default: one hour)",
     )
 
 

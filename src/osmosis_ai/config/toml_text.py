@@ -128,7 +128,7 @@ def _excerpt(lines: list[str], line: int, column: int) -> str:
 
 
 def config_text(parts: Mapping[str, Any]) -> str:
-    """Return a config as TOML; null and values without a TOML form are left out."""
+    """Return a config as TOML; null and values without a TOML form are omitted."""
     import tomli_w
 
     return tomli_w.dumps({name.removesuffix("_config"): value for name, value in _known(parts).items()})
@@ -137,11 +137,11 @@ def config_text(parts: Mapping[str, Any]) -> str:
 def _known(value: Any) -> Any:
     """Return a value without nulls, also inside it."""
     if isinstance(value, Mapping):
-        return {str(key): _known(held) for key, held in value.items() if _has_place(held)}
+        return {str(key): _known(item) for key, item in value.items() if _has_toml_form(item)}
     if isinstance(value, (list, tuple)):
-        return [_known(held) for held in value if _has_place(held)]
+        return [_known(item) for item in value if _has_toml_form(item)]
     return value
 
 
-def _has_place(value: Any) -> bool:
+def _has_toml_form(value: Any) -> bool:
     return isinstance(value, (Mapping, list, tuple, str, bool, int, float))

@@ -55,12 +55,16 @@ class TrainingSection(ConfigSection):
         NarrowerHere(
             lambda n: n >= 2, "must be at least 2: a reward counts only against others on the same prompt"
         ),
-    ] = Field(default=8, description="attempts that are compared with each other")
+    ] = Field(default=8, description="attempts per prompt, compared with each other")
     rollout_batch_size: Count = Field(default=32, description="prompts per step")
-    max_prompt_length: Count = Field(default=8192, description="a longer prompt is refused")
-    max_response_length: Count = Field(default=8192, description="sampled tokens per call and per rollout")
-    agent_workflow_timeout_s: Positive = Field(default=450.0, description="for one attempt of the agent")
-    grader_timeout_s: Positive = Field(default=150.0, description="for grading one attempt")
+    max_prompt_length: Count = Field(default=8192, description="longest accepted prompt")
+    max_response_length: Count = Field(
+        default=8192, description="most sampled tokens per call and per rollout"
+    )
+    agent_workflow_timeout_s: Positive = Field(
+        default=450.0, description="time limit of one attempt of the agent"
+    )
+    grader_timeout_s: Positive = Field(default=150.0, description="time limit of grading one attempt")
 
 
 class SamplingSection(ConfigSection):
@@ -83,7 +87,7 @@ class CheckpointsSection(ConfigSection):
 
     eval_interval: Annotated[Count, MAY_CHANGE] = Field(default=10, description="steps between validations")
     checkpoint_save_freq: Annotated[Count, MAY_CHANGE] = Field(
-        default=20, description="steps between checkpoints that are kept"
+        default=20, description="steps between saved checkpoints"
     )
 
 
@@ -96,78 +100,82 @@ class AdvancedSection(ConfigSection):
     clip_high: Positive = Field(default=0.28, description="how far above 1 a ratio may rise (gspo: 4e-4)")
     kl_coef: NotNegative = Field(default=0.0, description="weight of the KL divergence from the base model")
     kl_interval: CountOrZero = Field(
-        default=10, description="steps between measurements of that divergence when kl_coef is 0; 0: never"
+        default=10, description="steps between measurements of the KL divergence when kl_coef is 0; 0: never"
     )
     importance_cap: Positive | None = Field(
         default=None,
-        description="truncate the importance weights of a serving engine that differs at this (default with vLLM: 2)",
+        description="cap of the importance weights that correct for another serving engine (default with vLLM: 2)",
     )
     logprob_gap_limit: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="refuse a step when learner and server differ by more; default 1e-4 for the built-in model, "
-        "1e-2 for others in float32, else never",
+        description="refuse a step when log-probabilities of learner and server differ by more; default 1e-4 for the "
+        "built-in model, 1e-2 for others in float32, otherwise no limit",
     )
     # truncated attempts
     on_truncation: WhenCutOff = Field(
         default="grade",
-        description="a rollout that reached max_response_length: exclude it, count it as zero, or grade it as it is",
+        description="rollouts that reached max_response_length: exclude, count as zero, or grade",
     )
     on_timeout: WhenCutOff = Field(
         default="exclude",
-        description="one whose agent ran out of time: likewise; there is seldom anything to grade",
+        description="rollouts whose agent timed out: exclude, count as zero, or grade",
     )
     # the policy's engine
     policy_engine: EngineName = Field(
-        default="torch", description="who samples: this process (torch), or a vLLM server (vllm)"
+        default="torch", description="sampling engine: this process (torch) or a vLLM server (vllm)"
     )
     vllm_url: Annotated[str | None, MAY_CHANGE] = Field(
         default=None, description="a running vLLM server, without /v1; it must see the run's directory"
     )
     vllm_command: Annotated[str | list[str] | None, MAY_CHANGE] = Field(
-        default=None, description="or the program to start one with, in its own environment: .../bin/vllm"
+        default=None,
+        description="alternatively, the command that starts vLLM in its own environment: .../bin/vllm",
     )
     vllm_args: Annotated[list[str], MAY_CHANGE] = Field(
         default=[], description="further arguments of `vllm serve`"
     )
     vllm_start_timeout_s: Annotated[Positive, MAY_CHANGE] = Field(
-        default=1800.0, description="for vLLM to load the model"
+        default=1800.0, description="time limit for vLLM to load the model"
     )
     # the model
     allow_download: Annotated[bool, MAY_CHANGE] = Field(
-        default=False, description="fetch a model that is not on this machine from the Hugging Face hub"
+        default=False, description="download a missing model from the Hugging Face Hub"
     )
     tool_call_format: FormatName | None = Field(
         default=None,
-        description="how the model writes tool calls; what its chat template shows when left out",
+        description="format of the model's tool calls (default: detected from its chat template)",
     )
     learner_processes: Annotated[Count, MAY_CHANGE] = Field(
         default=1,
-        description="processes that learn together, one for each GPU; or start them with `torchrun`",
+        description="learner processes, one for each GPU; `torchrun` can start them too",
     )
     shard_model: Annotated[bool, MAY_CHANGE] = Field(
         default=False,
-        description="split the frozen model over these GPUs (FSDP2), for one that a single GPU cannot hold; "
-        "vLLM then serves it",
+        description="shard the frozen model over these GPUs (FSDP2) if one GPU is too small; requires vLLM",
     )
     # the adapter
     lora_rank: Count = Field(default=16, description="rank of the adapter's matrices")
-    lora_alpha: Positive = Field(default=32.0, description="the adapter's product is scaled by alpha / rank")
+    lora_alpha: Positive = Field(default=32.0, description="scale of the adapter: alpha / rank")
     lora_targets: str | list[str] = Field(default="all-linear", description="the layers that get an adapter")
     # the optimiser
-    weight_decay: NotNegative = Field(default=0.0, description="of AdamW, on the adapter")
-    adam_beta2: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.99, description="of AdamW")
-    warmup_steps: CountOrZero = Field(default=0, description="updates over which the rate rises to lr")
-    grad_clip: Positive = Field(default=1.0, description="largest norm of the gradient")
+    weight_decay: NotNegative = Field(default=0.0, description="weight decay of AdamW on the adapter")
+    adam_beta2: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.99, description="beta2 of AdamW")
+    warmup_steps: CountOrZero = Field(
+        default=0, description="updates over which the learning rate rises to lr"
+    )
+    grad_clip: Positive = Field(default=1.0, description="largest gradient norm")
     micro_batch_tokens: Count = Field(
-        default=8192, description="tokens, padding included, of one forward and backward pass"
+        default=8192, description="tokens per forward and backward pass, including padding"
     )
     # the run
-    seed: CountOrZero = Field(default=0, description="decides data order, sampling and the adapter's start")
+    seed: CountOrZero = Field(
+        default=0, description="random seed of data order, sampling and the adapter's initial weights"
+    )
     max_steps: Annotated[Count | None, MAY_CHANGE] = Field(
-        default=None, description="end after so many steps"
+        default=None, description="stop after this many steps"
     )
     max_staleness: CountOrZero = Field(
-        default=0, description="updates that may happen between a batch's sampling and its learning"
+        default=0, description="most updates between sampling a batch and learning from it"
     )
 
 
@@ -256,8 +264,8 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
         if self.loss_type == "gspo":
             return [
                 'loss_type = "gspo": every batch is learned from once, by the policy that sampled it (max_staleness = '
-                "0), so its ratio is 1 but for rounding, and in bfloat16 its narrow clip holds back what only rounds "
-                "differently."
+                "0), so its ratio is 1 except for rounding, and in bfloat16 its narrow clip removes tokens that only "
+                "round differently."
             ]
         why = "every batch is learned from once, by the policy that sampled it (max_staleness = 0), so the ratio is 1"
         return [f"{clips}: {why}."] if named else []

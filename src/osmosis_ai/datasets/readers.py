@@ -447,7 +447,7 @@ class JsonArrayReader(_JsonReader):
     def _scan_element(self, number: int) -> str:
         """Return the text of the element at the current position."""
         while True:
-            held = len(self._window) - self._at
+            remaining = len(self._window) - self._at
             try:
                 _, end = self._scan(self._window, self._at)
             except RecursionError:
@@ -456,13 +456,13 @@ class JsonArrayReader(_JsonReader):
                 cut_off = error.pos >= len(self._window) - 1 or error.msg.startswith("Unterminated")
                 if self._ended or not cut_off:
                     self.fail(f"{self._where(error.pos)}: not valid JSON: {error.msg} (in row {number})")
-                if held > MAX_RECORD_BYTES:
+                if remaining > MAX_RECORD_BYTES:
                     self.fail_too_long(number)
             else:
                 # A bare number may continue beyond the window.
                 if end < len(self._window) or self._ended:
                     return self._window[self._at : end]
-            self._grow(max(BLOCK_BYTES, held))
+            self._grow(max(BLOCK_BYTES, remaining))
 
     def _grow(self, count: int) -> None:
         """Drop the text before the current position and read more."""

@@ -136,8 +136,8 @@ def _parse_rows(text: str, total_rows: int) -> Sequence[int]:
         if last < first:
             raise OsmosisError(f"the range '{part.strip()}' in rows '{text}' ends before it starts.")
         if last >= total_rows:
-            held = f"rows 0-{total_rows - 1}" if total_rows else "no rows"
-            raise OsmosisError(f"row {last} in rows '{text}' is out of range: the file has {held}.")
+            known = f"rows 0-{total_rows - 1}" if total_rows else "no rows"
+            raise OsmosisError(f"row {last} in rows '{text}' is out of range: the file has {known}.")
         chosen.append(range(first, last + 1))
     return _compact(_merge(chosen))
 

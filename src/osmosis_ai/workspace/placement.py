@@ -89,14 +89,14 @@ def place(
         if not (target.startswith("data/") and _is_same_file(root / target, rollout.contents[target]))
     ]
     _check_targets(root, pending, rollout, force=force)
-    with tempfile.TemporaryDirectory(prefix=".osmosis-new-", dir=root, ignore_cleanup_errors=True) as beside:
+    with tempfile.TemporaryDirectory(prefix=".osmosis-new-", dir=root, ignore_cleanup_errors=True) as staging:
         written = [path for path in rollout.contents if _target_of(path, pending) is not None]
         for path in written:
-            new = Path(beside) / "new" / path
+            new = Path(staging) / "new" / path
             new.parent.mkdir(parents=True, exist_ok=True)
             new.write_bytes(rollout.contents[path])
             new.chmod(0o644)
-        _move_in(root, Path(beside), pending)
+        _move_in(root, Path(staging), pending)
     ignored = missing_patterns(root)
     add_patterns(root, ignored)
     return PlacedRollout(rollout.name, rollout.targets, tuple(sorted(written)), ignored)
@@ -190,13 +190,13 @@ def _listed(paths: Sequence[str]) -> str:
     return "\n".join(f"  - {path}" for path in paths)
 
 
-def _move_in(root: Path, beside: Path, targets: Sequence[str]) -> None:
-    """Replace ``targets`` in ``root`` with the files in ``beside``: all, or none."""
-    aside = beside / "old"
-    aside.mkdir()
+def _move_in(root: Path, staging: Path, targets: Sequence[str]) -> None:
+    """Replace ``targets`` in ``root`` with the files in ``staging``: all, or none."""
+    replaced = staging / "old"
+    replaced.mkdir()
     with contextlib.ExitStack() as undo:
         for number, target in enumerate(targets):
-            place, ready, old = root / target, beside / "new" / target, aside / str(number)
+            place, ready, old = root / target, staging / "new" / target, replaced / str(number)
             for parent in reversed(place.relative_to(root).parents[:-1]):
                 if not (root / parent).is_dir():
                     (root / parent).mkdir()

@@ -52,8 +52,8 @@ class RolloutTemplate:
         if path.is_symlink() or not path.is_file():
             return ""
         project = parse_toml(_text(path), str(path)).get("project")
-        said = project.get("description") if isinstance(project, dict) else None
-        return said if isinstance(said, str) else ""
+        description = project.get("description") if isinstance(project, dict) else None
+        return description if isinstance(description, str) else ""
 
     @property
     def config_paths(self) -> tuple[str, ...]:

@@ -227,10 +227,7 @@ def arrange(found: Delegation, view: ProcessView | None = None) -> Delegation:
 
 def own_group(proc: Path = Path("/proc")) -> Path | None:
     """Return the directory of this process's group in the unified hierarchy, if visible."""
-    path = next(
-        (line[3:] for line in _lines(proc / "self" / "cgroup") if line.startswith("0::")),
-        None,
-    )
+    path = next((line[3:] for line in _lines(proc / "self" / "cgroup") if line.startswith("0::")), None)
     if path is None or ".." in path.split("/"):
         return None
     for root, mount in _mounts(proc):

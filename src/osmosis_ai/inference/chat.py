@@ -27,13 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.catalog import FORMAT_NAMES, FormatName
-from osmosis_ai.inference.tool_calls import (
-    FORMATS,
-    CallFormat,
-    ParsedToolCall,
-    ToolCallReader,
-    ToolCallStyle,
-)
+from osmosis_ai.inference.tool_calls import FORMATS, CallFormat, ParsedToolCall, ToolCallReader, ToolCallStyle
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RawTokenizer

@@ -97,12 +97,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
         self._row_index = torch.arange(rows.start, rows.stop, device=positions.device)[:, None]
 
     def update(
-        self,
-        key_states: Tensor,
-        value_states: Tensor,
-        layer_idx: int,
-        *_args: object,
-        **_kwargs: object,
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: object, **_kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Called by the layers: store new keys and values (R x heads x S x head_dim), return all that are read."""
         if layer_idx == len(self._tensors):
@@ -270,13 +265,7 @@ class TorchModel:
         self._updates[name] = update
 
     def _forward(
-        self,
-        cache: SlotCache,
-        rows: slice,
-        ids: Tensor,
-        starts: Tensor,
-        seen: int,
-        places: Ints,
+        self, cache: SlotCache, rows: slice, ids: Tensor, starts: Tensor, seen: int, places: Ints
     ) -> Tensor:
         """Run the network over a chunk; R x len(places) x V logits."""
         # Padding may point past the last position; its results are not used.

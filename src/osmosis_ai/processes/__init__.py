@@ -5,7 +5,6 @@
 
 from osmosis_ai.processes.addresses import PrivateSocket, open_server_session, server_url
 from osmosis_ai.processes.child_process import (
-    TERMINATION_GRACE_S,
     ChildProcess,
     ContainedProgram,
     ProgramStart,
@@ -26,7 +25,6 @@ from osmosis_ai.processes.service import (
 )
 
 __all__ = [
-    "TERMINATION_GRACE_S",
     "ChildProcess",
     "ContainedProgram",
     "Deaths",

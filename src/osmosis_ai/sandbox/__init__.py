@@ -8,9 +8,6 @@ from osmosis_ai.sandbox.bubblewrap import Sandbox, SandboxedProgram, interpreter
 from osmosis_ai.sandbox.control_groups import (
     CGROUP_ENV,
     MachineControl,
-    MetLimit,
-    ProcessLimits,
-    ResourceControl,
     RunLimits,
     control_run,
     look_at_control,
@@ -27,7 +24,7 @@ from osmosis_ai.sandbox.isolation import (
     isolation_setting,
     stricter,
 )
-from osmosis_ai.sandbox.network import NETWORK_ENV, InnerListener, Network, narrower, network_setting
+from osmosis_ai.sandbox.network import NETWORK_ENV, InnerListener, Network, narrower
 from osmosis_ai.sandbox.self_test import SandboxCapability, check_sandbox
 
 __all__ = [
@@ -40,10 +37,7 @@ __all__ = [
     "IsolationSetting",
     "IsolationUnavailableError",
     "MachineControl",
-    "MetLimit",
     "Network",
-    "ProcessLimits",
-    "ResourceControl",
     "RunLimits",
     "Sandbox",
     "SandboxCapability",
@@ -56,7 +50,6 @@ __all__ = [
     "isolation_setting",
     "look_at_control",
     "narrower",
-    "network_setting",
     "prepare_control",
     "processors_for",
     "stricter",

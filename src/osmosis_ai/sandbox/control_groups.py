@@ -227,10 +227,7 @@ def arrange(found: Delegation, view: ProcessView | None = None) -> Delegation:
 
 def own_group(proc: Path = Path("/proc")) -> Path | None:
     """Return the directory of this process's group in the unified hierarchy, if visible."""
-    path = next(
-        (line[3:] for line in _lines(proc / "self" / "cgroup") if line.startswith("0::")),
-        None,
-    )
+    path = next((line[3:] for line in _lines(proc / "self" / "cgroup") if line.startswith("0::")), None)
     if path is None or ".." in path.split("/"):
         return None
     for root, mount in _mounts(proc):
@@ -526,14 +523,12 @@ class MachineControl:
 
 def look_at_control() -> MachineControl:
     """Find out what would limit runs, without changing anything; may block on systemd."""
-    found = _look()
-    return MachineControl(found) if found.path is not None else _by_systemd(found)
+    return _machine_control(_look())
 
 
 def prepare_control() -> MachineControl:
     """Prepare the limits of runs, before any of them is started; may block on systemd."""
-    found = arrange(_look())
-    return MachineControl(found) if found.path is not None else _by_systemd(found)
+    return _machine_control(arrange(_look()))
 
 
 def control_run(run: str, limits: RunLimits) -> ResourceControl:
@@ -551,17 +546,17 @@ def control_run(run: str, limits: RunLimits) -> ResourceControl:
 
 
 def _look() -> Delegation:
-    if os.environ.get(CGROUP_ENV, "").strip() == "off":
-        return Delegation(problem=f"{CGROUP_ENV}=off")
-    return look_at_delegation()
+    return Delegation(problem=f"{CGROUP_ENV}=off") if _is_off() else look_at_delegation()
 
 
-def _by_systemd(found: Delegation) -> MachineControl:
-    """Return the control of workers in a systemd scope, if it limits anything."""
-    if os.environ.get(CGROUP_ENV, "").strip() == "off":
-        return MachineControl(found)
+def _is_off() -> bool:
+    return os.environ.get(CGROUP_ENV, "").strip() == "off"
+
+
+def _machine_control(found: Delegation) -> MachineControl:
+    """Return the delegated group, otherwise workers in a systemd scope, if it limits anything."""
     program, mount = shutil.which("systemd-run"), hierarchy_mount()
-    if program is None or mount is None:
+    if found.path is not None or _is_off() or program is None or mount is None:
         return MachineControl(found)
     whose = [] if os.geteuid() == 0 else ["--user"]
     starter = (program, *whose, "--scope", "--quiet", "--collect", "--property=Delegate=yes", "--")

@@ -67,11 +67,7 @@ def stricter(machine: IsolationSetting, asked: IsolationSetting | None) -> Isola
 
 
 def choose_isolation(
-    wanted: IsolationSetting,
-    capability: SandboxCapability,
-    network: Network = "host",
-    *,
-    where: str = "here",
+    wanted: IsolationSetting, capability: SandboxCapability, network: Network = "host", *, where: str = "here"
 ) -> Isolation:
     """Return the isolation of a run.
 

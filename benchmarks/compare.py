@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.evaluation.record import TerminalRecord
 
 COMPARE = """
 from osmosis_ai.cli.main import main

@@ -26,7 +26,7 @@ from pathlib import Path
 from engine import stand_in_model
 from servers import make_workspace
 
-from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.controller.record import TerminalRecord
 
 
 class Run:

@@ -81,7 +81,7 @@ def _manifest(directory: Path, rows: int) -> None:
 
 
 def _lines(rows: int) -> Iterator[bytes]:
-    from osmosis_ai.evaluation.record import TerminalRecord
+    from osmosis_ai.controller.record import TerminalRecord
 
     for row in range(rows):
         for attempt in range(ATTEMPTS):

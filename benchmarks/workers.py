@@ -33,7 +33,7 @@ from parts.processes import cpu_s, tree_cpu_s
 from sqlalchemy import func, insert, select
 
 from osmosis_ai.api.wire.workers import PREFIX, JournalPart, SyncRequest
-from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.platform.accounts import AccountStore
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig

@@ -18,12 +18,14 @@ from osmosis_ai.controller import model_proxy
 from osmosis_ai.controller.attempt import Attempt, attempt_seeds, save_trajectory
 from osmosis_ai.controller.model_proxy import LastCall, LiteLLMBridge
 from osmosis_ai.datasets import DatasetRow
+from osmosis_ai.rollout.model_client import close_shared_connections, open_http
 from tests.controller.attempts import ended
 from tests.controller.proxy_world import HELLO, SECRET, TOKEN, ProxyWorld, proxy_world, settle
 from tests.lazily import lazily
 from tests.standin_model import Reply, StandInModel, error_reply
 
 with lazily():
+    import httpx
     import openai
 
 TOOL = {
@@ -138,6 +140,17 @@ async def test_an_agent_with_openai_s_client_sees_an_openai_endpoint(world: Prox
     assert chunks[-1].choices == []
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_only_the_package_s_own_clients_keep_their_connections(world: ProxyWorld, stream: bool) -> None:
+    base_url, body = world.rollout_url("r1").removesuffix("/chat/completions"), {**HELLO, "stream": stream}
+    key = {"Authorization": f"Bearer {TOKEN}"}
+    async with httpx.AsyncClient(base_url=base_url, headers=key) as other, open_http(base_url, TOKEN) as own:
+        closed, kept = [await client.post("/chat/completions", json=body) for client in (other, own)]
+    await close_shared_connections()
+    assert (closed.status_code, closed.headers.get("Connection")) == (200, "close")
+    assert (kept.status_code, kept.headers.get("Connection")) == (200, None)
 
 
 # Streams

@@ -374,7 +374,9 @@ class ModelProxy(ABC):
         ]
 
     async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
-        return await self.answer(request, request.match_info["rollout_id"])
+        # Connecting again is quick, whereas a pool of connections may search all of its idle ones for every request.
+        keep_alive = "Keep-Alive" in request.headers
+        return await self.answer(request, request.match_info["rollout_id"], keep_alive=keep_alive)
 
     async def _conversation(self, request: web.Request) -> web.StreamResponse:
         """Return the conversation of a rollout whose calls are recorded; null before the first answer."""
@@ -392,7 +394,12 @@ class ModelProxy(ABC):
         return refusal(404, message, "unknown_endpoint")
 
     async def answer(
-        self, request: web.Request, rollout_id: str, prepare: Prepare | None = None
+        self,
+        request: web.Request,
+        rollout_id: str,
+        prepare: Prepare | None = None,
+        *,
+        keep_alive: bool = True,
     ) -> web.StreamResponse:
         """Answer a model call of an authenticated agent."""
         try:
@@ -414,7 +421,7 @@ class ModelProxy(ABC):
             call = calls.begin(digest, content if recorded or len(content) <= max_kept else None)
             call.recorded = calls.last_begun if recorded else None
             self._begin(calls, call, body, optional)
-        return await _send(request, call, is_stream=bool(body.get("stream")))
+        return await _send(request, call, is_stream=bool(body.get("stream")), keep_alive=keep_alive)
 
     def _find(self, rollout_id: str) -> RolloutCalls:
         calls = self._rollouts.get(rollout_id)
@@ -456,13 +463,15 @@ async def _read_request(request: web.Request) -> tuple[bytes, Body]:
     return content, body
 
 
-async def _send(request: web.Request, call: Call, *, is_stream: bool) -> web.StreamResponse:
+async def _send(request: web.Request, call: Call, *, is_stream: bool, keep_alive: bool) -> web.StreamResponse:
     """Send a call's answer; its error is a plain response before the first byte, an event after it."""
     transport = request.transport
     if transport is not None:
         call.clients.append(transport)
     content_type = "text/event-stream" if is_stream else "application/json"
     response = web.StreamResponse(headers={"Content-Type": content_type, "Cache-Control": "no-cache"})
+    if not keep_alive:
+        response.force_close()
     try:
         while not (await asyncio.wait({call.task}, timeout=PING_INTERVAL_S if is_stream else None))[0]:
             await response.prepare(request)

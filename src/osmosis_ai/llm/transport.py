@@ -26,6 +26,8 @@ ONLY_ADDRESS_ENV = "_OSMOSIS_ONLY_ADDRESS"
 """The host and port of the run's model, for a rollout without a network, which can reach only this address."""
 # uvicorn closes idle connections after 5 s; a request at that moment would fail.
 KEEP_ALIVE_S = 4.0
+KEEP_ALIVE = {"Keep-Alive": f"timeout={KEEP_ALIVE_S:.0f}"}
+"""Asks the controller to keep a connection of :func:`open_session`, whose pool is fast with thousands of them."""
 
 
 def open_session(

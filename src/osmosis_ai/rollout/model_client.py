@@ -20,7 +20,7 @@ import aiohttp
 import httpx
 from httpx_aiohttp import AiohttpTransport
 
-from osmosis_ai.llm.transport import connection_failure, environment_proxy, open_session
+from osmosis_ai.llm.transport import KEEP_ALIVE, connection_failure, environment_proxy, open_session
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -113,7 +113,7 @@ async def post_shared(
     async with shared_session(url).post(
         url,
         data=content,
-        headers={"Content-Type": "application/json", **headers},
+        headers={"Content-Type": "application/json", **KEEP_ALIVE, **headers},
         timeout=timeout,
         allow_redirects=False,
     ) as reply:
@@ -159,7 +159,7 @@ class _KeyOfOneAddress(httpx.Auth):
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
         url = request.url
         if (url.scheme, url.host, url.port) == self._origin and f"{url.path}/".startswith(self._path):
-            request.headers["Authorization"] = self._header
+            request.headers.update({"Authorization": self._header, **KEEP_ALIVE})
         yield request
 
 

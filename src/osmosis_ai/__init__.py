@@ -12,25 +12,25 @@ TYPE_CHECKING = False  # type checkers assume True; importing `typing` takes a t
 if TYPE_CHECKING:
     from osmosis_ai.errors import OsmosisError
     from osmosis_ai.rewards import osmosis_reward, osmosis_rubric
+    from osmosis_ai.rollout.client import OsmosisLLMClient
     from osmosis_ai.rollout.context import RolloutContext
-    from osmosis_ai.rollout.loop.agent import CompletionsResult, RolloutAgentLoop, RolloutResult
-    from osmosis_ai.rollout.loop.client import OsmosisLLMClient
-    from osmosis_ai.rollout.loop.exceptions import (
+    from osmosis_ai.rollout.core.base import CompletionsResult, RolloutAgentLoop, RolloutResult
+    from osmosis_ai.rollout.core.exceptions import (
         OsmosisRolloutError,
         OsmosisServerError,
         OsmosisTimeoutError,
         OsmosisTransportError,
         OsmosisValidationError,
     )
-    from osmosis_ai.rollout.loop.registry import get_agent_loop, list_agent_loops, register_agent_loop
-    from osmosis_ai.rollout.loop.schemas import (
+    from osmosis_ai.rollout.core.schemas import (
         InitResponse,
         OpenAIFunctionToolSchema,
         RolloutMetrics,
         RolloutRequest,
         RolloutResponse,
     )
-    from osmosis_ai.rollout.loop.server.app import create_app
+    from osmosis_ai.rollout.registry import get_agent_loop, list_agent_loops, register_agent_loop
+    from osmosis_ai.rollout.server.agent_loop import create_app
     from osmosis_ai.rubric.api import aevaluate_rubric, evaluate_rubric
     from osmosis_ai.rubric.types import (
         MissingAPIKeyError,
@@ -84,25 +84,25 @@ _HOMES = {
     "evaluate_rubric": "osmosis_ai.rubric.api",
     "osmosis_reward": "osmosis_ai.rewards",
     "osmosis_rubric": "osmosis_ai.rewards",
-    "CompletionsResult": "osmosis_ai.rollout.loop.agent",
-    "InitResponse": "osmosis_ai.rollout.loop.schemas",
-    "OpenAIFunctionToolSchema": "osmosis_ai.rollout.loop.schemas",
-    "OsmosisLLMClient": "osmosis_ai.rollout.loop.client",
-    "OsmosisRolloutError": "osmosis_ai.rollout.loop.exceptions",
-    "OsmosisServerError": "osmosis_ai.rollout.loop.exceptions",
-    "OsmosisTimeoutError": "osmosis_ai.rollout.loop.exceptions",
-    "OsmosisTransportError": "osmosis_ai.rollout.loop.exceptions",
-    "OsmosisValidationError": "osmosis_ai.rollout.loop.exceptions",
-    "RolloutAgentLoop": "osmosis_ai.rollout.loop.agent",
+    "CompletionsResult": "osmosis_ai.rollout.core.base",
+    "InitResponse": "osmosis_ai.rollout.core.schemas",
+    "OpenAIFunctionToolSchema": "osmosis_ai.rollout.core.schemas",
+    "OsmosisLLMClient": "osmosis_ai.rollout.client",
+    "OsmosisRolloutError": "osmosis_ai.rollout.core.exceptions",
+    "OsmosisServerError": "osmosis_ai.rollout.core.exceptions",
+    "OsmosisTimeoutError": "osmosis_ai.rollout.core.exceptions",
+    "OsmosisTransportError": "osmosis_ai.rollout.core.exceptions",
+    "OsmosisValidationError": "osmosis_ai.rollout.core.exceptions",
+    "RolloutAgentLoop": "osmosis_ai.rollout.core.base",
     "RolloutContext": "osmosis_ai.rollout.context",
-    "RolloutMetrics": "osmosis_ai.rollout.loop.schemas",
-    "RolloutRequest": "osmosis_ai.rollout.loop.schemas",
-    "RolloutResponse": "osmosis_ai.rollout.loop.schemas",
-    "RolloutResult": "osmosis_ai.rollout.loop.agent",
-    "create_app": "osmosis_ai.rollout.loop.server.app",
-    "get_agent_loop": "osmosis_ai.rollout.loop.registry",
-    "list_agent_loops": "osmosis_ai.rollout.loop.registry",
-    "register_agent_loop": "osmosis_ai.rollout.loop.registry",
+    "RolloutMetrics": "osmosis_ai.rollout.core.schemas",
+    "RolloutRequest": "osmosis_ai.rollout.core.schemas",
+    "RolloutResponse": "osmosis_ai.rollout.core.schemas",
+    "RolloutResult": "osmosis_ai.rollout.core.base",
+    "create_app": "osmosis_ai.rollout.server.agent_loop",
+    "get_agent_loop": "osmosis_ai.rollout.registry",
+    "list_agent_loops": "osmosis_ai.rollout.registry",
+    "register_agent_loop": "osmosis_ai.rollout.registry",
 }
 
 

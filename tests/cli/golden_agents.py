@@ -83,7 +83,7 @@ def rubric_and_judge(maze: Maze) -> None:
 
 def server_stops_at_once(maze: Maze) -> None:
     maze.patch.setattr(
-        "osmosis_ai.rollout.loop.server.serve.AgentServer.run", lambda server, say: server.listener.close()
+        "osmosis_ai.rollout.server.serve.AgentServer.run", lambda server, say: server.listener.close()
     )
 
 

@@ -46,7 +46,7 @@ from osmosis_ai.processes import (
 )
 from osmosis_ai.processes.addresses import socket_path
 from osmosis_ai.rollout.driver import RolloutOutcome, RolloutRunRequest
-from osmosis_ai.rollout.loop.workflow import SETTINGS_ENV
+from osmosis_ai.rollout.hosting import SETTINGS_ENV
 from osmosis_ai.sandbox import InnerListener, Sandbox, SandboxCapability, check_sandbox, interpreter_places
 from tests.loop_clock import advance_loop_clock
 from tests.processes import alive, gone

@@ -26,8 +26,8 @@ from osmosis_ai.rollout import (
     SampleSource,
     get_rollout_context,
 )
-from osmosis_ai.rollout.backend.local import deadline
-from osmosis_ai.rollout.backend.local.slots import SlotLimiter
+from osmosis_ai.rollout.backend.local import backend as deadline
+from osmosis_ai.rollout.backend.local.backend import SlotLimiter
 
 from .local_rollouts import NOTHING_YET, PROMPT, execute, grader, hang, request, until, workflow
 from .world import ExactMatch, SayOk

@@ -33,9 +33,9 @@ from osmosis_ai.rollout import (
     get_rollout_context,
     model_client,
 )
-from osmosis_ai.rollout.grader_notes import GraderNotes, read_grader_notes
+from osmosis_ai.rollout.extra_fields import GraderNotes, read_grader_notes
 from osmosis_ai.rollout.model_client import close_shared_connections
-from osmosis_ai.rollout.server.wire import grader_body
+from osmosis_ai.rollout.server.host import grader_body
 from osmosis_ai.rollout.types import CancelRolloutsRequest, ExecutionResult, RolloutStatus
 from osmosis_ai.rollout.types.output import coerce_output
 from osmosis_ai.rollout.types.protocol import is_single_path_segment

@@ -25,7 +25,7 @@ from osmosis_ai import (
 from osmosis_ai.eval import rubric as line_03
 from osmosis_ai.eval.rubric import RubricResult, engine, types
 from osmosis_ai.eval.rubric import evaluate_rubric as awaited
-from osmosis_ai.rollout.judge_calls import counting_judge_calls
+from osmosis_ai.rollout.extra_fields import counting_judge_calls
 from osmosis_ai.rubric.api import judge_by_name
 from osmosis_ai.rubric_eval import DEFAULT_API_KEY_ENV, ensure_api_key_available
 from tests.rubric.serving import serving

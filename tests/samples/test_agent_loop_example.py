@@ -20,8 +20,8 @@ import pytest
 import uvicorn
 
 from osmosis_ai.rollout import validate_agent_loop
-from osmosis_ai.rollout.loop.agent import CompletionsResult
-from osmosis_ai.rollout.loop.testing import RolloutCompletionTracker, create_mock_trainer_app
+from osmosis_ai.rollout.core.base import CompletionsResult
+from osmosis_ai.rollout.testing import RolloutCompletionTracker, create_mock_trainer_app
 from tests.rollout.loop.agents import CannedModel, context, request
 from tests.standin_model import Reply, StandInModel
 from tests.warm_osmosis import warm_osmosis

@@ -22,7 +22,7 @@ from typing import Any
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.processes import watch_parent
-from osmosis_ai.rollout.loop.entrypoints import holds_an_agent_loop, names_an_attribute
+from osmosis_ai.rollout.cli_utils import holds_an_agent_loop, names_an_attribute
 
 INSTANCE_ENV = "_OSMOSIS_ROLLOUT_INSTANCE_ID"
 LISTENER_ENV = "_OSMOSIS_ROLLOUT_LISTENER_FD"
@@ -53,7 +53,7 @@ def main(entrypoint: str) -> None:
     if not is_attribute and not holds_an_agent_loop(path):
         runpy.run_path(str(path), run_name="__main__")
         return
-    from osmosis_ai.rollout.loop.hosting import serve_entrypoint, serve_reference
+    from osmosis_ai.rollout.hosting import serve_entrypoint, serve_reference
 
     try:
         serve_reference(entrypoint) if is_attribute else serve_entrypoint(path)

@@ -25,8 +25,12 @@ from osmosis_ai.controller.server_process import AttemptLostError
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
 from osmosis_ai.rollout.driver import RolloutRunRequest
-from osmosis_ai.rollout.grader_notes import MOST_NOTES_CHARS, read_grader_notes
-from osmosis_ai.rollout.judge_calls import read_judge_calls
+from osmosis_ai.rollout.extra_fields import (
+    MOST_NOTES_CHARS,
+    read_grader_notes,
+    read_judge_calls,
+    read_outcome,
+)
 
 if TYPE_CHECKING:
     from osmosis_ai.controller.callbacks import TerminalCallbackResult
@@ -234,8 +238,10 @@ class RunningAttempt:
 
         Messages and reports are the agent's: errors are logged, not raised.
         """
-        from osmosis_ai.rollout.trajectory.conversion import convert_sample_to_trajectory
-        from osmosis_ai.rollout.trajectory.report import report_from_response
+        from osmosis_ai.rollout.trajectory.conversion import (
+            convert_sample_to_trajectory,
+            report_from_response,
+        )
         from osmosis_ai.rollout.types import RolloutSample
 
         sample = self.grader.sample if self.grader is not None else None
@@ -303,7 +309,6 @@ def record_of(
     previews: bool = False,
 ) -> TerminalRecord:
     """Return the record of an attempt, without secrets; ``previews`` adds the beginnings of input and output."""
-    from osmosis_ai.rollout.loop.outcome import read_outcome
 
     def clean(text: str, limit: int = _MAX_ERROR_CHARS) -> str:
         return storable(redact.text(text))[:limit]

@@ -36,7 +36,7 @@ from osmosis_ai.processes import (
     open_server_session,
     server_url,
 )
-from osmosis_ai.rollout.loop.entrypoints import names_an_attribute
+from osmosis_ai.rollout.cli_utils import names_an_attribute
 from osmosis_ai.sandbox import InnerListener, Sandbox, SandboxedProgram
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from osmosis_ai.evaluation.lenient_json import as_number, as_table
 from osmosis_ai.evaluation.local_results import LocalResults, read_local_results
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.files import open_regular
-from osmosis_ai.rollout.grader_notes import read_grader_notes
+from osmosis_ai.rollout.extra_fields import read_grader_notes
 
 INSPECT_LOG_VERSION = 2
 _STOP_REASONS = {"length": "max_tokens", "content_filter": "content_filter", "refusal": "content_filter"}

@@ -9,300 +9,157 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .agent_workflow import AgentWorkflow
-    from .backend import ExecutionBackend, LocalBackend
-    from .command_workflow import CommandWorkflow
-    from .context import (
-        AgentWorkflowContext,
-        GraderContext,
-        RolloutContext,
-        SampleSource,
-        get_rollout_context,
-    )
-    from .grader import Grader
-    from .loop.agent import CompletionsResult, LLMClientProtocol, RolloutAgentLoop, RolloutResult
-    from .loop.client import OsmosisLLMClient
-    from .loop.exceptions import (
-        AgentLoopNotFoundError,
-        OsmosisRolloutError,
-        OsmosisServerError,
-        OsmosisTimeoutError,
-        OsmosisTransportError,
-        OsmosisValidationError,
-        ToolArgumentError,
-        ToolExecutionError,
-    )
-    from .loop.messages import (
-        count_messages_by_role,
-        get_message_content,
-        get_message_role,
-        is_assistant_message,
-        is_tool_message,
-        is_user_message,
-        normalize_stop,
-        parse_tool_calls,
-    )
-    from .loop.network import (
-        PublicIPDetectionError,
-        detect_public_ip,
-        is_private_ip,
-        is_valid_hostname_or_ip,
-        validate_ipv4,
-    )
-    from .loop.registry import (
-        AgentLoopRegistry,
-        get_agent_loop,
-        list_agent_loops,
-        register_agent_loop,
-        unregister_agent_loop,
-    )
-    from .loop.schemas import (
-        DEFAULT_MAX_METADATA_SIZE_BYTES,
-        CompletionsChoice,
-        CompletionsRequest,
-        CompletionsResponse,
-        CompletionUsage,
-        InitResponse,
-        OpenAIFunctionCallSchema,
-        OpenAIFunctionParametersSchema,
-        OpenAIFunctionParsedSchema,
-        OpenAIFunctionPropertySchema,
-        OpenAIFunctionSchema,
-        OpenAIFunctionToolCall,
-        OpenAIFunctionToolSchema,
-        RolloutMetrics,
-        RolloutRequest,
-        RolloutResponse,
-        SamplingParamsDict,
-        ToolResponse,
-        get_max_metadata_size_bytes,
-        set_max_metadata_size_bytes,
-    )
-    from .loop.server.app import create_app
-    from .loop.server.serve import (
-        DEFAULT_HOST,
-        DEFAULT_PORT,
-        ServeError,
-        serve_agent_loop,
-        validate_and_report,
-    )
-    from .loop.settings import (
-        RolloutClientSettings,
-        RolloutServerSettings,
-        RolloutSettings,
-        configure,
-        get_settings,
-        reset_settings,
-    )
-    from .loop.tools import (
-        create_tool_error_result,
-        create_tool_result,
-        execute_tool_calls,
-        get_tool_call_info,
-        parse_tool_arguments,
-        serialize_tool_result,
-    )
-    from .loop.validation import (
-        AgentLoopValidationError,
-        ValidationError,
-        ValidationResult,
-        validate_agent_loop,
-    )
-    from .types import (
-        AgentWorkflowConfig,
-        AgentWorkflowOutput,
-        BaseConfig,
-        ConcurrencyConfig,
-        ExecutionRequest,
-        ExecutionResult,
-        GraderCompleteRequest,
-        GraderConfig,
-        GraderInitRequest,
-        GraderInitResponse,
-        GraderStatus,
-        MessageDict,
-        RolloutCompleteRequest,
-        RolloutErrorCategory,
-        RolloutInitRequest,
-        RolloutInitResponse,
-        RolloutSample,
-        RolloutStatus,
-    )
+    from .agent_workflow import AgentWorkflow as AgentWorkflow
+    from .backend import ExecutionBackend as ExecutionBackend
+    from .backend import LocalBackend as LocalBackend
+    from .client import OsmosisLLMClient as OsmosisLLMClient
+    from .command_workflow import CommandWorkflow as CommandWorkflow
+    from .config import RolloutClientSettings as RolloutClientSettings
+    from .config import RolloutServerSettings as RolloutServerSettings
+    from .config import RolloutSettings as RolloutSettings
+    from .config import configure as configure
+    from .config import get_settings as get_settings
+    from .config import reset_settings as reset_settings
+    from .context import AgentWorkflowContext as AgentWorkflowContext
+    from .context import GraderContext as GraderContext
+    from .context import RolloutContext as RolloutContext
+    from .context import SampleSource as SampleSource
+    from .context import get_rollout_context as get_rollout_context
+    from .core.base import CompletionsResult as CompletionsResult
+    from .core.base import LLMClientProtocol as LLMClientProtocol
+    from .core.base import RolloutAgentLoop as RolloutAgentLoop
+    from .core.base import RolloutResult as RolloutResult
+    from .core.exceptions import AgentLoopNotFoundError as AgentLoopNotFoundError
+    from .core.exceptions import OsmosisRolloutError as OsmosisRolloutError
+    from .core.exceptions import OsmosisServerError as OsmosisServerError
+    from .core.exceptions import OsmosisTimeoutError as OsmosisTimeoutError
+    from .core.exceptions import OsmosisTransportError as OsmosisTransportError
+    from .core.exceptions import OsmosisValidationError as OsmosisValidationError
+    from .core.exceptions import ToolArgumentError as ToolArgumentError
+    from .core.exceptions import ToolExecutionError as ToolExecutionError
+    from .core.schemas import DEFAULT_MAX_METADATA_SIZE_BYTES as DEFAULT_MAX_METADATA_SIZE_BYTES
+    from .core.schemas import CompletionsChoice as CompletionsChoice
+    from .core.schemas import CompletionsRequest as CompletionsRequest
+    from .core.schemas import CompletionsResponse as CompletionsResponse
+    from .core.schemas import CompletionUsage as CompletionUsage
+    from .core.schemas import InitResponse as InitResponse
+    from .core.schemas import OpenAIFunctionCallSchema as OpenAIFunctionCallSchema
+    from .core.schemas import OpenAIFunctionParametersSchema as OpenAIFunctionParametersSchema
+    from .core.schemas import OpenAIFunctionParsedSchema as OpenAIFunctionParsedSchema
+    from .core.schemas import OpenAIFunctionPropertySchema as OpenAIFunctionPropertySchema
+    from .core.schemas import OpenAIFunctionSchema as OpenAIFunctionSchema
+    from .core.schemas import OpenAIFunctionToolCall as OpenAIFunctionToolCall
+    from .core.schemas import OpenAIFunctionToolSchema as OpenAIFunctionToolSchema
+    from .core.schemas import RolloutMetrics as RolloutMetrics
+    from .core.schemas import RolloutRequest as RolloutRequest
+    from .core.schemas import RolloutResponse as RolloutResponse
+    from .core.schemas import SamplingParamsDict as SamplingParamsDict
+    from .core.schemas import ToolResponse as ToolResponse
+    from .core.schemas import get_max_metadata_size_bytes as get_max_metadata_size_bytes
+    from .core.schemas import set_max_metadata_size_bytes as set_max_metadata_size_bytes
+    from .grader import Grader as Grader
+    from .network import PublicIPDetectionError as PublicIPDetectionError
+    from .network import detect_public_ip as detect_public_ip
+    from .network import is_private_ip as is_private_ip
+    from .network import is_valid_hostname_or_ip as is_valid_hostname_or_ip
+    from .network import validate_ipv4 as validate_ipv4
+    from .registry import AgentLoopRegistry as AgentLoopRegistry
+    from .registry import get_agent_loop as get_agent_loop
+    from .registry import list_agent_loops as list_agent_loops
+    from .registry import register_agent_loop as register_agent_loop
+    from .registry import unregister_agent_loop as unregister_agent_loop
+    from .server.agent_loop import create_app as create_app
+    from .server.serve import DEFAULT_HOST as DEFAULT_HOST
+    from .server.serve import DEFAULT_PORT as DEFAULT_PORT
+    from .server.serve import ServeError as ServeError
+    from .server.serve import serve_agent_loop as serve_agent_loop
+    from .server.serve import validate_and_report as validate_and_report
+    from .tools import create_tool_error_result as create_tool_error_result
+    from .tools import create_tool_result as create_tool_result
+    from .tools import execute_tool_calls as execute_tool_calls
+    from .tools import get_tool_call_info as get_tool_call_info
+    from .tools import parse_tool_arguments as parse_tool_arguments
+    from .tools import serialize_tool_result as serialize_tool_result
+    from .types import AgentWorkflowConfig as AgentWorkflowConfig
+    from .types import AgentWorkflowOutput as AgentWorkflowOutput
+    from .types import BaseConfig as BaseConfig
+    from .types import ConcurrencyConfig as ConcurrencyConfig
+    from .types import ExecutionRequest as ExecutionRequest
+    from .types import ExecutionResult as ExecutionResult
+    from .types import GraderCompleteRequest as GraderCompleteRequest
+    from .types import GraderConfig as GraderConfig
+    from .types import GraderInitRequest as GraderInitRequest
+    from .types import GraderInitResponse as GraderInitResponse
+    from .types import GraderStatus as GraderStatus
+    from .types import MessageDict as MessageDict
+    from .types import RolloutCompleteRequest as RolloutCompleteRequest
+    from .types import RolloutErrorCategory as RolloutErrorCategory
+    from .types import RolloutInitRequest as RolloutInitRequest
+    from .types import RolloutInitResponse as RolloutInitResponse
+    from .types import RolloutSample as RolloutSample
+    from .types import RolloutStatus as RolloutStatus
+    from .utils import count_messages_by_role as count_messages_by_role
+    from .utils import get_message_content as get_message_content
+    from .utils import get_message_role as get_message_role
+    from .utils import is_assistant_message as is_assistant_message
+    from .utils import is_tool_message as is_tool_message
+    from .utils import is_user_message as is_user_message
+    from .utils import normalize_stop as normalize_stop
+    from .utils import parse_tool_calls as parse_tool_calls
+    from .validator import AgentLoopValidationError as AgentLoopValidationError
+    from .validator import ValidationError as ValidationError
+    from .validator import ValidationResult as ValidationResult
+    from .validator import validate_agent_loop as validate_agent_loop
 
 # Public names, by the module that defines them.
 _MODULES = {
-    ".agent_workflow": """
-        AgentWorkflow
+    ".agent_workflow": "AgentWorkflow",
+    ".backend": "ExecutionBackend LocalBackend",
+    ".client": "OsmosisLLMClient",
+    ".command_workflow": "CommandWorkflow",
+    ".config": """
+        RolloutClientSettings RolloutServerSettings RolloutSettings configure get_settings reset_settings
     """,
-    ".backend": """
-        ExecutionBackend LocalBackend
-    """,
-    ".command_workflow": """
-        CommandWorkflow
-    """,
-    ".context": """
-        AgentWorkflowContext GraderContext RolloutContext SampleSource get_rollout_context
-    """,
-    ".grader": """
-        Grader
-    """,
-    ".loop.agent": """
-        CompletionsResult LLMClientProtocol RolloutAgentLoop RolloutResult
-    """,
-    ".loop.client": """
-        OsmosisLLMClient
-    """,
-    ".loop.exceptions": """
+    ".context": "AgentWorkflowContext GraderContext RolloutContext SampleSource get_rollout_context",
+    ".core.base": "CompletionsResult LLMClientProtocol RolloutAgentLoop RolloutResult",
+    ".core.exceptions": """
         AgentLoopNotFoundError OsmosisRolloutError OsmosisServerError OsmosisTimeoutError
         OsmosisTransportError OsmosisValidationError ToolArgumentError ToolExecutionError
     """,
-    ".loop.messages": """
-        count_messages_by_role get_message_content get_message_role is_assistant_message
-        is_tool_message is_user_message normalize_stop parse_tool_calls
+    ".core.schemas": """
+        CompletionUsage CompletionsChoice CompletionsRequest CompletionsResponse
+        DEFAULT_MAX_METADATA_SIZE_BYTES InitResponse OpenAIFunctionCallSchema OpenAIFunctionParametersSchema
+        OpenAIFunctionParsedSchema OpenAIFunctionPropertySchema OpenAIFunctionSchema OpenAIFunctionToolCall
+        OpenAIFunctionToolSchema RolloutMetrics RolloutRequest RolloutResponse SamplingParamsDict
+        ToolResponse get_max_metadata_size_bytes set_max_metadata_size_bytes
     """,
-    ".loop.network": """
+    ".grader": "Grader",
+    ".network": """
         PublicIPDetectionError detect_public_ip is_private_ip is_valid_hostname_or_ip validate_ipv4
     """,
-    ".loop.registry": """
+    ".registry": """
         AgentLoopRegistry get_agent_loop list_agent_loops register_agent_loop unregister_agent_loop
     """,
-    ".loop.schemas": """
-        CompletionUsage CompletionsChoice CompletionsRequest CompletionsResponse
-        DEFAULT_MAX_METADATA_SIZE_BYTES InitResponse OpenAIFunctionCallSchema
-        OpenAIFunctionParametersSchema OpenAIFunctionParsedSchema OpenAIFunctionPropertySchema
-        OpenAIFunctionSchema OpenAIFunctionToolCall OpenAIFunctionToolSchema RolloutMetrics
-        RolloutRequest RolloutResponse SamplingParamsDict ToolResponse get_max_metadata_size_bytes
-        set_max_metadata_size_bytes
-    """,
-    ".loop.server.app": """
-        create_app
-    """,
-    ".loop.server.serve": """
-        DEFAULT_HOST DEFAULT_PORT ServeError serve_agent_loop validate_and_report
-    """,
-    ".loop.settings": """
-        RolloutClientSettings RolloutServerSettings RolloutSettings configure get_settings
-        reset_settings
-    """,
-    ".loop.tools": """
+    ".server.agent_loop": "create_app",
+    ".server.serve": "DEFAULT_HOST DEFAULT_PORT ServeError serve_agent_loop validate_and_report",
+    ".tools": """
         create_tool_error_result create_tool_result execute_tool_calls get_tool_call_info
         parse_tool_arguments serialize_tool_result
     """,
-    ".loop.validation": """
-        AgentLoopValidationError ValidationError ValidationResult validate_agent_loop
-    """,
     ".types": """
         AgentWorkflowConfig AgentWorkflowOutput BaseConfig ConcurrencyConfig ExecutionRequest
-        ExecutionResult GraderCompleteRequest GraderConfig GraderInitRequest GraderInitResponse
-        GraderStatus MessageDict RolloutCompleteRequest RolloutErrorCategory RolloutInitRequest
-        RolloutInitResponse RolloutSample RolloutStatus
+        ExecutionResult GraderCompleteRequest GraderConfig GraderInitRequest GraderInitResponse GraderStatus
+        MessageDict RolloutCompleteRequest RolloutErrorCategory RolloutInitRequest RolloutInitResponse
+        RolloutSample RolloutStatus
     """,
+    ".utils": """
+        count_messages_by_role get_message_content get_message_role is_assistant_message is_tool_message
+        is_user_message normalize_stop parse_tool_calls
+    """,
+    ".validator": "AgentLoopValidationError ValidationError ValidationResult validate_agent_loop",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
-
-__all__ = [
-    "DEFAULT_HOST",
-    "DEFAULT_MAX_METADATA_SIZE_BYTES",
-    "DEFAULT_PORT",
-    "AgentLoopNotFoundError",
-    "AgentLoopRegistry",
-    "AgentLoopValidationError",
-    "AgentWorkflow",
-    "AgentWorkflowConfig",
-    "AgentWorkflowContext",
-    "AgentWorkflowOutput",
-    "BaseConfig",
-    "CommandWorkflow",
-    "CompletionUsage",
-    "CompletionsChoice",
-    "CompletionsRequest",
-    "CompletionsResponse",
-    "CompletionsResult",
-    "ConcurrencyConfig",
-    "ExecutionBackend",
-    "ExecutionRequest",
-    "ExecutionResult",
-    "Grader",
-    "GraderCompleteRequest",
-    "GraderConfig",
-    "GraderContext",
-    "GraderInitRequest",
-    "GraderInitResponse",
-    "GraderStatus",
-    "InitResponse",
-    "LLMClientProtocol",
-    "LocalBackend",
-    "MessageDict",
-    "OpenAIFunctionCallSchema",
-    "OpenAIFunctionParametersSchema",
-    "OpenAIFunctionParsedSchema",
-    "OpenAIFunctionPropertySchema",
-    "OpenAIFunctionSchema",
-    "OpenAIFunctionToolCall",
-    "OpenAIFunctionToolSchema",
-    "OsmosisLLMClient",
-    "OsmosisRolloutError",
-    "OsmosisServerError",
-    "OsmosisTimeoutError",
-    "OsmosisTransportError",
-    "OsmosisValidationError",
-    "PublicIPDetectionError",
-    "RolloutAgentLoop",
-    "RolloutClientSettings",
-    "RolloutCompleteRequest",
-    "RolloutContext",
-    "RolloutErrorCategory",
-    "RolloutInitRequest",
-    "RolloutInitResponse",
-    "RolloutMetrics",
-    "RolloutRequest",
-    "RolloutResponse",
-    "RolloutResult",
-    "RolloutSample",
-    "RolloutServerSettings",
-    "RolloutSettings",
-    "RolloutStatus",
-    "SampleSource",
-    "SamplingParamsDict",
-    "ServeError",
-    "ToolArgumentError",
-    "ToolExecutionError",
-    "ToolResponse",
-    "ValidationError",
-    "ValidationResult",
-    "configure",
-    "count_messages_by_role",
-    "create_app",
-    "create_tool_error_result",
-    "create_tool_result",
-    "detect_public_ip",
-    "execute_tool_calls",
-    "get_agent_loop",
-    "get_max_metadata_size_bytes",
-    "get_message_content",
-    "get_message_role",
-    "get_rollout_context",
-    "get_settings",
-    "get_tool_call_info",
-    "is_assistant_message",
-    "is_private_ip",
-    "is_tool_message",
-    "is_user_message",
-    "is_valid_hostname_or_ip",
-    "list_agent_loops",
-    "normalize_stop",
-    "parse_tool_arguments",
-    "parse_tool_calls",
-    "register_agent_loop",
-    "reset_settings",
-    "serialize_tool_result",
-    "serve_agent_loop",
-    "set_max_metadata_size_bytes",
-    "unregister_agent_loop",
-    "validate_agent_loop",
-    "validate_and_report",
-    "validate_ipv4",
-]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

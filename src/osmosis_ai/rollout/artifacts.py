@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ CREATE_BACKOFF_SECONDS = 0.05
 FileState = tuple[int, int, int]
 """Size in bytes, mtime and ctime in nanoseconds."""
 
-_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def artifact_root() -> Path:
@@ -57,46 +57,33 @@ class ArtifactsOnDemand:
 def create_artifacts_dir(home: Path) -> Path | None:
     """Create the artifacts directory of the rollout at ``home`` and verify with a marker file that it is writable.
 
-    Makes up to :data:`CREATE_ATTEMPTS` tries with short pauses, because the event loop waits.
-
-    Returns:
-        The directory, or None if it cannot be created; the rollout then runs without it.
+    Returns None if it cannot be created; the rollout then runs without it. The pauses between tries are short, because
+    the event loop waits.
     """
-    delay_s = CREATE_BACKOFF_SECONDS
-    for attempt in range(1, CREATE_ATTEMPTS + 1):
+    artifacts = home / "artifacts"
+    for attempt in range(CREATE_ATTEMPTS):
+        if attempt:
+            time.sleep(CREATE_BACKOFF_SECONDS * 2 ** (attempt - 1))
         try:
-            return _create(home)
+            if not artifacts.is_dir():
+                home.mkdir(parents=True, exist_ok=True)
+                artifacts.mkdir(exist_ok=True)
+                with contextlib.suppress(FileExistsError):
+                    (home / HEALTH_MARKER).touch(exist_ok=False)
+            return artifacts
         except OSError as error:
             logger.warning("cannot create the artifacts directory in %s: %s", home, error)
-        if attempt < CREATE_ATTEMPTS:
-            time.sleep(delay_s)
-            delay_s *= 2
     return None
 
 
-def _create(home: Path) -> Path:
-    artifacts = home / "artifacts"
-    if not artifacts.is_dir():
-        home.mkdir(parents=True, exist_ok=True)
-        artifacts.mkdir(exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(home / HEALTH_MARKER, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-    return artifacts
-
-
 def artifact_tree_state(directory: Path) -> dict[str, FileState]:
-    """Return the state of every regular file below ``directory``, by relative path.
-
-    Raises:
-        OSError: The directory cannot be read.
-    """
+    """Return the state of every regular file below ``directory``, by relative path."""
     states: dict[str, FileState] = {}
     for base, _, names, descriptor in os.fwalk(directory, follow_symlinks=False):
         for name in names:
             status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
             if stat.S_ISREG(status.st_mode):
-                relative = os.path.relpath(f"{base}/{name}", directory)
-                states[relative] = _state(status)
+                states[os.path.relpath(f"{base}/{name}", directory)] = _state(status)
     return states
 
 
@@ -108,50 +95,27 @@ def copy_artifact_tree(
     baseline: Mapping[str, FileState] | None = None,
     replace_destination: bool = False,
 ) -> int:
-    """Merge the content of ``source`` into ``destination``, skipping symbolic links and devices.
+    """Merge the untrusted ``source`` into ``destination`` and return the number of copied files.
 
-    Args:
-        source: An untrusted directory.
-        destination: A directory strictly below ``destination_root``, created if missing.
-        destination_root: A trusted, existing directory.
-        baseline: Files that still have this state (see :func:`artifact_tree_state`) are not copied.
-        replace_destination: Empty the destination first.
-
-    Returns:
-        The number of copied files.
-
-    Raises:
-        ValueError: The destination is not below the root.
-        OSError: The path to the destination contains a symbolic link, or a file cannot be copied.
+    Symbolic links and devices are skipped, and files that still have the state in ``baseline``. The destination must be
+    strictly below the trusted ``destination_root``; no symbolic link may be on the way.
     """
     parts = Path(os.path.relpath(destination, destination_root)).parts
     if not parts or parts[0] in (os.pardir, os.curdir):
         raise ValueError(f"{destination} is not below {destination_root}")
-    source_fd = os.open(source, _OPEN_DIRECTORY)
-    try:
-        destination_fd = _open_destination(destination_root, parts, replace=replace_destination)
-        try:
-            return _copy_entries(source_fd, destination_fd, "", baseline or {})
-        finally:
-            os.close(destination_fd)
-    finally:
-        os.close(source_fd)
-
-
-def _open_destination(root: Path, parts: tuple[str, ...], *, replace: bool) -> int:
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    for index, part in enumerate(parts):
-        parent = descriptor
-        try:
-            status = _lstat(part, parent)
+    with contextlib.ExitStack() as stack:
+        source_fd = stack.enter_context(_opened(source))
+        destination_fd = os.open(destination_root, _OPEN_DIRECTORY)
+        stack.callback(os.close, destination_fd)
+        for index, part in enumerate(parts):
+            status = _lstat(part, destination_fd)
             if status is not None and stat.S_ISLNK(status.st_mode):
-                raise OSError(f"symlink in artifact destination path: {root.joinpath(*parts[: index + 1])}")
-            if replace and index == len(parts) - 1:
-                _remove(part, parent)
-            descriptor = _enter_directory(part, parent)
-        finally:
-            os.close(parent)
-    return descriptor
+                path = destination_root.joinpath(*parts[: index + 1])
+                raise OSError(f"symlink in artifact destination path: {path}")
+            if replace_destination and index == len(parts) - 1:
+                _remove(part, destination_fd)
+            destination_fd = stack.enter_context(_opened_or_created(part, destination_fd))
+        return _copy_entries(source_fd, destination_fd, "", baseline or {})
 
 
 def _copy_entries(source_fd: int, destination_fd: int, prefix: str, baseline: Mapping[str, FileState]) -> int:
@@ -160,25 +124,12 @@ def _copy_entries(source_fd: int, destination_fd: int, prefix: str, baseline: Ma
         relative = f"{prefix}/{name}" if prefix else name
         status = os.stat(name, dir_fd=source_fd, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
-            copied += _copy_directory(source_fd, destination_fd, name, relative, baseline)
+            with _opened(name, source_fd) as inner, _opened_or_created(name, destination_fd) as target:
+                copied += _copy_entries(inner, target, relative, baseline)
         elif stat.S_ISREG(status.st_mode) and baseline.get(relative) != _state(status):
             _copy_file(source_fd, destination_fd, name)
             copied += 1
     return copied
-
-
-def _copy_directory(
-    source_fd: int, destination_fd: int, name: str, relative: str, baseline: Mapping[str, FileState]
-) -> int:
-    inner_source = os.open(name, _OPEN_DIRECTORY, dir_fd=source_fd)
-    try:
-        inner_destination = _enter_directory(name, destination_fd)
-        try:
-            return _copy_entries(inner_source, inner_destination, relative, baseline)
-        finally:
-            os.close(inner_destination)
-    finally:
-        os.close(inner_source)
 
 
 def _copy_file(source_fd: int, destination_fd: int, name: str) -> None:
@@ -193,7 +144,16 @@ def _copy_file(source_fd: int, destination_fd: int, name: str) -> None:
             shutil.copyfileobj(source, target)
 
 
-def _enter_directory(name: str, parent_fd: int) -> int:
+@contextlib.contextmanager
+def _opened(directory: str | Path, parent_fd: int | None = None) -> Iterator[int]:
+    descriptor = os.open(directory, _OPEN_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent_fd)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _opened_or_created(name: str, parent_fd: int) -> contextlib.AbstractContextManager[int]:
     """Open the directory ``name``, replacing any other file of that name."""
     status = _lstat(name, parent_fd)
     if status is not None and not stat.S_ISDIR(status.st_mode):
@@ -201,7 +161,7 @@ def _enter_directory(name: str, parent_fd: int) -> int:
         status = None
     if status is None:
         os.mkdir(name, 0o755, dir_fd=parent_fd)
-    return os.open(name, _OPEN_DIRECTORY, dir_fd=parent_fd)
+    return _opened(name, parent_fd)
 
 
 def _remove(name: str, parent_fd: int) -> None:
@@ -211,12 +171,9 @@ def _remove(name: str, parent_fd: int) -> None:
     if not stat.S_ISDIR(status.st_mode):
         os.unlink(name, dir_fd=parent_fd)
         return
-    inner = os.open(name, _OPEN_DIRECTORY, dir_fd=parent_fd)
-    try:
+    with _opened(name, parent_fd) as inner:
         for entry in os.listdir(inner):  # noqa: PTH208 - pathlib takes no descriptor
             _remove(entry, inner)
-    finally:
-        os.close(inner)
     os.rmdir(name, dir_fd=parent_fd)
 
 

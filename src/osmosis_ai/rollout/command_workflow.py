@@ -12,16 +12,15 @@ import os
 import shlex
 import shutil
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
 from osmosis_ai.process_environment import program_environment
 from osmosis_ai.processes.child_process import describe_exit
-from osmosis_ai.processes.program import FinishedProgram, run_program
+from osmosis_ai.processes.program import run_program
 from osmosis_ai.redaction import Redactor
 
 from .agent_workflow import AgentWorkflow
@@ -59,12 +58,8 @@ class CommandWorkflow(AgentWorkflow[AgentWorkflowConfig]):
         command: Program and arguments. ``python`` is this process's interpreter. Arguments that name files in
             ``directory`` may be relative.
         env: Additional variables, such as keys for the program's tools. Their values are redacted in errors.
-        directory: Base directory of relative arguments; by default the current directory, which is the rollout's.
+        directory: Base directory of relative arguments (default: the current directory).
         max_output_bytes: A program that writes more than this to stdout and stderr is killed and fails.
-
-    Raises:
-        TypeError: ``command`` is not a list of strings.
-        ValueError: ``command`` is empty, or names a missing program or script.
     """
 
     def __init__(
@@ -87,17 +82,15 @@ class CommandWorkflow(AgentWorkflow[AgentWorkflowConfig]):
         self._shown = shown if len(shown) <= _MOST_SHOWN_CHARS else f"{shown[:_MOST_SHOWN_CHARS]}…"
 
     async def run(self, ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> None:
-        """Run the program to completion and read the recorded conversation.
-
-        Raises:
-            CommandFailedError: It exited with an error, wrote too much, or made no model call.
-        """
+        """Run the program to completion and read the recorded conversation."""
         rollout = get_rollout_context()
         if rollout is None or not rollout.chat_completions_url:
             raise CommandFailedError(f"`{self._shown}` needs a rollout's model, and there is none")
         redact = Redactor([*filter(None, [rollout.api_key]), *self._env.values()])
         try:
-            with _working_directory(ctx) as place:
+            with TemporaryDirectory(prefix="osmosis-agent-", ignore_cleanup_errors=True) as name:
+                place = Path(name)
+                _write_prompt(place, ctx)
                 finished = await run_program(
                     self._command,
                     env=self._environment(rollout, ctx, place),
@@ -110,20 +103,18 @@ class CommandWorkflow(AgentWorkflow[AgentWorkflowConfig]):
                 f"`{self._shown}` cannot be started: {error.strerror or error}"
             ) from error
         stdout, stderr = redact.text(finished.stdout), redact.text(finished.stderr)
-        if reason := self._why_failed(finished):
-            raise CommandFailedError(reason + _quoted(stderr or stdout))
-        messages = await _recorded(rollout)
-        if not messages:
-            raise CommandFailedError(
-                f"`{self._shown}` ended without an answer of the model" + _quoted(stderr or stdout)
-            )
+        messages: Messages | None = None
+        problem = None
+        if finished.flooded:
+            problem = f"wrote more than {self._max_output_bytes:,} bytes, and was ended"
+        elif finished.status:
+            problem = f"ended with {describe_exit(finished.status)}"
+        elif not (messages := await _recorded(rollout)):
+            problem = "ended without an answer of the model"
+        if messages is None or problem is not None:
+            raise CommandFailedError(f"`{self._shown}` {problem}{_quoted(stderr or stdout)}")
         written = {"stdout": stdout, "stderr": stderr[-_MOST_STDERR_CHARS:]}
         rollout.set_sample_source(_Recorded(messages, {"exit_status": finished.status, **written}))
-
-    def _why_failed(self, finished: FinishedProgram) -> str | None:
-        if finished.flooded:
-            return f"`{self._shown}` wrote more than {self._max_output_bytes:,} bytes, and was ended"
-        return f"`{self._shown}` ended with {describe_exit(finished.status)}" if finished.status else None
 
     def _environment(
         self, rollout: RolloutContext, ctx: AgentWorkflowContext[AgentWorkflowConfig], place: Path
@@ -157,11 +148,7 @@ class _Recorded(SampleSource):
 
 
 def _resolved(command: list[str], directory: Path) -> list[str]:
-    """Return the command with absolute paths.
-
-    Raises:
-        ValueError: ``command`` is empty, or names a missing program or script.
-    """
+    """Return the command with absolute paths."""
     if not command or not command[0]:
         raise ValueError('`command` names no program; it is a list such as ["python", "agent.py"]')
     program, *arguments = command
@@ -177,18 +164,11 @@ def _resolved(command: list[str], directory: Path) -> list[str]:
     return [program, *(str(directory / each) if (directory / each).is_file() else each for each in arguments)]
 
 
-@contextmanager
-def _working_directory(ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> Iterator[Path]:
-    """Create a temporary directory that holds the prompt."""
-    place = Path(tempfile.mkdtemp(prefix="osmosis-agent-"))
-    try:
-        prompt = {"messages": ctx.prompt, "metadata": ctx.metadata}
-        (place / _PROMPT_FILE).write_text(json.dumps(prompt, default=str), encoding="utf-8")
-        text = "\n\n".join(filter(None, map(_text, ctx.prompt)))
-        (place / _PROMPT_TEXT).write_text(text, encoding="utf-8", errors="replace")
-        yield place
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+def _write_prompt(place: Path, ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> None:
+    prompt = {"messages": ctx.prompt, "metadata": ctx.metadata}
+    (place / _PROMPT_FILE).write_text(json.dumps(prompt, default=str), encoding="utf-8")
+    text = "\n\n".join(filter(None, map(_text, ctx.prompt)))
+    (place / _PROMPT_TEXT).write_text(text, encoding="utf-8", errors="replace")
 
 
 def _text(message: Mapping[str, Any]) -> str:
@@ -200,11 +180,7 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 async def _recorded(rollout: RolloutContext) -> Messages | None:
-    """Return the conversation recorded by the controller.
-
-    Raises:
-        RuntimeError: The controller does not record conversations.
-    """
+    """Return the conversation recorded by the controller."""
     reply = await rollout.http().get(_RECORDED)
     if reply.status_code != 200:
         raise RuntimeError(f"the controller has no record of the conversation (HTTP {reply.status_code})")

@@ -6,17 +6,16 @@ The active rollout is a context variable, inherited by tasks that an agent start
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
+from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, overload
 
 from typing_extensions import TypeVar
 
-from .grader_notes import GraderNotes
+from .extra_fields import GraderNotes
 from .types.config import AgentWorkflowConfig
 from .types.sample import Messages, RolloutSample
 
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
     import httpx
     from openai import AsyncOpenAI
 
-    from .loop.agent import LLMClientProtocol
-    from .loop.context import AgentLoopContext as _AlsoOfAgentLoops
-    from .loop.schemas import OpenAIFunctionToolSchema, RolloutRequest
+    from .core.base import AgentLoopContext as _AlsoOfAgentLoops
+    from .core.base import LLMClientProtocol
+    from .core.schemas import OpenAIFunctionToolSchema, RolloutRequest
 else:
     _AlsoOfAgentLoops = object
 
@@ -84,58 +83,28 @@ class GraderContext:
     def set_reward(
         self, reward: float, *, notes: str | None = None, parts: Mapping[str, float] | None = None
     ) -> None:
-        """Set the sample's reward. A later call replaces an earlier one.
+        """Set the sample's reward, a finite number. A later call replaces an earlier one.
 
         Args:
             reward: A finite number.
             notes: Explanation shown with the sample, truncated to 2,000 characters.
             parts: Components of the reward: up to 32 finite numbers with names of up to 64 characters.
 
-        Raises:
-            ValueError: There is no sample, or the notes or parts are invalid. The reward is unchanged.
-            pydantic.ValidationError: (a ``ValueError``) The reward is not a finite number.
+        Raises ValueError without a sample or for invalid arguments. The reward is then unchanged.
         """
         if self.sample is None:
             raise ValueError("there is no sample to reward")
-        said = GraderNotes.checked(notes, parts)
+        checked = GraderNotes.checked(notes, parts)
         self.sample.reward = reward
-        said.write(self.sample.extra_fields)
-
-
-class _OneNameOfTwo(type):
-    """Makes one public name serve the contexts of workflows and of agent loops.
-
-    Instances of both pass ``isinstance``, so annotations and checks work for either.
-    """
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        of_a_loop = {"request", "tools", "llm"} & kwargs.keys() or (
-            args and not isinstance(args[0], (str, type(None)))
-        )
-        if cls is RolloutContext and of_a_loop:
-            from .loop.context import AgentLoopContext
-
-            return AgentLoopContext(*args, **kwargs)
-        return super().__call__(*args, **kwargs)
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return super().__instancecheck__(instance) or cls.__subclasscheck__(type(instance))
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        if super().__subclasscheck__(subclass) or cls is not RolloutContext:
-            return super().__subclasscheck__(subclass)
-        from .loop.context import AgentLoopContext
-
-        return issubclass(subclass, AgentLoopContext)
+        checked.write(self.sample.extra_fields)
 
 
 @dataclass
-class RolloutContext(_AlsoOfAgentLoops, metaclass=_OneNameOfTwo):
+class RolloutContext(_AlsoOfAgentLoops, metaclass=ABCMeta):
     """The running rollout: its id, its model and its sample source.
 
     If created with ``request=``, ``tools=`` and ``llm=``, it is the context of an agent loop instead
-    (:class:`osmosis_ai.rollout.loop.context.AgentLoopContext`), with ``chat``, ``complete`` and ``error`` and none of
-    these attributes.
+    (:class:`osmosis_ai.rollout.core.base.AgentLoopContext`), which is registered as a virtual subclass.
 
     Empty fields are read from the environment (``OSMOSIS_CHAT_COMPLETIONS_URL``, ``OSMOSIS_API_KEY``,
     ``OSMOSIS_ROLLOUT_ID``). Inside a ``with`` block, :func:`get_rollout_context` returns this context.
@@ -171,6 +140,16 @@ class RolloutContext(_AlsoOfAgentLoops, metaclass=_OneNameOfTwo):
         ) -> None: ...
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
+    else:
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            has_request = args and not isinstance(args[0], (str, type(None)))
+            if cls is RolloutContext and (has_request or {"request", "tools", "llm"} & kwargs.keys()):
+                from .core.base import AgentLoopContext
+
+                return AgentLoopContext(*args, **kwargs)
+            return super().__new__(cls)
+
     def __post_init__(self) -> None:
         self.chat_completions_url = self.chat_completions_url or os.environ.get(CHAT_COMPLETIONS_URL_ENV, "")
         self.api_key = self.api_key or os.environ.get(API_KEY_ENV)
@@ -181,12 +160,7 @@ class RolloutContext(_AlsoOfAgentLoops, metaclass=_OneNameOfTwo):
         rollout_contextvar.set(self)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # Not ContextVar.reset: an async generator may leave the block in another task's context.
         rollout_contextvar.set(self._outer.pop())
 
@@ -194,9 +168,6 @@ class RolloutContext(_AlsoOfAgentLoops, metaclass=_OneNameOfTwo):
         """Return a client for this rollout's model: ``await context.http().post("/chat/completions", json=...)``.
 
         All rollouts of a process share its connection pool. The rollout's key is sent only to the model's address.
-
-        Raises:
-            RuntimeError: This rollout has no model.
         """
         if self._http is None or self._http.is_closed:
             from .model_client import open_http
@@ -208,9 +179,6 @@ class RolloutContext(_AlsoOfAgentLoops, metaclass=_OneNameOfTwo):
         """Return an OpenAI client for this rollout's model, using the connections of :meth:`http`.
 
         A call whose connection broke is retried twice and answered from the record of the first.
-
-        Raises:
-            RuntimeError: This rollout has no model.
         """
         if self._openai is None or self._openai.is_closed():
             from .model_client import open_openai
@@ -227,11 +195,7 @@ class RolloutContext(_AlsoOfAgentLoops, metaclass=_OneNameOfTwo):
         return self.chat_completions_url
 
     def set_sample_source(self, source: SampleSource) -> None:
-        """Register the sample source.
-
-        Raises:
-            ValueError: This rollout already has a sample source.
-        """
+        """Register the sample source. Raises ValueError if the rollout already has one."""
         if self.sample_source is not None:
             raise ValueError(
                 "this rollout already has a sample source; make one session, or one agent, per rollout"

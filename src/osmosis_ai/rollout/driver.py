@@ -1,4 +1,4 @@
-"""The interface of what runs rollouts."""
+"""Interface of rollout drivers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,8 @@ __all__ = ["RolloutDriver", "RolloutOutcome", "RolloutRunRequest"]
 class RolloutRunRequest:
     """One rollout to run.
 
-    Attributes:
-        messages: the prompt in the shape of OpenAI chat messages; may be empty when ``metadata`` is set.
-        label: ground truth for the grader.
-        metadata: the row's own object, passed to workflow and grader unchanged.
-        rollout_id: a fresh id, one path segment; ids are never reused.
-        agent_timeout_sec: seconds the workflow may take, including the time in the server's queue.
-        grader_timeout_sec: seconds the grader may take.
-        extra_fields: echoed into the stored trajectory.
+    ``messages`` may be empty when ``metadata`` is set. ``rollout_id`` is a fresh path segment. The agent's timeout includes
+    the time in the server's queue, and ``extra_fields`` are echoed into the stored trajectory.
     """
 
     messages: Sequence[Mapping[str, Any]]

@@ -50,14 +50,7 @@ _shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str | None, A
 
 
 def open_http(base_url: str, api_key: str | None) -> httpx.AsyncClient:
-    """Return a client with the model's address as base URL: ``await client.post("/chat/completions", ...)``.
-
-    Usable in any event loop. It need not be closed.
-
-    Args:
-        base_url: An OpenAI base URL.
-        api_key: Bearer token, sent only to that address.
-    """
+    """Return a client with the model's address as base URL. It works in any event loop and need not be closed."""
     return httpx.AsyncClient(
         base_url=base_url,
         auth=_KeyOfOneAddress(httpx.URL(base_url), api_key) if api_key else None,
@@ -83,18 +76,6 @@ def open_openai(base_url: str, api_key: str | None, http: httpx.AsyncClient) -> 
     )
 
 
-def shared_session(url: str) -> aiohttp.ClientSession:
-    """Return this event loop's session for ``url``. Do not close it.
-
-    Using the session directly saves a millisecond per call.
-    """
-    parts = urlsplit(url)
-    transport = _transport(_proxy_for(parts.scheme, parts.netloc))
-    if not isinstance(transport.client, aiohttp.ClientSession):
-        transport.client = transport.get_client()
-    return transport.client
-
-
 async def post_shared(
     url: str,
     content: bytes,
@@ -103,14 +84,13 @@ async def post_shared(
     timeout: aiohttp.ClientTimeout,
     most_bytes: int = MAX_REPLY_BYTES,
 ) -> tuple[int, bytes]:
-    """Post JSON over the shared connections and return status and decompressed body. Redirects are not followed.
-
-    Raises:
-        aiohttp.ClientError, OSError: The connection failed, or the body cannot be decompressed.
-        ReplyTooLargeError: The body exceeds ``most_bytes``.
-        asyncio.TimeoutError: The answer took too long.
-    """
-    async with shared_session(url).post(
+    """Post JSON over the shared connections and return status and decompressed body. Redirects are not followed."""
+    parts = urlsplit(url)
+    transport = _transport(_proxy_for(parts.scheme, parts.netloc))
+    if not isinstance(transport.client, aiohttp.ClientSession):
+        transport.client = transport.get_client()
+    # Using the session directly saves a millisecond per call.
+    async with transport.client.post(
         url,
         data=content,
         headers={"Content-Type": "application/json", **KEEP_ALIVE, **headers},

@@ -1,14 +1,72 @@
-"""Alias of :mod:`osmosis_ai.rollout.loop.registry` (0.2 import path)."""
+"""Registry of agent loops by name."""
 
 from __future__ import annotations
 
-import sys
+import threading
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from osmosis_ai.rollout.loop.registry import *  # noqa: F403
-else:
-    from osmosis_ai.rollout.loop import registry
+from .core.exceptions import AgentLoopNotFoundError
 
-    # Alias the module itself, so that patching a name here affects the code in use.
-    sys.modules[__name__] = registry
+if TYPE_CHECKING:
+    from .core.base import RolloutAgentLoop
+
+
+class AgentLoopRegistry:
+    """Thread-safe registry of agent loops by name."""
+
+    def __init__(self) -> None:
+        self._loops: dict[str, RolloutAgentLoop] = {}
+        self._lock = threading.Lock()
+
+    def register(self, agent_loop: RolloutAgentLoop) -> None:
+        """Add an agent loop under its name. Raises ValueError if the name is taken."""
+        with self._lock:
+            if agent_loop.name in self._loops:
+                raise ValueError(f"agent loop '{agent_loop.name}' is already registered")
+            self._loops[agent_loop.name] = agent_loop
+
+    def unregister(self, name: str) -> bool:
+        """Remove an agent loop and return whether it existed."""
+        with self._lock:
+            return self._loops.pop(name, None) is not None
+
+    def get(self, name: str) -> RolloutAgentLoop | None:
+        """Return the agent loop of this name, or None."""
+        with self._lock:
+            return self._loops.get(name)
+
+    def list_names(self) -> list[str]:
+        """Return the names in order of registration."""
+        with self._lock:
+            return list(self._loops)
+
+    def clear(self) -> None:
+        """Remove all agent loops."""
+        with self._lock:
+            self._loops.clear()
+
+
+_REGISTRY = AgentLoopRegistry()
+
+
+def register_agent_loop(agent_loop: RolloutAgentLoop) -> None:
+    """Add an agent loop to this process's registry. Raises ValueError if its name is taken."""
+    _REGISTRY.register(agent_loop)
+
+
+def unregister_agent_loop(name: str) -> bool:
+    """Remove an agent loop from this process's registry and return whether it existed."""
+    return _REGISTRY.unregister(name)
+
+
+def get_agent_loop(name: str) -> RolloutAgentLoop:
+    """Return a registered agent loop. Raises AgentLoopNotFoundError, which lists the registered names."""
+    found = _REGISTRY.get(name)
+    if found is None:
+        raise AgentLoopNotFoundError(name, _REGISTRY.list_names())
+    return found
+
+
+def list_agent_loops() -> list[str]:
+    """Return the names of all registered agent loops."""
+    return _REGISTRY.list_names()

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from osmosis_ai.config.toml_text import parse_toml
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.rollout.loop import entrypoints
+from osmosis_ai.rollout.cli_utils import binds_eval_fns, is_agent_loop_module
 
 # Tools leave these in a source directory; they are not part of the agent.
 _BY_PRODUCTS = {
@@ -138,7 +138,7 @@ def _grading_statements(tree: ast.Module) -> list[ast.stmt]:
     These are the graders, the statements that do more than bind a name (a call, an ``if``), and everything that these
     name, directly or not. A workflow counts only if a grader names it.
     """
-    if entrypoints.binds_eval_fns(tree) or entrypoints.is_agent_loop_module(tree):
+    if binds_eval_fns(tree) or is_agent_loop_module(tree):
         return tree.body
     graders = [node for node in tree.body if any(map(_is_grader, ast.walk(node)))]
     bound: dict[str, list[ast.stmt]] = {}

@@ -28,7 +28,7 @@ from osmosis_ai.llm.errors import ModelCallError
 from osmosis_ai.llm.prices import table_entry
 from osmosis_ai.llm.providers import OPENAI_COMPATIBLE
 from osmosis_ai.redaction import Redactor
-from osmosis_ai.rollout.judge_calls import note_judge_call
+from osmosis_ai.rollout.extra_fields import note_judge_call
 from osmosis_ai.rubric.judge_model import JudgeModel
 from osmosis_ai.rubric.prompt import RESPONSE_SCHEMA, Messages, ask_again, build_prompt
 from osmosis_ai.rubric.reply import ParsedReply, ReplyError, read_completion

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.agent_loop.inputs import LoopRow
     from osmosis_ai.evaluation.agent_loop.interactive import SessionTerminal
     from osmosis_ai.llm.client import ModelClient
-    from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
-    from osmosis_ai.rollout.loop.server.serve import AgentServer, ServeOptions
-    from osmosis_ai.rollout.loop.validation import ValidationResult
+    from osmosis_ai.rollout.core.base import RolloutAgentLoop
+    from osmosis_ai.rollout.server.serve import AgentServer, ServeOptions
+    from osmosis_ai.rollout.validator import ValidationResult
 
 TRIAL_MODEL = "osmosis/tiny"
 """The built-in model of a self-test: it needs no key and no network."""
@@ -80,8 +80,8 @@ def validate(module: str, *, run: bool) -> ValidatedAgent:
     Raises:
         OsmosisError: the agent cannot be loaded, is invalid, or its run fails; ``details`` lists the problems.
     """
-    from osmosis_ai.rollout.loop.loading import load_agent_loop
-    from osmosis_ai.rollout.loop.validation import validate_agent_loop
+    from osmosis_ai.rollout.cli_utils import load_agent_loop
+    from osmosis_ai.rollout.validator import validate_agent_loop
 
     agent = load_agent_loop(module)
     found = validate_agent_loop(agent)
@@ -301,7 +301,7 @@ def prepare_agent_test(request: AgentTestRequest) -> PreparedAgentTest:
         OsmosisError: a part is missing or invalid; the error says which and how to fix it.
     """
     from osmosis_ai.evaluation.agent_loop.eval_run import require_writable_results
-    from osmosis_ai.rollout.loop.loading import load_agent_loop
+    from osmosis_ai.rollout.cli_utils import load_agent_loop
 
     _check_options(request)
     if request.output is not None:
@@ -431,7 +431,7 @@ def prepare(module: str, options: ServeOptions) -> AgentServer:
     Raises:
         OsmosisError: the agent cannot be loaded or is invalid, you are not logged in, or the port is taken.
     """
-    from osmosis_ai.rollout.loop.server.serve import prepare_server
+    from osmosis_ai.rollout.server.serve import prepare_server
 
     try:
         return prepare_server(module, options)

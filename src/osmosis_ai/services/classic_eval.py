@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.agent_loop.eval_run import ClassicResults, ImportedAgent, LoopDataset
     from osmosis_ai.evaluation.hooks import RunHooks, RunSummary
     from osmosis_ai.evaluation.spec import EvalRunSpec
-    from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
-    from osmosis_ai.rollout.loop.eval_functions import EvalFnWrapper
+    from osmosis_ai.rollout.core.base import RolloutAgentLoop
+    from osmosis_ai.rollout.eval_functions import EvalFnWrapper
 
 EVAL_FN_TIMEOUT_S = 600.0
 """Default time limit of an attempt's eval functions, in seconds; the user's limit replaces it."""
@@ -175,9 +175,9 @@ def prepare_classic_eval(request: ClassicEvalRequest) -> PreparedClassicEval:
     from osmosis_ai.evaluation.agent_loop.llm_client import choose_model
     from osmosis_ai.evaluation.spec import EvalRunSpec
     from osmosis_ai.llm.prices import price_of
-    from osmosis_ai.rollout.loop.eval_functions import load_eval_fns
-    from osmosis_ai.rollout.loop.loading import load_agent_loop
-    from osmosis_ai.rollout.loop.workflow import HostedLoopSettings
+    from osmosis_ai.rollout.cli_utils import load_agent_loop
+    from osmosis_ai.rollout.eval_functions import load_eval_fns
+    from osmosis_ai.rollout.hosting import HostedLoopSettings
 
     missing = next((name for name in ("fastapi", "uvicorn") if find_spec(name) is None), None)
     if missing is not None:

@@ -145,7 +145,7 @@ def _read(report: Path) -> dict[str, Any] | None:
 def probe_entrypoint(entrypoint: str, report: str) -> None:
     """In the child process: import ``entrypoint`` and write the outcome to ``report`` as JSON."""
     # Imported before the rollout's directories are on the path: its modules must not shadow ours.
-    from osmosis_ai.rollout.loop.entrypoints import holds_an_agent_loop
+    from osmosis_ai.rollout.cli_utils import holds_an_agent_loop
 
     watch_parent()
     path, project = Path(entrypoint).resolve(), Path.cwd()
@@ -171,10 +171,9 @@ def _check_agent_loop(module: types.ModuleType, path: Path) -> None:
     Raises:
         OsmosisError: it cannot.
     """
-    from osmosis_ai.rollout.loop.hosting import agent_of, hosted_loop
-    from osmosis_ai.rollout.loop.workflow import HostedLoopSettings
+    from osmosis_ai.rollout.hosting import HostedLoopSettings, agent_of, module_backend
 
-    hosted_loop(agent_of(module, path.name), module, HostedLoopSettings())
+    module_backend(agent_of(module, path.name), module, HostedLoopSettings())
 
 
 def _import(path: Path) -> types.ModuleType:

@@ -13,7 +13,7 @@ import pytest
 _NUMBERS = itertools.count()
 
 AGENT = """
-from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
+from osmosis_ai.rollout.core.base import RolloutAgentLoop
 
 class Calculator(RolloutAgentLoop):
     name = "calculator"

@@ -29,14 +29,14 @@ def test_a_server_that_would_register_needs_a_login_or_the_word_that_it_should_n
 def test_a_server_that_lets_everybody_in_takes_no_key(cli: Cli, write_agent: WriteModule) -> None:
     status, out, err = cli("serve", "-m", write_agent(""), "--local", "--api-key", "k", *LOCAL)
     assert (status, out) == (1, "")
-    assert err == "Error: --local lets everybody in and --api-key does not: choose one of them\n"
+    assert err == "Error: --local and --api-key cannot be combined\n"
 
 
 @pytest.mark.parametrize("key", ["", " ", "k\u00e9y", "a\nb"])
 def test_a_key_that_no_header_carries_is_refused(cli: Cli, write_agent: WriteModule, key: str) -> None:
     status, _, err = cli("serve", "-m", write_agent(""), "--skip-register", "--api-key", key, *LOCAL)
     assert status == 1
-    assert err.startswith("Error: an API key is made of printable ASCII characters")
+    assert err.startswith("Error: an API key consists of printable ASCII characters")
 
 
 def test_a_port_in_use_is_told_in_one_line(cli: Cli, write_agent: WriteModule) -> None:
@@ -63,8 +63,8 @@ class Caller:
     def run(self, server: Any, *, say: Callable[[str], None]) -> None:
         self.served = server
         with server.listener:
-            client = TestClient(server._app(say))
-            for key in (None, "of-mine", server.api_key):
+            client = TestClient(server.app(say))
+            for key in (None, "of-mine", server.options.api_key):
                 headers = {"Authorization": f"Bearer {key}"} if key else {}
                 # No request at all: who is let in is told what it lacks.
                 self.lets_in[key] = client.post("/v1/rollout/init", headers=headers).status_code == 422
@@ -75,11 +75,11 @@ class Caller:
 def caller(monkeypatch: pytest.MonkeyPatch) -> Caller:
     caller = Caller()
     monkeypatch.setattr(
-        "osmosis_ai.rollout.loop.server.serve.AgentServer.run",
+        "osmosis_ai.rollout.server.serve.AgentServer.run",
         lambda server, *, say: caller.run(server, say=say),
     )
     monkeypatch.setattr(
-        "osmosis_ai.rollout.loop.network.detect_public_ip", lambda: pytest.fail("the network was asked")
+        "osmosis_ai.rollout.network.detect_public_ip", lambda: pytest.fail("the network was asked")
     )
     return caller
 
@@ -107,8 +107,8 @@ def test_who_is_let_in_and_what_is_told_is_as_the_options_say(
     module = write_agent("Calculator.run = None" if "--no-validate" in options else "")
     status, out, err = cli("serve", "-m", module, "-p", "0", *options.split())
     assert status == 0, err
-    assert f"Serving calculator at http://0.0.0.0:{caller.served.port}" in out
-    key = caller.served.api_key
+    assert f"Serving calculator at http://0.0.0.0:{caller.served.options.port}" in out
+    key = caller.served.options.api_key
     assert caller.lets_in == {None: not needed, "of-mine": key in (None, "of-mine"), key: True}
     assert caller.health == (200 if needed else 404)
     told = (out + err).count(str(key))
@@ -119,7 +119,7 @@ def test_who_is_let_in_and_what_is_told_is_as_the_options_say(
         assert ("API key: (provided)" if needed else "API key: disabled: everybody") in err
     assert (f"Registration: with {FERN}" if registers else "Registration: skipped") in err
     assert (caller.served.credentials is not None) is registers
-    assert caller.served.public_host == ("agents.example" if "public" in options else None)
+    assert caller.served.options.public_host == ("agents.example" if "public" in options else None)
 
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from osmosis_ai.rollout.loop.agent import CompletionsResult, RolloutAgentLoop, RolloutResult
-from osmosis_ai.rollout.loop.schemas import RolloutMetrics
+from osmosis_ai.rollout.core.base import CompletionsResult, RolloutAgentLoop, RolloutResult
+from osmosis_ai.rollout.core.schemas import RolloutMetrics
 
 ADD: dict[str, Any] = {
     "type": "function",

@@ -25,6 +25,11 @@ from osmosis_ai.evaluation.agent_loop.runner import (
 )
 from osmosis_ai.llm.client import ModelClient
 from osmosis_ai.llm.providers import ModelEndpoint
+from osmosis_ai.rollout.core.schemas import (
+    OpenAIFunctionParametersSchema,
+    OpenAIFunctionSchema,
+    OpenAIFunctionToolSchema,
+)
 from osmosis_ai.rollout.eval.evaluation import (
     EvalFnWrapper,
     EvalRunner,
@@ -32,11 +37,6 @@ from osmosis_ai.rollout.eval.evaluation import (
     format_eval_report,
 )
 from osmosis_ai.rollout.eval.test_mode import InteractiveLLMClient, InteractiveRunner, InteractiveStep
-from osmosis_ai.rollout.loop.schemas import (
-    OpenAIFunctionParametersSchema,
-    OpenAIFunctionSchema,
-    OpenAIFunctionToolSchema,
-)
 from tests.evaluation.agent_loop.loop_agents import ADD, Agent, ScriptedClient, answer, row
 from tests.standin_model import Reply, StandInModel
 

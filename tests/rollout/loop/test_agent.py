@@ -16,24 +16,23 @@ import httpx
 import pytest
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.rollout import network, registry
+from osmosis_ai.rollout import tools as t
+from osmosis_ai.rollout import utils as m
+from osmosis_ai.rollout.cli_utils import holds_an_agent_loop, load_agent_loop, names_an_attribute
 from osmosis_ai.rollout.context import RolloutContext
-from osmosis_ai.rollout.loop import exceptions as e
-from osmosis_ai.rollout.loop import messages as m
-from osmosis_ai.rollout.loop import network, registry
-from osmosis_ai.rollout.loop import tools as t
-from osmosis_ai.rollout.loop.agent import (
+from osmosis_ai.rollout.core import exceptions as e
+from osmosis_ai.rollout.core.base import (
+    AgentLoopContext,
     LLMClientProtocol,
     RolloutAgentLoop,
     RolloutResult,
 )
-from osmosis_ai.rollout.loop.api_key import API_KEY_PREFIX, generate_api_key, validate_api_key
-from osmosis_ai.rollout.loop.context import AgentLoopContext
-from osmosis_ai.rollout.loop.entrypoints import holds_an_agent_loop, names_an_attribute
-from osmosis_ai.rollout.loop.exceptions import AgentLoopLoadError, ToolArgumentError, ToolExecutionError
-from osmosis_ai.rollout.loop.loading import load_agent_loop
-from osmosis_ai.rollout.loop.schemas import OpenAIFunctionSchema, OpenAIFunctionToolSchema
-from osmosis_ai.rollout.loop.tool_schemas import InvalidToolError, check_tools, normalize_tools
-from osmosis_ai.rollout.loop.validation import (
+from osmosis_ai.rollout.core.exceptions import AgentLoopLoadError, ToolArgumentError, ToolExecutionError
+from osmosis_ai.rollout.core.schemas import OpenAIFunctionSchema, OpenAIFunctionToolSchema
+from osmosis_ai.rollout.server.api_key import API_KEY_PREFIX, generate_api_key, validate_api_key
+from osmosis_ai.rollout.tools import InvalidToolError, check_tools, normalize_tools
+from osmosis_ai.rollout.validator import (
     ValidationResult,
     validate_agent_loop,
 )
@@ -416,7 +415,7 @@ def test_tools_that_are_no_list_are_refused_with_the_agents_name(tools: Any) -> 
 
 
 AGENT = """
-from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
+from osmosis_ai.rollout.core.base import RolloutAgentLoop
 class Agent(RolloutAgentLoop):
     name = "a"
     def get_tools(self, request): return []

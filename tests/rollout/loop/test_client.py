@@ -13,23 +13,23 @@ import pytest
 from aiohttp import web
 from fastapi.testclient import TestClient
 
-from osmosis_ai.rollout.loop import client as client_module
-from osmosis_ai.rollout.loop.client import OsmosisLLMClient
-from osmosis_ai.rollout.loop.exceptions import (
+from osmosis_ai.rollout import client as client_module
+from osmosis_ai.rollout.client import OsmosisLLMClient
+from osmosis_ai.rollout.config import RolloutClientSettings
+from osmosis_ai.rollout.core.exceptions import (
     OsmosisServerError,
     OsmosisTransportError,
     OsmosisValidationError,
 )
-from osmosis_ai.rollout.loop.schemas import OpenAIFunctionSchema, OpenAIFunctionToolSchema
-from osmosis_ai.rollout.loop.settings import RolloutClientSettings
-from osmosis_ai.rollout.loop.testing import (
+from osmosis_ai.rollout.core.schemas import OpenAIFunctionSchema, OpenAIFunctionToolSchema
+from osmosis_ai.rollout.model_client import close_shared_connections
+from osmosis_ai.rollout.testing import (
     RolloutCompletionTracker,
     create_mock_trainer_app,
     fake_prompt_token_ids,
     fake_token_ids,
     patch_httpx_for_mock_trainer,
 )
-from osmosis_ai.rollout.model_client import close_shared_connections
 
 REPLY = {
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "length"}],

@@ -20,8 +20,20 @@ from aiohttp import web
 
 from osmosis_ai import osmosis_reward
 from osmosis_ai.rollout import ExecutionResult, RolloutContext, create_app
-from osmosis_ai.rollout.loop.agent import RolloutAgentLoop, RolloutResult
-from osmosis_ai.rollout.loop.eval_functions import (
+from osmosis_ai.rollout.core.base import RolloutAgentLoop, RolloutResult
+from osmosis_ai.rollout.core.exceptions import (
+    AgentLoopLoadError,
+    OsmosisRolloutError,
+    OsmosisServerError,
+    OsmosisValidationError,
+)
+from osmosis_ai.rollout.core.schemas import (
+    OpenAIFunctionParametersSchema,
+    OpenAIFunctionPropertySchema,
+    OpenAIFunctionSchema,
+    OpenAIFunctionToolSchema,
+)
+from osmosis_ai.rollout.eval_functions import (
     EvalFnError,
     EvalFnWrapper,
     last_answer,
@@ -29,21 +41,15 @@ from osmosis_ai.rollout.loop.eval_functions import (
     load_eval_fns,
     wrap_eval_fns,
 )
-from osmosis_ai.rollout.loop.exceptions import (
-    AgentLoopLoadError,
-    OsmosisRolloutError,
-    OsmosisServerError,
-    OsmosisValidationError,
+from osmosis_ai.rollout.extra_fields import read_outcome
+from osmosis_ai.rollout.hosting import (
+    SETTINGS_ENV,
+    AgentLoopBackend,
+    HostedLoopSettings,
+    agent_of,
+    module_backend,
+    read_settings,
 )
-from osmosis_ai.rollout.loop.hosting import AgentLoopBackend, agent_of, hosted_loop, read_settings
-from osmosis_ai.rollout.loop.outcome import read_outcome
-from osmosis_ai.rollout.loop.schemas import (
-    OpenAIFunctionParametersSchema,
-    OpenAIFunctionPropertySchema,
-    OpenAIFunctionSchema,
-    OpenAIFunctionToolSchema,
-)
-from osmosis_ai.rollout.loop.workflow import SETTINGS_ENV, HostedLoop, HostedLoopSettings
 from osmosis_ai.rollout.model_client import close_shared_connections
 from osmosis_ai.rollout.types import RolloutErrorCategory, RolloutStatus
 from tests.rollout.local_rollouts import execute, request
@@ -112,9 +118,7 @@ def correct(solution_str: str, ground_truth: str, extra_info: dict[str, Any]) ->
 
 
 def backend(loop: RolloutAgentLoop, *functions: Callable[..., Any], **settings: Any) -> AgentLoopBackend:
-    return AgentLoopBackend(
-        HostedLoop(loop, [EvalFnWrapper(each) for each in functions], HostedLoopSettings(**settings))
-    )
+    return AgentLoopBackend(loop, [EvalFnWrapper(each) for each in functions], HostedLoopSettings(**settings))
 
 
 @asynccontextmanager
@@ -454,8 +458,8 @@ def test_the_agent_is_the_one_bound_or_the_one_its_app_was_made_of(monkeypatch: 
     module.agent_loop = type(made)
     assert type(agent_of(module, "main.py")) is type(made)
     module.eval_fns = [correct]
-    assert [each.name for each in hosted_loop(made, module, HostedLoopSettings()).eval_fns] == ["correct"]
-    assert hosted_loop(made, module, HostedLoopSettings(eval_fns=[])).eval_fns == []
+    assert [each.name for each in module_backend(made, module, HostedLoopSettings()).eval_fns] == ["correct"]
+    assert module_backend(made, module, HostedLoopSettings(eval_fns=[])).eval_fns == []
 
 
 CONVERSATION: list[dict[str, Any]] = [

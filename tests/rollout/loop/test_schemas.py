@@ -10,9 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.rollout.loop import schemas as s
-from osmosis_ai.rollout.loop import settings as settings_module
-from osmosis_ai.rollout.loop.settings import (
+from osmosis_ai.rollout import config as settings_module
+from osmosis_ai.rollout.config import (
     RolloutClientSettings,
     RolloutServerSettings,
     RolloutSettings,
@@ -20,7 +19,8 @@ from osmosis_ai.rollout.loop.settings import (
     get_settings,
     reset_settings,
 )
-from osmosis_ai.rollout.loop.tool_schemas import InvalidToolError, normalize_tools, tool_payloads
+from osmosis_ai.rollout.core import schemas as s
+from osmosis_ai.rollout.tools import InvalidToolError, normalize_tools, tool_payloads
 from osmosis_ai.rollout.types import ExecutionResult, RolloutCompleteRequest, RolloutStatus
 
 from .agents import request
@@ -29,7 +29,7 @@ from .agents import request
 @pytest.fixture(autouse=True)
 def _fresh_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(s, "_limit_set_by_hand", None)
+    monkeypatch.setattr(s, "_metadata_limit", None)
     reset_settings()
     yield
     reset_settings()

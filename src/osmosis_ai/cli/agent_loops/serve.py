@@ -12,7 +12,7 @@ from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Column, OperationResult, StreamResult
 
 if TYPE_CHECKING:
-    from osmosis_ai.rollout.loop.server.serve import AgentServer
+    from osmosis_ai.rollout.server.serve import AgentServer
 
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
@@ -61,13 +61,13 @@ def serve(
     Examples:
         osmosis serve -m server:agent_loop --port 9000
     """
-    from osmosis_ai.rollout.loop.server.serve import ServeOptions
+    from osmosis_ai.rollout.server.serve import ServeOptions
     from osmosis_ai.services.agent_loops import prepare
 
     options = ServeOptions(
         host=host,
         port=port,
-        validate=not no_validate,
+        validate_agent=not no_validate,
         log_level=log_level,
         reload=reload,
         skip_register=skip_register,
@@ -98,10 +98,10 @@ def _served(server: AgentServer) -> OperationResult:
         resource={
             "agent_loop": server.agent.name,
             "url": server.url,
-            "host": server.host,
-            "port": server.port,
-            "api_key": server.api_key if server.generated_key else None,
+            "host": server.options.host,
+            "port": server.options.port,
+            "api_key": server.options.api_key if server.generated_key else None,
             "registers_with": server.credentials and server.credentials.platform_url,
-            "debug_dir": server.debug_dir and str(server.debug_dir),
+            "debug_dir": server.options.debug_dir and str(server.options.debug_dir),
         },
     )

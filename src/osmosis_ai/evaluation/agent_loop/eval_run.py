@@ -31,15 +31,15 @@ from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.sources import ProjectSource
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
 from osmosis_ai.files import require_writable, write_json
-from osmosis_ai.rollout.loop.eval_functions import AGENT_SCORE
-from osmosis_ai.rollout.loop.loading import describe_failure, is_user_file
-from osmosis_ai.rollout.loop.tool_schemas import check_tools
-from osmosis_ai.rollout.loop.workflow import SETTINGS_ENV, HostedLoopSettings
+from osmosis_ai.rollout.cli_utils import describe_failure, is_user_file
+from osmosis_ai.rollout.eval_functions import AGENT_SCORE
+from osmosis_ai.rollout.hosting import SETTINGS_ENV, HostedLoopSettings
 from osmosis_ai.rollout.source_digest import digest_files
+from osmosis_ai.rollout.tools import check_tools
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.results import AttemptTable
-    from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
+    from osmosis_ai.rollout.core.base import RolloutAgentLoop
 
 _MAX_ROWS_TRIED = 100
 

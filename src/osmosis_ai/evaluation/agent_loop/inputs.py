@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, cast
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.rollout.loop.loading import load_agent_loop
+from osmosis_ai.rollout.cli_utils import load_agent_loop
 
 if TYPE_CHECKING:
     from osmosis_ai.datasets.readers import RecordReader
-    from osmosis_ai.rollout.loop.schemas import RolloutRequest
+    from osmosis_ai.rollout.core.schemas import RolloutRequest
 
 DEFAULT_MODEL = "gpt-5-mini"
 DEFAULT_MAX_TURNS = 10
@@ -182,7 +182,7 @@ def dataset_row_to_request(
     """
     from pydantic import ValidationError
 
-    from osmosis_ai.rollout.loop.schemas import RolloutRequest
+    from osmosis_ai.rollout.core.schemas import RolloutRequest
 
     metadata = {"ground_truth": row.get("ground_truth"), "row_index": row_index, **other_columns(row)}
     try:

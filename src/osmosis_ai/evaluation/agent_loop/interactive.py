@@ -24,8 +24,8 @@ from osmosis_ai.evaluation.agent_loop.runner import (
     format_tokens,
     token_usage,
 )
-from osmosis_ai.rollout.loop.agent import CompletionsResult, RolloutAgentLoop
-from osmosis_ai.rollout.loop.tool_schemas import tool_payload
+from osmosis_ai.rollout.core.base import CompletionsResult, RolloutAgentLoop
+from osmosis_ai.rollout.tools import tool_payload
 
 ABORTED = "Aborted by user"
 STEP_PROMPT = "[Enter] next, [c]ontinue, [m]essages, [t]ools, [r]ow N, [q]uit, [?] help > "

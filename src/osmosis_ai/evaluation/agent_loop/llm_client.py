@@ -18,9 +18,9 @@ from osmosis_ai.llm.client import ModelClient
 from osmosis_ai.llm.errors import Category, ModelCallError
 from osmosis_ai.llm.finish_reasons import FinishReason
 from osmosis_ai.llm.providers import ModelEndpoint
-from osmosis_ai.rollout.loop.agent import CompletionsResult
-from osmosis_ai.rollout.loop.schemas import RolloutMetrics
-from osmosis_ai.rollout.loop.tool_schemas import tool_payload
+from osmosis_ai.rollout.core.base import CompletionsResult
+from osmosis_ai.rollout.core.schemas import RolloutMetrics
+from osmosis_ai.rollout.tools import tool_payload
 
 _KINDS: Mapping[Category, str] = {
     "rate_limit": "Rate limit exceeded",

@@ -30,14 +30,12 @@ from osmosis_ai.evaluation.agent_loop.inputs import (
 )
 from osmosis_ai.evaluation.statistics import Estimate
 from osmosis_ai.llm.finish_reasons import FLAGGED_NAMES
-from osmosis_ai.rollout.backend.local.deadline import DeadlineExceededError, run_within
-from osmosis_ai.rollout.backend.local.in_process import awaitable
-from osmosis_ai.rollout.loop.agent import LLMClientProtocol, RolloutAgentLoop, RolloutResult
-from osmosis_ai.rollout.loop.context import AgentLoopContext
-from osmosis_ai.rollout.loop.eval_functions import EvalFnError, finite_score, wrap_eval_fns
-from osmosis_ai.rollout.loop.loading import describe_failure
-from osmosis_ai.rollout.loop.schemas import RolloutMetrics, RolloutRequest
-from osmosis_ai.rollout.loop.tool_schemas import tool_problems
+from osmosis_ai.rollout.backend.local.backend import DeadlineExceededError, awaitable, run_within
+from osmosis_ai.rollout.cli_utils import describe_failure
+from osmosis_ai.rollout.core.base import AgentLoopContext, LLMClientProtocol, RolloutAgentLoop, RolloutResult
+from osmosis_ai.rollout.core.schemas import RolloutMetrics, RolloutRequest
+from osmosis_ai.rollout.eval_functions import EvalFnError, finite_score, wrap_eval_fns
+from osmosis_ai.rollout.tools import tool_problems
 
 logger = logging.getLogger(__name__)
 

@@ -5,43 +5,32 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ..extras import needs_extra
+from ..utils.imports import needs_extra
 
 if TYPE_CHECKING:
-    from osmosis_ai.rollout.loop.server.app import create_app
+    from .agent_loop import create_app as create_app
+    from .app import create_rollout_server as create_rollout_server
+    from .host import ControllerAuth as ControllerAuth
+    from .serve import ServeError as ServeError
+    from .serve import serve_agent_loop as serve_agent_loop
+    from .serve import validate_and_report as validate_and_report
+    from .state import AppState as AppState
 
-    from .app import create_rollout_server
-    from .auth import ControllerAuth
-    from .serve import ServeError, serve_agent_loop, validate_and_report
-    from .state import AppState
-
-_LOOP = "osmosis_ai.rollout.loop.server"
-_HOMES = {
-    "AppState": f"{_LOOP}.state",
-    "ControllerAuth": ".auth",
-    "ServeError": f"{_LOOP}.serve",
-    "create_app": f"{_LOOP}.app",
+_MODULES = {
+    "AppState": ".state",
+    "ControllerAuth": ".host",
+    "ServeError": ".serve",
+    "create_app": ".agent_loop",
     "create_rollout_server": ".app",
-    "serve_agent_loop": f"{_LOOP}.serve",
-    "validate_and_report": f"{_LOOP}.serve",
+    "serve_agent_loop": ".serve",
+    "validate_and_report": ".serve",
 }
-
-__all__ = [
-    "AppState",
-    "ControllerAuth",
-    "ServeError",
-    "create_app",
-    "create_rollout_server",
-    "serve_agent_loop",
-    "validate_and_report",
-]
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with needs_extra("server", "a rollout server"):
-        module = importlib.import_module(_HOMES[name], __name__)
-    value = getattr(module, name)
-    globals()[name] = value
-    return value
+        module = importlib.import_module(_MODULES[name], __name__)
+    return getattr(module, name)

@@ -1,11 +1,22 @@
-"""Alias of the module that implements this 0.2 import path, so that patching a name here affects the code in use."""
+"""API key that a served agent requires from its callers."""
 
 from __future__ import annotations
 
-import sys
+import secrets
 
-from osmosis_ai.rollout.loop.api_key import API_KEY_PREFIX as API_KEY_PREFIX
-from osmosis_ai.rollout.loop.api_key import generate_api_key as generate_api_key
-from osmosis_ai.rollout.loop.api_key import validate_api_key as validate_api_key
+API_KEY_PREFIX = "osm_rollout_"
 
-sys.modules[__name__] = sys.modules["osmosis_ai.rollout.loop.api_key"]
+
+def generate_api_key() -> str:
+    """Return a new key: a prefix that is recognizable in logs, and 256 random bits."""
+    return f"{API_KEY_PREFIX}{secrets.token_urlsafe(32)}"
+
+
+def validate_api_key(provided: str | None, expected: str) -> bool:
+    """Compare a caller's key with the server's in constant time. An empty or missing key never matches."""
+    if not provided or not expected:
+        return False
+    # compare_digest refuses non-ASCII text, and a header may hold any characters.
+    return secrets.compare_digest(
+        provided.encode("utf-8", "surrogatepass"), expected.encode("utf-8", "surrogatepass")
+    )

@@ -15,31 +15,24 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from pydantic import ValidationError
 
-from osmosis_ai.event_loop import LoopMonitor, LoopState
+from osmosis_ai.event_loop import LoopMonitor
 
-from ..backend.base import ExecutionBackend
+from ..backend import ExecutionBackend
 from ..types.protocol import CancelRolloutsRequest, RolloutInitRequest
 from .callback_delivery import CallbackDelivery
-from .host import Admission, RolloutHost
+from .host import RolloutHost
 
 # Names of the 0.2 SDK that agent loops import from this module, by defining module.
 _NAMES_OF_AGENT_LOOPS = {
-    "AppState": "osmosis_ai.rollout.loop.server.state",
-    "OsmosisLLMClient": "osmosis_ai.rollout.loop.client",
-    "create_app": "osmosis_ai.rollout.loop.server.app",
+    "AppState": "osmosis_ai.rollout.server.state",
+    "OsmosisLLMClient": "osmosis_ai.rollout.client",
+    "create_app": "osmosis_ai.rollout.server.agent_loop",
 }
 
 INSTANCE_ID_ENV = "_OSMOSIS_ROLLOUT_INSTANCE_ID"
 RETRY_AFTER_S = 5
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Any]]
-
-_REFUSALS = {
-    Admission.CONFLICT: (409, "a rollout with this id was started by another request; give each its own id"),
-    Admission.CANCELLED: (409, "the rollout with this id was cancelled; start it again under a new id"),
-    Admission.FULL: (429, "the server has as many rollouts as it can hold; ask again later"),
-    Admission.CLOSING: (503, "the server is shutting down"),
-}
 
 
 def create_rollout_server(
@@ -100,20 +93,22 @@ def _add_routes(
 
     @app.get("/health")
     async def health() -> Response:
-        told = {**backend.health(), "event_loop": _described(lag.state())}
-        return _reply(200, {**told, "instance_id": instance_id} if instance_id else told)
+        loop = lag.state()
+        # Controllers limit concurrency by how busy this process is.
+        busy = {"lag_ms": round(loop.lag_s * 1000, 1), "busy": round(loop.busy, 3)}
+        identity = {"instance_id": instance_id} if instance_id else {}
+        return _reply(200, {**backend.health(), "event_loop": busy, **identity})
 
     async def start(request: Request) -> Response:
         init = _read(RolloutInitRequest, await request.body())
         if isinstance(init, Response):
             return init
-        refusal = _REFUSALS.get(host.admit(init))
+        refusal = host.admit(init)
         if refusal is None:
             return _reply(202, {})
-        status, detail = refusal
-        return _reply(
-            status, {"detail": detail}, {"Retry-After": str(RETRY_AFTER_S)} if status != 409 else None
-        )
+        status, reason = refusal
+        headers = {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else None
+        return _reply(status, {"detail": reason}, headers)
 
     app.add_route("/rollout", start, methods=["POST"])
 
@@ -127,11 +122,6 @@ def _add_routes(
         if isinstance(selection, Response):
             return selection
         return _reply(200, (await host.cancel(selection)).model_dump())
-
-
-def _described(loop: LoopState) -> dict[str, float]:
-    """Return how busy this process is, for a controller that limits concurrency by it."""
-    return {"lag_ms": round(loop.lag_s * 1000, 1), "busy": round(loop.busy, 3)}
 
 
 def _read(model: type[Any], body: bytes) -> Any:

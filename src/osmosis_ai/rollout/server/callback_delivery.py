@@ -51,24 +51,24 @@ _RETRIED = frozenset({429, 500, 502, 503, 504})
 
 
 class DeliveryError(Exception):
-    """A callback was not acknowledged.
-
-    Attributes:
-        refused: The controller will never accept this payload.
-    """
+    """A callback was not acknowledged; ``refused`` if the controller will never accept this payload."""
 
     def __init__(self, message: str, *, refused: bool) -> None:
         super().__init__(message)
         self.refused = refused
 
 
-class CallbackDelivery:
-    """Posts callbacks over one session, opened on first use.
+class _Retryable(Exception):
+    """A try failed. The controller may have received the callback if it was ``unanswered``."""
 
-    Args:
-        sleep: Waits between tries; replaced in tests.
-        clock: Monotonic seconds.
-    """
+    def __init__(self, message: str, *, retry_after_s: float = 0.0, unanswered: bool = False) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        self.unanswered = unanswered
+
+
+class CallbackDelivery:
+    """Posts callbacks over one session, opened on first use."""
 
     def __init__(
         self,
@@ -95,15 +95,7 @@ class CallbackDelivery:
     ) -> bytes:
         """Post ``body`` until it is acknowledged, and return the acknowledgement.
 
-        Args:
-            url: The callback's address.
-            body: JSON.
-            headers: The authorization.
-            attempts: Maximum number of tries; None for no limit.
-            patience_s: Time limit in seconds; None for no limit.
-
-        Raises:
-            DeliveryError: It was refused, or a limit was reached.
+        Raises DeliveryError if it was refused, or after ``attempts`` tries or ``patience_s`` seconds.
         """
         started = self._clock()
         pause_s = _FIRST_PAUSE_S
@@ -111,20 +103,19 @@ class CallbackDelivery:
         self._begun += 1
         while True:
             attempt += 1
-            status, answer, trouble, requested_s, unanswered = await self._post(url, body, headers)
-            if status is not None and 200 <= status < 300:
-                return answer
-            if status is not None and status not in _RETRIED:
-                raise DeliveryError(f"{url} refused a callback: {trouble}", refused=True)
+            try:
+                return await self._post(url, body, headers)
+            except _Retryable as error:
+                problem = error
             # Jitter keeps many rollouts from retrying at the same time.
-            wait_s = max(pause_s * random.uniform(0.75, 1.25), requested_s)
+            wait_s = max(pause_s * random.uniform(0.75, 1.25), problem.retry_after_s)
             spent = patience_s is not None and self._clock() - started + wait_s > patience_s
             if spent or attempt == attempts:
-                raise DeliveryError(f"{url} took no callback in {attempt} tries: {trouble}", refused=False)
-            logger.warning("callback to %s failed (%s); next try in %.1fs", url, trouble, wait_s)
+                raise DeliveryError(f"{url} took no callback in {attempt} tries: {problem}", refused=False)
+            logger.warning("callback to %s failed (%s); next try in %.1fs", url, problem, wait_s)
             await self._sleep(wait_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
-            if unanswered:
+            if problem.unanswered:
                 await self._wait_for_a_copy()
 
     async def close(self) -> None:
@@ -139,19 +130,12 @@ class CallbackDelivery:
         self._copies += 1
         self._probe_at = self._clock() + PROBE_S
 
-    async def _post(
-        self, url: str, body: bytes, headers: Mapping[str, str] | None
-    ) -> tuple[int | None, bytes, str, float, bool]:
-        """Try once.
-
-        Returns:
-            Status (None without an answer), answer, error, Retry-After, and whether the time ran out.
-        """
+    async def _post(self, url: str, body: bytes, headers: Mapping[str, str] | None) -> bytes:
         import aiohttp
 
         all_headers = {"Content-Type": "application/json", **(headers or {})}
-        patience_s = self._timeout_s
-        timeout = aiohttp.ClientTimeout(patience_s + SENDING_S, sock_connect=patience_s, sock_read=patience_s)
+        timeout_s = self._timeout_s
+        timeout = aiohttp.ClientTimeout(timeout_s + SENDING_S, sock_connect=timeout_s, sock_read=timeout_s)
         try:
             async with self._open().post(
                 url,
@@ -162,21 +146,23 @@ class CallbackDelivery:
                 allow_redirects=False,
             ) as reply:
                 answer = await reply.read()
-                if reply.status < 300:
-                    # Lower the timeout gradually: a slow controller may be slow again.
-                    self._timeout_s = max(TIMEOUT_S, self._timeout_s * _FORGETTING)
-                    return reply.status, answer, "", 0.0, False
-                trouble = f"HTTP {reply.status} {answer[:300].decode(errors='replace')}"
-                wait_s = min(retry_after_s(reply.headers) or 0.0, _LONGEST_RETRY_AFTER_S)
-                return reply.status, answer, trouble, wait_s, False
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
-            raise DeliveryError(f"{url} is no URL to call back: {error!r}", refused=True) from error
+            raise DeliveryError(f"{url} is not a valid callback URL: {error!r}", refused=True) from error
         except asyncio.TimeoutError as error:
             # If several tries time out together, only the first doubles the timeout.
-            self._timeout_s = min(max(self._timeout_s, patience_s * 2), LONGEST_TIMEOUT_S)
-            return None, b"", repr(error), 0.0, True
+            self._timeout_s = min(max(self._timeout_s, timeout_s * 2), LONGEST_TIMEOUT_S)
+            raise _Retryable(repr(error), unanswered=True) from error
         except (aiohttp.ClientError, OSError) as error:
-            return None, b"", repr(error), 0.0, False
+            raise _Retryable(repr(error)) from error
+        if reply.status < 300:
+            # Lower the timeout gradually: a slow controller may be slow again.
+            self._timeout_s = max(TIMEOUT_S, self._timeout_s * _FORGETTING)
+            return answer
+        problem = f"HTTP {reply.status} {answer[:300].decode(errors='replace')}"
+        if reply.status not in _RETRIED:
+            raise DeliveryError(f"{url} refused a callback: {problem}", refused=True)
+        wait_s = min(retry_after_s(reply.headers) or 0.0, _LONGEST_RETRY_AFTER_S)
+        raise _Retryable(problem, retry_after_s=wait_s)
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +20,22 @@ import orjson
 
 from ..artifacts import DIAGNOSTICS_FILE, PENDING_TRAJECTORY_FILE
 from ..artifacts import artifact_root as default_artifact_root
-from ..types.execution import ExecutionResult
+from ..types.protocol import ExecutionResult
+from ..types.sample import json_safe
 from .atif import Trajectory
-from .conversion import convert_sample_to_trajectory
-from .report import TrajectoryReport
+from .conversion import TrajectoryReport, convert_sample_to_trajectory
 
 logger = logging.getLogger(__name__)
 
-_SPREAD_NUMBERS = re.compile(rb"\[\n *-?\d")
+# Strings have no raw newlines in JSON, and no non-ASCII characters are outside of strings.
+_NON_ASCII = re.compile(r"[^\x00-\x7f]")
+_NUMBER_ARRAY = re.compile(r"\[\n *-?\d[-+.eE\d,\s]*\]")
 
 TRAJECTORY_FILE = "trajectory.json"
 
 
 class RolloutArchive:
-    """Files of one rollout in ``<artifact root>/<rollout_id>/``. Errors are logged, never raised.
-
-    Args:
-        rollout_id: The rollout.
-        label, metadata, extra_fields: From the controller's request.
-        root: The artifact root; None uses the configured one.
-    """
+    """Files of one rollout in ``<artifact root>/<rollout_id>/``. Errors are logged, never raised."""
 
     def __init__(
         self,
@@ -60,12 +54,7 @@ class RolloutArchive:
         self._kept: tuple[ExecutionResult, TrajectoryReport | None] | None = None
 
     def keep(self, result: ExecutionResult | None, report: TrajectoryReport | None) -> None:
-        """Write the conversation so far under a temporary name.
-
-        Args:
-            result: The best result so far.
-            report: The model calls reported by the controller so far.
-        """
+        """Write the best result so far under a temporary name."""
         if result is None or (self._kept and self._kept[0] is result and self._kept[1] == report):
             return
         with self._logged():
@@ -86,13 +75,7 @@ class RolloutArchive:
         report: TrajectoryReport | None,
         diagnostics: dict[str, Any] | None,
     ) -> None:
-        """Give the files of a finished rollout their final names.
-
-        Args:
-            result: Its best result; the sample becomes ``trajectory.json``.
-            report: The controller's data about the model calls.
-            diagnostics: The backend's data for ``diagnostics.json``.
-        """
+        """Give the files of a finished rollout their final names."""
         self.keep(result, report)
         with self._logged():
             if diagnostics:
@@ -146,13 +129,8 @@ async def save_trajectory(
 ) -> None:
     """Archive a rollout in ``<artifact root>/<rollout_id>/``. Errors are logged, never raised.
 
-    Args:
-        rollout_id: The rollout.
-        result: Its best result; the sample becomes ``trajectory.json``.
-        request_label, request_metadata, request_extra_fields: From the controller's request.
-        report: The controller's data about the model calls.
-        artifact_root: Replaces the configured root.
-        diagnostics: The backend's data for ``diagnostics.json``; None uses the result's.
+    The sample of ``result`` becomes ``trajectory.json``; the backend's ``diagnostics`` (default: the result's extra fields)
+    become ``diagnostics.json``.
     """
     archive = RolloutArchive(
         rollout_id,
@@ -167,34 +145,13 @@ async def save_trajectory(
 def encode_trajectory(trajectory: Trajectory | Mapping[str, Any]) -> str:
     """Encode a trajectory as ASCII JSON: two-space indent, number arrays on one line, no nulls, no NaN."""
     content = trajectory.model_dump(exclude_none=True) if isinstance(trajectory, Trajectory) else trajectory
-    with contextlib.suppress(TypeError):  # integers beyond 64 bits, lone surrogates, keys that are not text
-        written = orjson.dumps(content, default=repr, option=orjson.OPT_INDENT_2)
-        # orjson formats most conversations correctly, in a tenth of the time.
-        if written.isascii() and not _SPREAD_NUMBERS.search(written):
-            return written.decode("ascii")
-    return _encode(content, "\n")
-
-
-def _encode(value: Any, newline: str) -> str:
-    # json's own indenting encoder puts every token id on a line, and runs in pure Python as well.
-    if isinstance(value, str):
-        return encode_basestring_ascii(value)
-    if isinstance(value, dict):
-        if not value:
-            return "{}"
-        inner = newline + "  "
-        entries = [
-            f"{encode_basestring_ascii(str(key))}: {_encode(item, inner)}" for key, item in value.items()
-        ]
-        return "{" + inner + f",{inner}".join(entries) + newline + "}"
-    if isinstance(value, (list, tuple)):
-        if all(type(item) is int or (type(item) is float and math.isfinite(item)) for item in value):
-            return json.dumps(value)
-        inner = newline + "  "
-        return "[" + inner + f",{inner}".join([_encode(item, inner) for item in value]) + newline + "]"
-    if isinstance(value, float) and not math.isfinite(value):
-        return "null"
-    return json.dumps(value, default=repr)
+    try:
+        text = orjson.dumps(content, default=repr, option=orjson.OPT_INDENT_2).decode()
+    except TypeError:  # integers beyond 64 bits, lone surrogates, keys that are not text
+        text = json.dumps(json_safe(content), indent=2)
+    if not text.isascii():
+        text = _NON_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text)
+    return _NUMBER_ARRAY.sub(lambda match: f"[{' '.join(match[0][1:-1].split())}]", text)
 
 
 def _write_whole(target: Path, data: bytes) -> None:

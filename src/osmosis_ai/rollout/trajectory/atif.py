@@ -19,11 +19,7 @@ AGENT_ONLY_FIELDS = ("model_name", "reasoning_effort", "reasoning_content", "too
 
 
 def parse_timestamp(text: str) -> datetime:
-    """Parse an ISO 8601 timestamp; accepts ``Z`` on every Python version.
-
-    Raises:
-        ValueError: The text is not a timestamp.
-    """
+    """Parse an ISO 8601 timestamp; accepts ``Z`` on every Python version."""
     return datetime.fromisoformat(f"{text[:-1]}+00:00" if text[-1:] in ("Z", "z") else text)
 
 

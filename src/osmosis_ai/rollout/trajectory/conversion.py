@@ -1,16 +1,19 @@
-"""Convert samples in OpenAI chat format to ATIF trajectories.
+"""Convert samples in OpenAI chat format to ATIF trajectories, with the controller's data about the model calls.
 
-The conversion is lossless: data without a field in the format is kept under ``extra``.
+The conversion is lossless: data without a field in the format is kept under ``extra``. A controller returns its data in
+the acknowledgement of a callback; an unreadable report is ignored with a warning.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any, Literal
 
 import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from osmosis_ai._version import __version__
 
@@ -26,7 +29,8 @@ from .atif import (
     Trajectory,
     parse_timestamp,
 )
-from .report import LlmCallMetrics, SampleReport, TrajectoryReport
+
+logger = logging.getLogger(__name__)
 
 AGENT_NAME = "osmosis-rollout-sdk"
 
@@ -44,6 +48,62 @@ _TOTALS = {
 }
 
 
+class LlmCallMetrics(Metrics):
+    """One model call, in order: usage, and the exact token ids and log-probabilities for training."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model_name: str | None = None
+
+
+class SampleReport(BaseModel):
+    """The calls of one sample."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model_name: str | None = None
+    llm_call_metrics: list[LlmCallMetrics] = Field(default_factory=list)
+    final_metrics: dict[str, Any] = Field(default_factory=dict)
+
+
+class TrajectoryReport(BaseModel):
+    """Value of ``trajectory`` in an acknowledgement."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model_name: str | None = None
+    samples: dict[str, SampleReport] = Field(default_factory=dict)
+
+
+def controller_stores_conversation(answer: bytes) -> bool:
+    """Return whether an acknowledgement says that the controller stores the messages it receives."""
+    try:
+        # A search is cheaper than parsing.
+        body = orjson.loads(answer) if b'"conversation"' in answer else None
+    except ValueError:
+        return False
+    return isinstance(body, dict) and body.get("conversation") == "stored"
+
+
+def report_from_response(response: Any) -> TrajectoryReport | None:
+    """Parse the report in an acknowledgement: bytes, text, a mapping or an object with ``json()``.
+
+    Returns None if it is missing or malformed.
+    """
+    try:
+        if isinstance(response, (bytes, str)):
+            content = response.encode() if isinstance(response, str) else response
+            # Most acknowledgements have no report, and a search is cheaper than parsing.
+            body = orjson.loads(content) if b'"trajectory"' in content else None
+        else:
+            body = response if isinstance(response, Mapping) or response is None else response.json()
+        carried = body.get("trajectory") if isinstance(body, Mapping) else None
+        return None if carried is None else TrajectoryReport.model_validate(carried)
+    except (ValidationError, ValueError, AttributeError) as error:
+        logger.warning("ignored a malformed trajectory report: %s", str(error)[:500])
+        return None
+
+
 def convert_sample_to_trajectory(
     sample: RolloutSample,
     *,
@@ -54,24 +114,18 @@ def convert_sample_to_trajectory(
     report: TrajectoryReport | None = None,
     from_model_calls: bool = False,
 ) -> Trajectory:
-    """Return the trajectory of ``sample``.
+    """Return the trajectory of ``sample``, whose ``trajectory_messages`` become the steps.
 
-    Args:
-        sample: Its ``trajectory_messages`` become the steps.
-        rollout_id: Id of the session and the trajectory.
-        request_label: The label, if the sample has none.
-        request_metadata: Fields of the dataset row.
-        request_extra_fields: Data from the controller.
-        report: The controller's data about the model calls.
-        from_model_calls: The messages come from the last recorded model call, not from the agent.
-
-    Raises:
-        ValueError: There are no messages, or they cannot be converted.
+    ``from_model_calls`` marks messages that come from the last recorded model call instead of the agent. Raises ValueError
+    if there are no messages, or they cannot be converted.
     """
     steps = _steps(sample.trajectory_messages or [])
     reports = report.samples if report is not None else {}
     applied = next(iter(reports.values())) if len(reports) == 1 else None
     calls = applied.llm_call_metrics if applied is not None else []
+    model_name = (applied.model_name if applied is not None else None) or (
+        report.model_name if report else None
+    )
     agent_steps = [step for step in steps if step.source == "agent"]
     matched = len(calls) == len(agent_steps)
     if matched:
@@ -95,7 +149,7 @@ def convert_sample_to_trajectory(
     return Trajectory(
         session_id=rollout_id,
         trajectory_id=rollout_id,
-        agent=Agent(name=AGENT_NAME, version=__version__, model_name=_model_of(applied, report)),
+        agent=Agent(name=AGENT_NAME, version=__version__, model_name=model_name),
         steps=steps,
         final_metrics=_final_metrics(counted, applied, len(steps)),
         extra={"osmosis": {key: value for key, value in osmosis.items() if value is not None}},
@@ -128,7 +182,7 @@ def _step(message: Mapping[str, Any], step_id: int) -> Step:
             source="system" if orphan else source or "user",
             # An item of another API, such as a tool call of the Responses API, has no role and is kept whole.
             message="" if orphan else _text(message.get("content", None if role else message)),
-            extra=_kept(
+            extra=_extra(
                 original_role=None if source else role,
                 reasoning_content=_reasoning(message),
                 tool_calls=message.get("tool_calls") or message.get("function_call"),
@@ -149,14 +203,13 @@ def _step(message: Mapping[str, Any], step_id: int) -> Step:
         tool_calls=tool_calls or None,
         metrics=metrics,
         llm_call_count=None if metrics is None else 1,
-        extra=_kept(tool_calls=no_place or None),
+        extra=_extra(tool_calls=no_place or None),
     )
 
 
-def _kept(**facts: Any) -> dict[str, Any] | None:
-    """Return the ``extra`` fields of a step."""
-    known = {name: json_safe(value) for name, value in facts.items() if value is not None}
-    return {name: value for name, value in known.items() if value is not None} or None
+def _extra(**fields: Any) -> dict[str, Any] | None:
+    safe = {name: json_safe(value) for name, value in fields.items()}
+    return {name: value for name, value in safe.items() if value is not None} or None
 
 
 def _observe(step: Step, message: Mapping[str, Any]) -> None:
@@ -167,7 +220,7 @@ def _observe(step: Step, message: Mapping[str, Any]) -> None:
     result = ObservationResult(
         source_call_id=call_id if answers else None,
         content=_text(message.get("content")),
-        extra=None if answers else _kept(tool_call_id=call_id, tool_name=message.get("name")),
+        extra=None if answers else _extra(tool_call_id=call_id, tool_name=message.get("name")),
     )
     if step.observation is None:
         step.observation = Observation(results=[result])
@@ -176,19 +229,19 @@ def _observe(step: Step, message: Mapping[str, Any]) -> None:
 
 
 def _text(content: Any) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
+    if content is None or isinstance(content, str):
+        return content or ""
     if isinstance(content, list) and content:
-        texts = [part.get("text") if _is_text_part(part) else None for part in content]
-        if all(isinstance(text, str) for text in texts):
-            return "\n".join(str(text) for text in texts)
+        texts = [
+            part["text"]
+            for part in content
+            if isinstance(part, Mapping)
+            and part.get("type", "text") in ("text", "input_text", "output_text")
+            and isinstance(part.get("text"), str)
+        ]
+        if len(texts) == len(content):
+            return "\n".join(texts)
     return _json_text(content)
-
-
-def _is_text_part(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type", "text") in ("text", "input_text", "output_text")
 
 
 def _json_text(value: Any) -> str:
@@ -251,13 +304,11 @@ def _inline_metrics(message: Mapping[str, Any]) -> Metrics | None:
         completion_tokens=_count(usage.get("completion_tokens"), usage.get("output_tokens")),
         cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, Mapping) else None,
     )
-    return metrics if metrics.model_fields_set and any(value is not None for _, value in metrics) else None
+    return metrics if any(value is not None for _, value in metrics) else None
 
 
 def _count(*candidates: Any) -> int | None:
-    return next(
-        (value for value in candidates if isinstance(value, int) and not isinstance(value, bool)), None
-    )
+    return next((value for value in candidates if type(value) is int), None)
 
 
 def _response(message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -294,11 +345,10 @@ def _merge_call(step: Step, call: LlmCallMetrics) -> None:
     model_name = reported.pop("model_name", None)
     if model_name is not None:
         step.model_name = model_name
-    told = call.extra or {}
-    if (began := _timestamp({"timestamp": told.get("started_at")})) is not None:
-        step.timestamp = began
-    if isinstance(took := told.get("latency_ms"), (int, float)) and not isinstance(took, bool):
-        step.extra = {**(step.extra or {}), "duration_ms": took}
+    extra = call.extra or {}
+    step.timestamp = _timestamp({"timestamp": extra.get("started_at")}) or step.timestamp
+    if type(latency_ms := extra.get("latency_ms")) in (int, float):
+        step.extra = {**(step.extra or {}), "duration_ms": latency_ms}
     if reported:
         inline = step.metrics.model_dump(exclude_none=True) if step.metrics is not None else {}
         step.metrics = Metrics(**{**inline, **reported})
@@ -312,16 +362,10 @@ def _final_metrics(
         values = [value for call in calls if (value := getattr(call, part)) is not None]
         if values:
             totals[total] = sum(values)
-    if applied is not None:
-        totals.update({key: value for key, value in applied.final_metrics.items() if value is not None})
-    known = {key: value for key, value in totals.items() if key in FinalMetrics.model_fields}
-    return FinalMetrics.model_validate({**known, "total_steps": step_count})
-
-
-def _model_of(applied: SampleReport | None, report: TrajectoryReport | None) -> str | None:
-    if applied is not None and applied.model_name is not None:
-        return applied.model_name
-    return report.model_name if report is not None else None
+    for name, value in applied.final_metrics.items() if applied is not None else ():
+        if name in FinalMetrics.model_fields and value is not None:
+            totals[name] = value
+    return FinalMetrics.model_validate({**totals, "total_steps": step_count})
 
 
 def _plain(model: LlmCallMetrics | SampleReport) -> dict[str, Any]:

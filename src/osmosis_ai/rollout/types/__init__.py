@@ -1,11 +1,12 @@
 """Data types of the SDK and the rollout protocol."""
 
 from .config import AgentWorkflowConfig, BaseConfig, ConcurrencyConfig, GraderConfig
-from .execution import ExecutionRequest, ExecutionResult
 from .output import AgentWorkflowOutput
 from .protocol import (
     CancelRolloutsRequest,
     CancelRolloutsResponse,
+    ExecutionRequest,
+    ExecutionResult,
     GraderCompleteRequest,
     GraderInitRequest,
     GraderInitResponse,

@@ -29,9 +29,7 @@ class AgentWorkflowOutput(BaseModel):
 def coerce_output(value: Any) -> AgentWorkflowOutput | None:
     """Parse the return value of ``run``. None means that the rollout's sample source has the sample.
 
-    Raises:
-        TypeError: The value is not None, a list of messages or an AgentWorkflowOutput.
-        pydantic.ValidationError: A message is not a dict, or a metric is not finite.
+    Raises TypeError, or pydantic's ValidationError for an invalid message or metric.
     """
     if value is None:
         return None

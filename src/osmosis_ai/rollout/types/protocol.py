@@ -1,4 +1,4 @@
-"""Request and response bodies and enums of the rollout protocol."""
+"""Bodies and enums of the rollout protocol, and the requests and results that a server and its backend exchange."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from .sample import MessageDict, RolloutSample
+from .sample import MessageDict, Messages, RolloutSample
 
 
 class RolloutStatus(str, Enum):
@@ -163,3 +163,28 @@ class CancelRolloutsResponse(BaseModel):
     """Outcome per rollout: ``cancelled_queued``, ``cancelled_running`` or ``not_found``."""
 
     dispositions: dict[str, str] = Field(default_factory=dict)
+
+
+class ExecutionRequest(BaseModel):
+    """One rollout to execute, with the fields of :class:`RolloutInitRequest`."""
+
+    id: RolloutId
+    prompt: Messages
+    label: str | None = None
+    metadata: dict[str, Any] | None = None
+    agent_timeout_sec: BudgetS | None = None
+    grader_timeout_sec: BudgetS | None = None
+    extra_fields: dict[str, Any] | None = None
+
+
+class ExecutionResult(BaseModel):
+    """Result of a workflow or a grader.
+
+    ``extra_fields`` are the backend's diagnostics; they are archived but never sent.
+    """
+
+    status: ServerStatus
+    sample: RolloutSample | None = None
+    err_message: str | None = None
+    err_category: RolloutErrorCategory | None = None
+    extra_fields: dict[str, Any] | None = None

@@ -34,13 +34,10 @@ class RolloutSample(BaseModel):
         trajectory_messages: The conversation to archive. Defaults to a copy of ``messages``;
             an explicit None archives no trajectory. Never sent on the wire.
         label: The ground truth.
-        reward: A finite number, or None while ungraded.
+        reward: A finite number, or None while ungraded. Checked at construction and assignment.
         remove_sample: Exclude this sample from scores and training.
         metrics: Named numbers of the workflow or grader.
         extra_fields: Any other data.
-
-    Raises:
-        pydantic.ValidationError: A reward is not a finite number, at construction or assignment.
     """
 
     model_config = ConfigDict(validate_assignment=True, allow_inf_nan=False)

@@ -1,25 +1,55 @@
-"""Message helpers under their public import paths: 0.2's names here, 0.3's modules below."""
+"""Accessors for messages of models and users, in which any key may be missing."""
 
 from __future__ import annotations
 
-from osmosis_ai.rollout.loop.messages import (
-    count_messages_by_role,
-    get_message_content,
-    get_message_role,
-    is_assistant_message,
-    is_tool_message,
-    is_user_message,
-    normalize_stop,
-    parse_tool_calls,
-)
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "count_messages_by_role",
-    "get_message_content",
-    "get_message_role",
-    "is_assistant_message",
-    "is_tool_message",
-    "is_user_message",
-    "normalize_stop",
-    "parse_tool_calls",
-]
+if TYPE_CHECKING:
+    from ..types.sample import MessageDict
+
+
+def parse_tool_calls(message: MessageDict) -> list[dict[str, Any]]:
+    """Return the tool calls of an assistant message."""
+    calls = message.get("tool_calls")
+    return calls if isinstance(calls, list) else []
+
+
+def normalize_stop(stop: object) -> list[str] | None:
+    """Return stop sequences as a list; None if there are none or the value is invalid."""
+    if isinstance(stop, str):
+        return [stop]
+    return [str(word) for word in stop] if isinstance(stop, list) else None
+
+
+def get_message_content(message: MessageDict) -> str:
+    """Return the text of a message; empty if it has none."""
+    content = message.get("content")
+    return content if isinstance(content, str) else ""
+
+
+def get_message_role(message: MessageDict) -> str:
+    """Return the role of a message; ``unknown`` if it has none."""
+    role = message.get("role")
+    return role if isinstance(role, str) else "unknown"
+
+
+def is_assistant_message(message: MessageDict) -> bool:
+    """Return whether the message is from the model."""
+    return get_message_role(message) == "assistant"
+
+
+def is_tool_message(message: MessageDict) -> bool:
+    """Return whether the message is a tool result."""
+    return get_message_role(message) == "tool"
+
+
+def is_user_message(message: MessageDict) -> bool:
+    """Return whether the message is from the user."""
+    return get_message_role(message) == "user"
+
+
+def count_messages_by_role(messages: Sequence[MessageDict]) -> dict[str, int]:
+    """Return the number of messages by role."""
+    return dict(Counter(get_message_role(message) for message in messages))

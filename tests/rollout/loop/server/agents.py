@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from osmosis_ai.rollout.loop.agent import RolloutAgentLoop, RolloutResult
-from osmosis_ai.rollout.loop.schemas import RolloutRequest
+from osmosis_ai.rollout.core.base import RolloutAgentLoop, RolloutResult
+from osmosis_ai.rollout.core.schemas import RolloutRequest
 
 ADD = {
     "type": "function",

@@ -14,11 +14,11 @@ from aiohttp import web
 
 from osmosis_ai.api.credentials import Credentials
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.rollout.loop import network
-from osmosis_ai.rollout.loop.server import completion
-from osmosis_ai.rollout.loop.server.registration import Registration, reachable_host
-from osmosis_ai.rollout.loop.server.state import AppState
-from osmosis_ai.rollout.loop.settings import RolloutClientSettings, RolloutServerSettings, RolloutSettings
+from osmosis_ai.rollout import network
+from osmosis_ai.rollout.config import RolloutClientSettings, RolloutServerSettings, RolloutSettings
+from osmosis_ai.rollout.server import agent_loop
+from osmosis_ai.rollout.server.registration import Registration, reachable_host
+from osmosis_ai.rollout.server.state import AppState
 from tests.logins import make_checkout
 from tests.workspace.builders import git, make_workspace
 
@@ -215,7 +215,7 @@ async def test_a_repeated_request_gets_the_first_one_s_answer_while_it_runs_and_
 async def test_weakness_13_tools_that_are_valid_are_served_without_their_descriptions_too(
     trainer: Trainer,
 ) -> None:
-    from osmosis_ai.rollout.loop.validation import validate_agent_loop
+    from osmosis_ai.rollout.validator import validate_agent_loop
 
     bare = {"type": "function", "function": {"name": "look-up"}}
 
@@ -329,7 +329,7 @@ async def test_weakness_3_a_refused_completion_is_logged_and_no_error_follows_it
 async def test_a_controller_that_is_away_for_a_while_is_offered_the_same_completion_again(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(completion, "_FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(agent_loop, "FIRST_PAUSE_S", 0.0)
     trainer.refusals = [503, 429, 500]
     async with served(Calculator(), settings=hurried()) as server:
         await start(server, trainer)
@@ -602,7 +602,7 @@ async def test_who_registered_itself_withdraws_at_its_end_unless_another_has_its
 async def test_requests_that_wait_take_so_many_bytes_and_no_more_however_few_they_are(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("osmosis_ai.rollout.loop.server.state.HELD_BYTES", 25_000)
+    monkeypatch.setattr("osmosis_ai.rollout.server.state.HELD_BYTES", 25_000)
     agent = Held()
     large = {"metadata": {"much": "m" * 20_000}}
     async with served(agent) as server:
@@ -624,7 +624,7 @@ def server_state(server: Any) -> Any:
 async def test_answers_to_rollouts_that_have_ended_take_so_many_bytes_and_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("osmosis_ai.rollout.loop.server.state.REMEMBERED_BYTES", 2500)
+    monkeypatch.setattr("osmosis_ai.rollout.server.state.REMEMBERED_BYTES", 2500)
     state, task = AppState(), asyncio.ensure_future(asyncio.sleep(0))
     for key in ("a", "b", "c", "d"):
         state.mark_started(key, task, b"x" * 1000)
@@ -640,12 +640,12 @@ async def test_a_controller_that_never_answers_is_not_waited_for_without_end(
         await reader.read()
         writer.close()
 
-    monkeypatch.setattr("osmosis_ai.rollout.loop.server.execution.COMPLETION_WINDOW_S", 0.1)
+    monkeypatch.setattr("osmosis_ai.rollout.server.agent_loop.COMPLETION_WINDOW_S", 0.1)
     silence = await asyncio.start_server(silent, "127.0.0.1", 0)
     host, port = silence.sockets[0].getsockname()
     async with silence, served(Calculator(), settings=hurried(timeout_s=1)) as server:
         await start(server, trainer, server_url=f"http://{host}:{port}")
         (rollout,) = server_state(server).rollout_tasks.values()
         await rollout
-    assert "rollout R1: its outcome (ERROR) is lost: the controller did not take it" in caplog.text
+    assert "rollout R1: its outcome (ERROR) is lost: the controller did not accept it" in caplog.text
     assert f"http://{host}:{port}/v1/chat/completions did not answer within 1 s" in caplog.text

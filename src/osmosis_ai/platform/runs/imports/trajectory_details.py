@@ -13,7 +13,7 @@ from osmosis_ai.evaluation.conversation import Conversation, as_messages, read_c
 from osmosis_ai.llm.finish_reasons import canonical
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.redaction import Redactor
-from osmosis_ai.rollout.grader_notes import read_grader_notes
+from osmosis_ai.rollout.extra_fields import read_grader_notes
 
 MEASURED = (
     "prompt_tokens",

@@ -1,20 +1,277 @@
-"""Backend that runs a project's workflow and grader in the server process."""
+"""Run rollouts in the server process, each in a task with a concurrency slot and time limits.
+
+A rollout keeps its slot until grading and both callbacks are done. User code that raises, hangs, blocks,
+exits or returns an invalid value still produces an ExecutionResult. :class:`LocalBackend` runs workflows and graders.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from typing import Any
+import inspect
+import logging
+import time
+import traceback
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Awaitable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import ValidationError
 
 from ...agent_workflow import AgentWorkflow
-from ...artifacts import ArtifactsOnDemand
-from ...context import AgentWorkflowContext, GraderContext, rollout_contextvar
-from ...types.execution import ExecutionRequest
+from ...artifacts import ArtifactsOnDemand, artifact_root
+from ...context import AgentWorkflowContext, GraderContext, RolloutContext, rollout_contextvar
+from ...extra_fields import counting_judge_calls
 from ...types.output import coerce_output
+from ...types.protocol import ExecutionRequest, ExecutionResult, RolloutErrorCategory, RolloutStatus
 from ...types.sample import RolloutSample
-from .in_process import InProcessBackend, active_rollout, awaitable
-from .loading import load_class, load_object
+from ...utils.imports import resolve_class, resolve_object
+from .. import ExecutionBackend, ResultCallback
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+QUEUE_LIMIT = 10_000
+"""Maximum number of rollouts waiting for a slot. Beyond it, the server answers 429."""
+
+FINISHED_LIMIT = 10_000
+"""Number of finished rollouts whose status is kept."""
 
 DEFAULT_MAX_CONCURRENT = 4
+
+CANCEL_GRACE_S = 5.0
+"""Seconds that user code has to clean up after its cancellation."""
+
+# The event loop holds only weak references: without these, abandoned tasks could be collected while running.
+_left_behind: set[asyncio.Task[Any]] = set()
+
+_MESSAGE_LIMIT = 10_000
+_STATUS_MESSAGE_LIMIT = 500
+_MOST_CAUSES = 5
+
+
+class DeadlineExceededError(Exception):
+    """The code did not return before its deadline."""
+
+
+class SlotLimiter:
+    """A fair semaphore with timeouts and counters; ``max_concurrent=None`` means unlimited.
+
+    ``asyncio.Semaphore`` under ``asyncio.wait_for`` can lose a slot on Python 3.10 and 3.11 when the timeout and a release
+    coincide. Here one future transfers the slot.
+    """
+
+    def __init__(self, max_concurrent: int | None) -> None:
+        self.max_concurrent = max_concurrent
+        self.running = 0
+        self._waiting: OrderedDict[asyncio.Future[bool], None] = OrderedDict()
+
+    @property
+    def queued(self) -> int:
+        return len(self._waiting)
+
+    async def acquire(self, timeout_s: float | None = None) -> bool:
+        """Wait up to ``timeout_s`` seconds for a slot and return whether one was acquired."""
+        if self.max_concurrent is None or self.running < self.max_concurrent:
+            self.running += 1
+            return True
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[bool] = loop.create_future()
+        self._waiting[turn] = None
+        timer = None if timeout_s is None else loop.call_later(max(timeout_s, 0.0), self._expire, turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            self._waiting.pop(turn, None)
+            if turn.done() and not turn.cancelled() and turn.result():
+                self.release()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def release(self) -> None:
+        """Release a slot, passing it to the first waiter."""
+        while self._waiting:
+            turn, _ = self._waiting.popitem(last=False)
+            if not turn.done():
+                turn.set_result(True)
+                return
+        self.running -= 1
+
+    def _expire(self, turn: asyncio.Future[bool]) -> None:
+        self._waiting.pop(turn, None)
+        if not turn.done():
+            turn.set_result(False)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """Status of one rollout and, while it runs, its task."""
+
+    task: asyncio.Task[Any] | None
+    status: RolloutStatus = RolloutStatus.QUEUED
+    reward: float | None = None
+    err_message: str | None = None
+
+
+class InProcessBackend(ExecutionBackend):
+    """Runs user code in this process, in ``max_concurrent`` slots (None: unlimited)."""
+
+    agent_word: ClassVar[str] = "workflow"
+    """Name of the code run by :meth:`produce`, for messages."""
+
+    def __init__(self, max_concurrent: int | None) -> None:
+        self.limiter = SlotLimiter(max_concurrent)
+        self.artifact_root = artifact_root()
+        self._active: dict[str, _Entry] = {}
+        self._finished: OrderedDict[str, _Entry] = OrderedDict()
+
+    @abstractmethod
+    async def produce(self, request: ExecutionRequest) -> RolloutSample | None:
+        """Run the agent and return its sample. An exception fails the rollout."""
+
+    @abstractmethod
+    async def judge(self, request: ExecutionRequest, sample: RolloutSample | None) -> None:
+        """Grade a sample in place. An exception fails the grading."""
+
+    def ungradable(self, request: ExecutionRequest, sample: RolloutSample | None) -> str | None:
+        """Return why a finished rollout cannot be graded, or None if it can."""
+        return None
+
+    def grading_budget_s(self, request: ExecutionRequest) -> float | None:
+        """Return the time limit of :meth:`judge` in seconds; None if it enforces the limit itself."""
+        return request.grader_timeout_sec
+
+    async def execute(
+        self,
+        request: ExecutionRequest,
+        on_workflow_complete: ResultCallback,
+        on_grader_complete: ResultCallback | None = None,
+    ) -> ExecutionResult:
+        """Run the workflow, report its result, then grade it and report the grade."""
+        if request.id in self._active:
+            raise ValueError(f"rollout {request.id} is already running")
+        entry = self._active[request.id] = _Entry(asyncio.current_task())
+        started = time.monotonic()
+        holds_slot = False
+        try:
+            holds_slot = await self.limiter.acquire(request.agent_timeout_sec)
+            entry.status = RolloutStatus.RUNNING
+            result = await self.run_workflow(request, queued_sec=time.monotonic() - started)
+            await on_workflow_complete(result)
+            if on_grader_complete is not None:
+                entry.status = RolloutStatus.GRADING
+                result = await self._grade(request, result)
+                await on_grader_complete(result)
+            entry.status, entry.err_message = result.status, result.err_message
+            if result.sample is not None and not result.sample.remove_sample:
+                entry.reward = result.sample.reward
+            return result
+        except asyncio.CancelledError:
+            entry.status = RolloutStatus.CANCELLED
+            raise
+        except BaseException as error:
+            entry.status, entry.err_message = RolloutStatus.FAILURE, describe(error)
+            raise
+        finally:
+            if holds_slot:
+                self.limiter.release()
+            self._finish(request.id)
+
+    async def run_workflow(self, request: ExecutionRequest, *, queued_sec: float = 0.0) -> ExecutionResult:
+        """Run only the workflow and return its result. Raises nothing except cancellation.
+
+        ``queued_sec`` seconds of the agent's budget have already been spent waiting.
+        """
+        budget_s = request.agent_timeout_sec
+        remaining_s = None if budget_s is None else max(budget_s - queued_sec, 0.0)
+        try:
+            sample = await run_within(self.produce(request), remaining_s)
+        except DeadlineExceededError:
+            message = f"the {self.agent_word} did not finish within its {budget_s:g}s deadline"
+            if queued_sec >= 0.1:
+                message += f" ({queued_sec:.1f}s of it spent in the queue)"
+            return _failure(message, RolloutErrorCategory.TIMEOUT)
+        except Exception as error:  # any error of the user's code is the workflow's result
+            logger.warning("the %s of rollout %s failed", self.agent_word, request.id, exc_info=error)
+            return _failure(describe(error), _categorize(error), error=error)
+        return ExecutionResult(status=RolloutStatus.SUCCESS, sample=sample)
+
+    async def run_grader(self, request: ExecutionRequest, result: ExecutionResult) -> ExecutionResult:
+        """Grade a workflow's result. A failed grading keeps the sample."""
+        budget_s = self.grading_budget_s(request)
+        graded = ExecutionResult(status=RolloutStatus.SUCCESS, sample=result.sample)
+        with counting_judge_calls() as calls:
+            try:
+                await run_within(self.judge(request, result.sample), budget_s)
+            except DeadlineExceededError:
+                message = f"the grader did not finish within its {budget_s:g}s deadline"
+                graded = _failure(message, RolloutErrorCategory.TIMEOUT, result.sample)
+            except Exception as error:  # any error of the user's code is the grading's result
+                logger.warning("the grader of rollout %s failed", request.id, exc_info=error)
+                graded = _failure(describe(error), _categorize(error), result.sample, error=error)
+        if result.sample is not None:
+            for name, value in calls.to_fields().items():
+                result.sample.extra_fields.setdefault(name, value)
+        return graded
+
+    def has_capacity(self) -> bool:
+        """Whether the queue has room for another rollout."""
+        return self.limiter.queued < QUEUE_LIMIT
+
+    def rollout_status(self, rollout_id: str) -> dict[str, Any] | None:
+        """Return a rollout's status, or None if it is unknown or finished too long ago."""
+        entry = self._active.get(rollout_id) or self._finished.get(rollout_id)
+        if entry is None:
+            return None
+        return {"status": entry.status, "reward": entry.reward, "err_message": entry.err_message}
+
+    def cancel_rollouts(
+        self, ids: Sequence[str] | None = None, prefix: str | None = None, all: bool = False
+    ) -> dict[str, str]:
+        """Cancel queued and running rollouts. They send no further callbacks."""
+        if ids is None:
+            ids = [name for name in self._active if all or (prefix is not None and name.startswith(prefix))]
+        return {name: self._cancel(name) for name in ids}
+
+    def health(self) -> dict[str, Any]:
+        """Return the number of slots, used slots and queued rollouts."""
+        return {
+            "status": "ok",
+            "concurrency": {
+                "max_concurrent": self.limiter.max_concurrent,
+                "queued": self.limiter.queued,
+                "running": self.limiter.running,
+            },
+        }
+
+    def _finish(self, rollout_id: str) -> None:
+        entry = self._finished[rollout_id] = self._active.pop(rollout_id)
+        entry.task = None
+        if entry.err_message is not None:
+            entry.err_message = entry.err_message[:_STATUS_MESSAGE_LIMIT]
+        self._finished.move_to_end(rollout_id)
+        if len(self._finished) > FINISHED_LIMIT:
+            self._finished.popitem(last=False)
+
+    def _cancel(self, rollout_id: str) -> str:
+        entry = self._active.get(rollout_id)
+        if entry is None or entry.task is None:
+            return "not_found"
+        entry.task.cancel()
+        return "cancelled_queued" if entry.status is RolloutStatus.QUEUED else "cancelled_running"
+
+    async def _grade(self, request: ExecutionRequest, result: ExecutionResult) -> ExecutionResult:
+        if result.status is not RolloutStatus.SUCCESS:
+            # Repeat the reason for receivers that read only the grader's callback.
+            return _failure(result.err_message, result.err_category)
+        if reason := self.ungradable(request, result.sample):
+            return _failure(reason)
+        return await self.run_grader(request, result)
 
 
 class _WorkflowContext(ArtifactsOnDemand, AgentWorkflowContext[Any]): ...
@@ -24,17 +281,16 @@ class _GraderContext(ArtifactsOnDemand, GraderContext): ...
 
 
 class LocalBackend(InProcessBackend):
-    """Runs a project's workflow and grader in this process.
+    """Runs a project's workflow and grader in this process. Arguments may be named as ``"module:name"``.
 
     Args:
-        workflow: An :class:`AgentWorkflow` class, ``"module:Class"``, or an instance that is shared by all rollouts.
-        workflow_config: The configuration, or ``"module:name"``. Its ``concurrency.max_concurrent``
-            is the number of slots (None: unlimited). The default without a configuration is four.
-        grader: A :class:`Grader` class or ``"module:Class"``. Without a grader, rollouts are not graded.
-        grader_config: The configuration, or ``"module:name"``.
+        workflow: An :class:`AgentWorkflow` class, or an instance that is shared by all rollouts.
+        workflow_config: Its ``concurrency.max_concurrent`` is the number of slots (None: unlimited). The default
+            without a configuration is four.
+        grader: A :class:`Grader` class. Without a grader, rollouts are not graded.
+        grader_config: The grader's configuration.
 
-    Raises:
-        TypeError, ValueError, ImportError: An argument is invalid or cannot be loaded.
+    Raises TypeError, ValueError or ImportError if an argument is invalid or cannot be loaded.
     """
 
     def __init__(
@@ -45,12 +301,12 @@ class LocalBackend(InProcessBackend):
         grader: Any = None,
         grader_config: Any = None,
     ) -> None:
-        workflow = load_object(workflow, "workflow")
+        workflow = resolve_object(workflow, "workflow")
         self._workflow = workflow if isinstance(workflow, AgentWorkflow) else None
-        self.workflow_cls = load_class(type(workflow) if self._workflow else workflow, "workflow", "run")
-        self.workflow_config = load_object(workflow_config, "workflow_config")
-        self.grader_cls: Any = None if grader is None else load_class(grader, "grader", "grade")
-        self.grader_config = load_object(grader_config, "grader_config")
+        self.workflow_cls = resolve_class(type(workflow) if self._workflow else workflow, "workflow", "run")
+        self.workflow_config = resolve_object(workflow_config, "workflow_config")
+        self.grader_cls: Any = None if grader is None else resolve_class(grader, "grader", "grade")
+        self.grader_config = resolve_object(grader_config, "grader_config")
         concurrency = getattr(self.workflow_config, "concurrency", None)
         super().__init__(
             DEFAULT_MAX_CONCURRENT
@@ -62,11 +318,7 @@ class LocalBackend(InProcessBackend):
         """Run the workflow and return its sample."""
         config = copy.deepcopy(self.workflow_config)
         workflow = self._workflow or self.workflow_cls(config)
-        context = _WorkflowContext(
-            prompt=request.prompt,
-            config=config,
-            metadata=request.metadata,
-        )
+        context = _WorkflowContext(prompt=request.prompt, config=config, metadata=request.metadata)
         context.artifacts_home = self.artifact_root / request.id
         with active_rollout(request.id) as rollout:
             output = coerce_output(await awaitable(workflow.run(context), "run"))
@@ -86,14 +338,15 @@ class LocalBackend(InProcessBackend):
         # A grader's model calls must never be recorded as the policy's.
         rollout_contextvar.set(None)
         grader = self.grader_cls(self.grader_config)
-        context = _GraderContext(
-            label=request.label,
-            sample=sample,
-            metadata=request.metadata,
-        )
+        context = _GraderContext(label=request.label, sample=sample, metadata=request.metadata)
         context.artifacts_home = self.artifact_root / request.id
         await awaitable(grader.grade(context), "grade")
-        _check_reward(sample)
+        if sample is None:
+            raise ValueError(
+                "No sample to grade: the workflow returned no messages and registered no sample source"
+            )
+        if sample.reward is None and not sample.remove_sample:
+            raise ValueError("Sample has no reward after grading: call `ctx.set_reward` in `grade`")
 
     def ungradable(self, request: ExecutionRequest, sample: RolloutSample | None) -> str | None:
         """Return why a finished rollout cannot be graded, or None if it can."""
@@ -104,10 +357,126 @@ class LocalBackend(InProcessBackend):
         return None
 
 
-def _check_reward(sample: RolloutSample | None) -> None:
-    if sample is None:
-        raise ValueError(
-            "No sample to grade: the workflow returned no messages and registered no sample source"
-        )
-    if sample.reward is None and not sample.remove_sample:
-        raise ValueError("Sample has no reward after grading: call `ctx.set_reward` in `grade`")
+async def run_within(work: Coroutine[Any, Any, T], budget_s: float | None) -> T:
+    """Run ``work`` in its own task for at most ``budget_s`` seconds; None means no limit.
+
+    Raises its errors, or DeadlineExceededError. A late result (swallowed cancellation, blocked event loop) is discarded,
+    and a task that ignores its cancellation is abandoned after a grace period.
+    """
+    if budget_s is not None and budget_s <= 0:
+        work.close()
+        raise DeadlineExceededError
+    started = time.monotonic()
+    task = asyncio.ensure_future(_contain(work))
+    try:
+        await asyncio.wait((task,), timeout=budget_s)
+    except asyncio.CancelledError:
+        await _stop(task)
+        raise
+    if not task.done():
+        await _stop(task)
+        raise DeadlineExceededError
+    if task.cancelled():
+        raise RuntimeError("the code cancelled its own task")
+    error = task.exception()
+    if error is None and budget_s is not None and time.monotonic() - started > budget_s:
+        raise DeadlineExceededError
+    return task.result()
+
+
+async def _contain(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await work
+    except SystemExit as error:
+        # asyncio passes SystemExit on to the event loop, which would end every other rollout.
+        raise RuntimeError(f"the code tried to exit the process (status {error.code})") from error
+
+
+async def _stop(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    _left_behind.add(task)
+    task.add_done_callback(_forget)
+    await asyncio.wait((task,), timeout=CANCEL_GRACE_S)
+    if not task.done():
+        logger.error("the code ignored its cancellation for %gs and was left behind", CANCEL_GRACE_S)
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    _left_behind.discard(task)
+    if not task.cancelled() and task.exception() is not None:
+        logger.debug("a cancelled task ended with an error", exc_info=task.exception())
+
+
+def active_rollout(rollout_id: str) -> RolloutContext:
+    """Return the context opened by the server, or one built from the environment."""
+    active = rollout_contextvar.get()
+    if active is None:
+        return RolloutContext(rollout_id=rollout_id)
+    if active.sample_source is None and active.rollout_id in ("", rollout_id):
+        return active
+    return RolloutContext(active.chat_completions_url, active.api_key, rollout_id)
+
+
+def awaitable(value: Any, method: str) -> Awaitable[Any]:
+    """Return ``value``, or raise TypeError if it is not awaitable."""
+    if not inspect.isawaitable(value):
+        raise TypeError(f"`{method}` must be `async def`; it returned {type(value).__name__}")
+    return value
+
+
+def _failure(
+    message: str | None,
+    category: RolloutErrorCategory | None = None,
+    sample: RolloutSample | None = None,
+    *,
+    error: BaseException | None = None,
+) -> ExecutionResult:
+    return ExecutionResult(
+        status=RolloutStatus.FAILURE,
+        sample=sample,
+        err_message=message,
+        err_category=category,
+        extra_fields={"traceback": traceback_of(error)} if error is not None else None,
+    )
+
+
+def _categorize(error: BaseException) -> RolloutErrorCategory:
+    # Before Python 3.11, asyncio's TimeoutError is a separate class.
+    if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
+        return RolloutErrorCategory.TIMEOUT
+    if isinstance(error, (ValueError, TypeError, AssertionError)):
+        return RolloutErrorCategory.VALIDATION_ERROR
+    return RolloutErrorCategory.AGENT_ERROR
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of a user error, whose ``__str__`` may raise."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"{type(error).__name__}, whose text cannot be had ({type(failure).__name__})"
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return a user error's traceback with its causes, without messages, which may hold secrets."""
+    parts: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(parts) < _MOST_CAUSES:
+        frames = "".join(traceback.format_tb(cause.__traceback__))
+        parts.insert(0, f"Traceback (most recent call last):\n{frames}{type(cause).__name__}\n")
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    text = "\nwhich led to:\n\n".join(parts)
+    return text if len(text) <= _MESSAGE_LIMIT else f"…\n{text[-_MESSAGE_LIMIT:]}"
+
+
+def describe(error: BaseException) -> str:
+    """Return a one-line description of a user error, of bounded length."""
+    if isinstance(error, ValidationError):
+        # pydantic's own text has several lines and a link to its documentation.
+        places = ((".".join(map(str, problem["loc"])), problem["msg"]) for problem in error.errors())
+        return "; ".join(f"{place}: {what}" if place else what for place, what in places)[:_MESSAGE_LIMIT]
+    text = text_of(error)
+    # A KeyError's text is only the key; some errors have no text.
+    if not text or isinstance(error, KeyError):
+        text = f"{type(error).__name__}: {text}".removesuffix(": ")
+    return text[:_MESSAGE_LIMIT]

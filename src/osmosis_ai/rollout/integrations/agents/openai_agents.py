@@ -6,7 +6,6 @@ have no conversation.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -15,9 +14,16 @@ from uuid import uuid4
 from osmosis_ai.llm.litellm_transport import import_litellm
 
 from ...context import SampleSource, get_rollout_context
-from ...extras import needs_extra
 from ...types.sample import Messages, RolloutSample, snapshot
-from .endpoint import MODEL_ID, NO_KEY, placeholder_called, refuse_endpoint_options, running_rollout
+from ...utils.imports import needs_extra
+from . import (
+    MODEL_ID,
+    NO_KEY,
+    convert_for_archive,
+    placeholder_called,
+    refuse_endpoint_options,
+    running_rollout,
+)
 
 with needs_extra("openai-agents", "an agent of the OpenAI Agents SDK"):
     # Check first that this is the framework at all, which costs little.
@@ -27,8 +33,6 @@ with needs_extra("openai-agents", "an agent of the OpenAI Agents SDK"):
 
     import_litellm()
     from agents.extensions.models.litellm_model import LitellmModel
-
-logger = logging.getLogger(__name__)
 
 TContext = TypeVar("TContext")
 
@@ -44,11 +48,7 @@ __all__ = [
 class OsmosisRolloutModel(LitellmModel):
     """Placeholder for the rollout's model, for use in a workflow configuration.
 
-    Args:
-        litellm_kwargs: Further arguments of ``LitellmModel``.
-
-    Raises:
-        TypeError: An argument selects a model, which only the run may do.
+    Accepts arguments of ``LitellmModel``, except those that select a model.
     """
 
     def __init__(self, **litellm_kwargs: Any) -> None:
@@ -66,14 +66,7 @@ class OsmosisRolloutModel(LitellmModel):
 
 
 class OsmosisLitellmModel(LitellmModel):
-    """The active rollout's model.
-
-    Args:
-        litellm_kwargs: Further arguments of ``LitellmModel``.
-
-    Raises:
-        RuntimeError: There is no active rollout.
-    """
+    """The active rollout's model. Accepts further arguments of ``LitellmModel``."""
 
     def __init__(self, **litellm_kwargs: Any) -> None:
         self._rollout = running_rollout("OsmosisLitellmModel")
@@ -87,11 +80,7 @@ class OsmosisLitellmModel(LitellmModel):
         )
 
     async def get_response(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the full answer. It is streamed, so that a long answer does not look like a dead connection.
-
-        Raises:
-            RuntimeError: The rollout has no session.
-        """
+        """Return the full answer. It is streamed, so that a long answer does not look like a dead connection."""
         answer = None
         async for event in self.stream_response(*args, **kwargs):
             if event.type == "response.completed":
@@ -103,11 +92,7 @@ class OsmosisLitellmModel(LitellmModel):
         return agents.ModelResponse(output=answer.output, usage=_usage(answer), response_id=None)
 
     def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        """Return the answer's events.
-
-        Raises:
-            RuntimeError: The rollout has no session, or another rollout is active.
-        """
+        """Return the answer's events."""
         running = get_rollout_context()
         if running is not None and running is not self._rollout:
             raise RuntimeError(
@@ -141,9 +126,6 @@ class OsmosisAgent(agents.Agent[TContext]):
     """An agent that uses the rollout's model instead of the placeholder. Create it in ``run``.
 
     Accepts the arguments of ``agents.Agent``. A model other than the placeholder is kept.
-
-    Raises:
-        RuntimeError: A placeholder is used outside a rollout.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -157,12 +139,8 @@ class OsmosisAgent(agents.Agent[TContext]):
 class OsmosisMemorySession(SessionABC):
     """An in-memory session. Inside a rollout, its conversation is the rollout's sample.
 
-    Attributes:
-        session_id: The rollout's id, or a generated one outside a rollout.
-        items: The conversation, oldest first.
-
-    Raises:
-        ValueError: The rollout already has a session or another sample source.
+    Raises ValueError if the rollout already has a sample source. All methods raise RuntimeError if the session belongs to
+    another rollout.
     """
 
     def __init__(self) -> None:
@@ -174,14 +152,7 @@ class OsmosisMemorySession(SessionABC):
             context.set_sample_source(self._source)
 
     async def get_items(self, limit: int | None = None) -> list[Any]:
-        """Return the conversation, oldest first.
-
-        Args:
-            limit: Maximum number of items, counted from the latest; None returns all.
-
-        Raises:
-            RuntimeError: The session belongs to another rollout. All other methods raise this too.
-        """
+        """Return the latest ``limit`` items of the conversation, or all, oldest first."""
         self._require_registered()
         wanted = self.items if limit is None else self.items[-limit:] if limit > 0 else []
         return [snapshot(item) for item in wanted]
@@ -225,20 +196,12 @@ class SessionSampleSource(SampleSource):
         """Return the conversation in the framework's format, with chat messages for the archive."""
         return RolloutSample(
             messages=[snapshot(item) for item in self._session.items],
-            trajectory_messages=self._chat_messages(),
+            trajectory_messages=convert_for_archive(self._chat_messages),
         )
 
-    def _chat_messages(self) -> Messages | None:
-        """Return the conversation as chat messages, or None with a warning if it cannot be converted."""
-        told = [{"role": "system", "content": self._instructions}] if self._instructions else []
-        try:
-            return [*told, *(dict(message) for message in Converter.items_to_messages(self._session.items))]
-        except Exception:
-            # Items come from any tool and model. An item that cannot be archived must not cost the sample.
-            logger.warning(
-                "the session's items are no chat messages, so no trajectory is archived", exc_info=True
-            )
-            return None
+    def _chat_messages(self) -> Messages:
+        system = [{"role": "system", "content": self._instructions}] if self._instructions else []
+        return [*system, *(dict(message) for message in Converter.items_to_messages(self._session.items))]
 
 
 def _usage(answer: Any) -> Any:

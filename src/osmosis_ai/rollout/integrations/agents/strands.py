@@ -5,17 +5,23 @@ Graders read the agent's messages after ``run`` has returned.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from osmosis_ai.llm.litellm_transport import import_litellm
 
 from ...context import SampleSource
-from ...extras import needs_extra
 from ...types.sample import Messages, RolloutSample, snapshot
+from ...utils.imports import needs_extra
 from ...utils.messages import map_initial_messages_to_content_blocks
-from .endpoint import MODEL_ID, NO_KEY, placeholder_called, refuse_endpoint_options, running_rollout
+from . import (
+    MODEL_ID,
+    NO_KEY,
+    convert_for_archive,
+    placeholder_called,
+    refuse_endpoint_options,
+    running_rollout,
+)
 
 with needs_extra("strands", "a Strands agent"):
     # Check first that this is the framework at all, which costs little.
@@ -24,19 +30,13 @@ with needs_extra("strands", "a Strands agent"):
     import_litellm()
     from strands.models.litellm import LiteLLMModel
 
-logger = logging.getLogger(__name__)
-
 __all__ = ["OsmosisRolloutModel", "OsmosisStrandsAgent"]
 
 
 class OsmosisRolloutModel(LiteLLMModel):
     """Placeholder for the rollout's model, for use in a workflow configuration.
 
-    Args:
-        model_config: Arguments of ``LiteLLMModel``, such as ``params={"temperature": 1.0}``.
-
-    Raises:
-        TypeError: An argument selects a model, which only the run may do.
+    Accepts arguments of ``LiteLLMModel``, such as ``params={"temperature": 1.0}``, except those that select a model.
     """
 
     def __init__(self, **model_config: Any) -> None:
@@ -55,12 +55,8 @@ class OsmosisRolloutModel(LiteLLMModel):
 class OsmosisStrandsAgent(strands.Agent):
     """An agent that uses the rollout's model instead of the placeholder, and whose messages are the sample.
 
-    Accepts the arguments of ``strands.Agent``. With another model it is an ordinary Strands agent and provides no
-    sample.
-
-    Args:
-        model: The placeholder, or any Strands model.
-        messages: The conversation so far. Contents may be plain strings, as in ``ctx.prompt``.
+    Accepts the arguments of ``strands.Agent``; contents of ``messages`` may be plain strings, as in ``ctx.prompt``. With
+    another model it is an ordinary Strands agent and provides no sample.
 
     Raises:
         RuntimeError: A placeholder is used outside a rollout.
@@ -103,16 +99,8 @@ class StrandsAgentSampleSource(SampleSource):
         """Return the conversation as Strands blocks, with the messages sent to the model for the archive."""
         return RolloutSample(
             messages=[snapshot(message) for message in self._agent.messages],
-            trajectory_messages=self._chat_messages(),
+            trajectory_messages=convert_for_archive(self._sent_messages),
         )
 
-    def _chat_messages(self) -> Messages | None:
-        """Return the messages as sent to the model, or None with a warning if they cannot be converted."""
-        try:
-            return list(LiteLLMModel.format_request_messages(self._agent.messages, self._agent.system_prompt))
-        except Exception:
-            # Blocks come from any tool and model. A block that cannot be archived must not cost the sample.
-            logger.warning(
-                "the agent's messages are not chat messages, so no trajectory is archived", exc_info=True
-            )
-            return None
+    def _sent_messages(self) -> Messages:
+        return list(LiteLLMModel.format_request_messages(self._agent.messages, self._agent.system_prompt))

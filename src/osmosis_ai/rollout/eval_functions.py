@@ -13,16 +13,17 @@ import logging
 import math
 import numbers
 import threading
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from osmosis_ai.errors import OsmosisError
 
-from ..backend.local.deadline import DeadlineExceededError, run_within
-from ..backend.local.in_process import describe
-from ..types.sample import snapshot
+from .backend.local.backend import DeadlineExceededError, describe, run_within
+from .cli_utils import load_attribute
+from .core.exceptions import AgentLoopLoadError
+from .types.sample import snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -75,12 +76,7 @@ class EvalFnWrapper:
     async def __call__(
         self, messages: Messages, ground_truth: str | None = None, metadata: Mapping[str, Any] | None = None
     ) -> float:
-        """Return the score of a conversation.
-
-        Raises:
-            EvalFnError: The function did not return a finite number.
-            Exception: Any error raised by the function.
-        """
+        """Return the score of a conversation. Raises the function's errors, or EvalFnError without a finite number."""
         return await self._call(messages, ground_truth, metadata, None)
 
     async def score(
@@ -93,11 +89,7 @@ class EvalFnWrapper:
     ) -> EvalScore:
         """Return the score of a conversation or the reason for a missing one. Raises nothing except cancellation.
 
-        Args:
-            messages: The conversation, oldest message first.
-            ground_truth: The right answer; None if the row has none.
-            metadata: The row's columns.
-            timeout_s: Time limit in seconds; None means no limit.
+        ``metadata`` are the columns of the dataset row.
         """
         try:
             return EvalScore(await self._call(messages, ground_truth, metadata, timeout_s))
@@ -107,10 +99,10 @@ class EvalFnWrapper:
             return EvalScore(reason=error.message, error=error)
         except Exception as error:  # any error of the user's code is the reason for a missing score
             logger.warning("eval function %s raised", self.name, exc_info=error)
-            name, text = type(error).__name__, describe(error)
+            name, reason = type(error).__name__, describe(error)
             # This package's errors are full sentences, and some texts already start with the error's name.
-            told = isinstance(error, OsmosisError) or text.startswith(name)
-            reason = text if told else f"{name}: {text}"
+            if not isinstance(error, OsmosisError) and not reason.startswith(name):
+                reason = f"{name}: {reason}"
             return EvalScore(reason=reason[:_REASON_CHARS], error=error)
 
     async def _call(
@@ -120,24 +112,17 @@ class EvalFnWrapper:
         metadata: Mapping[str, Any] | None,
         timeout_s: float | None,
     ) -> float:
-        about = {} if metadata is None else _own_copy(metadata)
-        given: dict[str, Any] = (
-            {"solution_str": last_answer(messages), "ground_truth": ground_truth, "extra_info": about}
+        row = {} if metadata is None else _own_copy(metadata)
+        arguments: dict[str, Any] = (
+            {"solution_str": last_answer(messages), "ground_truth": ground_truth, "extra_info": row}
             if self.mode == "simple"
-            else {"messages": _own_copy(messages), "ground_truth": ground_truth, "metadata": about}
+            else {"messages": _own_copy(messages), "ground_truth": ground_truth, "metadata": row}
         )
-        return finite_score(await run_within(_called(self.fn, given, timeout_s), timeout_s))
+        return finite_score(await run_within(_call(self.fn, arguments), timeout_s))
 
 
 def load_eval_fn(path: str) -> EvalFnWrapper:
-    """Load the eval function named by ``module:function``, searching the current directory first.
-
-    Raises:
-        EvalFnError: It cannot be loaded or is not an eval function.
-    """
-    from .exceptions import AgentLoopLoadError
-    from .loading import load_attribute
-
+    """Load the eval function named by ``module:function``, searching the current directory first."""
     try:
         function = load_attribute(path, what="eval function", example="rewards:compute_reward")
     except AgentLoopLoadError as error:
@@ -146,25 +131,15 @@ def load_eval_fn(path: str) -> EvalFnWrapper:
 
 
 def load_eval_fns(paths: Sequence[str]) -> list[EvalFnWrapper]:
-    """Load several eval functions in order, named by their paths.
-
-    Raises:
-        EvalFnError: A function cannot be loaded, or a path is repeated.
-    """
-    seen: set[str] = set()
+    """Load several eval functions in order, named by their paths. A path must not be repeated."""
     for path in paths:
-        if path in seen:
+        if paths.count(path) > 1:
             raise EvalFnError(f"Duplicate eval function path: '{path}' is given more than once.")
-        seen.add(path)
     return [load_eval_fn(path) for path in paths]
 
 
 def wrap_eval_fns(functions: Any) -> list[EvalFnWrapper]:
-    """Wrap the functions of a module's ``eval_fns = [...]``. A string there means ``module:function``.
-
-    Raises:
-        EvalFnError: It is not a list, an item is not an eval function, or two names are equal.
-    """
+    """Wrap the functions of a module's ``eval_fns = [...]``. A string there means ``module:function``."""
     if not isinstance(functions, (list, tuple)):
         raise EvalFnError(f"`eval_fns` must be a list of functions, not {_shown(functions)}.")
     wrapped = [
@@ -193,11 +168,7 @@ def last_answer(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def finite_score(value: Any) -> float:
-    """Return a function's result as a finite float; NumPy numbers are accepted.
-
-    Raises:
-        EvalFnError: It is not a finite number.
-    """
+    """Return a function's result as a finite float; NumPy numbers are accepted."""
     if not isinstance(value, numbers.Real):
         raise EvalFnError(f"the function must return a number, not {_shown(value)}")
     try:
@@ -210,7 +181,6 @@ def finite_score(value: Any) -> float:
 
 
 def _own_copy(value: Any) -> Any:
-    """Copy a value so that a function's changes stay invisible to others."""
     try:
         return snapshot(value)
     except Exception:  # agents' objects may not be copyable
@@ -240,69 +210,39 @@ def _mode_of(fn: Any, name: str) -> EvalFnMode:
     return mode
 
 
-async def _called(fn: Callable[..., Any], given: Mapping[str, Any], timeout_s: float | None) -> Any:
+async def _call(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004 - an object's own method
-        return await fn(**given)
-    started = time.monotonic()
-    value = await _in_thread(lambda: fn(**given))
-    if not inspect.isawaitable(value):
-        return value
-    # A plain function may return a coroutine; it runs here, in the remaining time.
-    left_s = None if timeout_s is None else timeout_s - (time.monotonic() - started)
-    if left_s is not None and left_s <= 0:
-        _close(value)
-    return await run_within(_awaited(value), left_s)
-
-
-async def _awaited(value: Awaitable[Any]) -> Any:
-    return await value
-
-
-def _close(value: Any) -> None:
-    """Close a coroutine that arrived too late, since Python warns about unawaited ones."""
-    if inspect.iscoroutine(value):
-        value.close()
+        return await fn(**arguments)
+    value = await _in_thread(lambda: fn(**arguments))
+    # A plain function may return a coroutine.
+    return await value if inspect.isawaitable(value) else value
 
 
 async def _in_thread(work: Callable[[], Any]) -> Any:
-    """Run ``work`` in its own thread, which does not block process exit.
-
-    In a pool, hanging functions would use up all threads and keep the process from exiting.
-    """
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[Any] = loop.create_future()
+    """Run ``work`` in its own daemon thread: in a pool, hanging functions would use up all threads and block the exit."""
+    outcome: Future[Any] = Future()
+    outcome.set_running_or_notify_cancel()
     context = contextvars.copy_context()
 
-    def settle(value: Any, error: BaseException | None) -> None:
-        if outcome.done():
-            _close(value)
-        elif error is None:
-            outcome.set_result(value)
-        else:
-            outcome.set_exception(error)
-
     def run() -> None:
-        value: Any = None
-        failure: BaseException | None = None
         try:
-            value = context.run(work)
+            outcome.set_result(context.run(work))
         except BaseException as error:
-            failure = error
-        if isinstance(failure, StopIteration) or not isinstance(failure, (Exception, type(None))):
-            # A future cannot hold either of these, and the event loop must not see SystemExit.
-            failure = RuntimeError(
-                f"the function raised {type(failure).__name__}: {failure}".removesuffix(": ")
-            )
-        try:
-            loop.call_soon_threadsafe(settle, value, failure)
-        except RuntimeError:
-            _close(value)
-            logger.debug("an eval function returned after its event loop had ended")
+            if isinstance(error, StopIteration) or not isinstance(error, Exception):
+                # A future cannot hold StopIteration, and the event loop must not see SystemExit.
+                reason = f"the function raised {type(error).__name__}: {error}".removesuffix(": ")
+                error = RuntimeError(reason)
+            outcome.set_exception(error)
 
     threading.Thread(target=run, name="osmosis-eval-fn", daemon=True).start()
     try:
-        return await outcome
+        return await asyncio.wrap_future(outcome)
     except asyncio.CancelledError:
-        if outcome.done() and not outcome.cancelled() and outcome.exception() is None:
-            _close(outcome.result())  # it arrived just as the time ran out
+        # A coroutine that arrives too late must be closed, because Python warns about unawaited ones.
+        outcome.add_done_callback(_close_result)
         raise
+
+
+def _close_result(outcome: Future[Any]) -> None:
+    if outcome.exception() is None and inspect.iscoroutine(value := outcome.result()):
+        value.close()

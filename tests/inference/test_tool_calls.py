@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_ai.inference.catalog import FORMAT_NAMES, FormatName
-from osmosis_ai.inference.chat import BuiltInChat, ChatTemplate, ToolTemplate, detect_tool_template
+from osmosis_ai.inference.chat import BuiltInChat, ChatTemplate, detect_tool_calls
 from osmosis_ai.inference.tool_calls import (
     FORMATS,
     Markup,
@@ -535,7 +535,7 @@ NO_CALL_TEMPLATES = template("{{ m.content or '' }}")
 NO_TOOLS = NO_CALL_TEMPLATES.replace("{% if tools %}", "{% if false %}")
 
 
-def habits(source: str, *, vocabulary: Sequence[str] = (), **options: Any) -> ToolTemplate:
+def habits(source: str, *, vocabulary: Sequence[str] = (), **options: Any) -> ToolCallStyle:
     chat = ChatTemplate(source)
 
     def render(
@@ -546,11 +546,11 @@ def habits(source: str, *, vocabulary: Sequence[str] = (), **options: Any) -> To
     ) -> str:
         return chat.render(messages, tools, add_generation_prompt=add_generation_prompt)
 
-    return detect_tool_template(render, source=source, has_token=lambda mark: mark in vocabulary, **options)
+    return detect_tool_calls(render, source=source, has_token=lambda mark: mark in vocabulary, **options)
 
 
-def format_of(found: ToolTemplate) -> FormatName | None:
-    return found.calls.format.name if found.calls.format else None
+def format_of(found: ToolCallStyle) -> FormatName | None:
+    return found.format.name if found.format else None
 
 
 @pytest.mark.parametrize("style", TEMPLATES)
@@ -558,13 +558,13 @@ def test_the_format_is_the_one_that_the_template_writes(style: str) -> None:
     format, source = TEMPLATES[style]
     found = habits(source, note=pytest.fail)
     assert format_of(found) == format
-    assert found.calls.reader([multiply_tool()]) is not None
+    assert found.reader([multiply_tool()]) is not None
 
 
 def test_the_built_in_template_is_found_to_be_what_the_built_in_format_says(chat: BuiltInChat) -> None:
-    found = detect_tool_template(chat.render, source="", has_token=lambda _: False, note=pytest.fail)
+    found = detect_tool_calls(chat.render, source="", has_token=lambda _: False, note=pytest.fail)
     assert (format_of(found), found.arguments_as_written) == ("hermes", True)
-    assert found.calls.reader([multiply_tool()]) is not None
+    assert found.reader([multiply_tool()]) is not None
 
 
 @pytest.mark.parametrize("style", TEMPLATES)
@@ -603,7 +603,7 @@ def test_arguments_that_are_no_object_and_content_beside_a_call_stay_as_they_are
 def test_a_template_with_room_for_one_call_is_read_one_call_at_a_time() -> None:
     one = '{"name": "multiply", "parameters": {}}'
     for style, expected in (("llama3_json", 1), ("pythonic", 2)):
-        reader = habits(TEMPLATES[style][1]).calls.reader([multiply_tool()])
+        reader = habits(TEMPLATES[style][1]).reader([multiply_tool()])
         assert reader is not None
         text = f"{one}\n{one}" if style == "llama3_json" else "[multiply()]\n[multiply()]"
         pieces = [*reader.feed(text), *reader.feed("", ended=True)]
@@ -630,10 +630,10 @@ def problems(source: str, **options: Any) -> list[str]:
     told: list[str] = []
     found = habits(source, note=told.append, **options)
     assert told == []
-    found.calls.reader([])
+    found.reader([])
     assert told == []
-    found.calls.reader([multiply_tool()])
-    found.calls.reader([multiply_tool()])
+    found.reader([multiply_tool()])
+    found.reader([multiply_tool()])
     return told
 
 

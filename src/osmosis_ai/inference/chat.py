@@ -15,7 +15,8 @@ import codecs
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -32,8 +33,6 @@ from osmosis_ai.inference.tool_calls import FORMATS, CallFormat, ParsedToolCall,
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RawTokenizer
 
-TOKENIZER_FILE = "tokenizer.json"
-TEMPLATE_FILE = "chat_template.jinja"
 Messages = Sequence[Mapping[str, Any]]
 
 # For detection: a call, with a spelling that no template chooses itself.
@@ -59,14 +58,20 @@ class TemplateError(ValueError):
 # Tokens
 
 
-class ReplyDecoder(Protocol):
+class ReplyDecoder:
     """The text of one reply, token by token."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        self._bytes_of = bytes_of
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, *tokens: int) -> str:
         """Return the text that ``tokens`` complete; empty inside a character."""
+        return self._utf8.decode(b"".join(map(self._bytes_of, tokens)))
 
     def finish(self) -> str:
         """Return the rest of a reply that ended inside a character."""
+        return self._utf8.decode(b"", final=True)
 
 
 class Tokenizer:
@@ -80,8 +85,8 @@ class Tokenizer:
     def __init__(self, raw: RawTokenizer) -> None:
         self._raw = raw
         self._bytes = _byte_level_vocabulary(raw)
+        # In bytes.
         self.longest_token = max(map(len, self._bytes or (token.encode() for token in raw.get_vocab())))
-        """The most bytes that one token stands for."""
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of ``text``, in which the model's special tokens are recognised."""
@@ -89,7 +94,6 @@ class Tokenizer:
         return ids
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of a token written as in the vocabulary, or None."""
         found: int | None = self._raw.token_to_id(token)
         return found
 
@@ -101,33 +105,12 @@ class Tokenizer:
         return text.encode()
 
     def decoder(self) -> ReplyDecoder:
-        return _ByteDecoder(self._bytes) if self._bytes else _StreamDecoder(self._raw)
-
-
-class _ByteDecoder:
-    def __init__(self, vocabulary: Sequence[bytes]) -> None:
-        self._vocabulary = vocabulary
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def feed(self, *tokens: int) -> str:
-        return self._utf8.decode(b"".join(self._vocabulary[token] for token in tokens))
-
-    def finish(self) -> str:
-        return self._utf8.decode(b"", final=True)
-
-
-class _StreamDecoder:
-    def __init__(self, raw: RawTokenizer) -> None:
+        if self._bytes:
+            return ReplyDecoder(self._bytes.__getitem__)
         from tokenizers.decoders import DecodeStream
 
-        self._raw = raw
-        self._stream = DecodeStream(skip_special_tokens=False)
-
-    def feed(self, *tokens: int) -> str:
-        return "".join(self._stream.step(self._raw, token) or "" for token in tokens)
-
-    def finish(self) -> str:
-        return ""
+        stream = DecodeStream(skip_special_tokens=False)
+        return ReplyDecoder(lambda token: (stream.step(self._raw, token) or "").encode())
 
 
 def _byte_level_vocabulary(raw: RawTokenizer) -> list[bytes] | None:
@@ -167,7 +150,7 @@ class BuiltInChat(ChatFormat):
     def __init__(self, model_dir: Path, *, tool_call_format: FormatName | None = None) -> None:
         from tokenizers import Tokenizer as RawTokenizer
 
-        path = model_dir / TOKENIZER_FILE
+        path = model_dir / "tokenizer.json"
         try:
             super().__init__(RawTokenizer.from_file(str(path)))
         except Exception as error:  # tokenizers raises bare Exception for every problem of a file
@@ -176,7 +159,6 @@ class BuiltInChat(ChatFormat):
         self._template = ChatTemplate.load(model_dir)
 
     def render(self, messages: Messages, tools: Messages = (), *, add_generation_prompt: bool = True) -> str:
-        """Return the text of a conversation; raises TemplateError."""
         return self._template.render(messages, tools, add_generation_prompt=add_generation_prompt)
 
 
@@ -191,13 +173,14 @@ class _GenerationBlocks(Extension):
 
 
 class ChatTemplate:
-    """Messages and tools in, prompt text out."""
+    """A template in jinja, rendered in a sandbox."""
 
     def __init__(self, source: str) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, "jinja2.ext.loopcontrols"]
         )
-        environment.filters["tojson"] = _to_json
+        # jinja2's own filter escapes for HTML, which would change what the model reads.
+        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
         environment.globals["raise_exception"] = _refuse
         try:
             self._template = environment.from_string(source)
@@ -206,7 +189,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, model_dir: Path) -> ChatTemplate:
-        return cls((model_dir / TEMPLATE_FILE).read_text(encoding="utf-8"))
+        return cls((model_dir / "chat_template.jinja").read_text(encoding="utf-8"))
 
     def render(self, messages: Messages, tools: Messages = (), *, add_generation_prompt: bool = True) -> str:
         """Return the text of a conversation; raises TemplateError."""
@@ -216,11 +199,6 @@ class ChatTemplate:
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise TemplateError(f"the chat template cannot render these messages: {error}") from error
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    # jinja2's own filter escapes for HTML, which would change what the model reads.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def _refuse(message: str) -> NoReturn:
@@ -234,33 +212,14 @@ class Render(Protocol):
     def __call__(self, messages: Messages, tools: Messages, *, add_generation_prompt: bool) -> str: ...
 
 
-@dataclass(frozen=True)
-class ToolTemplate:
-    """The form in which a template accepts turns with calls."""
-
-    arguments_as_written: bool
-    empty_content: Mapping[str, Any]
-    calls: ToolCallStyle
-
-    def fitted(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        calls = message.get("tool_calls")
-        if not calls:
-            return message
-        rest = {key: value for key, value in message.items() if key != "content" or value}
-        content = {} if "content" in rest else self.empty_content
-        if not self.arguments_as_written:
-            calls = [_with_parsed_arguments(call) for call in calls]
-        return {**rest, **content, "tool_calls": calls}
-
-
-def detect_tool_template(
+def detect_tool_calls(
     render: Render,
     *,
     source: str,
     has_token: Callable[[str], bool],
     chosen: FormatName | None = None,
     note: Callable[[str], None] | None = None,
-) -> ToolTemplate:
+) -> ToolCallStyle:
     """Find out how a template accepts and writes calls.
 
     Args:
@@ -271,9 +230,16 @@ def detect_tool_template(
     """
     prompt = _try(render, [_QUESTION], add_generation_prompt=True)
     as_written, content = _accepted_form(render)
-    written = _reply(render, as_written, content, prompt, calls=1)
+
+    def reply(calls: int) -> str | None:
+        """Return the model's text for so many calls by this template; None if they are missing."""
+        text = _try(render, [_QUESTION, _turn(as_written, content, calls=calls)])
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(prompt, text, strict=False))
+        return text[sum(1 for _ in same) :] if text.count(_PARAMETER) >= calls else None
+
+    written = reply(1)
     format = FORMATS[chosen] if chosen else _format_of(written, source, has_token)
-    several = written is None or _reply(render, as_written, content, prompt, calls=2) is not None
+    several = written is None or reply(2) is not None
     problems = []
     if _OFFERED not in prompt:
         problems.append("it does not show offered tools to the model")
@@ -283,9 +249,7 @@ def detect_tool_template(
             "writes stays text; `tool_call_format` chooses one"
         )
     problem = f"the model's chat template is not made for tools: {'; '.join(problems)}." if problems else None
-    return ToolTemplate(
-        as_written, content, ToolCallStyle(format, several, problem, note or ToolCallStyle.note)
-    )
+    return ToolCallStyle(format, several, problem, note or ToolCallStyle.note, as_written, content)
 
 
 def _accepted_form(render: Render) -> tuple[bool, Mapping[str, Any]]:
@@ -299,17 +263,6 @@ def _accepted_form(render: Render) -> tuple[bool, Mapping[str, Any]]:
             if text and not as_written:
                 accepted.append(content)
     return False, accepted[0] if accepted else {}
-
-
-def _reply(
-    render: Render, as_written: bool, content: Mapping[str, Any], prompt: str, *, calls: int
-) -> str | None:
-    """Return the model's text for so many calls by this template; None if they are missing."""
-    text = _try(render, [_QUESTION, _turn(as_written, content, calls=calls)])
-    if text.count(_PARAMETER) < calls:
-        return None
-    shorter = min(len(prompt), len(text))
-    return text[next((place for place in range(shorter) if prompt[place] != text[place]), shorter) :]
 
 
 def _format_of(written: str | None, source: str, has_token: Callable[[str], bool]) -> CallFormat | None:
@@ -353,13 +306,3 @@ def _try(render: Render, messages: Messages, *, add_generation_prompt: bool = Fa
         return render(messages, tools, add_generation_prompt=add_generation_prompt)
     except TemplateError:
         return ""
-
-
-def _with_parsed_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a call with its arguments as a mapping, if they are a JSON object."""
-    function = call["function"]
-    try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:
-        return call
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call

@@ -24,7 +24,8 @@ import re
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from osmosis_ai.inference.catalog import FormatName
@@ -48,7 +49,6 @@ _CALL_OVER = re.compile(r"</function>\s*</tool_call>")
 _PARAMETER_END = re.compile(r"</parameter>(?=\s*(?:<parameter=|</function>))")
 _MISTRAL = "[TOOL_CALLS]"
 _MISTRAL_HEAD = re.compile(rf"({_NAME})(?:\[CALL_ID\]([A-Za-z0-9]{{1,64}}))?\[ARGS\]")
-_MISTRAL_ID = re.compile(r"[A-Za-z0-9]{9}")
 _CALLS_BEGIN, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL_BEGIN, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 _DEEPSEEK_HEAD = re.compile(rf"({_NAME})<｜tool▁sep｜>")
@@ -63,6 +63,16 @@ _PYTHONIC_TOKEN = re.compile(
 )
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 _PYTHON_NAMES = {"True": True, "False": False, "None": None}
+# The JSON types of each Python type. A string has none: text needs no reading.
+_KINDS: Mapping[type, set[str]] = {
+    bool: {"boolean"},
+    int: {"integer", "number"},
+    float: {"number"},
+    dict: {"object"},
+    list: {"array"},
+    type(None): {"null"},
+    str: set(),
+}
 
 
 @dataclass(frozen=True)
@@ -108,6 +118,7 @@ class CallFormat:
         closings: Marks that may follow the calls.
         bare: What begins a call without a mark, at the beginning of a line.
         call_end: Token after a single call.
+        own_id: Ids of the model that are kept.
     """
 
     name: FormatName
@@ -117,23 +128,19 @@ class CallFormat:
     closings: tuple[str, ...] = ()
     bare: str = ""
     call_end: str | None = None
+    own_id: re.Pattern[str] | None = None
     new_id: Callable[[], str] = lambda: f"call_{uuid.uuid4().hex[:24]}"
 
 
 class ToolCallReader:
-    """Reads one reply.
-
-    Args:
-        format: The model's tool call format.
-        tools: The offered tools, in OpenAI format.
-        at_most_one: Treat text after the first call as content.
-    """
+    """Reads one reply; with ``at_most_one``, text after the first call is content."""
 
     def __init__(
         self, format: CallFormat, tools: Sequence[Mapping[str, Any]] = (), *, at_most_one: bool = False
     ) -> None:
         self._format = format
-        self._schemas = {tool["function"]["name"]: _properties(tool["function"]) for tool in tools}
+        functions = [tool["function"] for tool in tools]
+        self._schemas = {function["name"]: _properties(function) for function in functions}
         self._at_most_one = at_most_one
         self._bare = re.compile(rf"(?m)^[^\S\n]*{re.escape(format.bare)}") if format.bare else None
         self._buffer = ""
@@ -153,12 +160,8 @@ class ToolCallReader:
     def split(self, text: str, *, ended: bool = False) -> Iterator[str | Markup]:
         """Yield content and markup; together they are the whole text, once it has ended."""
         self._buffer += text
-        if (
-            self._waiting
-            and not ended
-            and len(self._buffer) > _SHORT
-            and not set(text) & set(self._format.enders)
-        ):
+        undecided = self._waiting and len(self._buffer) > _SHORT and not set(text) & set(self._format.enders)
+        if undecided and not ended:
             return
         self._waiting = False
         while self._buffer:
@@ -182,12 +185,9 @@ class ToolCallReader:
     def _opening_in(self, text: str) -> int:
         """Return the first position of a call, a closing or the beginning of one; otherwise the length."""
         if self._after_call:
-            lead = len(text) - len(text.lstrip())
-            rest = text[lead:]
-            if any(
-                rest.startswith(mark) or (rest and mark.startswith(rest)) for mark in self._format.closings
-            ):
-                return lead
+            rest = text.lstrip()
+            if any(rest.startswith(mark) or mark.startswith(rest) for mark in self._format.closings):
+                return len(text) - len(rest)
         if self._at_most_one and self._ids:
             return len(text)
         openings = self._format.openings
@@ -202,11 +202,8 @@ class ToolCallReader:
         """Return the length of the markup that ``text`` begins with, 0 for none; None if more text decides it."""
         try:
             if self._after_call:
-                for mark in self._format.closings:
-                    if text.startswith(mark):
-                        return len(mark), ()
-                    if mark.startswith(text):
-                        raise MoreToComeError
+                with suppress(NotACallError):
+                    return _past_any(text, self._format.closings), ()
             length, calls = self._format.read(text, self._schemas)
         except NotACallError:
             return 0, ()
@@ -217,7 +214,8 @@ class ToolCallReader:
         return length, tuple(self._with_id(call) for call in calls)
 
     def _with_id(self, call: ParsedToolCall) -> ParsedToolCall:
-        if not call.id or call.id in self._ids:
+        own_id = self._format.own_id
+        if own_id is None or not own_id.fullmatch(call.id) or call.id in self._ids:
             call = replace(call, id=self._format.new_id())
         self._ids.add(call.id)
         return call
@@ -240,18 +238,21 @@ class ToolCallReader:
 
 @dataclass
 class ToolCallStyle:
-    """How one model writes calls.
+    """How one model writes calls, and the form in which its chat template accepts turns with calls.
 
     Attributes:
         format: None if the format is unknown, so that calls stay text.
         several: Whether a turn can have more than one call.
         problem: Passed to ``note`` when the first tools are offered.
+        empty_content: The content of a turn that has only calls.
     """
 
     format: CallFormat | None
     several: bool = True
     problem: str | None = None
     note: Callable[[str], None] = logger.warning
+    arguments_as_written: bool = True
+    empty_content: Mapping[str, Any] = field(default_factory=dict)
 
     def reader(
         self, tools: Sequence[Mapping[str, Any]], *, at_most_one: bool = False
@@ -270,6 +271,32 @@ class ToolCallStyle:
         """Return the token after a single call, if the format and the vocabulary have one."""
         return token_id(self.format.call_end) if self.format and self.format.call_end else None
 
+    def fitted(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a turn in the form that the template accepts."""
+        calls = message.get("tool_calls")
+        if not calls:
+            return message
+        rest = {key: value for key, value in message.items() if key != "content" or value}
+        content = {} if "content" in rest else self.empty_content
+        if not self.arguments_as_written:
+            calls = [_with_parsed_arguments(call) for call in calls]
+        return {**rest, **content, "tool_calls": calls}
+
+
+def _with_parsed_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a call with its arguments as a mapping, if they are a JSON object."""
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def _properties(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    properties = (function.get("parameters") or {}).get("properties")
+    return properties if isinstance(properties, dict) else {}
+
 
 def beginning_of_any(markers: Sequence[str], text: str) -> int:
     """Return how many characters at the end of ``text`` may be the beginning of a marker."""
@@ -282,24 +309,16 @@ def beginning_of_any(markers: Sequence[str], text: str) -> int:
     return 0
 
 
-def _properties(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    properties = (function.get("parameters") or {}).get("properties")
-    return properties if isinstance(properties, dict) else {}
-
-
 # Formats: each function is a `CallFormat.read`
 
 
 def _read_hermes(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
-    value, start, end = _object_at(text, _past(text, 0, _HERMES_START))
-    end = _past(text, _skip_blanks(text, end), _HERMES_END)
-    return end, [_named_call(value, text[start:end], ("arguments",))]
+    call, end = _named_call(text, _past(text, 0, _HERMES_START), ("arguments",))
+    return _past(text, end, _HERMES_END), [call]
 
 
 def _read_qwen3_coder(text: str, tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
-    place = _past_any(text, (_HERMES_START, _FUNCTION))
-    if text.startswith(_HERMES_START):
-        place = _past(text, _skip_blanks(text, place), _FUNCTION)
+    place = _past_either(text, _HERMES_START, _FUNCTION)
     name, place = _tag_value(text, place)
     schemas = tools.get(_checked_name(name), {})
     arguments: dict[str, Any] = {}
@@ -322,54 +341,43 @@ def _read_qwen3_coder(text: str, tools: ToolSchemas) -> tuple[int, list[ParsedTo
 
 def _read_mistral(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
     place = _skip_blanks(text, _past(text, 0, _MISTRAL))
-    if text[place:].startswith("["):
-        calls, end = [], place
-        for value, start, end in _elements(text, place):
-            calls.append(_mistral_call(value, text[start:end]))
-        return _past(text, _skip_blanks(text, end), "]"), calls
-    if text[place:].startswith("{"):
-        value, start, end = _object_at(text, place)
-        return end, [_mistral_call(value, text[start:end])]
-    head = _match(_MISTRAL_HEAD, text, place, longest=144)
-    value, start, end = _object_at(text, head.end())
-    return end, [ParsedToolCall(_mistral_id(head[2]), head[1], text[start:end])]
-
-
-def _mistral_call(value: Mapping[str, Any], written: str) -> ParsedToolCall:
-    return replace(_named_call(value, written, ("arguments",)), id=_mistral_id(value.get("id")))
-
-
-def _mistral_id(written: Any) -> str:
-    return written if isinstance(written, str) and _MISTRAL_ID.fullmatch(written) else ""
+    if text.startswith("{", place):
+        call, end = _named_call(text, place, ("arguments",))
+        return end, [call]
+    if not text.startswith("[", place):
+        head = _match(_MISTRAL_HEAD, text, place, longest=144)
+        _value, start, end = _object_at(text, head.end())
+        return end, [ParsedToolCall(head[2] or "", head[1], text[start:end])]
+    calls: list[ParsedToolCall] = []
+    while True:
+        call, end = _named_call(text, place + 1, ("arguments",))
+        calls.append(call)
+        place = _skip_blanks(text, end)
+        if text.startswith("]", place):
+            return place + 1, calls
+        _past(text, place, ",")
 
 
 def _read_deepseek(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
-    place = _past_any(text, (_CALLS_BEGIN, _CALL_BEGIN))
-    if text.startswith(_CALLS_BEGIN):
-        place = _past(text, _skip_blanks(text, place), _CALL_BEGIN)
-    head = _match(_DEEPSEEK_HEAD, text, place, longest=80)
-    name, place, fenced = head[1], head.end(), False
-    if name == "function" and not text.startswith("{", place):
-        head = _match(_DEEPSEEK_FENCED, text, place, longest=80)
-        name, place, fenced = head[1], head.end(), True
-    _value, start, end = _object_at(text, place)
-    place = _skip_blanks(text, end)
+    head = _match(_DEEPSEEK_HEAD, text, _past_either(text, _CALLS_BEGIN, _CALL_BEGIN), longest=80)
+    fenced = head[1] == "function" and not text.startswith("{", head.end())
     if fenced:
-        place = _skip_blanks(text, _past(text, place, "```"))
-    return _past(text, place, _CALL_END), [ParsedToolCall("", name, text[start:end])]
+        head = _match(_DEEPSEEK_FENCED, text, head.end(), longest=80)
+    _value, start, end = _object_at(text, head.end())
+    place = _past(text, end, "```") if fenced else end
+    return _past(text, place, _CALL_END), [ParsedToolCall("", head[1], text[start:end])]
 
 
 def _read_llama3_json(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
+    place = 0
     if not text.startswith("{"):
-        value, start, end = _object_at(text, _past_any(text, (_PYTHON_TAG, _PYTHON_START)))
+        place = _past_any(text, (_PYTHON_TAG, _PYTHON_START))
     else:
         first = text[_skip_blanks(text, 1) :]
         if not any((mark := f'"{key}"').startswith(first[: len(mark)]) for key in _LLAMA_KEYS):
             raise NotACallError  # an answer in JSON is not buffered until its end
-        value, start, end = _object_at(text, 0)
-    if not value.keys() <= set(_LLAMA_KEYS):
-        raise NotACallError
-    return end, [_named_call(value, text[start:end], ("parameters", "arguments"))]
+    call, end = _named_call(text, place, ("parameters", "arguments"), allowed=_LLAMA_KEYS)
+    return end, [call]
 
 
 def _read_pythonic(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
@@ -393,53 +401,44 @@ def _read_pythonic(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedTool
 
 
 # Detection takes the first format that fits, so formats with marks come first.
-FORMATS: Mapping[FormatName, CallFormat] = {
-    format.name: format
-    for format in (
-        CallFormat("hermes", (_HERMES_START,), _read_hermes, ">", call_end=_HERMES_END),
-        CallFormat(
-            "qwen3_coder",
-            (_HERMES_START, _FUNCTION),
-            _read_qwen3_coder,
-            ">",
-            closings=(_HERMES_END,),
-            call_end=_HERMES_END,
-        ),
-        # Templates of these models refuse ids that are not nine letters and digits.
-        CallFormat("mistral", (_MISTRAL,), _read_mistral, "}]", new_id=lambda: uuid.uuid4().hex[:9]),
-        CallFormat(
-            "deepseek",
-            (_CALLS_BEGIN, _CALL_BEGIN),
-            _read_deepseek,
-            ">",
-            closings=(_CALLS_END,),
-            call_end=_CALL_END,
-        ),
-        CallFormat(
-            "llama3_json",
-            (_PYTHON_TAG, _PYTHON_START),
-            _read_llama3_json,
-            "}",
-            closings=(";", _PYTHON_END),
-            bare="{",
-        ),
-        CallFormat(
-            "pythonic",
-            (_LIST_START, _PYTHON_START),
-            _read_pythonic,
-            "]",
-            closings=(_LIST_END, _PYTHON_END),
-            bare="[",
-        ),
-    )
-}
+_ROWS = (
+    CallFormat("hermes", (_HERMES_START,), _read_hermes, ">", call_end=_HERMES_END),
+    CallFormat(
+        "qwen3_coder",
+        (_HERMES_START, _FUNCTION),
+        _read_qwen3_coder,
+        ">",
+        (_HERMES_END,),
+        call_end=_HERMES_END,
+    ),
+    # Templates of these models refuse ids that are not nine letters and digits.
+    CallFormat(
+        "mistral",
+        (_MISTRAL,),
+        _read_mistral,
+        "}]",
+        own_id=re.compile("[A-Za-z0-9]{9}"),
+        new_id=lambda: uuid.uuid4().hex[:9],
+    ),
+    CallFormat(
+        "deepseek", (_CALLS_BEGIN, _CALL_BEGIN), _read_deepseek, ">", (_CALLS_END,), call_end=_CALL_END
+    ),
+    CallFormat(
+        "llama3_json", (_PYTHON_TAG, _PYTHON_START), _read_llama3_json, "}", (";", _PYTHON_END), bare="{"
+    ),
+    CallFormat(
+        "pythonic", (_LIST_START, _PYTHON_START), _read_pythonic, "]", (_LIST_END, _PYTHON_END), bare="["
+    ),
+)
+FORMATS: Mapping[FormatName, CallFormat] = {format.name: format for format in _ROWS}
 
 
 # Marks
 
 
 def _past(text: str, place: int, mark: str) -> int:
-    """Return the position after ``mark``, which must be at ``place``."""
+    """Return the position after ``mark``, which must follow blanks at ``place``."""
+    place = _skip_blanks(text, place)
     if text.startswith(mark, place):
         return place + len(mark)
     raise MoreToComeError if mark.startswith(text[place:]) else NotACallError
@@ -451,6 +450,12 @@ def _past_any(text: str, marks: tuple[str, ...]) -> int:
         if text.startswith(mark):
             return len(mark)
     raise MoreToComeError if any(mark.startswith(text) for mark in marks) else NotACallError
+
+
+def _past_either(text: str, outer: str, inner: str) -> int:
+    """Return the position after ``inner``, with which the text begins, alone or after ``outer``."""
+    place = _past_any(text, (outer, inner))
+    return _past(text, place, inner) if text.startswith(outer) else place
 
 
 def _skip_blanks(text: str, place: int) -> int:
@@ -500,24 +505,18 @@ def _object_at(text: str, place: int) -> tuple[dict[str, Any], int, int]:
     return value, start, end
 
 
-def _elements(text: str, place: int) -> Iterator[tuple[dict[str, Any], int, int]]:
-    """Yield the objects of the JSON list that begins at ``place``, up to its closing bracket."""
-    place += 1
-    while True:
-        value, start, end = _object_at(text, place)
-        yield value, start, end
-        place = _skip_blanks(text, end)
-        if text.startswith("]", place):
-            return
-        place = _past(text, place, ",")
-
-
-def _named_call(value: Mapping[str, Any], written: str, keys: tuple[str, ...]) -> ParsedToolCall:
-    """Read ``{"name": ..., key: {...}}``, where ``key`` is one of ``keys``."""
+def _named_call(
+    text: str, place: int, keys: tuple[str, ...], *, allowed: Sequence[str] | None = None
+) -> tuple[ParsedToolCall, int]:
+    """Read ``{"name": ..., key: {...}}``, where ``key`` is one of ``keys``; return the call and its end."""
+    value, start, end = _object_at(text, place)
     arguments = next((value[key] for key in keys if key in value), None)
-    if not isinstance(arguments, dict):
+    if not isinstance(arguments, dict) or (allowed is not None and not value.keys() <= set(allowed)):
         raise NotACallError
-    return ParsedToolCall("", _checked_name(value.get("name")), _as_written(written, arguments))
+    written = _as_written(text[start:end], arguments)
+    own_id = value.get("id")
+    name = _checked_name(value.get("name"))
+    return ParsedToolCall(own_id if isinstance(own_id, str) else "", name, written), end
 
 
 def _checked_name(name: Any) -> str:
@@ -565,7 +564,7 @@ def _typed(value: str, schema: Any) -> Any:
             read = _PYTHON_NAMES[word] if word in _PYTHON_NAMES else _JSON.decode(word)
         except (ValueError, RecursionError):
             return value
-    return read if _kinds_of(read) & kinds else value  # a quoted string keeps its quotes
+    return read if _KINDS[type(read)] & kinds else value  # a quoted string keeps its quotes
 
 
 def _kinds(schema: Any) -> set[str]:
@@ -579,18 +578,6 @@ def _kinds(schema: Any) -> set[str]:
         for branch in branches if isinstance(branches, list) else ():
             kinds |= _kinds(branch)
     return kinds
-
-
-def _kinds_of(value: Any) -> set[str]:
-    """Return the JSON types of a value; empty for a string."""
-    if isinstance(value, bool):
-        return {"boolean"}
-    if isinstance(value, int):
-        return {"integer", "number"}
-    if isinstance(value, str):
-        return set()
-    names = {float: "number", dict: "object", list: "array", type(None): "null"}
-    return {names[type(value)]}
 
 
 # Python
@@ -642,17 +629,12 @@ def _python_value(node: ast.expr) -> Any:
     if isinstance(node, ast.List | ast.Tuple):
         return [_python_value(item) for item in node.elts]
     if isinstance(node, ast.Dict):
-        return {
-            _python_key(key): _python_value(item) for key, item in zip(node.keys, node.values, strict=True)
-        }
+        keys = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]
+        if not all(isinstance(key, str) for key in keys):
+            raise NotACallError
+        return dict(zip(keys, map(_python_value, node.values), strict=True))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         value = _python_value(node.operand)
         if isinstance(value, int | float) and not isinstance(value, bool):
             return -value
-    raise NotACallError
-
-
-def _python_key(node: ast.expr | None) -> str:
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
     raise NotACallError

@@ -41,7 +41,7 @@ from transformers.utils import logging
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.catalog import FormatName
-from osmosis_ai.inference.chat import ChatFormat, Messages, TemplateError, detect_tool_template
+from osmosis_ai.inference.chat import ChatFormat, Messages, TemplateError, detect_tool_calls
 from osmosis_ai.inference.engine import GREEDY_BELOW, Drawn, Ints, SamplingRows, uniforms
 
 # A prompt is read in chunks of so many tokens a row, which bounds the memory of attention scores.
@@ -411,14 +411,13 @@ class PretrainedChat(ChatFormat):
             )
         super().__init__(tokenizer.backend_tokenizer)
         self._tokenizer = tokenizer
-        self._tool_template = detect_tool_template(
+        self.tool_calls = detect_tool_calls(
             self._apply,
             source=str(tokenizer.chat_template),
             has_token=lambda token: self.token_id(token) is not None,
             chosen=tool_call_format,
             note=note,
         )
-        self.tool_calls = self._tool_template.calls
 
     @classmethod
     def load(cls, model_path: str | Path, **options: Any) -> PretrainedChat:
@@ -429,7 +428,7 @@ class PretrainedChat(ChatFormat):
             raise OsmosisError(f"the tokenizer of `{model_path}` cannot be loaded: {error}") from error
 
     def render(self, messages: Messages, tools: Messages = (), *, add_generation_prompt: bool = True) -> str:
-        fitted = [self._tool_template.fitted(message) for message in messages]
+        fitted = [self.tool_calls.fitted(message) for message in messages]
         return self._apply(fitted, tools, add_generation_prompt=add_generation_prompt)
 
     def _apply(self, messages: Messages, tools: Messages, *, add_generation_prompt: bool) -> str:

@@ -15,7 +15,7 @@ from aiohttp.web import TCPSite
 from osmosis_ai.inference.chat import BuiltInChat
 from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.model import Model
-from osmosis_ai.inference.openai_api import ChatCompletions, ChatStream
+from osmosis_ai.inference.openai_api import ChatCompletion, ChatCompletions
 from osmosis_ai.inference.protocol import OpenAIError, parse_request
 from osmosis_ai.inference.server import MAX_BODY_BYTES, Endpoint
 from tests.inference.conftest import END, body, multiply_tool, question
@@ -32,7 +32,7 @@ async def complete(api: ChatCompletions, **changes: Any) -> Json:
 
 async def chunks(api: ChatCompletions, **changes: Any) -> list[Json]:
     result = await api.create(body(stream=True, **changes))
-    assert isinstance(result, ChatStream)
+    assert isinstance(result, ChatCompletion)
     return [chunk async for chunk in result]
 
 
@@ -230,7 +230,7 @@ async def test_a_busy_engine_is_a_rate_limit_with_the_time_to_wait(
     idle = InferenceEngine(model, max_waiting=2)  # not started: what is queued stays
     api = ChatCompletions(idle, chat, ["osmosis/tiny"])
     first = await api.create(body(stream=True, n=2))
-    assert isinstance(first, ChatStream)
+    assert isinstance(first, ChatCompletion)
     with pytest.raises(OpenAIError) as refused:
         await api.create(body())
     assert (refused.value.status, refused.value.headers()) == (429, {"Retry-After": "1"})
@@ -243,7 +243,7 @@ async def test_closing_a_stream_stops_the_generation(tireless_model: Model, chat
     with InferenceEngine(tireless_model, max_batch=8) as engine:
         api = ChatCompletions(engine, chat, ["osmosis/tiny"])
         stream = await api.create(body(stream=True, n=16, max_tokens=1900))
-        assert isinstance(stream, ChatStream)
+        assert isinstance(stream, ChatCompletion)
         async for chunk in stream:
             if chunk["choices"][0]["delta"].get("content"):
                 break

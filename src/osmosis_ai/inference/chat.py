@@ -55,11 +55,8 @@ class TemplateError(ValueError):
     """The template refuses these messages."""
 
 
-# Tokens
-
-
 class ReplyDecoder:
-    """The text of one reply, token by token."""
+    """Decodes the tokens of one reply."""
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
@@ -74,19 +71,25 @@ class ReplyDecoder:
         return self._utf8.decode(b"", final=True)
 
 
-class Tokenizer:
-    """A model's tokenizer.
+class ChatFormat(ABC):
+    """Messages to text, text to tokens, tokens to text.
 
     In byte-level vocabularies (GPT-2's kind: Qwen, Llama 3 and most newer ones), every token stands for fixed bytes, and
     a reply is those bytes as UTF-8: a character split over two tokens appears with its last byte, and invalid UTF-8
     becomes U+FFFD. Others use the library's incremental decoder.
     """
 
+    tool_calls: ToolCallStyle
+
     def __init__(self, raw: RawTokenizer) -> None:
         self._raw = raw
         self._bytes = _byte_level_vocabulary(raw)
         # In bytes.
         self.longest_token = max(map(len, self._bytes or (token.encode() for token in raw.get_vocab())))
+
+    @abstractmethod
+    def render(self, messages: Messages, tools: Messages = (), *, add_generation_prompt: bool = True) -> str:
+        """Return the text of a conversation; raises TemplateError."""
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of ``text``, in which the model's special tokens are recognised."""
@@ -129,19 +132,6 @@ def _byte_level_vocabulary(raw: RawTokenizer) -> list[bytes] | None:
         ]
     except KeyError:
         return None
-
-
-# Conversations
-
-
-class ChatFormat(Tokenizer, ABC):
-    """Messages to text, text to tokens, tokens to text."""
-
-    tool_calls: ToolCallStyle
-
-    @abstractmethod
-    def render(self, messages: Messages, tools: Messages = (), *, add_generation_prompt: bool = True) -> str:
-        """Return the text of a conversation; raises TemplateError."""
 
 
 class BuiltInChat(ChatFormat):
@@ -192,7 +182,6 @@ class ChatTemplate:
         return cls((model_dir / "chat_template.jinja").read_text(encoding="utf-8"))
 
     def render(self, messages: Messages, tools: Messages = (), *, add_generation_prompt: bool = True) -> str:
-        """Return the text of a conversation; raises TemplateError."""
         try:
             return self._template.render(
                 messages=messages, tools=tools or None, add_generation_prompt=add_generation_prompt

@@ -11,11 +11,11 @@ import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from osmosis_ai.inference.chat import ChatFormat, TemplateError, Tokenizer
+from osmosis_ai.inference.chat import ChatFormat, TemplateError
 from osmosis_ai.inference.engine import (
     Dimensions,
     Emission,
@@ -124,7 +124,7 @@ class StopStrings:
 class AssistantReply:
     """One choice of a completion, growing."""
 
-    tokenizer: Tokenizer
+    chat: ChatFormat
     end_tokens: frozenset[int]
     stop: Sequence[str] = ()
     reader: ToolCallReader | None = None
@@ -134,7 +134,7 @@ class AssistantReply:
 
     def __post_init__(self) -> None:
         self._text = ""
-        self._decoder = self.tokenizer.decoder()
+        self._decoder = self.chat.decoder()
         self._stop = StopStrings(self.stop)
 
     def feed(self, tokens: Sequence[SampledToken], finish_reason: FinishReason | None) -> list[Piece]:
@@ -203,29 +203,11 @@ def generations_for(
     ]
 
 
-class ChatStream:
-    """The chunks of one completion; closing it stops the generation."""
-
-    def __init__(self, feed: TokenFeed, chunks: AsyncGenerator[Json, None]) -> None:
-        self._feed = feed
-        self._chunks = chunks
-
-    def __aiter__(self) -> AsyncIterator[Json]:
-        return self._chunks
-
-    async def aclose(self) -> None:
-        self._feed.close()
-        await self._chunks.aclose()
-
-
 class ChatCompletion:
-    """One accepted request.
+    """One accepted request: ``whole`` returns its answer, and iteration yields the answer in chunks.
 
-    Args:
-        finished: Called with the index and the reply of each finished choice.
-
-    Raises:
-        OpenAIError: The engine is busy or has stopped.
+    Closing it stops the generation. ``finished`` is called with the index and the reply of each finished choice. Raises
+    OpenAIError if the engine is busy or has stopped.
     """
 
     def __init__(
@@ -243,14 +225,13 @@ class ChatCompletion:
         self._request = request
         self._prompt = generations[0].prompt
         self._finished = finished
+        at_most_one = request.parallel_tool_calls is False
         self._replies = [
             AssistantReply(
                 chat,
                 engine.model.config.end_token_ids,
                 request.stop or (),
-                chat.tool_calls.reader(
-                    request.offered_tools, at_most_one=request.parallel_tool_calls is False
-                ),
+                chat.tool_calls.reader(request.offered_tools, at_most_one=at_most_one),
             )
             for _ in generations
         ]
@@ -260,6 +241,7 @@ class ChatCompletion:
             "model": model_name,
             "system_fingerprint": fingerprint,
         }
+        self._with_usage = bool(request.stream_options and request.stream_options.include_usage)
         self._token_by_token = bool(request.stream or request.stop)
         try:
             self._feed = TokenFeed(engine, generations, every_token=self._token_by_token)
@@ -287,17 +269,14 @@ class ChatCompletion:
             completion["prompt_token_ids"] = list(self._prompt)
         return completion
 
-    def stream(self) -> ChatStream:
-        """Return the completion in chunks; the last one has the usage, if requested."""
-        return ChatStream(self._feed, self._chunks())
+    async def aclose(self) -> None:
+        self._feed.close()
 
-    async def _chunks(self) -> AsyncGenerator[Json, None]:
+    async def __aiter__(self) -> AsyncGenerator[Json, None]:
+        """Yield the completion in chunks; the last one has the usage, if requested."""
         unsent = [0] * len(self._replies)
         for index in range(len(self._replies)):
-            opening = self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, [])
-            if self._request.return_token_ids:
-                opening["prompt_token_ids"] = list(self._prompt)
-            yield opening
+            yield self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, [], opening=True)
         async for index, pieces in self._progress():
             reply = self._replies[index]
             calls = len(reply.tool_calls) - sum(isinstance(piece, ParsedToolCall) for piece in pieces)
@@ -310,7 +289,7 @@ class ChatCompletion:
                 yield self._chunk(index, delta, new)
             if reply.finish_reason:
                 yield self._chunk(index, {}, reply.tokens[unsent[index] :], reply.finish_reason)
-        if self._request.stream_options and self._request.stream_options.include_usage:
+        if self._with_usage:
             yield self._envelope("chat.completion.chunk") | {"choices": [], "usage": self.usage()}
 
     async def _progress(self) -> AsyncGenerator[tuple[int, list[Piece]], None]:
@@ -337,13 +316,20 @@ class ChatCompletion:
         return {"object": kind, **self._identity}
 
     def _chunk(
-        self, index: int, delta: Json, tokens: Sequence[SampledToken], finish_reason: str | None = None
+        self,
+        index: int,
+        delta: Json,
+        tokens: Sequence[SampledToken],
+        finish_reason: str | None = None,
+        *,
+        opening: bool = False,
     ) -> Json:
         choice: Json = {"index": index, "delta": delta, "finish_reason": finish_reason}
-        choice |= self._token_details(tokens)
-        chunk = self._envelope("chat.completion.chunk") | {"choices": [choice]}
-        if self._request.stream_options and self._request.stream_options.include_usage:
+        chunk = self._envelope("chat.completion.chunk") | {"choices": [choice | self._token_details(tokens)]}
+        if self._with_usage:
             chunk["usage"] = None
+        if opening and self._request.return_token_ids:
+            chunk["prompt_token_ids"] = list(self._prompt)
         return chunk
 
     def _token_details(self, tokens: Sequence[SampledToken]) -> Json:
@@ -408,7 +394,7 @@ class ChatCompletions:
         }
         return {"object": "list", "data": [model]}
 
-    async def create(self, body: Any) -> Json | ChatStream:
+    async def create(self, body: Any) -> Json | ChatCompletion:
         """Answer the decoded body of a chat completion request; raises OpenAIError."""
         request = parse_request(body)
         if request.model not in self._names:
@@ -428,7 +414,7 @@ class ChatCompletions:
             model_name=self.model_name,
             fingerprint=self.fingerprint,
         )
-        return completion.stream() if request.stream else await completion.whole()
+        return completion if request.stream else await completion.whole()
 
     def _prompt(self, request: ChatRequest) -> tuple[int, ...]:
         try:

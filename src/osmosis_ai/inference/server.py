@@ -25,7 +25,7 @@ from osmosis_ai.inference.catalog import EngineName, FormatName, built_in_model
 from osmosis_ai.inference.chat import BuiltInChat, ChatFormat
 from osmosis_ai.inference.engine import InferenceEngine, LanguageModel
 from osmosis_ai.inference.model import Model, load_adapted_model, trained_tool_call_format
-from osmosis_ai.inference.openai_api import ChatCompletions, ChatStream
+from osmosis_ai.inference.openai_api import ChatCompletion, ChatCompletions
 from osmosis_ai.inference.protocol import OpenAIError
 
 logger = logging.getLogger(__name__)
@@ -66,12 +66,12 @@ class Endpoint:
         except orjson.JSONDecodeError as error:
             raise OpenAIError(400, f"the request body is not valid JSON: {error}.") from error
         result = await self._api.create(body)
-        if isinstance(result, ChatStream):
+        if isinstance(result, ChatCompletion):
             async with aclosing(result):
                 return await self._send_events(request, result)
         return _json(result)
 
-    async def _send_events(self, request: web.Request, stream: ChatStream) -> web.StreamResponse:
+    async def _send_events(self, request: web.Request, stream: ChatCompletion) -> web.StreamResponse:
         headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)

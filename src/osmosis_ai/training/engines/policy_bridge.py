@@ -29,7 +29,7 @@ from osmosis_ai.controller.model_proxy import (
 )
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.inference.chat import ChatFormat, TemplateError
-from osmosis_ai.inference.openai_api import AssistantReply, ChatCompletion, ChatStream, generations_for
+from osmosis_ai.inference.openai_api import AssistantReply, ChatCompletion, generations_for
 from osmosis_ai.inference.protocol import OpenAIError, parse_request
 from osmosis_ai.llm.completion import read_usage
 from osmosis_ai.llm.errors import Category, ModelCallError
@@ -134,9 +134,8 @@ class PolicyBridge(ModelProxy):
         metrics, started = CallMetrics(cost_usd=0.0), time.perf_counter()
         try:
             completion = self._completion(self._recordings[call.rollout_id], body)
-            chunks: ChatStream = completion.stream()
-            async with aclosing(chunks):
-                async for chunk in chunks:
+            async with aclosing(completion):
+                async for chunk in completion:
                     metrics.finish.read(chunk)
                     call.answer += stream_event(chunk)
         except OpenAIError as error:

@@ -54,7 +54,7 @@ class TokenEngine(Protocol):
 
 
 class TokenFeed:
-    """The tokens of a submission, in batches, for an event loop."""
+    """The tokens of a submission, in batches, for one event loop."""
 
     def __init__(self, engine: TokenEngine, generations: Sequence[Generation], *, every_token: bool) -> None:
         self._choices = {generation: index for index, generation in enumerate(generations)}
@@ -246,13 +246,9 @@ class ChatCompletion:
         try:
             self._feed = TokenFeed(engine, generations, every_token=self._token_by_token)
         except EngineBusyError as error:
-            raise OpenAIError(
-                429,
-                f"{error.message} {error.hint}.",
-                type="rate_limit_error",
-                code="rate_limit_exceeded",
-                retry_after_s=error.retry_after_s,
-            ) from error
+            codes = {"type": "rate_limit_error", "code": "rate_limit_exceeded"}
+            message = f"{error.message} {error.hint}."
+            raise OpenAIError(429, message, **codes, retry_after_s=error.retry_after_s) from error
         except EngineStoppedError as error:
             raise _server_error(error) from error
 

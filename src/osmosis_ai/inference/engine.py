@@ -60,7 +60,7 @@ def random_stream(seed: int | None, choice: int = 0) -> int:
     return int(_mix(_mix(np.array([key], np.uint64)) + np.uint64(choice))[0])
 
 
-def uniforms(streams: NDArray[np.uint64], positions: NDArray[np.int64]) -> Floats:
+def uniforms(streams: NDArray[np.uint64], positions: Ints) -> Floats:
     """Return the numbers in [0, 1) that decide the tokens at ``positions``; 53 random bits each."""
     counters = (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN_GAMMA
     fractions: Floats = (_mix(_mix(streams) + counters) >> np.uint64(11)) * 2.0**-53
@@ -69,19 +69,15 @@ def uniforms(streams: NDArray[np.uint64], positions: NDArray[np.int64]) -> Float
 
 def log_probabilities(logits: Floats, temperatures: Floats) -> Floats:
     """Return the distributions (B x V, natural logarithm) at each row's temperature."""
-    scaled = logits / np.where(temperatures < GREEDY_BELOW, 1.0, temperatures)[:, None]
+    scaled: Floats = logits / np.where(temperatures < GREEDY_BELOW, 1.0, temperatures)[:, None]
     scaled -= scaled.max(axis=1, keepdims=True)
-    normalised: Floats = scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
-    return normalised
+    scaled -= np.log(np.exp(scaled).sum(axis=1, keepdims=True))
+    return scaled
 
 
 def choose(
-    log_probs: Floats,
-    temperatures: Floats,
-    top_ps: Floats,
-    streams: NDArray[np.uint64],
-    positions: NDArray[np.int64],
-) -> NDArray[np.int64]:
+    log_probs: Floats, temperatures: Floats, top_ps: Floats, streams: NDArray[np.uint64], positions: Ints
+) -> Ints:
     probabilities = np.exp(log_probs)
     truncated = top_ps < 1.0
     if truncated.any():
@@ -91,7 +87,7 @@ def choose(
     # Rounding must not carry the threshold to the total, where no token is left to choose.
     thresholds = np.minimum(uniforms(streams, positions) * total, np.nextafter(total, 0.0))
     drawn = (sums <= thresholds[:, None]).sum(axis=1)
-    tokens: NDArray[np.int64] = np.where(temperatures < GREEDY_BELOW, log_probs.argmax(axis=1), drawn)
+    tokens: Ints = np.where(temperatures < GREEDY_BELOW, log_probs.argmax(axis=1), drawn)
     return tokens
 
 
@@ -118,7 +114,7 @@ def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class Dimensions(Protocol):
-    """The dimensions of a network that batches and requests depend on."""
+    """What batches and requests need to know about a network."""
 
     @property
     def max_positions(self) -> int: ...
@@ -168,11 +164,7 @@ class LanguageModel(Protocol):
         """Draw one token for each row of ``logits[sources]``."""
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
-        """Replace only the named tensors, atomically.
-
-        Raises:
-            OsmosisError: A name is unknown or a shape is wrong.
-        """
+        """Replace only the named tensors, atomically; raises OsmosisError if a name or a shape does not fit."""
 
 
 # Batches
@@ -245,10 +237,6 @@ class SequenceSlots:
         tokens: list[int] = self._tokens[slot, : self.lengths[slot]].tolist()
         return tokens
 
-    def forget(self) -> None:
-        """Empty all slots, because the weights have changed."""
-        self.lengths[:] = 0
-
     def keep(self, slot: int) -> None:
         """Cache an ended sequence in place of the least recently used one."""
         if len(self.lengths) > self._first_kept:
@@ -292,7 +280,6 @@ class ContinuousBatch:
 
     @property
     def free(self) -> int:
-        """How many more sequences can join now."""
         return self.capacity - len(self._running)
 
     def admit(self, newcomers: Sequence[Generation]) -> list[Emission]:
@@ -327,12 +314,9 @@ class ContinuousBatch:
         count = len(self._running)
         if not count:
             return []
-        rows = slice(0, count)
+        rows, first = slice(0, count), np.zeros(count, np.int64)
         lasts = self._last_tokens[rows]
-        starts = self._slots.lengths[rows]
-        logits = self._model.extend(
-            self._slots.cache, rows, lasts[:, None], starts, np.zeros(count, np.int64)
-        )
+        logits = self._model.extend(self._slots.cache, rows, lasts[:, None], self._slots.lengths[rows], first)
         self._slots.append(rows, lasts)
         return self._draw(0, logits, slice(None))
 
@@ -341,7 +325,7 @@ class ContinuousBatch:
         self._model.load_weights(weights)
         self.version = version
         texts = [self._slots.tokens(slot) for slot in range(len(self._running))]
-        self._slots.forget()
+        self._slots.lengths[:] = 0
         if texts:
             self._extend(0, texts, np.zeros(len(texts), np.int64))
 
@@ -433,25 +417,23 @@ class Listener(Protocol):
     def failed(self, error: EngineStoppedError) -> None: ...
 
 
+@dataclass(eq=False)
 class Submission:
     """The choices of one request, in the queue or in the batch."""
 
-    def __init__(
-        self, engine: InferenceEngine, generations: Sequence[Generation], listener: Listener
-    ) -> None:
-        self._engine = engine
-        self.listener = listener
-        self.waiting = deque(generations)
-        self.cancelled = False
+    engine: InferenceEngine
+    waiting: deque[Generation]
+    listener: Listener
+    cancelled: bool = False
 
     def cancel(self) -> None:
         """Stop generating; harmless when all has been generated."""
-        self._engine.cancel(self)
+        self.engine.cancel(self)
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Sequences and tokens, now and since the engine started."""
+    """Sequences and tokens: the first two now, the others since the engine started."""
 
     running: int
     waiting: int
@@ -500,7 +482,7 @@ class InferenceEngine:
                 raise self.failure
             if self._waiting and self._waiting + len(generations) > self._max_waiting:
                 raise EngineBusyError(self._waiting, self._retry_after_s())
-            submission = Submission(self, generations, listener)
+            submission = Submission(self, deque(generations), listener)
             self._queue.append(submission)
             self._waiting += len(generations)
             self._changed.notify()
@@ -517,7 +499,6 @@ class InferenceEngine:
         done.result()
 
     def cancel(self, submission: Submission) -> None:
-        """Drop the rest of a submission."""
         with self._changed:
             submission.cancelled = True
             if submission in self._queue:
@@ -529,9 +510,8 @@ class InferenceEngine:
 
     def stats(self) -> EngineStats:
         with self._changed:
-            return EngineStats(
-                len(self._owners), self._waiting, self._finished, self._prompt_tokens, self._completion_tokens
-            )
+            counts = self._finished, self._prompt_tokens, self._completion_tokens
+            return EngineStats(len(self._owners), self._waiting, *counts)
 
     def _run(self) -> None:
         try:

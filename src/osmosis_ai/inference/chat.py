@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -197,8 +197,7 @@ def _refuse(message: str) -> NoReturn:
 # Detection of a template's tool calls
 
 
-class Render(Protocol):
-    def __call__(self, messages: Messages, tools: Messages, *, add_generation_prompt: bool) -> str: ...
+Render = Callable[..., str]
 
 
 def detect_tool_calls(
@@ -211,11 +210,8 @@ def detect_tool_calls(
 ) -> ToolCallStyle:
     """Find out how a template accepts and writes calls.
 
-    Args:
-        source: The template's text.
-        has_token: Whether the vocabulary has a token.
-        chosen: The format, if it is not to be detected.
-        note: Called with a problem when tools are used; the default logs a warning.
+    ``has_token`` tells whether the vocabulary has a token. A ``chosen`` format is not detected. ``note`` is called with a
+    problem when tools are used; the default logs a warning.
     """
     prompt = _try(render, [_QUESTION], add_generation_prompt=True)
     as_written, content = _accepted_form(render)

@@ -26,7 +26,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any
 
 from osmosis_ai.inference.catalog import FormatName
 
@@ -64,15 +64,11 @@ _PYTHONIC_TOKEN = re.compile(
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 _PYTHON_NAMES = {"True": True, "False": False, "None": None}
 # The JSON types of each Python type. A string has none: text needs no reading.
-_KINDS: Mapping[type, set[str]] = {
-    bool: {"boolean"},
-    int: {"integer", "number"},
-    float: {"number"},
-    dict: {"object"},
-    list: {"array"},
-    type(None): {"null"},
-    str: set(),
-}
+_KINDS = {bool: "boolean", int: "integer number", float: "number", dict: "object", list: "array", str: ""}
+# NaN and Infinity are not JSON: `int` refuses them.
+_JSON = json.JSONDecoder(parse_constant=int)
+# JSON escapes can encode one, which is not valid Unicode.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -87,6 +83,7 @@ class ParsedToolCall:
 
 
 Piece = str | ParsedToolCall
+ToolList = Sequence[Mapping[str, Any]]
 # The JSON schemas of the parameters of each offered function, by their names.
 ToolSchemas = Mapping[str, Mapping[str, Any]]
 
@@ -135,12 +132,9 @@ class CallFormat:
 class ToolCallReader:
     """Reads one reply; with ``at_most_one``, text after the first call is content."""
 
-    def __init__(
-        self, format: CallFormat, tools: Sequence[Mapping[str, Any]] = (), *, at_most_one: bool = False
-    ) -> None:
+    def __init__(self, format: CallFormat, tools: ToolList = (), *, at_most_one: bool = False) -> None:
         self._format = format
-        functions = [tool["function"] for tool in tools]
-        self._schemas = {function["name"]: _properties(function) for function in functions}
+        self._schemas = {tool["function"]["name"]: _properties(tool["function"]) for tool in tools}
         self._at_most_one = at_most_one
         self._bare = re.compile(rf"(?m)^[^\S\n]*{re.escape(format.bare)}") if format.bare else None
         self._buffer = ""
@@ -170,17 +164,21 @@ class ToolCallReader:
             blanks = start if self._after_call and not self._buffer[:start].strip() else 0
             if start > blanks:
                 yield self._content(start)
-            elif start == len(self._buffer):
+                continue
+            if start == len(self._buffer):
                 if ended:
                     yield Markup(self._cut(start))
                 return
+            found = self._read(self._buffer[blanks:], ended)
+            if found is None:
+                self._waiting = True
+                return
+            length, calls = found
+            if length:
+                self._after_call = self._at_line_start = True
+                yield Markup(self._cut(blanks + length), calls)
             else:
-                found = self._read(self._buffer[blanks:], ended)
-                if found is None:
-                    self._waiting = True
-                    return
-                length, calls = found
-                yield self._markup(blanks + length, calls) if length else self._content(blanks + 1)
+                yield self._content(blanks + 1)
 
     def _opening_in(self, text: str) -> int:
         """Return the first position of a call, a closing or the beginning of one; otherwise the length."""
@@ -205,12 +203,12 @@ class ToolCallReader:
                 with suppress(NotACallError):
                     return _past_any(text, self._format.closings), ()
             length, calls = self._format.read(text, self._schemas)
+            if self._at_most_one and len(calls) > 1:
+                raise NotACallError
         except NotACallError:
             return 0, ()
         except MoreToComeError:
             return (0, ()) if ended else None
-        if self._at_most_one and len(calls) > 1:
-            return 0, ()
         return length, tuple(self._with_id(call) for call in calls)
 
     def _with_id(self, call: ParsedToolCall) -> ParsedToolCall:
@@ -219,10 +217,6 @@ class ToolCallReader:
             call = replace(call, id=self._format.new_id())
         self._ids.add(call.id)
         return call
-
-    def _markup(self, length: int, calls: tuple[ParsedToolCall, ...]) -> Markup:
-        self._after_call = self._at_line_start = True
-        return Markup(self._cut(length), calls)
 
     def _content(self, length: int) -> str:
         text = self._cut(length)
@@ -240,11 +234,8 @@ class ToolCallReader:
 class ToolCallStyle:
     """How one model writes calls, and the form in which its chat template accepts turns with calls.
 
-    Attributes:
-        format: None if the format is unknown, so that calls stay text.
-        several: Whether a turn can have more than one call.
-        problem: Passed to ``note`` when the first tools are offered.
-        empty_content: The content of a turn that has only calls.
+    Without a format, calls stay text. The template accepts ``empty_content`` in a turn that has only calls, of which
+    ``several`` may be in a turn. ``problem`` is passed to ``note`` when tools are offered for the first time.
     """
 
     format: CallFormat | None
@@ -254,16 +245,12 @@ class ToolCallStyle:
     arguments_as_written: bool = True
     empty_content: Mapping[str, Any] = field(default_factory=dict)
 
-    def reader(
-        self, tools: Sequence[Mapping[str, Any]], *, at_most_one: bool = False
-    ) -> ToolCallReader | None:
+    def reader(self, tools: ToolList, *, at_most_one: bool = False) -> ToolCallReader | None:
         """Return a reader for a reply to a request with ``tools``, or None if no calls are possible."""
-        if not tools:
-            return None
-        if self.problem:
+        if tools and self.problem:
             self.note(self.problem)
             self.problem = None
-        if self.format is None:
+        if not tools or self.format is None:
             return None
         return ToolCallReader(self.format, tools, at_most_one=at_most_one or not self.several)
 
@@ -369,10 +356,8 @@ def _read_deepseek(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedTool
 
 
 def _read_llama3_json(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
-    place = 0
-    if not text.startswith("{"):
-        place = _past_any(text, (_PYTHON_TAG, _PYTHON_START))
-    else:
+    place = 0 if text[0] == "{" else _past_any(text, (_PYTHON_TAG, _PYTHON_START))
+    if not place:
         first = text[_skip_blanks(text, 1) :]
         if not any((mark := f'"{key}"').startswith(first[: len(mark)]) for key in _LLAMA_KEYS):
             raise NotACallError  # an answer in JSON is not buffered until its end
@@ -381,11 +366,9 @@ def _read_llama3_json(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedT
 
 
 def _read_pythonic(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
-    start = 0
-    if not text.startswith("["):
-        start = _skip_blanks(text, _past_any(text, (_LIST_START, _PYTHON_START)))
-        if start == len(text):
-            raise MoreToComeError
+    start = 0 if text[0] == "[" else _skip_blanks(text, _past_any(text, (_LIST_START, _PYTHON_START)))
+    if start == len(text):
+        raise MoreToComeError
     if not _PYTHONIC_HEAD.match(text, start):
         raise NotACallError
     end = _bracket_end(text, start)
@@ -459,9 +442,7 @@ def _past_either(text: str, outer: str, inner: str) -> int:
 
 
 def _skip_blanks(text: str, place: int) -> int:
-    found = _BLANKS.match(text, place)
-    assert found is not None, "it matches the empty string"
-    return found.end()
+    return _BLANKS.match(text, place).end()  # type: ignore[union-attr]  # it matches the empty string
 
 
 def _match(pattern: re.Pattern[str], text: str, place: int, *, longest: int) -> re.Match[str]:
@@ -478,13 +459,6 @@ def _tag_value(text: str, place: int) -> tuple[str, int]:
 
 
 # JSON
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
-
-
-_JSON = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _object_at(text: str, place: int) -> tuple[dict[str, Any], int, int]:
@@ -520,7 +494,7 @@ def _named_call(
 
 
 def _checked_name(name: Any) -> str:
-    if not isinstance(name, str) or not name or not _is_text(name):
+    if not isinstance(name, str) or not name or _SURROGATE.search(name):
         raise NotACallError
     return name
 
@@ -539,16 +513,7 @@ def _as_written(written: str, arguments: dict[str, Any]) -> str:
 
 def _to_json(arguments: dict[str, Any]) -> str:
     written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    return written if _is_text(written) else json.dumps(arguments, allow_nan=False)
-
-
-def _is_text(value: str) -> bool:
-    """Return whether a string is valid Unicode: JSON escapes can encode a lone surrogate."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return json.dumps(arguments, allow_nan=False) if _SURROGATE.search(written) else written
 
 
 # Values written without their type
@@ -564,7 +529,9 @@ def _typed(value: str, schema: Any) -> Any:
             read = _PYTHON_NAMES[word] if word in _PYTHON_NAMES else _JSON.decode(word)
         except (ValueError, RecursionError):
             return value
-    return read if _KINDS[type(read)] & kinds else value  # a quoted string keeps its quotes
+    return (
+        read if {*_KINDS.get(type(read), "null").split()} & kinds else value
+    )  # a quoted string keeps its quotes
 
 
 def _kinds(schema: Any) -> set[str]:

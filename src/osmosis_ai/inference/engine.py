@@ -113,14 +113,12 @@ def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
 # Networks
 
 
-class Dimensions(Protocol):
+@dataclass(frozen=True)
+class Dimensions:
     """What batches and requests need to know about a network."""
 
-    @property
-    def max_positions(self) -> int: ...
-
-    @property
-    def end_token_ids(self) -> frozenset[int]: ...
+    max_positions: int
+    end_token_ids: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +163,17 @@ class LanguageModel(Protocol):
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
         """Replace only the named tensors, atomically; raises OsmosisError if a name or a shape does not fit."""
+
+
+def check_shapes(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise OsmosisError if a tensor of ``given`` has no counterpart of its shape."""
+    for name, tensor in given.items():
+        shape, expected = tuple(tensor.shape), tuple(own[name].shape) if name in own else None
+        if shape != expected:
+            problem = (
+                f"it has the shape {shape}, not {expected}" if expected else "the model has none of this name"
+            )
+            raise OsmosisError(f"the tensor `{name}` does not fit the model: {problem}.")
 
 
 # Batches

@@ -42,7 +42,15 @@ from transformers.utils import logging
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.catalog import FormatName
 from osmosis_ai.inference.chat import ChatFormat, Messages, TemplateError, detect_tool_calls
-from osmosis_ai.inference.engine import GREEDY_BELOW, Drawn, Ints, SamplingRows, uniforms
+from osmosis_ai.inference.engine import (
+    GREEDY_BELOW,
+    Dimensions,
+    Drawn,
+    Ints,
+    SamplingRows,
+    check_shapes,
+    uniforms,
+)
 
 # A prompt is read in chunks of so many tokens a row, which bounds the memory of attention scores.
 CHUNK_TOKENS = {"cpu": 256, "cuda": 2048}
@@ -69,14 +77,6 @@ class LowRankUpdate:
         """Add the update to the layer's outputs; the sum is computed in the update's own type, as PEFT does."""
         update = linear(linear(inputs.to(self.a.dtype), self.a), self.b) * self.scale
         return (outputs + update).to(outputs.dtype)
-
-
-@dataclass(frozen=True)
-class TorchDimensions:
-    """The dimensions of a model that batches and requests depend on."""
-
-    max_positions: int
-    end_token_ids: frozenset[int]
 
 
 class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
@@ -149,10 +149,13 @@ class TorchModel:
                 hint="serve it with vLLM",
             )
         self.fingerprint = fingerprint
+        self.device: torch.device = model.device
+        # Small changes of a weight are lost in a short type, so that it needs low-rank updates.
+        self.rounds_weights = _rounds_weights(model)
         limits = [getattr(config, "max_position_embeddings", None), max_positions]
         if not any(limits):
             raise OsmosisError(f"`{config.model_type}` models name no longest sequence; set `max_positions`.")
-        self.config = TorchDimensions(
+        self.config = Dimensions(
             min(limit for limit in limits if limit), _end_tokens(model.generation_config, model.config)
         )
         self._model = model.eval().requires_grad_(False)
@@ -196,16 +199,6 @@ class TorchModel:
                 ) from error
         return cls(model, max_positions=max_positions, fingerprint=fingerprint)
 
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self._model.device
-        return device
-
-    @property
-    def rounds_weights(self) -> bool:
-        """Whether small changes of a weight are lost in its type, so that it needs low-rank updates."""
-        return _rounds_weights(self._model)
-
     def new_cache(self, slots: int) -> SlotCache:
         return SlotCache(slots, self.config.max_positions)
 
@@ -230,25 +223,19 @@ class TorchModel:
         assert found is not None, "there are no tokens to append"
         return found
 
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
     def draw(self, logits: Tensor, sources: Sequence[int] | slice, sampling: SamplingRows) -> Drawn:
-        with torch.inference_mode():
-            return _draw(logits[sources], sampling)
+        greedy = sampling.temperatures < GREEDY_BELOW
+        log_probs = log_probabilities(logits[sources], np.where(greedy, 1.0, sampling.temperatures))
+        tokens = _choose(log_probs, sampling)
+        if greedy.any():
+            tokens = torch.where(torch.from_numpy(greedy).to(self.device), log_probs.argmax(dim=1), tokens)
+        chosen = log_probs.gather(1, tokens[:, None])[:, 0]
+        return Drawn(tokens.tolist(), chosen.tolist(), _likeliest(log_probs, sampling.top_counts))
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
-        """Copy the named tensors and apply low-rank updates, atomically.
-
-        Raises:
-            OsmosisError: A name is unknown or a shape is wrong.
-        """
-        for name, tensor in weights.items():
-            own = self._weights.get(name)
-            if own is None:
-                raise OsmosisError(
-                    f"the tensor `{name}` does not fit the model: the model has none of this name."
-                )
-            if tuple(own.shape) != tuple(tensor.shape):
-                shapes = f"{tuple(tensor.shape)}, not {tuple(own.shape)}"
-                raise OsmosisError(f"the tensor `{name}` does not fit the model: it has the shape {shapes}.")
+        """Copy the named tensors and apply low-rank updates."""
+        check_shapes(self._weights, weights)
         with torch.no_grad():
             for name, tensor in weights.items():
                 if isinstance(tensor, LowRankUpdate):
@@ -296,17 +283,6 @@ class TorchModel:
         dtype = self._model.dtype
         visible = torch.zeros((), dtype=dtype, device=hidden.device)
         return torch.where(hidden, torch.finfo(dtype).min, visible)
-
-
-def _draw(logits: Tensor, sampling: SamplingRows) -> Drawn:
-    """Draw one token for each row of R x V logits."""
-    greedy = sampling.temperatures < GREEDY_BELOW
-    log_probs = log_probabilities(logits, np.where(greedy, 1.0, sampling.temperatures))
-    tokens = _choose(log_probs, sampling)
-    if greedy.any():
-        tokens = torch.where(torch.from_numpy(greedy).to(tokens.device), log_probs.argmax(dim=1), tokens)
-    chosen = log_probs.gather(1, tokens[:, None])[:, 0]
-    return Drawn(tokens.tolist(), chosen.tolist(), _likeliest(log_probs, sampling.top_counts))
 
 
 def log_probabilities(logits: Tensor, temperatures: np.ndarray) -> Tensor:
@@ -390,9 +366,8 @@ def _fingerprint(model: PreTrainedModel, path: str | Path, adapter: Path | None)
 class PretrainedChat(ChatFormat):
     """The chat template and tokenizer of a model of transformers.
 
-    Args:
-        tool_call_format: How the model writes calls; detected if None.
-        note: Called with a problem of the template when tools are used; the default logs a warning.
+    Without a ``tool_call_format``, it is detected. ``note`` is called with a problem of the template when tools are used;
+    the default logs a warning.
     """
 
     def __init__(

@@ -18,9 +18,10 @@ from osmosis_ai.inference.engine import (
     Generation,
     InferenceEngine,
     SampledToken,
+    SamplingRows,
     SequenceSlots,
     Submission,
-    choose,
+    draw_tokens,
     log_probabilities,
     random_stream,
     uniforms,
@@ -371,8 +372,9 @@ def draw(
     rows = np.tile(np.array(logits), (draws, 1))
     temperatures, top_ps = np.full(draws, temperature), np.full(draws, top_p)
     streams, positions = np.full(draws, 7, np.uint64), np.arange(draws)
-    tokens = choose(log_probabilities(rows, temperatures), temperatures, top_ps, streams, positions)
-    return np.bincount(tokens, minlength=len(logits)) / draws
+    sampling = SamplingRows(temperatures, top_ps, streams, positions, [0] * draws)
+    drawn = draw_tokens(np, log_probabilities(rows, temperatures), sampling)
+    return np.bincount(drawn.tokens, minlength=len(logits)) / draws
 
 
 def test_the_random_numbers_are_splitmix64() -> None:

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -67,58 +68,12 @@ def uniforms(streams: NDArray[np.uint64], positions: Ints) -> Floats:
     return fractions
 
 
-def log_probabilities(logits: Floats, temperatures: Floats) -> Floats:
-    """Return the distributions (B x V, natural logarithm) at each row's temperature."""
-    scaled: Floats = logits / np.where(temperatures < GREEDY_BELOW, 1.0, temperatures)[:, None]
-    scaled -= scaled.max(axis=1, keepdims=True)
-    scaled -= np.log(np.exp(scaled).sum(axis=1, keepdims=True))
-    return scaled
-
-
-def choose(
-    log_probs: Floats, temperatures: Floats, top_ps: Floats, streams: NDArray[np.uint64], positions: Ints
-) -> Ints:
-    probabilities = np.exp(log_probs)
-    truncated = top_ps < 1.0
-    if truncated.any():
-        probabilities[truncated] = _nucleus(probabilities[truncated], top_ps[truncated])
-    sums = np.cumsum(probabilities, axis=1)
-    total = sums[:, -1]
-    # Rounding must not carry the threshold to the total, where no token is left to choose.
-    thresholds = np.minimum(uniforms(streams, positions) * total, np.nextafter(total, 0.0))
-    drawn = (sums <= thresholds[:, None]).sum(axis=1)
-    tokens: Ints = np.where(temperatures < GREEDY_BELOW, log_probs.argmax(axis=1), drawn)
-    return tokens
-
-
-def _nucleus(probabilities: Floats, top_ps: Floats) -> Floats:
-    """Zero all but the fewest most likely tokens whose sum reaches ``top_p``; ties go to the lower id."""
-    order = np.argsort(-probabilities, axis=1, kind="stable")
-    ranked = np.take_along_axis(probabilities, order, axis=1)
-    before = np.cumsum(ranked, axis=1) - ranked
-    before[:, 0] = -1.0  # the most likely token always stays
-    kept = np.zeros_like(probabilities)
-    np.put_along_axis(kept, order, np.where(before < top_ps[:, None], ranked, 0.0), axis=1)
-    return kept
-
-
 def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """SplitMix64's finaliser: every output bit depends on every input bit."""
     state = (state ^ (state >> np.uint64(30))) * _MIX_1
     state = (state ^ (state >> np.uint64(27))) * _MIX_2
     mixed: NDArray[np.uint64] = state ^ (state >> np.uint64(31))
     return mixed
-
-
-# Networks
-
-
-@dataclass(frozen=True)
-class Dimensions:
-    """What batches and requests need to know about a network."""
-
-    max_positions: int
-    end_token_ids: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +94,65 @@ class Drawn:
     tokens: list[int]
     logprobs: list[float]
     likeliest: list[tuple[tuple[int, float], ...]]
+
+
+def log_probabilities(logits: Floats, temperatures: Floats) -> Floats:
+    """Return the distributions (B x V, natural logarithm) at each row's temperature."""
+    scaled: Floats = logits / np.where(temperatures < GREEDY_BELOW, 1.0, temperatures)[:, None]
+    scaled -= scaled.max(axis=1, keepdims=True)
+    scaled -= np.log(np.exp(scaled).sum(axis=1, keepdims=True))
+    return scaled
+
+
+def draw_tokens(xp: Any, log_probs: Any, sampling: SamplingRows) -> Drawn:
+    """Draw a token from each of R x V distributions, which are arrays of ``xp``: NumPy or torch."""
+    array = partial(xp.asarray, device=log_probs.device)
+    probabilities = xp.exp(log_probs)
+    truncated = np.flatnonzero(sampling.top_ps < 1.0)
+    if len(truncated):
+        which = array(truncated)
+        probabilities[which] = _nucleus(xp, probabilities[which], array(sampling.top_ps[truncated]))
+    sums = xp.cumsum(probabilities, axis=1)
+    total = sums[:, -1]
+    numbers = array(uniforms(sampling.streams, sampling.positions))
+    # Rounding must not carry the threshold to the total, where no token is left to choose.
+    thresholds = xp.minimum(numbers * total, xp.nextafter(total, xp.zeros_like(total)))
+    tokens = (sums <= thresholds[:, None]).sum(axis=1)
+    greedy = sampling.temperatures < GREEDY_BELOW
+    if greedy.any():
+        tokens = xp.where(array(greedy), log_probs.argmax(axis=1), tokens)
+    rows = xp.arange(len(tokens), device=log_probs.device)
+    likeliest: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
+    if most := max(sampling.top_counts):
+        order = xp.argsort(-log_probs, axis=1, stable=True)[:, :most]
+        found = zip(
+            order.tolist(), log_probs[rows[:, None], order].tolist(), sampling.top_counts, strict=True
+        )
+        likeliest = [tuple(zip(ids[:count], values[:count], strict=True)) for ids, values, count in found]
+    return Drawn(tokens.tolist(), log_probs[rows, tokens].tolist(), likeliest)
+
+
+def _nucleus(xp: Any, probabilities: Any, top_ps: Any) -> Any:
+    """Zero all but the fewest most likely tokens whose sum reaches ``top_p``; ties go to the lower id."""
+    rows = xp.arange(len(probabilities), device=probabilities.device)[:, None]
+    order = xp.argsort(-probabilities, axis=1, stable=True)
+    ranked = probabilities[rows, order]
+    before = xp.cumsum(ranked, axis=1) - ranked
+    before[:, 0] = -1.0  # the most likely token always stays
+    kept = xp.zeros_like(probabilities)
+    kept[rows, order] = ranked * (before < top_ps[:, None])
+    return kept
+
+
+# Networks
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """What batches and requests need to know about a network."""
+
+    max_positions: int
+    end_token_ids: frozenset[int]
 
 
 class LanguageModel(Protocol):
@@ -269,6 +283,12 @@ class SequenceSlots:
         self._last_used[slot] = self._clock
 
 
+# What a batch stores of each running sequence.
+_COLUMNS = np.dtype(
+    [("generated", "i8"), ("last_token", "i8"), ("stream", "u8"), ("temperature", "f8"), ("top_p", "f8")]
+)
+
+
 class ContinuousBatch:
     """The generating sequences. Results depend neither on slots, nor on other sequences, nor on cached prompts."""
 
@@ -278,11 +298,7 @@ class ContinuousBatch:
         self._model = model
         self._slots = SequenceSlots(model, running=capacity, kept=kept)
         self._running: list[Generation] = []
-        self._generated = np.zeros(capacity, np.int64)
-        self._last_tokens = np.zeros(capacity, np.int64)
-        self._streams = np.zeros(capacity, np.uint64)
-        self._temperatures = np.zeros(capacity)
-        self._top_ps = np.zeros(capacity)
+        self._columns = np.zeros(capacity, _COLUMNS)
 
     def __len__(self) -> int:
         return len(self._running)
@@ -313,10 +329,7 @@ class ContinuousBatch:
             self._slots.copy(first + sources[offset], first + offset, len(ordered[offset].prompt))
         for slot, generation in enumerate(ordered, first):
             self._running.append(generation)
-            self._generated[slot] = 0
-            self._streams[slot] = generation.stream
-            self._temperatures[slot] = generation.temperature
-            self._top_ps[slot] = generation.top_p
+            self._columns[slot] = 0, 0, generation.stream, generation.temperature, generation.top_p
         return self._draw(first, logits, sources)
 
     def step(self) -> list[Emission]:
@@ -324,7 +337,7 @@ class ContinuousBatch:
         if not count:
             return []
         rows, first = slice(0, count), np.zeros(count, np.int64)
-        lasts = self._last_tokens[rows]
+        lasts = self._columns["last_token"][rows]
         logits = self._model.extend(self._slots.cache, rows, lasts[:, None], self._slots.lengths[rows], first)
         self._slots.append(rows, lasts)
         return self._draw(0, logits, slice(None))
@@ -356,24 +369,20 @@ class ContinuousBatch:
     def _draw(self, first: int, logits: Any, sources: Sequence[int] | slice) -> list[Emission]:
         """Draw a token for every slot from ``first`` on; finished sequences leave."""
         rows = slice(first, len(self._running))
-        generations = self._running[rows]
-        sampling = SamplingRows(
-            self._temperatures[rows],
-            self._top_ps[rows],
-            self._streams[rows],
-            self._slots.lengths[rows],
-            [generation.top_logprobs for generation in generations],
-        )
+        generations, columns = self._running[rows], self._columns[rows]
+        top_counts = [generation.top_logprobs for generation in generations]
+        settings = columns["temperature"], columns["top_p"], columns["stream"]
+        sampling = SamplingRows(*settings, self._slots.lengths[rows], top_counts)
         drawn = self._model.draw(logits, sources, sampling)
-        self._last_tokens[rows] = drawn.tokens
-        self._generated[rows] += 1
+        columns["last_token"] = drawn.tokens
+        columns["generated"] += 1
         emissions, finished = [], []
         for row, generation in enumerate(generations):
             token = SampledToken(drawn.tokens[row], drawn.logprobs[row], drawn.likeliest[row], self.version)
             reason: FinishReason | None = None
             if token.id in generation.stop_tokens:
                 reason = "stop"
-            elif self._generated[first + row] >= generation.max_tokens:
+            elif columns["generated"][row] >= generation.max_tokens:
                 reason = "length"
             emissions.append(Emission(generation, token, reason))
             if reason:
@@ -383,15 +392,13 @@ class ContinuousBatch:
 
     def _vacate(self, slots: Iterable[int]) -> None:
         """Free slots; from the highest down, so that the sequence moved into a hole is one that stays."""
-        columns = (self._generated, self._last_tokens, self._streams, self._temperatures, self._top_ps)
         for slot in sorted(slots, reverse=True):
             self._slots.keep(slot)
             last = len(self._running) - 1
             if slot != last:
                 self._slots.copy(last, slot, int(self._slots.lengths[last]))
                 self._running[slot] = self._running[last]
-                for column in columns:
-                    column[slot] = column[last]
+                self._columns[slot] = self._columns[last]
             self._running.pop()
 
 

@@ -34,7 +34,7 @@ from osmosis_ai.inference.engine import (
     Ints,
     SamplingRows,
     check_shapes,
-    choose,
+    draw_tokens,
     log_probabilities,
 )
 
@@ -167,15 +167,7 @@ class Model:
         return KeyValueCache(self.config, slots)
 
     def draw(self, logits: Floats, sources: Sequence[int] | slice, sampling: SamplingRows) -> Drawn:
-        temperatures = sampling.temperatures
-        log_probs = log_probabilities(logits[sources], temperatures)
-        tokens = choose(log_probs, temperatures, sampling.top_ps, sampling.streams, sampling.positions)
-        chosen = log_probs[np.arange(len(tokens)), tokens]
-        likeliest = []
-        for row, count in zip(log_probs, sampling.top_counts, strict=True):
-            order = np.argsort(-row, kind="stable")[:count] if count else ()
-            likeliest.append(tuple((int(token), float(row[token])) for token in order))
-        return Drawn(tokens.tolist(), chosen.tolist(), likeliest)
+        return draw_tokens(np, log_probabilities(logits[sources], sampling.temperatures), sampling)
 
     def _prepare_weights(self) -> None:
         weights = {name.removeprefix("model."): _float64(tensor) for name, tensor in self.tensors.items()}

@@ -7,7 +7,7 @@ cache. Other rows affect a result only through the order of sums: about 1e-15 in
 Models with other layer state (state space, linear attention) are refused.
 
 The logits of a real vocabulary are too large to copy to the CPU at every step. Only the random number of each row comes
-from ``engine.uniforms``, so the token equals the one NumPy would sample.
+from NumPy, so the token equals the one that the NumPy engine would sample.
 
 An adapter's update is computed next to a linear layer: a bfloat16 weight has 8 bits, and after ten steps at a rate of
 1e-5 a fifth of the update survives in W + BA. No monitor notices, because the loss is smaller than the rounding of the
@@ -49,7 +49,7 @@ from osmosis_ai.inference.engine import (
     Ints,
     SamplingRows,
     check_shapes,
-    uniforms,
+    draw_tokens,
 )
 
 # A prompt is read in chunks of so many tokens a row, which bounds the memory of attention scores.
@@ -225,13 +225,9 @@ class TorchModel:
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def draw(self, logits: Tensor, sources: Sequence[int] | slice, sampling: SamplingRows) -> Drawn:
-        greedy = sampling.temperatures < GREEDY_BELOW
-        log_probs = log_probabilities(logits[sources], np.where(greedy, 1.0, sampling.temperatures))
-        tokens = _choose(log_probs, sampling)
-        if greedy.any():
-            tokens = torch.where(torch.from_numpy(greedy).to(self.device), log_probs.argmax(dim=1), tokens)
-        chosen = log_probs.gather(1, tokens[:, None])[:, 0]
-        return Drawn(tokens.tolist(), chosen.tolist(), _likeliest(log_probs, sampling.top_counts))
+        divisors = np.where(sampling.temperatures < GREEDY_BELOW, 1.0, sampling.temperatures)
+        scaled = logits[sources].double() / torch.from_numpy(divisors).to(self.device)[:, None]
+        return draw_tokens(torch, torch.log_softmax(scaled, dim=1), sampling)
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
         """Copy the named tensors and apply low-rank updates."""
@@ -283,47 +279,6 @@ class TorchModel:
         dtype = self._model.dtype
         visible = torch.zeros((), dtype=dtype, device=hidden.device)
         return torch.where(hidden, torch.finfo(dtype).min, visible)
-
-
-def log_probabilities(logits: Tensor, temperatures: np.ndarray) -> Tensor:
-    """Return the distributions (R x V, float64, natural logarithm) at each row's temperature."""
-    divisors = torch.from_numpy(temperatures).to(logits.device)
-    return torch.log_softmax(logits.double() / divisors[:, None], dim=1)
-
-
-def _choose(log_probs: Tensor, sampling: SamplingRows) -> Tensor:
-    probabilities = log_probs.exp()
-    truncated = np.flatnonzero(sampling.top_ps < 1.0)
-    if len(truncated):
-        rows = torch.from_numpy(truncated).to(log_probs.device)
-        top_ps = torch.from_numpy(sampling.top_ps[truncated]).to(log_probs.device)
-        probabilities[rows] = _nucleus(probabilities[rows], top_ps)
-    sums = probabilities.cumsum(dim=1)
-    total = sums[:, -1]
-    numbers = torch.from_numpy(uniforms(sampling.streams, sampling.positions)).to(log_probs.device)
-    # Rounding must not carry the threshold to the total, where no token is left to choose.
-    thresholds = torch.minimum(numbers * total, torch.nextafter(total, torch.zeros_like(total)))
-    return (sums <= thresholds[:, None]).sum(dim=1)
-
-
-def _nucleus(probabilities: Tensor, top_ps: Tensor) -> Tensor:
-    """Zero all but the fewest most likely tokens whose sum reaches ``top_p``; ties go to the lower id."""
-    ranked, order = probabilities.sort(dim=1, descending=True, stable=True)
-    before = ranked.cumsum(dim=1) - ranked
-    before[:, 0] = -1.0  # the most likely token always stays
-    nucleus = ranked * (before < top_ps[:, None])
-    return torch.zeros_like(probabilities).scatter(1, order, nucleus)
-
-
-def _likeliest(log_probs: Tensor, counts: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
-    most = max(counts)
-    if not most:
-        return [()] * len(counts)
-    values, ids = log_probs.sort(dim=1, descending=True, stable=True)
-    pairs = zip(ids[:, :most].tolist(), values[:, :most].tolist(), counts, strict=True)
-    return [
-        tuple(zip(row_ids[:count], row_values[:count], strict=True)) for row_ids, row_values, count in pairs
-    ]
 
 
 def end_tokens_of(model_path: str | Path) -> frozenset[int]:

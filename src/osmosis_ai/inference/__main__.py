@@ -69,16 +69,13 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.max_batch < 1 or options.max_waiting < 1:
         parser.error("--max-batch and --max-waiting are at least 1")
-    if not os.environ.get(API_KEY_ENV) and not _is_loopback(options.host):
+    try:
+        loopback = ipaddress.ip_address(options.host).is_loopback
+    except ValueError:
+        loopback = options.host == "localhost"
+    if not loopback and not os.environ.get(API_KEY_ENV):
         parser.error(f"other machines can reach {options.host}: set {API_KEY_ENV} to the key they must send")
     return options
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ class LowRankUpdate:
 
 
 class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
-    """Keys and values of a fixed number of sequences; its length grows with the longest, by doubling."""
+    """Keys and values of a fixed number of sequences; its length grows with the longest, to powers of 2."""
 
     def __init__(self, slots: int, max_positions: int) -> None:
         super().__init__(layers=[])
@@ -101,7 +102,9 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
     ) -> tuple[Tensor, Tensor]:
         """Called by the layers: store new keys and values (R x heads x S x head_dim), return all that are read."""
         if layer_idx == len(self._tensors):
-            self._tensors.append([self._empty(key_states), self._empty(value_states)])
+            # Zeros: a NaN would survive the attention mask.
+            shape = self._slots, key_states.shape[1], 0
+            self._tensors.append([s.new_zeros(*shape, s.shape[3]) for s in (key_states, value_states)])
         views = []
         for index, states in enumerate((key_states, value_states)):
             tensor = self._tensors[layer_idx][index] = self._long_enough(self._tensors[layer_idx][index])
@@ -115,20 +118,13 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
 
     def copy(self, source: int, target: int, length: int) -> None:
         with torch.inference_mode():
-            for layer in self._tensors:
-                for tensor in layer:
-                    tensor[target, :, :length] = tensor[source, :, :length]
-
-    def _empty(self, states: Tensor) -> Tensor:
-        # Zeros: a NaN would survive the attention mask.
-        return states.new_zeros(self._slots, states.shape[1], 0, states.shape[3])
+            for tensor in chain.from_iterable(self._tensors):
+                tensor[target, :, :length] = tensor[source, :, :length]
 
     def _long_enough(self, tensor: Tensor) -> Tensor:
         if tensor.shape[2] >= self._seen:
             return tensor
-        length = max(tensor.shape[2], FIRST_POSITIONS)
-        while length < self._seen:
-            length *= 2
+        length = max(FIRST_POSITIONS, 1 << (self._seen - 1).bit_length())
         missing = min(length, self._max_positions) - tensor.shape[2]
         return nn.functional.pad(tensor, (0, 0, 0, missing))
 
@@ -161,9 +157,10 @@ class TorchModel:
         self._model = model.eval().requires_grad_(False)
         self._weights = dict(model.state_dict(keep_vars=True))
         self._updates: dict[str, LowRankUpdate] = {}
-        self._window: int | None = getattr(config, "sliding_window", None)
+        # With a window, layers of the kind SLIDING see only so many positions; a model without kinds has only these.
+        window = getattr(config, "sliding_window", None) if kinds != {FULL} else None
+        self._window: int | None = window
         self._mixed = kinds == {FULL, SLIDING}
-        self._all_sliding = self._window is not None and (not kinds or kinds == {SLIDING})
         self._chunk = CHUNK_TOKENS.get(model.device.type, CHUNK_TOKENS["cpu"])
 
     @classmethod
@@ -236,8 +233,8 @@ class TorchModel:
             for name, tensor in weights.items():
                 if isinstance(tensor, LowRankUpdate):
                     self._update(name, tensor.to(self.device))
-                    continue
-                self._weights[name].copy_(torch.as_tensor(tensor), non_blocking=True)
+                else:
+                    self._weights[name].copy_(torch.as_tensor(tensor), non_blocking=True)
 
     def _update(self, name: str, update: LowRankUpdate) -> None:
         if name not in self._updates:
@@ -270,7 +267,7 @@ class TorchModel:
         """R x 1 x S x seen, added to the scores: a token sees the earlier positions of its own slot."""
         distance = positions[:, None, :, None] - torch.arange(seen, device=positions.device)
         full = self._hiding(distance < 0)
-        if self._window is None or not (self._mixed or self._all_sliding):
+        if self._window is None:
             return full
         sliding = self._hiding((distance < 0) | (distance >= self._window))
         return {FULL: full, SLIDING: sliding} if self._mixed else sliding

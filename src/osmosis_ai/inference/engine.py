@@ -2,14 +2,14 @@
 
 Networks turn token ids into logits (:class:`LanguageModel`): ``model`` on NumPy, ``torch_engine`` on torch.
 
-Sampling has no generator state: a hash of (seed, position) decides the token at a position. The rest of the batch,
-restarts and the network's library have no influence. The hash is SplitMix64 (Steele, Lea, Flood: "Fast splittable
-pseudorandom number generators", OOPSLA 2014; constants of Stafford's variant 13). It is applied to the seed first, so
-that neighbouring seeds do not give shifted copies of one stream.
+Sampling has no generator state: a hash of (seed, position) decides the token at a position, so neither the rest of the
+batch, nor restarts, nor the library matter. The hash is SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom
+number generators", OOPSLA 2014; constants of Stafford's variant 13). It is applied to the seed first, so that
+neighbouring seeds do not give shifted copies of one stream.
 
 The generating sequences occupy the first n slots without gaps, so that a step works on slices. They join and leave
-between two steps. Submissions (the choices of one request) wait in a bounded queue and take turns sequence by sequence,
-so that a request with many choices does not block a small one.
+between two steps. Submissions (the choices of one request) wait in a bounded queue and take turns, so that a request with
+many choices does not block a small one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MAX_RETRY_AFTER_S = 60
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-_MASK_64 = 0xFFFFFFFFFFFFFFFF
+_FAILED = "the model server failed; its log holds the traceback."
 
 
 # Sampling
@@ -55,7 +55,7 @@ _MASK_64 = 0xFFFFFFFFFFFFFFFF
 
 def random_stream(seed: int | None, choice: int = 0) -> int:
     """Return the 64-bit key of the random numbers of one choice of a request."""
-    key = int.from_bytes(os.urandom(8), "big") if seed is None else seed & _MASK_64
+    key = int.from_bytes(os.urandom(8), "big") if seed is None else seed % 2**64
     if choice == 0:
         return key
     return int(_mix(_mix(np.array([key], np.uint64)) + np.uint64(choice))[0])
@@ -233,44 +233,34 @@ class SequenceSlots:
     def __init__(self, model: LanguageModel, *, running: int, kept: int) -> None:
         self.cache = model.new_cache(running + kept)
         self.lengths: Ints = np.zeros(running + kept, np.int64)
-        self._tokens = np.zeros((running + kept, model.config.max_positions), np.int32)
+        self.tokens = np.zeros((running + kept, model.config.max_positions), np.int32)
         self._first_kept = running
         self._last_used = np.zeros(running + kept, np.int64)
         self._clock = 0
 
     def fill(self, slot: int, tokens: Sequence[int], start: int) -> None:
         """Record that ``slot`` has ``tokens`` from position ``start`` on, and nothing after them."""
-        end = start + len(tokens)
-        self._tokens[slot, start:end] = tokens
-        self.lengths[slot] = end
-
-    def append(self, rows: slice, tokens: Ints) -> None:
-        """Record one more token for each of ``rows``."""
-        slots = np.arange(rows.start, rows.stop)
-        self._tokens[slots, self.lengths[rows]] = tokens
-        self.lengths[rows] += 1
+        self.lengths[slot] = end = start + len(tokens)
+        self.tokens[slot, start:end] = tokens
 
     def copy(self, source: int, target: int, length: int) -> None:
         if source != target:
             self.cache.copy(source, target, length)
-            self._tokens[target, :length] = self._tokens[source, :length]
+            self.tokens[target, :length] = self.tokens[source, :length]
         self.lengths[target] = length
-
-    def tokens(self, slot: int) -> list[int]:
-        tokens: list[int] = self._tokens[slot, : self.lengths[slot]].tolist()
-        return tokens
 
     def keep(self, slot: int) -> None:
         """Cache an ended sequence in place of the least recently used one."""
-        if len(self.lengths) > self._first_kept:
-            oldest = self._first_kept + int(self._last_used[self._first_kept :].argmin())
-            self.copy(slot, oldest, int(self.lengths[slot]))
-            self._touch(oldest)
+        if len(self.lengths) == self._first_kept:
+            return
+        oldest = self._first_kept + int(self._last_used[self._first_kept :].argmin())
+        self.copy(slot, oldest, int(self.lengths[slot]))
+        self._touch(oldest)
 
     def longest_prefix(self, prompt: Sequence[int]) -> tuple[int, int]:
         """Return the slot with the longest prefix of ``prompt``, and the prefix's length in tokens."""
         wanted = np.array(prompt[:-1], np.int32)
-        equal = self._tokens[:, : len(wanted)] == wanted
+        equal = self.tokens[:, : len(wanted)] == wanted
         # The first difference of each slot, or the whole length.
         common = np.where(equal.all(axis=1), len(wanted), equal.argmin(axis=1) if len(wanted) else 0)
         known = np.minimum(common, self.lengths)
@@ -327,9 +317,9 @@ class ContinuousBatch:
         # prompts are in order, so none is after the slots that need it.
         for offset in reversed(range(len(ordered))):
             self._slots.copy(first + sources[offset], first + offset, len(ordered[offset].prompt))
-        for slot, generation in enumerate(ordered, first):
-            self._running.append(generation)
-            self._columns[slot] = 0, 0, generation.stream, generation.temperature, generation.top_p
+        for slot, g in enumerate(ordered, first):
+            self._columns[slot] = 0, 0, g.stream, g.temperature, g.top_p
+        self._running += ordered
         return self._draw(first, logits, sources)
 
     def step(self) -> list[Emission]:
@@ -339,14 +329,18 @@ class ContinuousBatch:
         rows, first = slice(0, count), np.zeros(count, np.int64)
         lasts = self._columns["last_token"][rows]
         logits = self._model.extend(self._slots.cache, rows, lasts[:, None], self._slots.lengths[rows], first)
-        self._slots.append(rows, lasts)
+        self._slots.tokens[np.arange(count), self._slots.lengths[rows]] = lasts
+        self._slots.lengths[rows] += 1
         return self._draw(0, logits, slice(None))
 
     def publish(self, weights: Mapping[str, Any], version: int) -> None:
         """Replace weights and recompute the cache of the running sequences."""
         self._model.load_weights(weights)
         self.version = version
-        texts = [self._slots.tokens(slot) for slot in range(len(self._running))]
+        texts = [
+            self._slots.tokens[slot, : self._slots.lengths[slot]].tolist()
+            for slot in range(len(self._running))
+        ]
         self._slots.lengths[:] = 0
         if texts:
             self._extend(0, texts, np.zeros(len(texts), np.int64))
@@ -426,7 +420,7 @@ class EngineStoppedError(OsmosisError):
 
 
 class Listener(Protocol):
-    """Receives a submission's tokens on the engine's thread; must be quick and not raise."""
+    """Receives a submission's tokens on the engine's thread; is quick and does not raise."""
 
     def emitted(self, emission: Emission) -> None: ...
 
@@ -465,8 +459,8 @@ class InferenceEngine:
         self, model: LanguageModel, *, max_batch: int = 32, max_waiting: int = 1024, kept: int = 32
     ) -> None:
         self.model = model
+        # Why the engine has stopped.
         self.failure: EngineStoppedError | None = None
-        """Why the engine has stopped; None while it runs."""
         self._batch = ContinuousBatch(model, max_batch, kept=kept)
         self._max_waiting = max_waiting
         self._changed = threading.Condition()
@@ -538,7 +532,7 @@ class InferenceEngine:
         except Exception:
             # The edge of the thread: without this, callers would wait for ever.
             logger.exception("the inference engine failed")
-            self._stop(EngineStoppedError("the model server failed; its log holds the traceback."))
+            self._stop(EngineStoppedError(_FAILED))
 
     def _next_newcomers(self) -> list[Generation] | None:
         """Wait for work; return the sequences that join the batch, or None when the engine stops."""
@@ -561,15 +555,12 @@ class InferenceEngine:
                 weights, version, done = self._publications.popleft()
             try:
                 self._batch.publish(weights, version)
+                done.set_result(None)
             except OsmosisError as error:
                 done.set_exception(error)
             except Exception:
-                done.set_exception(
-                    EngineStoppedError("the model server failed; its log holds the traceback.")
-                )
+                done.set_exception(EngineStoppedError(_FAILED))
                 raise
-            else:
-                done.set_result(None)
 
     def _take_turns(self) -> list[Generation]:
         """Take sequences from the queue, one of each submission in turn, as many as one step may read."""
@@ -592,7 +583,7 @@ class InferenceEngine:
 
     def _deliver(self, emissions: Sequence[Emission]) -> None:
         """Notify the listeners, after updating the counters that they may read."""
-        deliveries = [(self._owners[emission.generation].listener, emission) for emission in emissions]
+        listeners = [self._owners[emission.generation].listener for emission in emissions]
         finished = [emission.generation for emission in emissions if emission.finish_reason]
         with self._changed:
             self._completion_tokens += len(emissions)
@@ -600,7 +591,7 @@ class InferenceEngine:
             self._finish_times.extend([time.monotonic()] * len(finished))
             for generation in finished:
                 del self._owners[generation]
-        for listener, emission in deliveries:
+        for listener, emission in zip(listeners, emissions, strict=True):
             listener.emitted(emission)
 
     def _stop(self, error: EngineStoppedError) -> None:
@@ -611,18 +602,15 @@ class InferenceEngine:
             abandoned = {*self._queue, *self._owners.values()}
             self._queue.clear()
             self._waiting = 0
-            unpublished = [done for _, _, done in self._publications]
-            self._publications.clear()
+            unpublished, self._publications = self._publications, deque()
             self._changed.notify()
         for submission in abandoned:
             submission.listener.failed(error)
-        for done in unpublished:
+        for _, _, done in unpublished:
             done.set_exception(error)
 
     def _retry_after_s(self) -> int:
         """Estimate when the queue is empty, from the recent rate of finished sequences."""
         times = self._finish_times
-        elapsed = time.monotonic() - times[0] if times else 0.0
-        if elapsed <= 0.0:
-            return 1
-        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(self._waiting * elapsed / len(times))))
+        per_sequence = (time.monotonic() - times[0]) / len(times) if times else 0.0
+        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(self._waiting * per_sequence)))

@@ -194,9 +194,6 @@ def _refuse(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-# Detection of a template's tool calls
-
-
 Render = Callable[..., str]
 
 

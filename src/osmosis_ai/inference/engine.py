@@ -50,9 +50,6 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _FAILED = "the model server failed; its log holds the traceback."
 
 
-# Sampling
-
-
 def random_stream(seed: int | None, choice: int = 0) -> int:
     """Return the 64-bit key of the random numbers of one choice of a request."""
     key = int.from_bytes(os.urandom(8), "big") if seed is None else seed % 2**64
@@ -144,9 +141,6 @@ def _nucleus(xp: Any, probabilities: Any, top_ps: Any) -> Any:
     return kept
 
 
-# Networks
-
-
 @dataclass(frozen=True)
 class Dimensions:
     """What batches and requests need to know about a network."""
@@ -184,13 +178,9 @@ def check_shapes(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     for name, tensor in given.items():
         shape, expected = tuple(tensor.shape), tuple(own[name].shape) if name in own else None
         if shape != expected:
-            problem = (
-                f"it has the shape {shape}, not {expected}" if expected else "the model has none of this name"
-            )
+            problem = f"it has the shape {shape}, not {expected}"
+            problem = problem if expected else "the model has none of this name"
             raise OsmosisError(f"the tensor `{name}` does not fit the model: {problem}.")
-
-
-# Batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,9 +386,6 @@ class ContinuousBatch:
             self._running.pop()
 
 
-# The engine's thread
-
-
 class EngineBusyError(OsmosisError):
     """The queue is full; try again after ``retry_after_s`` seconds."""
 
@@ -468,7 +455,6 @@ class InferenceEngine:
         self._waiting = 0
         self._publications: deque[tuple[Mapping[str, Any], int, Future[None]]] = deque()
         self._owners: dict[Generation, Submission] = {}
-        self._something_cancelled = False
         self._finish_times: deque[float] = deque(maxlen=RATE_WINDOW)
         self._finished = self._prompt_tokens = self._completion_tokens = 0
         self._thread = threading.Thread(target=self._run, name="osmosis-inference", daemon=True)
@@ -515,7 +501,6 @@ class InferenceEngine:
                 self._queue.remove(submission)
                 self._waiting -= len(submission.waiting)
                 submission.waiting.clear()
-            self._something_cancelled = True
             self._changed.notify()
 
     def stats(self) -> EngineStats:
@@ -541,8 +526,7 @@ class InferenceEngine:
                 self._changed.wait()
             if self.failure:
                 return None
-            if self._something_cancelled:
-                self._something_cancelled = False
+            if any(owner.cancelled for owner in self._owners.values()):
                 self._batch.discard(lambda generation: self._owners[generation].cancelled)
                 self._owners = {g: owner for g, owner in self._owners.items() if not owner.cancelled}
             return self._take_turns()

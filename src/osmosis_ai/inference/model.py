@@ -5,7 +5,7 @@ the batch or on the chunking of its prompt, to any precision that could change a
 
 The weights are prepared once, so that a step is a few large operations: projections of the same input form one matrix,
 norm weights are folded into the following matrix, and the two halves of every rotary pair are adjacent, so that a
-rotation is one complex multiplication. The computed function is unchanged.
+rotation is one complex multiplication.
 
 An adapter is a folder in PEFT format. Each matrix W it names becomes W + scale * B A (Hu et al., "LoRA", 2021,
 equation 3), where scale is alpha / r, or alpha / sqrt(r) for rank-stabilised adapters. An adapter with any other
@@ -46,13 +46,7 @@ CHUNK_TOKENS = 256
 ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 # Training writes its settings next to the adapter.
 PROVENANCE_FILE = "provenance.json"
-_UNSUPPORTED_LORA = (
-    "use_dora",
-    "modules_to_save",
-    "trainable_token_indices",
-    "rank_pattern",
-    "alpha_pattern",
-)
+_REFUSED_KEYS = ("use_dora", "modules_to_save", "trainable_token_indices", "rank_pattern", "alpha_pattern")
 _LORA_MATRIX = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 
 
@@ -102,30 +96,14 @@ class KeyValueCache:
     """Keys and values of ``slots`` sequences, allocated once for the longest sequence."""
 
     def __init__(self, config: ModelConfig, slots: int) -> None:
-        shape = (
-            config.num_hidden_layers,
-            slots,
-            config.num_key_value_heads,
-            config.max_positions,
-            config.head_dim,
-        )
+        heads = config.num_key_value_heads
+        shape = (config.num_hidden_layers, slots, heads, config.max_positions, config.head_dim)
         self.keys: Floats = np.zeros(shape)
         self.values: Floats = np.zeros(shape)
 
     def copy(self, source: int, target: int, length: int) -> None:
         for array in (self.keys, self.values):
             array[:, target, :, :length] = array[:, source, :, :length]
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """Prepared weights of one block; matrices map rows: ``x @ matrix``."""
-
-    qkv: Floats
-    qk_norm: Floats
-    output: Floats
-    gate_up: Floats
-    down: Floats
 
 
 class Model:
@@ -201,24 +179,24 @@ class Model:
         slots = np.arange(rows.start, rows.stop)[:, None]
         residual = self._embedding[ids.ravel()]
         with np.errstate(over="ignore"):  # exp(-gate) may reach infinity, where silu is rightly 0
-            for index, layer in enumerate(self._layers):
-                heads = (self._normalise(residual) @ layer.qkv).reshape(batch, count, -1, config.head_dim)
-                queries, keys, values = self._rotate(layer, heads, rotations)
+            for index, (qkv, qk_norm, output, gate_up, down) in enumerate(self._layers):
+                heads = (self._normalise(residual) @ qkv).reshape(batch, count, -1, config.head_dim)
+                queries, keys, values = self._rotate(qk_norm, heads, rotations)
                 cache.keys[index, slots, :, positions] = keys
                 cache.values[index, slots, :, positions] = values
                 attended = self._attend(
                     queries, cache.keys[index, rows, :, :seen], cache.values[index, rows, :, :seen], mask
                 )
-                residual += attended.reshape(batch * count, -1) @ layer.output
-                gate, up = np.split(self._normalise(residual) @ layer.gate_up, 2, axis=-1)
-                residual += (gate / (1.0 + np.exp(-gate)) * up) @ layer.down
+                residual += attended.reshape(batch * count, -1) @ output
+                gate, up = np.split(self._normalise(residual) @ gate_up, 2, axis=-1)
+                residual += (gate / (1.0 + np.exp(-gate)) * up) @ down
         return residual.reshape(batch, count, -1)
 
-    def _rotate(self, layer: _Layer, heads: Floats, rotations: Any) -> tuple[Floats, Floats, Floats]:
+    def _rotate(self, qk_norm: Floats, heads: Floats, rotations: Any) -> tuple[Floats, Floats, Floats]:
         """Split heads into queries, keys (both normalised and rotated) and values; R x S x heads x head_dim."""
         queries = self.config.num_attention_heads
         split = queries + self.config.num_key_value_heads
-        normalised = self._normalise(heads[:, :, :split]) * layer.qk_norm
+        normalised = self._normalise(heads[:, :, :split]) * qk_norm
         rotated: Floats = (normalised.view(np.complex128) * rotations).view(np.float64)
         return rotated[:, :, :queries], rotated[:, :, queries:], heads[:, :, split:]
 
@@ -226,16 +204,15 @@ class Model:
         """Causal attention; query heads that share a key-value head are rows of one product."""
         config, (batch, count) = self.config, queries.shape[:2]
         group = config.num_attention_heads // config.num_key_value_heads
-        grouped = queries.reshape(batch, count, config.num_key_value_heads, group, config.head_dim)
-        stacked = grouped.transpose(0, 2, 3, 1, 4).reshape(
-            batch, config.num_key_value_heads, group * count, -1
-        )
+        heads = config.num_key_value_heads
+        grouped = queries.reshape(batch, count, heads, group, config.head_dim)
+        stacked = grouped.transpose(0, 2, 3, 1, 4).reshape(batch, heads, group * count, -1)
         scores = stacked @ keys.swapaxes(-1, -2)
         scores += mask.reshape(batch, 1, group * count, -1)
         scores -= scores.max(axis=-1, keepdims=True)
         np.exp(scores, out=scores)
         mixed = (scores @ values) / scores.sum(axis=-1, keepdims=True)
-        unstacked = mixed.reshape(batch, config.num_key_value_heads, group, count, config.head_dim)
+        unstacked = mixed.reshape(batch, heads, group, count, config.head_dim)
         by_position: Floats = unstacked.transpose(0, 3, 1, 2, 4)
         return by_position
 
@@ -252,28 +229,21 @@ def _float64(tensor: Any) -> Floats:
     return np.asarray(tensor, dtype=np.float64)
 
 
-def _prepare(config: ModelConfig, weights: dict[str, Floats]) -> _Layer:
+def _prepare(config: ModelConfig, weights: dict[str, Floats]) -> tuple[Floats, ...]:
+    """Return the matrices of a block, which map rows (``x @ matrix``), and the norm of its queries and keys."""
     pairs = np.arange(config.head_dim).reshape(2, -1).T.ravel()  # 0, d/2, 1, d/2 + 1, ...
-
-    def paired(projection: Floats) -> Floats:
-        return projection.reshape(-1, config.head_dim, config.hidden_size)[:, pairs].reshape(projection.shape)
-
-    qkv = np.concatenate(
-        [
-            paired(weights["self_attn.q_proj.weight"]),
-            paired(weights["self_attn.k_proj.weight"]),
-            weights["self_attn.v_proj.weight"],
-        ]
-    )
+    queries, keys, values = (weights[f"self_attn.{name}_proj.weight"] for name in "qkv")
+    split = [matrix.reshape(-1, config.head_dim, config.hidden_size)[:, pairs] for matrix in (queries, keys)]
+    qkv = np.concatenate([*(heads.reshape(-1, config.hidden_size) for heads in split), values])
     query_norm = weights["self_attn.q_norm.weight"][pairs] / np.sqrt(config.head_dim)
     key_norm = weights["self_attn.k_norm.weight"][pairs]
     gate_up = np.concatenate([weights["mlp.gate_proj.weight"], weights["mlp.up_proj.weight"]])
-    return _Layer(
-        qkv=np.ascontiguousarray((qkv * weights["input_layernorm.weight"]).T),
-        qk_norm=np.stack([query_norm] * config.num_attention_heads + [key_norm] * config.num_key_value_heads),
-        output=np.ascontiguousarray(weights["self_attn.o_proj.weight"].T),
-        gate_up=np.ascontiguousarray((gate_up * weights["post_attention_layernorm.weight"]).T),
-        down=np.ascontiguousarray(weights["mlp.down_proj.weight"].T),
+    return (
+        np.ascontiguousarray((qkv * weights["input_layernorm.weight"]).T),
+        np.stack([query_norm] * config.num_attention_heads + [key_norm] * config.num_key_value_heads),
+        np.ascontiguousarray(weights["self_attn.o_proj.weight"].T),
+        np.ascontiguousarray((gate_up * weights["post_attention_layernorm.weight"]).T),
+        np.ascontiguousarray(weights["mlp.down_proj.weight"].T),
     )
 
 
@@ -293,7 +263,7 @@ def load_adapted_model(model_dir: Path, adapter_dir: Path) -> Model:
         config, matrices = json.loads(config_bytes), load(data)
     except (ValueError, SafetensorError) as error:
         raise OsmosisError(f"the adapter in `{adapter_dir}` cannot be read: {error}") from error
-    unsupported = [f"`{key}`" for key in _UNSUPPORTED_LORA if config.get(key)]
+    unsupported = [f"`{key}`" for key in _REFUSED_KEYS if config.get(key)]
     if config.get("bias", "none") != "none":
         unsupported.append("`bias`")
     kind = config.get("peft_type", "LORA")
@@ -321,10 +291,9 @@ def load_adapted_model(model_dir: Path, adapter_dir: Path) -> Model:
 def trained_tool_call_format(adapter_dir: Path) -> FormatName | None:
     """Return the tool call format that an adapter was trained with; None if it is not recorded."""
     try:
-        recorded = json.loads((adapter_dir / PROVENANCE_FILE).read_bytes())["settings"].get(
-            "tool_call_format"
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        provenance = json.loads((adapter_dir / PROVENANCE_FILE).read_bytes())
+        recorded = provenance["settings"]["tool_call_format"]
+    except (OSError, ValueError, KeyError, TypeError):
         return None  # a file of this name need not be ours
     return next((name for name in FORMAT_NAMES if name == recorded), None)
 

@@ -11,15 +11,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_CHOICES = 128
@@ -72,7 +64,7 @@ Text = Annotated[str, BeforeValidator(_joined_text)]
 class _Part(BaseModel):
     """A part of a request, whose unknown keys are ignored."""
 
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+    model_config = {"strict": True, "frozen": True}
 
 
 class TextMessage(_Part):
@@ -128,7 +120,7 @@ class ResponseFormat(_Part):
 class ChatRequest(BaseModel):
     """A valid request; the fields have the meaning of OpenAI's API."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = {"extra": "forbid", "strict": True, "frozen": True}
 
     model: str
     messages: Annotated[list[Message], Field(min_length=1)]

@@ -296,9 +296,7 @@ def beginning_of_any(markers: Sequence[str], text: str) -> int:
     return 0
 
 
-# Formats: each function is a `CallFormat.read`
-
-
+# Each of these functions is a `CallFormat.read`.
 def _read_hermes(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
     call, end = _named_call(text, _past(text, 0, _HERMES_START), ("arguments",))
     return _past(text, end, _HERMES_END), [call]
@@ -416,9 +414,6 @@ _ROWS = (
 FORMATS: Mapping[FormatName, CallFormat] = {format.name: format for format in _ROWS}
 
 
-# Marks
-
-
 def _past(text: str, place: int, mark: str) -> int:
     """Return the position after ``mark``, which must follow blanks at ``place``."""
     place = _skip_blanks(text, place)
@@ -456,9 +451,6 @@ def _tag_value(text: str, place: int) -> tuple[str, int]:
     """Return the text before the next ``>``, and the position after it."""
     found = _match(_TAG_VALUE, text, place, longest=129)
     return found[1].strip(), found.end()
-
-
-# JSON
 
 
 def _object_at(text: str, place: int) -> tuple[dict[str, Any], int, int]:
@@ -516,9 +508,6 @@ def _to_json(arguments: dict[str, Any]) -> str:
     return json.dumps(arguments, allow_nan=False) if _SURROGATE.search(written) else written
 
 
-# Values written without their type
-
-
 def _typed(value: str, schema: Any) -> Any:
     """Read a parameter by its schema; without one, as text unless it is a JSON object or list."""
     kinds = _kinds(schema) or {"string", "object", "array"}
@@ -545,9 +534,6 @@ def _kinds(schema: Any) -> set[str]:
         for branch in branches if isinstance(branches, list) else ():
             kinds |= _kinds(branch)
     return kinds
-
-
-# Python
 
 
 def _bracket_end(text: str, start: int) -> int:

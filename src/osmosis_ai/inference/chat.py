@@ -222,9 +222,7 @@ def detect_tool_calls(
     written = reply(1)
     format = FORMATS[chosen] if chosen else _format_of(written, source, has_token)
     several = written is None or reply(2) is not None
-    problems = []
-    if _OFFERED not in prompt:
-        problems.append("it does not show offered tools to the model")
+    problems = [] if _OFFERED in prompt else ["it does not show offered tools to the model"]
     if format is None:
         problems.append(
             f"it writes calls in no format that is known ({', '.join(FORMAT_NAMES)}), so that a call which the model "
@@ -250,11 +248,8 @@ def _accepted_form(render: Render) -> tuple[bool, Mapping[str, Any]]:
 def _format_of(written: str | None, source: str, has_token: Callable[[str], bool]) -> CallFormat | None:
     if written is not None:
         return next((format for format in FORMATS.values() if _reads(format, written)), None)
-    for is_known in (source.__contains__, has_token):
-        for mark, name in MARKS:
-            if is_known(mark):
-                return FORMATS[name]
-    return None
+    known = (FORMATS[name] for has in (source.__contains__, has_token) for mark, name in MARKS if has(mark))
+    return next(known, None)
 
 
 def _reads(format: CallFormat, written: str) -> bool:
@@ -272,11 +267,8 @@ def _reads(format: CallFormat, written: str) -> bool:
 def _turn(as_written: bool, content: Mapping[str, Any], *, calls: int) -> dict[str, Any]:
     arguments = _ARGUMENTS if as_written else json.loads(_ARGUMENTS)
     call = {"type": "function", "function": {"name": _FUNCTION, "arguments": arguments}}
-    return {
-        "role": "assistant",
-        **content,
-        "tool_calls": [{"id": f"probe{number:04}", **call} for number in range(calls)],
-    }
+    numbered = [{"id": f"probe{number:04}", **call} for number in range(calls)]
+    return {"role": "assistant", **content, "tool_calls": numbered}
 
 
 def _try(render: Render, messages: Messages, *, add_generation_prompt: bool = False) -> str:

@@ -19,13 +19,13 @@ from __future__ import annotations
 import ast
 import json
 import logging
-import math
 import re
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from osmosis_ai.inference.catalog import FormatName
@@ -47,7 +47,7 @@ _TAG_VALUE = re.compile(r"([^>\n]{1,128})>")
 # Inside a value: the end of the value is missing, and the next call must not become a part of it.
 _CALL_OVER = re.compile(r"</function>\s*</tool_call>")
 _PARAMETER_END = re.compile(r"</parameter>(?=\s*(?:<parameter=|</function>))")
-_MISTRAL = "[TOOL_CALLS]"
+_MISTRAL, _NINE = "[TOOL_CALLS]", re.compile("[A-Za-z0-9]{9}")
 _MISTRAL_HEAD = re.compile(rf"({_NAME})(?:\[CALL_ID\]([A-Za-z0-9]{{1,64}}))?\[ARGS\]")
 _CALLS_BEGIN, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL_BEGIN, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
@@ -113,8 +113,8 @@ class CallFormat:
         read: Returns the length and the calls of the markup at the beginning of a text.
         enders: Characters that can end a call.
         closings: Marks that may follow the calls.
-        bare: What begins a call without a mark, at the beginning of a line.
         call_end: Token after a single call.
+        bare: What begins a call without a mark, at the beginning of a line.
         own_id: Ids of the model that are kept.
     """
 
@@ -123,8 +123,8 @@ class CallFormat:
     read: Callable[[str, ToolSchemas], tuple[int, list[ParsedToolCall]]]
     enders: str
     closings: tuple[str, ...] = ()
-    bare: str = ""
     call_end: str | None = None
+    bare: str = ""
     own_id: re.Pattern[str] | None = None
     new_id: Callable[[], str] = lambda: f"call_{uuid.uuid4().hex[:24]}"
 
@@ -353,7 +353,7 @@ def _read_deepseek(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedTool
     return _past(text, place, _CALL_END), [ParsedToolCall("", head[1], text[start:end])]
 
 
-def _read_llama3_json(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
+def _read_llama3(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
     place = 0 if text[0] == "{" else _past_any(text, (_PYTHON_TAG, _PYTHON_START))
     if not place:
         first = text[_skip_blanks(text, 1) :]
@@ -383,30 +383,16 @@ def _read_pythonic(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedTool
 
 # Detection takes the first format that fits, so formats with marks come first.
 _ROWS = (
-    CallFormat("hermes", (_HERMES_START,), _read_hermes, ">", call_end=_HERMES_END),
+    CallFormat("hermes", (_HERMES_START,), _read_hermes, ">", (), _HERMES_END),
     CallFormat(
-        "qwen3_coder",
-        (_HERMES_START, _FUNCTION),
-        _read_qwen3_coder,
-        ">",
-        (_HERMES_END,),
-        call_end=_HERMES_END,
+        "qwen3_coder", (_HERMES_START, _FUNCTION), _read_qwen3_coder, ">", (_HERMES_END,), _HERMES_END
     ),
     # Templates of these models refuse ids that are not nine letters and digits.
     CallFormat(
-        "mistral",
-        (_MISTRAL,),
-        _read_mistral,
-        "}]",
-        own_id=re.compile("[A-Za-z0-9]{9}"),
-        new_id=lambda: uuid.uuid4().hex[:9],
+        "mistral", (_MISTRAL,), _read_mistral, "}]", own_id=_NINE, new_id=lambda: uuid.uuid4().hex[:9]
     ),
-    CallFormat(
-        "deepseek", (_CALLS_BEGIN, _CALL_BEGIN), _read_deepseek, ">", (_CALLS_END,), call_end=_CALL_END
-    ),
-    CallFormat(
-        "llama3_json", (_PYTHON_TAG, _PYTHON_START), _read_llama3_json, "}", (";", _PYTHON_END), bare="{"
-    ),
+    CallFormat("deepseek", (_CALLS_BEGIN, _CALL_BEGIN), _read_deepseek, ">", (_CALLS_END,), _CALL_END),
+    CallFormat("llama3_json", (_PYTHON_TAG, _PYTHON_START), _read_llama3, "}", (";", _PYTHON_END), bare="{"),
     CallFormat(
         "pythonic", (_LIST_START, _PYTHON_START), _read_pythonic, "]", (_LIST_END, _PYTHON_END), bare="["
     ),
@@ -518,9 +504,8 @@ def _typed(value: str, schema: Any) -> Any:
             read = _PYTHON_NAMES[word] if word in _PYTHON_NAMES else _JSON.decode(word)
         except (ValueError, RecursionError):
             return value
-    return (
-        read if {*_KINDS.get(type(read), "null").split()} & kinds else value
-    )  # a quoted string keeps its quotes
+    found = _KINDS.get(type(read), "null").split()
+    return read if kinds.intersection(found) else value  # a quoted string keeps its quotes
 
 
 def _kinds(schema: Any) -> set[str]:
@@ -529,11 +514,8 @@ def _kinds(schema: Any) -> set[str]:
         return set()
     given = schema.get("type")
     kinds = {kind for kind in (given if isinstance(given, list) else [given]) if isinstance(kind, str)}
-    for key in ("anyOf", "oneOf"):
-        branches = schema.get(key)
-        for branch in branches if isinstance(branches, list) else ():
-            kinds |= _kinds(branch)
-    return kinds
+    branches = [schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)]
+    return kinds.union(*map(_kinds, chain.from_iterable(branches)))
 
 
 def _bracket_end(text: str, start: int) -> int:
@@ -572,10 +554,8 @@ def _dotted_name(node: ast.expr) -> str | None:
 
 
 def _python_value(node: ast.expr) -> Any:
-    """Return the value of a literal that JSON can express; nothing is evaluated."""
+    """Return the value of a literal; nothing is evaluated."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
-        if isinstance(node.value, float) and not math.isfinite(node.value):
-            raise NotACallError
         return node.value
     if isinstance(node, ast.Name) and node.id in _JSON_NAMES:
         return _JSON_NAMES[node.id]

@@ -373,7 +373,7 @@ def draw(
     temperatures, top_ps = np.full(draws, temperature), np.full(draws, top_p)
     streams, positions = np.full(draws, 7, np.uint64), np.arange(draws)
     sampling = SamplingRows(temperatures, top_ps, streams, positions, [0] * draws)
-    drawn = draw_tokens(np, log_probabilities(rows, temperatures), sampling)
+    drawn = draw_tokens(np, rows, sampling)
     return np.bincount(drawn.tokens, minlength=len(logits)) / draws
 
 
@@ -419,7 +419,7 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
 
 def test_log_probabilities_are_at_the_temperature_and_before_top_p() -> None:
     logits = np.array([[1.0, 2.0, 3.0]] * 2)
-    half, greedy = log_probabilities(logits, np.array([0.5, 0.0]))
+    half, greedy = log_probabilities(np, logits, np.array([0.5, 0.0]))
     assert half == pytest.approx(2 * logits[0] - np.log(np.exp(2 * logits[0]).sum()))
     assert greedy == pytest.approx(logits[0] - np.log(np.exp(logits[0]).sum()))
 

@@ -93,17 +93,19 @@ class Drawn:
     likeliest: list[tuple[tuple[int, float], ...]]
 
 
-def log_probabilities(logits: Floats, temperatures: Floats) -> Floats:
-    """Return the distributions (B x V, natural logarithm) at each row's temperature."""
-    scaled: Floats = logits / np.where(temperatures < GREEDY_BELOW, 1.0, temperatures)[:, None]
-    scaled -= scaled.max(axis=1, keepdims=True)
-    scaled -= np.log(np.exp(scaled).sum(axis=1, keepdims=True))
+def log_probabilities(xp: Any, logits: Any, temperatures: Floats) -> Any:
+    """Return the distributions (R x V, float64, natural logarithm) at each row's temperature."""
+    divisors = np.where(temperatures < GREEDY_BELOW, 1.0, temperatures)[:, None]
+    scaled = xp.asarray(logits, dtype=xp.float64) / xp.asarray(divisors, device=logits.device)
+    scaled -= xp.amax(scaled, axis=1, keepdims=True)
+    scaled -= xp.log(xp.exp(scaled).sum(axis=1, keepdims=True))
     return scaled
 
 
-def draw_tokens(xp: Any, log_probs: Any, sampling: SamplingRows) -> Drawn:
-    """Draw a token from each of R x V distributions, which are arrays of ``xp``: NumPy or torch."""
-    array = partial(xp.asarray, device=log_probs.device)
+def draw_tokens(xp: Any, logits: Any, sampling: SamplingRows) -> Drawn:
+    """Draw a token for each row of R x V logits, which are an array of ``xp``: NumPy or torch."""
+    array = partial(xp.asarray, device=logits.device)
+    log_probs = log_probabilities(xp, logits, sampling.temperatures)
     probabilities = xp.exp(log_probs)
     truncated = np.flatnonzero(sampling.top_ps < 1.0)
     if len(truncated):
@@ -118,7 +120,7 @@ def draw_tokens(xp: Any, log_probs: Any, sampling: SamplingRows) -> Drawn:
     greedy = sampling.temperatures < GREEDY_BELOW
     if greedy.any():
         tokens = xp.where(array(greedy), log_probs.argmax(axis=1), tokens)
-    rows = xp.arange(len(tokens), device=log_probs.device)
+    rows = xp.arange(len(tokens), device=logits.device)
     likeliest: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
     if most := max(sampling.top_counts):
         order = xp.argsort(-log_probs, axis=1, stable=True)[:, :most]

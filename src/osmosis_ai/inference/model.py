@@ -35,7 +35,6 @@ from osmosis_ai.inference.engine import (
     SamplingRows,
     check_shapes,
     draw_tokens,
-    log_probabilities,
 )
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -145,7 +144,7 @@ class Model:
         return KeyValueCache(self.config, slots)
 
     def draw(self, logits: Floats, sources: Sequence[int] | slice, sampling: SamplingRows) -> Drawn:
-        return draw_tokens(np, log_probabilities(logits[sources], sampling.temperatures), sampling)
+        return draw_tokens(np, logits[sources], sampling)
 
     def _prepare_weights(self) -> None:
         weights = {name.removeprefix("model."): _float64(tensor) for name, tensor in self.tensors.items()}

@@ -43,15 +43,7 @@ from transformers.utils import logging
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.catalog import FormatName
 from osmosis_ai.inference.chat import ChatFormat, Messages, TemplateError, detect_tool_calls
-from osmosis_ai.inference.engine import (
-    GREEDY_BELOW,
-    Dimensions,
-    Drawn,
-    Ints,
-    SamplingRows,
-    check_shapes,
-    draw_tokens,
-)
+from osmosis_ai.inference.engine import Dimensions, Drawn, Ints, SamplingRows, check_shapes, draw_tokens
 
 # A prompt is read in chunks of so many tokens a row, which bounds the memory of attention scores.
 CHUNK_TOKENS = {"cpu": 256, "cuda": 2048}
@@ -222,9 +214,7 @@ class TorchModel:
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def draw(self, logits: Tensor, sources: Sequence[int] | slice, sampling: SamplingRows) -> Drawn:
-        divisors = np.where(sampling.temperatures < GREEDY_BELOW, 1.0, sampling.temperatures)
-        scaled = logits[sources].double() / torch.from_numpy(divisors).to(self.device)[:, None]
-        return draw_tokens(torch, torch.log_softmax(scaled, dim=1), sampling)
+        return draw_tokens(torch, logits[sources], sampling)
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
         """Copy the named tensors and apply low-rank updates."""

@@ -62,9 +62,11 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
-    parser.add_argument("--max-batch", type=int, default=32, help="sequences generated at once (default: 32)")
     parser.add_argument(
-        "--max-waiting", type=int, default=1024, help="sequences that may wait (default: 1024)"
+        "--max-batch", type=int, default=32, help="sequences generated at once (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-waiting", type=int, default=1024, help="sequences that may wait (default: %(default)s)"
     )
     options = parser.parse_args()
     if options.max_batch < 1 or options.max_waiting < 1:

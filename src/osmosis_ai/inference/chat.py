@@ -183,9 +183,8 @@ class ChatTemplate:
 
     def render(self, messages: Messages, tools: Messages = (), *, add_generation_prompt: bool = True) -> str:
         try:
-            return self._template.render(
-                messages=messages, tools=tools or None, add_generation_prompt=add_generation_prompt
-            )
+            prompt = {"messages": messages, "tools": tools or None}
+            return self._template.render(prompt, add_generation_prompt=add_generation_prompt)
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise TemplateError(f"the chat template cannot render these messages: {error}") from error
 

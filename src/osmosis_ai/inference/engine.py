@@ -75,8 +75,6 @@ def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """How each of R rows draws its token."""
-
     temperatures: Floats
     top_ps: Floats
     streams: NDArray[np.uint64]
@@ -84,13 +82,8 @@ class SamplingRows:
     top_counts: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """R drawn tokens, their log-probabilities before ``top_p``, and the likeliest of each row."""
-
-    tokens: list[int]
-    logprobs: list[float]
-    likeliest: list[tuple[tuple[int, float], ...]]
+# A token, its log-probability before ``top_p``, and the likeliest tokens with theirs.
+Drawn = tuple[int, float, tuple[tuple[int, float], ...]]
 
 
 def log_probabilities(xp: Any, logits: Any, temperatures: Floats) -> Any:
@@ -102,7 +95,7 @@ def log_probabilities(xp: Any, logits: Any, temperatures: Floats) -> Any:
     return scaled
 
 
-def draw_tokens(xp: Any, logits: Any, sampling: SamplingRows) -> Drawn:
+def draw_tokens(xp: Any, logits: Any, sampling: SamplingRows) -> list[Drawn]:
     """Draw a token for each row of R x V logits, which are an array of ``xp``: NumPy or torch."""
     array = partial(xp.asarray, device=logits.device)
     log_probs = log_probabilities(xp, logits, sampling.temperatures)
@@ -124,11 +117,10 @@ def draw_tokens(xp: Any, logits: Any, sampling: SamplingRows) -> Drawn:
     likeliest: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
     if most := max(sampling.top_counts):
         order = xp.argsort(-log_probs, axis=1, stable=True)[:, :most]
-        found = zip(
-            order.tolist(), log_probs[rows[:, None], order].tolist(), sampling.top_counts, strict=True
-        )
-        likeliest = [tuple(zip(ids[:count], values[:count], strict=True)) for ids, values, count in found]
-    return Drawn(tokens.tolist(), log_probs[rows, tokens].tolist(), likeliest)
+        ids, values, counts = order.tolist(), log_probs[rows[:, None], order].tolist(), sampling.top_counts
+        pairs = [list(zip(*row, strict=True)) for row in zip(ids, values, strict=True)]
+        likeliest = [tuple(row[:count]) for row, count in zip(pairs, counts, strict=True)]
+    return list(zip(tokens.tolist(), log_probs[rows, tokens].tolist(), likeliest, strict=True))
 
 
 def _nucleus(xp: Any, probabilities: Any, top_ps: Any) -> Any:
@@ -168,7 +160,7 @@ class LanguageModel(Protocol):
     def extend(self, cache: Any, rows: slice, ids: Ints, starts: Ints, wanted: Ints) -> Any:
         """Append R x S right-padded tokens to the slots ``rows``; R x V logits after the wanted ones."""
 
-    def draw(self, logits: Any, sources: Sequence[int] | slice, sampling: SamplingRows) -> Drawn:
+    def draw(self, logits: Any, sources: Sequence[int] | slice, sampling: SamplingRows) -> list[Drawn]:
         """Draw one token for each row of ``logits[sources]``."""
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
@@ -360,11 +352,11 @@ class ContinuousBatch:
         settings = columns["temperature"], columns["top_p"], columns["stream"]
         sampling = SamplingRows(*settings, self._slots.lengths[rows], top_counts)
         drawn = self._model.draw(logits, sources, sampling)
-        columns["last_token"] = drawn.tokens
+        columns["last_token"] = [token for token, _, _ in drawn]
         columns["generated"] += 1
         emissions, finished = [], []
         for row, generation in enumerate(generations):
-            token = SampledToken(drawn.tokens[row], drawn.logprobs[row], drawn.likeliest[row], self.version)
+            token = SampledToken(*drawn[row], self.version)
             reason: FinishReason | None = None
             if token.id in generation.stop_tokens:
                 reason = "stop"
@@ -426,7 +418,6 @@ class Submission:
     cancelled: bool = False
 
     def cancel(self) -> None:
-        """Stop generating; harmless when all has been generated."""
         self.engine.cancel(self)
 
 

@@ -143,7 +143,7 @@ class Model:
     def new_cache(self, slots: int) -> KeyValueCache:
         return KeyValueCache(self.config, slots)
 
-    def draw(self, logits: Floats, sources: Sequence[int] | slice, sampling: SamplingRows) -> Drawn:
+    def draw(self, logits: Floats, sources: Sequence[int] | slice, sampling: SamplingRows) -> list[Drawn]:
         return draw_tokens(np, logits[sources], sampling)
 
     def _prepare_weights(self) -> None:
@@ -183,9 +183,8 @@ class Model:
                 queries, keys, values = self._rotate(qk_norm, heads, rotations)
                 cache.keys[index, slots, :, positions] = keys
                 cache.values[index, slots, :, positions] = values
-                attended = self._attend(
-                    queries, cache.keys[index, rows, :, :seen], cache.values[index, rows, :, :seen], mask
-                )
+                keys, values = cache.keys[index, rows, :, :seen], cache.values[index, rows, :, :seen]
+                attended = self._attend(queries, keys, values, mask)
                 residual += attended.reshape(batch * count, -1) @ output
                 gate, up = np.split(self._normalise(residual) @ gate_up, 2, axis=-1)
                 residual += (gate / (1.0 + np.exp(-gate)) * up) @ down

@@ -229,9 +229,8 @@ class ChatCompletion:
             | self._token_details(reply.tokens)
             for index, reply in enumerate(self._replies)
         ]
-        return (
-            self._envelope("chat.completion") | {"choices": choices, "usage": self.usage()} | self._prompt_ids
-        )
+        answer = {"choices": choices, "usage": self.usage()}
+        return self._envelope("chat.completion") | answer | self._prompt_ids
 
     async def aclose(self) -> None:
         self._feed.close()

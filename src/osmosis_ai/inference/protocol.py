@@ -202,7 +202,6 @@ class ChatRequest(BaseModel):
         return [tool.model_dump(exclude_none=True) for tool in self.tools or []]
 
     def template_messages(self) -> list[dict[str, Any]]:
-        """Return the conversation for chat templates."""
         messages = [message.model_dump(exclude_none=True) for message in self.messages]
         return [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
 

@@ -174,9 +174,8 @@ async def serve(options: argparse.Namespace, api_key: str | None) -> None:
 
 
 def _json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(
-        body=orjson.dumps(value), status=status, headers=headers, content_type="application/json"
-    )
+    body, kind = orjson.dumps(value), "application/json"
+    return web.Response(body=body, status=status, headers=headers, content_type=kind)
 
 
 def _event(chunk: Any) -> bytes:

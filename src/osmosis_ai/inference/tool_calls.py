@@ -20,12 +20,12 @@ import ast
 import json
 import logging
 import re
-import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from secrets import token_hex
 from typing import Any
 
 from osmosis_ai.inference.catalog import FormatName
@@ -53,7 +53,7 @@ _CALLS_BEGIN, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁e
 _CALL_BEGIN, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 _DEEPSEEK_HEAD = re.compile(rf"({_NAME})<｜tool▁sep｜>")
 _DEEPSEEK_FENCED = re.compile(rf"({_NAME})\n```json\n")
-_PYTHON_TAG, _PYTHON_START, _PYTHON_END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
+_PYTHON_TAG, _PY_START, _PY_END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
 _LLAMA_KEYS = ("name", "parameters", "arguments", "type", "id")
 _LIST_START, _LIST_END = "<|tool_call_start|>", "<|tool_call_end|>"
 _PYTHONIC_HEAD = re.compile(r"\[\s*(?:\Z|[^\W\d][\w.]*\s*(?:\Z|\())")
@@ -126,7 +126,7 @@ class CallFormat:
     call_end: str | None = None
     bare: str = ""
     own_id: re.Pattern[str] | None = None
-    new_id: Callable[[], str] = lambda: f"call_{uuid.uuid4().hex[:24]}"
+    new_id: Callable[[], str] = lambda: f"call_{token_hex(12)}"
 
 
 class ToolCallReader:
@@ -259,7 +259,6 @@ class ToolCallStyle:
         return token_id(self.format.call_end) if self.format and self.format.call_end else None
 
     def fitted(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a turn in the form that the template accepts."""
         calls = message.get("tool_calls")
         if not calls:
             return message
@@ -302,7 +301,7 @@ def _read_hermes(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCa
     return _past(text, end, _HERMES_END), [call]
 
 
-def _read_qwen3_coder(text: str, tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
+def _read_qwen3(text: str, tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
     place = _past_either(text, _HERMES_START, _FUNCTION)
     name, place = _tag_value(text, place)
     schemas = tools.get(_checked_name(name), {})
@@ -354,7 +353,7 @@ def _read_deepseek(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedTool
 
 
 def _read_llama3(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
-    place = 0 if text[0] == "{" else _past_any(text, (_PYTHON_TAG, _PYTHON_START))
+    place = 0 if text[0] == "{" else _past_any(text, (_PYTHON_TAG, _PY_START))
     if not place:
         first = text[_skip_blanks(text, 1) :]
         if not any((mark := f'"{key}"').startswith(first[: len(mark)]) for key in _LLAMA_KEYS):
@@ -364,7 +363,7 @@ def _read_llama3(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCa
 
 
 def _read_pythonic(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
-    start = 0 if text[0] == "[" else _skip_blanks(text, _past_any(text, (_LIST_START, _PYTHON_START)))
+    start = 0 if text[0] == "[" else _skip_blanks(text, _past_any(text, (_LIST_START, _PY_START)))
     if start == len(text):
         raise MoreToComeError
     if not _PYTHONIC_HEAD.match(text, start):
@@ -384,18 +383,12 @@ def _read_pythonic(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedTool
 # Detection takes the first format that fits, so formats with marks come first.
 _ROWS = (
     CallFormat("hermes", (_HERMES_START,), _read_hermes, ">", (), _HERMES_END),
-    CallFormat(
-        "qwen3_coder", (_HERMES_START, _FUNCTION), _read_qwen3_coder, ">", (_HERMES_END,), _HERMES_END
-    ),
+    CallFormat("qwen3_coder", (_HERMES_START, _FUNCTION), _read_qwen3, ">", (_HERMES_END,), _HERMES_END),
     # Templates of these models refuse ids that are not nine letters and digits.
-    CallFormat(
-        "mistral", (_MISTRAL,), _read_mistral, "}]", own_id=_NINE, new_id=lambda: uuid.uuid4().hex[:9]
-    ),
+    CallFormat("mistral", (_MISTRAL,), _read_mistral, "}]", own_id=_NINE, new_id=lambda: token_hex(5)[:9]),
     CallFormat("deepseek", (_CALLS_BEGIN, _CALL_BEGIN), _read_deepseek, ">", (_CALLS_END,), _CALL_END),
-    CallFormat("llama3_json", (_PYTHON_TAG, _PYTHON_START), _read_llama3, "}", (";", _PYTHON_END), bare="{"),
-    CallFormat(
-        "pythonic", (_LIST_START, _PYTHON_START), _read_pythonic, "]", (_LIST_END, _PYTHON_END), bare="["
-    ),
+    CallFormat("llama3_json", (_PYTHON_TAG, _PY_START), _read_llama3, "}", (";", _PY_END), bare="{"),
+    CallFormat("pythonic", (_LIST_START, _PY_START), _read_pythonic, "]", (_LIST_END, _PY_END), bare="["),
 )
 FORMATS: Mapping[FormatName, CallFormat] = {format.name: format for format in _ROWS}
 

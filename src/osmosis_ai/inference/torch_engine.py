@@ -138,14 +138,13 @@ class TorchModel:
             )
         self.fingerprint = fingerprint
         self.device: torch.device = model.device
-        # Small changes of a weight are lost in a short type, so that it needs low-rank updates.
+        # Whether small changes of a weight are lost in its type, so that it needs low-rank updates.
         self.rounds_weights = _rounds_weights(model)
         limits = [getattr(config, "max_position_embeddings", None), max_positions]
         if not any(limits):
             raise OsmosisError(f"`{config.model_type}` models name no longest sequence; set `max_positions`.")
-        self.config = Dimensions(
-            min(limit for limit in limits if limit), _end_tokens(model.generation_config, model.config)
-        )
+        ends = _end_tokens(model.generation_config, model.config)
+        self.config = Dimensions(min(limit for limit in limits if limit), ends)
         self._model = model.eval().requires_grad_(False)
         self._weights = dict(model.state_dict(keep_vars=True))
         self._updates: dict[str, LowRankUpdate] = {}
@@ -213,11 +212,10 @@ class TorchModel:
         return found
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
-    def draw(self, logits: Tensor, sources: Sequence[int] | slice, sampling: SamplingRows) -> Drawn:
+    def draw(self, logits: Tensor, sources: Sequence[int] | slice, sampling: SamplingRows) -> list[Drawn]:
         return draw_tokens(torch, logits[sources], sampling)
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
-        """Copy the named tensors and apply low-rank updates."""
         check_shapes(self._weights, weights)
         with torch.no_grad():
             for name, tensor in weights.items():
@@ -229,9 +227,7 @@ class TorchModel:
     def _update(self, name: str, update: LowRankUpdate) -> None:
         if name not in self._updates:
             layer: nn.Module = self._model.get_submodule(name.removesuffix(".weight"))
-            layer.register_forward_hook(
-                lambda _layer, inputs, outputs: self._updates[name].added_to(outputs, inputs[0])
-            )
+            layer.register_forward_hook(lambda _, inputs, out: self._updates[name].added_to(out, inputs[0]))
         self._updates[name] = update
 
     def _forward(

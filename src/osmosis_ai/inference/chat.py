@@ -210,10 +210,15 @@ def detect_tool_calls(
     problem when tools are used; the default logs a warning.
     """
     prompt = _try(render, [_QUESTION], add_generation_prompt=True)
-    as_written, content = _accepted_form(render)
+    forms = [(as_written, content) for as_written in (True, False) for content in _CONTENTS]
+    turns = [(form, _try(render, [_QUESTION, _turn(*form, calls=1)])) for form in forms]
+    writing = [form for form, text in turns if (_ARGUMENTS if form[0] else _PARAMETER) in text]
+    # A template that writes no call still has to accept the turn.
+    accepting = [form for form, text in turns if text and not form[0]]
+    as_written, content = [*writing, *accepting, (False, {})][0]
 
     def reply(calls: int) -> str | None:
-        """Return the model's text for so many calls by this template; None if they are missing."""
+        """Return what the template writes for so many calls; None if they are missing."""
         text = _try(render, [_QUESTION, _turn(as_written, content, calls=calls)])
         same = takewhile(lambda pair: pair[0] == pair[1], zip(prompt, text, strict=False))
         return text[sum(1 for _ in same) :] if text.count(_PARAMETER) >= calls else None
@@ -229,19 +234,6 @@ def detect_tool_calls(
         )
     problem = f"the model's chat template is not made for tools: {'; '.join(problems)}." if problems else None
     return ToolCallStyle(format, several, problem, note or ToolCallStyle.note, as_written, content)
-
-
-def _accepted_form(render: Render) -> tuple[bool, Mapping[str, Any]]:
-    """Return the first form (arguments as written, empty content) in which the template writes a call."""
-    accepted = []
-    for as_written in (True, False):
-        for content in _CONTENTS:
-            text = _try(render, [_QUESTION, _turn(as_written, content, calls=1)])
-            if (_ARGUMENTS if as_written else _PARAMETER) in text:
-                return as_written, content
-            if text and not as_written:
-                accepted.append(content)
-    return False, accepted[0] if accepted else {}
 
 
 def _format_of(written: str | None, source: str, has_token: Callable[[str], bool]) -> CallFormat | None:

@@ -5,7 +5,8 @@ import os
 # As the server does for itself; it counts when these are the first tests that import NumPy.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.inference.chat import BuiltInChat
-from osmosis_ai.inference.engine import Generation, InferenceEngine
+from osmosis_ai.inference.engine import ContinuousBatch, Generation, InferenceEngine, SampledToken
 from osmosis_ai.inference.model import Model
 from osmosis_ai.inference.openai_api import ChatCompletions
 
@@ -82,6 +83,26 @@ def prompts(chat: BuiltInChat) -> list[tuple[int, ...]]:
 def generation(prompt: tuple[int, ...], seed: int, **changes: Any) -> Generation:
     settings: dict[str, Any] = {"max_tokens": 40, "stop_tokens": frozenset({END}), **changes}
     return Generation(prompt, stream=seed, **settings)
+
+
+Tokens = dict[Generation, list[SampledToken]]
+
+
+def generate(
+    batch: ContinuousBatch, generations: Sequence[Generation], *, joining: int | None = None
+) -> Tokens:
+    """Run all to their end; ``joining`` of them join before each step, or as many as fit."""
+    queue = deque(generations)
+    tokens: Tokens = {one: [] for one in generations}
+    while queue or len(batch):
+        newcomers = [queue.popleft() for _ in range(min(joining or batch.free, batch.free, len(queue)))]
+        for emission in (batch.admit(newcomers) if newcomers else []) + batch.step():
+            tokens[emission.generation].append(emission.token)
+    return tokens
+
+
+def ids(tokens: Tokens) -> list[list[int]]:
+    return [[token.id for token in one] for one in tokens.values()]
 
 
 def save_adapter(model_dir: Path, target: Path, **changes: Any) -> Any:

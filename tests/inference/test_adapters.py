@@ -15,26 +15,17 @@ from osmosis_ai.inference.model import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_WEIGHTS_FILE,
     PROVENANCE_FILE,
-    KeyValueCache,
     Model,
     load_adapted_model,
     trained_tool_call_format,
 )
 from osmosis_ai.inference.server import load_parts
 from tests.inference.conftest import save_adapter
+from tests.inference.test_model import teacher_forced
 from tests.lazily import lazily
 
 with lazily("torch", "transformers", "peft"):
     import torch
-
-
-def log_probabilities(model: Model, ids: np.ndarray) -> np.ndarray:
-    cache, row, none = KeyValueCache(model.config, 1), slice(0, 1), np.array([0])
-    rows = [
-        model.extend(cache, row, np.array([[token]]), np.array([at]), none) for at, token in enumerate(ids)
-    ]
-    logits = np.concatenate(rows)
-    return np.asarray(logits - np.logaddexp.reduce(logits, axis=1, keepdims=True))
 
 
 @pytest.mark.parametrize(
@@ -54,9 +45,9 @@ def test_a_merged_adapter_gives_the_probabilities_of_pefts_merged_model(
     for prompt in prompts[:3]:
         with torch.no_grad():
             expected = merged(input_ids=torch.tensor([prompt])).logits[0].log_softmax(-1).numpy()
-        gap = np.abs(log_probabilities(model, np.array(prompt)) - expected).max()
+        gap = np.abs(teacher_forced(model, list(prompt)) - expected).max()
         assert gap < 1e-6 * max(1.0, np.abs(expected).max())
-        base = log_probabilities(Model.load(model_dir), np.array(prompt))
+        base = teacher_forced(Model.load(model_dir), list(prompt))
         assert np.abs(base - expected).max() > 0.1, "the adapter changes nothing"
 
 

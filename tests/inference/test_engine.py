@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,16 +16,16 @@ from osmosis_ai.inference.engine import (
     EngineStoppedError,
     Generation,
     InferenceEngine,
-    SampledToken,
+    SamplingRows,
     SequenceSlots,
     Submission,
-    choose,
+    draw_tokens,
     log_probabilities,
     random_stream,
     uniforms,
 )
 from osmosis_ai.inference.model import Model
-from tests.inference.conftest import generation
+from tests.inference.conftest import Tokens, generate, generation, ids
 
 WAIT_S = 60.0
 
@@ -36,7 +35,7 @@ class Recorder:
 
     def __init__(self, name: str = "", log: list[str] | None = None, *, pause: bool = False) -> None:
         self.name, self.log = name, [] if log is None else log
-        self.tokens: dict[Generation, list[int]] = {}
+        self.tokens: Tokens = {}
         self.error: EngineStoppedError | None = None
         self.heard, self.finished, self.go_on = threading.Event(), threading.Event(), threading.Event()
         self._pause = pause
@@ -49,7 +48,7 @@ class Recorder:
     def emitted(self, emission: Emission) -> None:
         if emission.generation not in self.tokens:
             self.log.append(self.name)
-        self.tokens.setdefault(emission.generation, []).append(emission.token.id)
+        self.tokens.setdefault(emission.generation, []).append(emission.token)
         self.heard.set()
         if self._pause:
             assert self.go_on.wait(WAIT_S)
@@ -74,17 +73,21 @@ def test_a_batch_takes_as_many_sequences_as_it_has_room_for_and_no_more(
     assert len(batch.admit(wanted[:2])) == 2
 
 
-def test_an_empty_queue_takes_a_request_of_any_size_and_has_room_again_once_it_is_cancelled(
+def test_an_empty_queue_takes_a_request_of_any_size_and_a_full_one_refuses_until_it_is_cancelled(
     model: Model, prompts: list[tuple[int, ...]]
 ) -> None:
     engine = InferenceEngine(model, max_waiting=2)  # not started: whatever is queued stays there
     wanted = [generation(prompts[0], seed) for seed in range(4)]
     large = Recorder().submit(engine, wanted[:3])
-    with pytest.raises(EngineBusyError):
+    with pytest.raises(EngineBusyError, match="3 sequences are waiting") as refused:
         Recorder().submit(engine, wanted[3:])
+    assert 1 <= refused.value.retry_after_s <= 60
     large.cancel()
-    Recorder().submit(engine, wanted[3:])
-    assert engine.stats().waiting == 1
+    for waiting, one in enumerate(wanted[:2], 1):
+        Recorder().submit(engine, [one])
+        assert engine.stats().waiting == waiting
+    with pytest.raises(EngineBusyError, match="2 sequences are waiting"):
+        Recorder().submit(engine, wanted[3:])
 
 
 @pytest.mark.integration
@@ -99,20 +102,9 @@ def test_many_threads_get_the_tokens_each_would_get_alone(
                 if max_batch == 1:
                     assert recorder.finished.wait(WAIT_S)
             assert all(recorder.finished.wait(WAIT_S) for recorder in recorders)
-        return [tokens for recorder in recorders for tokens in recorder.tokens.values()]
+        return [tokens for recorder in recorders for tokens in ids(recorder.tokens)]
 
     assert results(32) == results(1)
-
-
-@pytest.mark.integration
-def test_a_full_queue_refuses_and_says_when_to_come_back(
-    model: Model, prompts: list[tuple[int, ...]]
-) -> None:
-    engine = InferenceEngine(model, max_batch=1, max_waiting=2)  # not started: nothing leaves the queue
-    Recorder().submit(engine, [generation(prompts[0], 0), generation(prompts[0], 1)])
-    with pytest.raises(EngineBusyError, match="2 sequences are waiting") as refused:
-        Recorder().submit(engine, [generation(prompts[0], 2)])
-    assert 1 <= refused.value.retry_after_s <= 60
 
 
 @pytest.mark.integration
@@ -181,39 +173,24 @@ def test_a_failing_model_fails_its_requests_and_the_engine_says_so(
     assert "no room" in caplog.text
 
 
-Results = dict[Generation, list[SampledToken]]
-
-
-def run(model: Model, generations: list[Generation], *, capacity: int, joining: int) -> Results:
-    """Run all to their end; ``joining`` of them join before each step."""
-    batch, queue = ContinuousBatch(model, capacity), deque(generations)
-    results: Results = {generation: [] for generation in generations}
-    while queue or len(batch):
-        newcomers = [queue.popleft() for _ in range(min(joining, batch.free, len(queue)))]
-        emissions = (batch.admit(newcomers) if newcomers else []) + batch.step()
-        for emission in emissions:
-            results[emission.generation].append(emission.token)
-    return results
-
-
-def ids(results: Results) -> list[list[int]]:
-    return [[token.id for token in tokens] for tokens in results.values()]
+def run(model: Model, generations: list[Generation], *, capacity: int, joining: int | None = None) -> Tokens:
+    return generate(ContinuousBatch(model, capacity), generations, joining=joining)
 
 
 @pytest.fixture(scope="module")
-def alone(model: Model, prompts: list[tuple[int, ...]]) -> Results:
+def alone(model: Model, prompts: list[tuple[int, ...]]) -> Tokens:
     """Generations of all kinds, one after the other."""
     mix = [
         generation(prompt, seed, temperature=(1.0, 0.7, 1.5, 0.0)[seed % 4], top_p=(1.0, 0.9)[seed % 2])
         for seed, prompt in enumerate(prompts)
     ]
-    return run(model, mix, capacity=1, joining=1)
+    return run(model, mix, capacity=1)
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("capacity", "joining"), [(32, 32), (32, 3), (5, 2)])
 def test_tokens_do_not_depend_on_what_else_is_in_the_batch(
-    model: Model, alone: Results, capacity: int, joining: int
+    model: Model, alone: Tokens, capacity: int, joining: int
 ) -> None:
     together = run(model, list(alone), capacity=capacity, joining=joining)
     assert ids(together) == ids(alone)
@@ -228,7 +205,7 @@ def test_equal_prompts_share_their_reading_and_nothing_else(
     model: Model, prompts: list[tuple[int, ...]]
 ) -> None:
     mix = [generation(prompts[seed % 2], seed) for seed in range(16)]
-    assert ids(run(model, mix, capacity=16, joining=16)) == ids(run(model, mix, capacity=1, joining=1))
+    assert ids(run(model, mix, capacity=16)) == ids(run(model, mix, capacity=1))
 
 
 @pytest.mark.integration
@@ -247,7 +224,7 @@ def test_a_generation_ends_at_its_limit_or_its_stop_token(
 def test_the_context_can_be_filled_to_its_last_position(model: Model) -> None:
     limit = model.config.max_positions
     full = generation((5,) * (limit - 3), 0, max_tokens=3, stop_tokens=frozenset())
-    assert len(run(model, [full], capacity=1, joining=1)[full]) == 3
+    assert len(run(model, [full], capacity=1)[full]) == 3
 
 
 @pytest.mark.integration
@@ -256,7 +233,7 @@ def test_who_is_discarded_leaves_the_others_undisturbed(model: Model, prompts: l
         generation(prompt, seed, max_tokens=8, stop_tokens=frozenset())
         for seed, prompt in enumerate(prompts[:6])
     ]
-    alone = run(model, mix, capacity=1, joining=1)
+    alone = run(model, mix, capacity=1)
     batch = ContinuousBatch(model, 6)
     emissions = batch.admit(mix) + batch.step()
     batch.discard(lambda g: g in mix[:3] or g is mix[5])
@@ -292,28 +269,16 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return widths
 
 
-def finish(batch: ContinuousBatch, generations: list[Generation]) -> list[tuple[int, ...]]:
-    """Run to the end; the tokens of each, in order."""
-    tokens: dict[Generation, list[int]] = {g: [] for g in generations}
-    emissions = batch.admit(generations)
-    while True:
-        for emission in emissions:
-            tokens[emission.generation].append(emission.token.id)
-        if not len(batch):
-            return [tuple(t) for t in tokens.values()]
-        emissions = batch.step()
-
-
 @pytest.mark.integration
 def test_a_second_turn_computes_only_what_is_new(
     model: Model, prompts: list[tuple[int, ...]], computed: list[int]
 ) -> None:
     batch = ContinuousBatch(model, 2, kept=4)
-    (reply,) = finish(batch, [generation(prompts[0], 1)])
+    (reply,) = ids(generate(batch, [generation(prompts[0], 1)]))
     for noise in range(3):  # others come and go, and use the same slot
-        finish(batch, [generation(prompts[2 + noise], noise)])
+        generate(batch, [generation(prompts[2 + noise], noise)])
     computed.clear()
-    finish(batch, [generation((*prompts[0], *reply, 7, 8, 9), 2, max_tokens=1)])
+    generate(batch, [generation((*prompts[0], *reply, 7, 8, 9), 2, max_tokens=1)])
     # The last token of the reply was never fed to the model.
     assert computed == [1 + 3]
 
@@ -323,9 +288,9 @@ def test_the_same_prompt_again_computes_one_token(
     model: Model, prompts: list[tuple[int, ...]], computed: list[int]
 ) -> None:
     batch = ContinuousBatch(model, 8)
-    finish(batch, [generation(prompts[0], 1)])
+    generate(batch, [generation(prompts[0], 1)])
     computed.clear()
-    finish(batch, [generation(prompts[0], seed, max_tokens=1) for seed in range(8)])
+    generate(batch, [generation(prompts[0], seed, max_tokens=1) for seed in range(8)])
     assert computed == [1]
 
 
@@ -342,10 +307,10 @@ def test_what_is_known_already_changes_no_token(model: Model, prompts: list[tupl
                 rng.choices(range(7, 512), k=rng.randint(0, 5))
             )
             wave.append(generation(prompt, round_, max_tokens=rng.randint(1, 20)))
-        replies = finish(remembering, wave)
         fresh = ContinuousBatch(model, 6, kept=0)
-        assert replies == finish(forgetful, wave) == finish(fresh, wave)
-        known += [g.prompt + reply for g, reply in zip(wave, replies, strict=True)]
+        replies, *others = (ids(generate(batch, wave)) for batch in (remembering, forgetful, fresh))
+        assert others == [replies, replies]
+        known += [(*g.prompt, *reply) for g, reply in zip(wave, replies, strict=True)]
 
 
 @pytest.mark.integration
@@ -371,8 +336,9 @@ def draw(
     rows = np.tile(np.array(logits), (draws, 1))
     temperatures, top_ps = np.full(draws, temperature), np.full(draws, top_p)
     streams, positions = np.full(draws, 7, np.uint64), np.arange(draws)
-    tokens = choose(log_probabilities(rows, temperatures), temperatures, top_ps, streams, positions)
-    return np.bincount(tokens, minlength=len(logits)) / draws
+    sampling = SamplingRows(temperatures, top_ps, streams, positions, [0] * draws)
+    drawn = draw_tokens(np, rows, sampling)
+    return np.bincount([token for token, _, _ in drawn], minlength=len(logits)) / draws
 
 
 def test_the_random_numbers_are_splitmix64() -> None:
@@ -417,7 +383,7 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
 
 def test_log_probabilities_are_at_the_temperature_and_before_top_p() -> None:
     logits = np.array([[1.0, 2.0, 3.0]] * 2)
-    half, greedy = log_probabilities(logits, np.array([0.5, 0.0]))
+    half, greedy = log_probabilities(np, logits, np.array([0.5, 0.0]))
     assert half == pytest.approx(2 * logits[0] - np.log(np.exp(2 * logits[0]).sum()))
     assert greedy == pytest.approx(logits[0] - np.log(np.exp(logits[0]).sum()))
 

@@ -15,7 +15,7 @@ from aiohttp.web import TCPSite
 from osmosis_ai.inference.chat import BuiltInChat
 from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.model import Model
-from osmosis_ai.inference.openai_api import ChatCompletions, ChatStream
+from osmosis_ai.inference.openai_api import ChatCompletion, ChatCompletions
 from osmosis_ai.inference.protocol import OpenAIError, parse_request
 from osmosis_ai.inference.server import MAX_BODY_BYTES, Endpoint
 from tests.inference.conftest import END, body, multiply_tool, question
@@ -32,7 +32,7 @@ async def complete(api: ChatCompletions, **changes: Any) -> Json:
 
 async def chunks(api: ChatCompletions, **changes: Any) -> list[Json]:
     result = await api.create(body(stream=True, **changes))
-    assert isinstance(result, ChatStream)
+    assert isinstance(result, ChatCompletion)
     return [chunk async for chunk in result]
 
 
@@ -224,26 +224,11 @@ async def test_an_unknown_model_is_refused_and_its_short_name_is_known(api: Chat
 
 
 @pytest.mark.integration
-async def test_a_busy_engine_is_a_rate_limit_with_the_time_to_wait(
-    model: Model, chat: BuiltInChat, prompts: list[tuple[int, ...]]
-) -> None:
-    idle = InferenceEngine(model, max_waiting=2)  # not started: what is queued stays
-    api = ChatCompletions(idle, chat, ["osmosis/tiny"])
-    first = await api.create(body(stream=True, n=2))
-    assert isinstance(first, ChatStream)
-    with pytest.raises(OpenAIError) as refused:
-        await api.create(body())
-    assert (refused.value.status, refused.value.headers()) == (429, {"Retry-After": "1"})
-    await first.aclose()  # never read, and its places are free again
-    assert idle.stats().waiting == 0
-
-
-@pytest.mark.integration
 async def test_closing_a_stream_stops_the_generation(tireless_model: Model, chat: BuiltInChat) -> None:
     with InferenceEngine(tireless_model, max_batch=8) as engine:
         api = ChatCompletions(engine, chat, ["osmosis/tiny"])
         stream = await api.create(body(stream=True, n=16, max_tokens=1900))
-        assert isinstance(stream, ChatStream)
+        assert isinstance(stream, ChatCompletion)
         async for chunk in stream:
             if chunk["choices"][0]["delta"].get("content"):
                 break
@@ -286,7 +271,10 @@ async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
     return error
 
 
-async def test_a_stream_is_server_sent_events_up_to_done(client: aiohttp.ClientSession) -> None:
+async def test_a_completion_is_json_and_a_stream_is_events_up_to_done(client: aiohttp.ClientSession) -> None:
+    async with client.post("/v1/chat/completions", json=body(seed=1)) as response:
+        assert response.status == 200
+        assert (await response.json())["object"] == "chat.completion"
     async with client.post("/v1/chat/completions", json=body(seed=1, stream=True)) as response:
         assert response.content_type == "text/event-stream"
         text = await response.text()
@@ -345,12 +333,13 @@ async def test_unknown_routes_and_methods_are_refused_in_the_same_shape(
         await error_of(response)
 
 
-async def test_a_full_queue_is_429_with_retry_after(
+async def test_a_full_queue_is_429_with_retry_after_until_a_stream_is_closed(
     model: Model, chat: BuiltInChat, prompts: list[tuple[int, ...]]
 ) -> None:
     idle = InferenceEngine(model, max_waiting=2)  # not started: what is queued stays
     api = ChatCompletions(idle, chat, ["osmosis/tiny"])
-    await api.create(body(stream=True, n=2))
+    first = await api.create(body(stream=True, n=2))
+    assert isinstance(first, ChatCompletion)
     async with (
         TestServer(Endpoint(api, api_key=None).application()) as server,
         aiohttp.ClientSession() as session,
@@ -358,6 +347,8 @@ async def test_a_full_queue_is_429_with_retry_after(
     ):
         assert (response.status, response.headers["Retry-After"]) == (429, "1")
         assert (await error_of(response))["type"] == "rate_limit_error"
+    await first.aclose()  # never read, and its places are free again
+    assert idle.stats().waiting == 0
 
 
 async def test_a_stopped_engine_shows_in_health_and_in_replies(api: ChatCompletions) -> None:
@@ -548,9 +539,3 @@ def test_replies_can_be_sent_back_with_all_their_fields() -> None:
 def test_tool_choice_none_offers_no_tools() -> None:
     assert parse_request(body(tool_choice="none")).offered_tools == []
     assert len(parse_request(body()).offered_tools) == 1
-
-
-async def test_a_completion_over_http(client: aiohttp.ClientSession) -> None:
-    async with client.post("/v1/chat/completions", json=body(seed=1)) as response:
-        assert response.status == 200
-        assert (await response.json())["object"] == "chat.completion"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_ai.inference.catalog import FORMAT_NAMES, FormatName
-from osmosis_ai.inference.chat import BuiltInChat, ChatTemplate, ToolTemplate, detect_tool_template
+from osmosis_ai.inference.chat import BuiltInChat, ChatTemplate, detect_tool_calls
 from osmosis_ai.inference.tool_calls import (
     FORMATS,
     Markup,
@@ -171,8 +171,6 @@ def test_mistral_ids_are_nine_letters_or_digits_and_the_models_own_where_it_wrot
         assert made.isalnum()
 
 
-# Arguments
-
 NESTED = {"s": 'a } ] </tool_call> </parameter> " \\ é 東京 🙂 \n', "o": {"x": [1, {"y": "{["}]}, "z": None}
 
 
@@ -259,8 +257,6 @@ def test_parameters_without_a_written_type_are_read_as_their_schema_says(
         assert read("qwen3_coder", qwen("f", **{key: written}), chunk=chunk) == ("", [("f", {key: value})])
 
 
-# What is no call
-
 NO_CALLS: dict[FormatName, Sequence[str]] = {
     "hermes": (
         "<tool_call>\n{not json}\n</tool_call>",
@@ -269,6 +265,12 @@ NO_CALLS: dict[FormatName, Sequence[str]] = {
         '<tool_call>{"name": "f", "arguments": {"a": 1}',
         '<tool_call>{"name": "f", "arguments": {"a": "' + "x" * 600,
         '<tool_call>{"name": "", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": 7, "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "f"}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>',
+        "<tool_call>" + "[" * 1500 + "</tool_call>",
+        "a < b and </tool_call>",
         '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
         "<tool_call>" + '{"a":' * 3000,
     ),
@@ -379,9 +381,6 @@ def test_json_answers_of_a_llama_stream_unless_they_begin_like_a_call() -> None:
     assert "".join(map(str, reader.feed('{"answer"'))) == '{"answer"'
 
 
-# At most one
-
-
 @pytest.mark.parametrize(("format", "text"), SEVERAL)
 def test_with_at_most_one_call_what_follows_it_is_content(format: FormatName, text: str) -> None:
     content, calls = read(format, text, at_most_one=True)
@@ -395,44 +394,13 @@ def test_the_second_call_of_a_template_that_has_room_for_one_stays_visible() -> 
     assert read("llama3_json", f"{one}; {one}", at_most_one=True) == (f" {one}", [("f", A1)])
 
 
-# Properties
-
 SNIPPETS = st.sampled_from(
     [
         *(text for _, text in ONE_CALL),
         *(mark for format in FORMATS.values() for mark in (*format.openings, *format.closings)),
-        *(
-            "{",
-            "}",
-            "[",
-            "]",
-            "(",
-            ")",
-            '"',
-            "'",
-            '"""',
-            "\\",
-            "\n",
-            " ",
-            ";",
-            ",",
-            ":",
-            "=",
-            "</parameter>",
-            "</function>",
-        ),
-        *(
-            "<parameter=a>",
-            "[ARGS]",
-            "[CALL_ID]",
-            "```json\n",
-            "```",
-            '{"name": "f", "parameters": {',
-            "[f(a=",
-            "é",
-            "🙂",
-        ),
-        *('"name"', '"arguments"', "f", "1", "true", "NaN", "\x00", "\ud7ff", "\u2028", "\x1c", "\r"),
+        *"{}[]()\"'\\\n ;,:=é🙂f1\x00\ud7ff\u2028\x1c\r",
+        *('"""', "</parameter>", "</function>", "<parameter=a>", "[ARGS]", "[CALL_ID]", "```json\n", "```"),
+        *('{"name": "f", "parameters": {', "[f(a=", '"name"', '"arguments"', "true", "NaN"),
     ]
 )
 TEXTS = st.lists(SNIPPETS | st.text(max_size=3), max_size=14).map("".join)
@@ -502,19 +470,15 @@ def test_every_python_literal_comes_through_the_pythonic_format(arguments: dict[
 TOOL = multiply_tool()
 
 
-def test_without_tools_nothing_is_read_and_nothing_is_told() -> None:
-    told: list[str] = []
-    style = ToolCallStyle(FORMATS["hermes"], problem="it is no good.", note=told.append)
-    assert style.reader([]) is None
-    assert told == []
-
-
 def test_a_problem_is_told_once_when_tools_are_first_offered() -> None:
     told: list[str] = []
-    style = ToolCallStyle(None, problem="it is no good.", note=told.append)
-    assert style.reader([TOOL]) is None
-    assert style.reader([TOOL]) is None
-    assert told == ["it is no good."]
+    for format in (FORMATS["hermes"], None):
+        style = ToolCallStyle(format, problem="it is no good.", note=told.append)
+        assert style.reader([]) is None
+        assert told == []
+        assert (style.reader([TOOL]) is None) == (style.reader([TOOL]) is None) == (format is None)
+        assert told == ["it is no good."]
+        told.clear()
 
 
 def test_the_token_behind_a_call_is_looked_up_where_the_format_has_one() -> None:
@@ -535,7 +499,7 @@ NO_CALL_TEMPLATES = template("{{ m.content or '' }}")
 NO_TOOLS = NO_CALL_TEMPLATES.replace("{% if tools %}", "{% if false %}")
 
 
-def habits(source: str, *, vocabulary: Sequence[str] = (), **options: Any) -> ToolTemplate:
+def habits(source: str, *, vocabulary: Sequence[str] = (), **options: Any) -> ToolCallStyle:
     chat = ChatTemplate(source)
 
     def render(
@@ -546,11 +510,11 @@ def habits(source: str, *, vocabulary: Sequence[str] = (), **options: Any) -> To
     ) -> str:
         return chat.render(messages, tools, add_generation_prompt=add_generation_prompt)
 
-    return detect_tool_template(render, source=source, has_token=lambda mark: mark in vocabulary, **options)
+    return detect_tool_calls(render, source=source, has_token=lambda mark: mark in vocabulary, **options)
 
 
-def format_of(found: ToolTemplate) -> FormatName | None:
-    return found.calls.format.name if found.calls.format else None
+def format_of(found: ToolCallStyle) -> FormatName | None:
+    return found.format.name if found.format else None
 
 
 @pytest.mark.parametrize("style", TEMPLATES)
@@ -558,13 +522,13 @@ def test_the_format_is_the_one_that_the_template_writes(style: str) -> None:
     format, source = TEMPLATES[style]
     found = habits(source, note=pytest.fail)
     assert format_of(found) == format
-    assert found.calls.reader([multiply_tool()]) is not None
+    assert found.reader([multiply_tool()]) is not None
 
 
 def test_the_built_in_template_is_found_to_be_what_the_built_in_format_says(chat: BuiltInChat) -> None:
-    found = detect_tool_template(chat.render, source="", has_token=lambda _: False, note=pytest.fail)
+    found = detect_tool_calls(chat.render, source="", has_token=lambda _: False, note=pytest.fail)
     assert (format_of(found), found.arguments_as_written) == ("hermes", True)
-    assert found.calls.reader([multiply_tool()]) is not None
+    assert found.reader([multiply_tool()]) is not None
 
 
 @pytest.mark.parametrize("style", TEMPLATES)
@@ -603,14 +567,11 @@ def test_arguments_that_are_no_object_and_content_beside_a_call_stay_as_they_are
 def test_a_template_with_room_for_one_call_is_read_one_call_at_a_time() -> None:
     one = '{"name": "multiply", "parameters": {}}'
     for style, expected in (("llama3_json", 1), ("pythonic", 2)):
-        reader = habits(TEMPLATES[style][1]).calls.reader([multiply_tool()])
+        reader = habits(TEMPLATES[style][1]).reader([multiply_tool()])
         assert reader is not None
         text = f"{one}\n{one}" if style == "llama3_json" else "[multiply()]\n[multiply()]"
         pieces = [*reader.feed(text), *reader.feed("", ended=True)]
         assert sum(not isinstance(piece, str) for piece in pieces) == expected
-
-
-# When the template writes no calls
 
 
 def test_a_mark_in_the_templates_instructions_gives_the_format_away() -> None:
@@ -623,17 +584,14 @@ def test_a_mark_in_the_templates_instructions_gives_the_format_away() -> None:
         assert format_of(habits(source, note=pytest.fail)) == expected
 
 
-# Warnings
-
-
 def problems(source: str, **options: Any) -> list[str]:
     told: list[str] = []
     found = habits(source, note=told.append, **options)
     assert told == []
-    found.calls.reader([])
+    found.reader([])
     assert told == []
-    found.calls.reader([multiply_tool()])
-    found.calls.reader([multiply_tool()])
+    found.reader([multiply_tool()])
+    found.reader([multiply_tool()])
     return told
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,8 @@ from osmosis_ai.inference.engine import (
     SampledToken,
 )
 from osmosis_ai.inference.model import Model
-from tests.inference.conftest import generation, multiply_tool, question
+from tests.inference.conftest import Tokens, generate, generation, ids, multiply_tool, question
+from tests.inference.test_engine import WAIT_S, Recorder
 from tests.lazily import lazily
 from tests.training.policy_world import MODEL_DIR
 
@@ -35,9 +35,6 @@ with lazily("torch", "transformers"):
 
     from osmosis_ai.inference.torch_engine import LowRankUpdate, PretrainedChat, TorchModel
     from osmosis_ai.training.learner.policy_model import low_rank_updates, merged_tensors, save_adapter
-
-WAIT_S = 60.0
-Tokens = dict[Generation, list[SampledToken]]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -51,24 +48,6 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def torch_model(model_dir: Path) -> TorchModel:
     return TorchModel.load(model_dir, dtype=torch.float64)
-
-
-def generate(batch: ContinuousBatch[Any, Any], generations: list[Generation]) -> Tokens:
-    """Run everything to its end, as many at once as fit."""
-    waiting = list(generations)
-    tokens: Tokens = {one: [] for one in generations}
-    while waiting or len(batch):
-        newcomers, waiting = waiting[: batch.free], waiting[batch.free :]
-        for emission in (batch.admit(newcomers) if newcomers else []) + batch.step():
-            tokens[emission.generation].append(emission.token)
-    return tokens
-
-
-def ids(tokens: Tokens) -> list[list[int]]:
-    return [[token.id for token in one] for one in tokens.values()]
-
-
-# The same tokens
 
 
 def test_both_engines_give_the_same_tokens_for_the_same_seeds(
@@ -115,9 +94,6 @@ def test_both_report_the_same_alternatives(
         assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
         assert [logprob for _, logprob in theirs.top] == pytest.approx([p for _, p in ours.top], abs=5e-5)
     assert not any(token.top for token in torchs[wanted[1]])
-
-
-# What is computed, and what is not computed twice
 
 
 def test_a_groups_prompt_is_computed_once(
@@ -205,9 +181,6 @@ def test_a_model_that_remembers_more_than_keys_and_values_is_refused() -> None:
         TorchModel(network)
 
 
-# New weights while requests run
-
-
 def shifted(model: Model, by: float) -> dict[str, Any]:
     name = "model.layers.1.mlp.down_proj.weight"
     return {name: torch.from_numpy(np.asarray(model.tensors[name], np.float64)) * by}
@@ -224,7 +197,7 @@ def network(request: pytest.FixtureRequest, model_dir: Path) -> Model | TorchMod
 def test_every_token_has_the_probability_that_its_own_version_gives_it(
     network: Model | TorchModel, model: Model, model_dir: Path, prompts: list[tuple[int, ...]]
 ) -> None:
-    batch: ContinuousBatch[Any, Any] = ContinuousBatch(network, 4)
+    batch: ContinuousBatch = ContinuousBatch(network, 4)
     wanted = [generation(p, s, max_tokens=9, stop_tokens=frozenset()) for s, p in enumerate(prompts[:3])]
     late = generation(prompts[0], 7, max_tokens=4, stop_tokens=frozenset())
     tokens: Tokens = {one: [] for one in (*wanted, late)}
@@ -274,26 +247,11 @@ def test_weights_that_do_not_fit_are_refused_and_the_engine_goes_on(
     assert [token.id for token in tokens] == ids(untouched)[0]
 
 
-class Answer:
-    def __init__(self) -> None:
-        self.tokens: list[SampledToken] = []
-        self.first, self.done = threading.Event(), threading.Event()
-
-    def emitted(self, emission: Emission) -> None:
-        self.tokens.append(emission.token)
-        self.first.set()
-        if emission.finish_reason:
-            self.done.set()
-
-    def failed(self, error: EngineStoppedError) -> None:
-        self.done.set()
-
-
 def answer(engine: InferenceEngine, wanted: Generation) -> list[SampledToken]:
-    heard = Answer()
-    engine.submit([wanted], heard)
-    assert heard.done.wait(WAIT_S)
-    return heard.tokens
+    heard = Recorder()
+    heard.submit(engine, [wanted])
+    assert heard.finished.wait(WAIT_S)
+    return heard.tokens[wanted]
 
 
 def test_a_request_under_way_goes_on_with_the_published_weights(
@@ -301,12 +259,12 @@ def test_a_request_under_way_goes_on_with_the_published_weights(
 ) -> None:
     network = TorchModel.load(model_dir, dtype=torch.float64)
     with InferenceEngine(network, max_batch=4) as engine:
-        heard = Answer()
-        engine.submit([generation(prompts[0], 0, max_tokens=400, stop_tokens=frozenset())], heard)
-        assert heard.first.wait(WAIT_S)
+        heard, wanted = Recorder(), generation(prompts[0], 0, max_tokens=400, stop_tokens=frozenset())
+        heard.submit(engine, [wanted])
+        assert heard.heard.wait(WAIT_S)
         engine.publish(shifted(model, 1.1), 5)
-        assert heard.done.wait(WAIT_S)
-        versions = [token.version for token in heard.tokens]
+        assert heard.finished.wait(WAIT_S)
+        versions = [token.version for token in heard.tokens[wanted]]
         assert versions == sorted(versions)
         assert (versions[0], versions[-1], len(versions)) == (0, 5, 400)
 

@@ -34,7 +34,7 @@ class TruncatingModel:
         self._read[ids] = True
         return self._model.extend(cache, rows, ids, starts, wanted)
 
-    def draw(self, logits: Floats, sources: Sequence[int] | slice, sampling: SamplingRows) -> Drawn:
+    def draw(self, logits: Floats, sources: Sequence[int] | slice, sampling: SamplingRows) -> list[Drawn]:
         wanted = logits[sources].copy()
         penalised = wanted[:, self._read]
         wanted[:, self._read] = np.where(penalised > 0, penalised / self._penalty, penalised * self._penalty)

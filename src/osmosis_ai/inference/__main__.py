@@ -62,23 +62,22 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
-    parser.add_argument("--max-batch", type=int, default=32, help="sequences generated at once (default: 32)")
     parser.add_argument(
-        "--max-waiting", type=int, default=1024, help="sequences that may wait (default: 1024)"
+        "--max-batch", type=int, default=32, help="sequences generated at once (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-waiting", type=int, default=1024, help="sequences that may wait (default: %(default)s)"
     )
     options = parser.parse_args()
     if options.max_batch < 1 or options.max_waiting < 1:
         parser.error("--max-batch and --max-waiting are at least 1")
-    if not os.environ.get(API_KEY_ENV) and not _is_loopback(options.host):
+    try:
+        loopback = ipaddress.ip_address(options.host).is_loopback
+    except ValueError:
+        loopback = options.host == "localhost"
+    if not loopback and not os.environ.get(API_KEY_ENV):
         parser.error(f"other machines can reach {options.host}: set {API_KEY_ENV} to the key they must send")
     return options
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ from typing import Literal, get_args
 
 from osmosis_ai.errors import NotFoundError
 
+# What computes a model: built-in models need only NumPy.
 EngineName = Literal["numpy", "torch"]
-"""What computes a model: built-in models need only NumPy."""
 FormatName = Literal["hermes", "qwen3_coder", "mistral", "deepseek", "llama3_json", "pythonic"]
 FORMAT_NAMES: tuple[FormatName, ...] = get_args(FormatName)
 
+# No provider has it.
 BUILT_IN_PREFIX = "osmosis/"
-"""Prefix of built-in models, which no provider has."""
 MODELS_DIR = Path(__file__).parent / "models"
 
 
@@ -50,7 +50,7 @@ def built_in_model(name: str) -> BuiltInModel:
     for model in _MODELS:
         if name == model.name:
             return model
-    known = ", ".join(f"`{model.name}`" for model in _MODELS)
+    known = ", ".join(f"`{model}`" for model in served_models())
     raise NotFoundError(
         f"there is no built-in model `{name}`; the built-in ones are: {known}.",
         hint="a trained model answers at its platform: use the platform's /v1 address and an API key"

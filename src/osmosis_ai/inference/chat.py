@@ -15,9 +15,10 @@ import codecs
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -32,8 +33,6 @@ from osmosis_ai.inference.tool_calls import FORMATS, CallFormat, ParsedToolCall,
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RawTokenizer
 
-TOKENIZER_FILE = "tokenizer.json"
-TEMPLATE_FILE = "chat_template.jinja"
 Messages = Sequence[Mapping[str, Any]]
 
 # For detection: a call, with a spelling that no template chooses itself.
@@ -56,32 +55,41 @@ class TemplateError(ValueError):
     """The template refuses these messages."""
 
 
-# Tokens
+class ReplyDecoder:
+    """Decodes the tokens of one reply."""
 
-
-class ReplyDecoder(Protocol):
-    """The text of one reply, token by token."""
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        self._bytes_of = bytes_of
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, *tokens: int) -> str:
         """Return the text that ``tokens`` complete; empty inside a character."""
+        return self._utf8.decode(b"".join(map(self._bytes_of, tokens)))
 
     def finish(self) -> str:
         """Return the rest of a reply that ended inside a character."""
+        return self._utf8.decode(b"", final=True)
 
 
-class Tokenizer:
-    """A model's tokenizer.
+class ChatFormat(ABC):
+    """Messages to text, text to tokens, tokens to text.
 
     In byte-level vocabularies (GPT-2's kind: Qwen, Llama 3 and most newer ones), every token stands for fixed bytes, and
     a reply is those bytes as UTF-8: a character split over two tokens appears with its last byte, and invalid UTF-8
     becomes U+FFFD. Others use the library's incremental decoder.
     """
 
+    tool_calls: ToolCallStyle
+
     def __init__(self, raw: RawTokenizer) -> None:
         self._raw = raw
         self._bytes = _byte_level_vocabulary(raw)
+        # In bytes.
         self.longest_token = max(map(len, self._bytes or (token.encode() for token in raw.get_vocab())))
-        """The most bytes that one token stands for."""
+
+    @abstractmethod
+    def render(self, messages: Messages, tools: Messages = (), *, add_generation_prompt: bool = True) -> str:
+        """Return the text of a conversation; raises TemplateError."""
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of ``text``, in which the model's special tokens are recognised."""
@@ -89,7 +97,6 @@ class Tokenizer:
         return ids
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of a token written as in the vocabulary, or None."""
         found: int | None = self._raw.token_to_id(token)
         return found
 
@@ -101,33 +108,12 @@ class Tokenizer:
         return text.encode()
 
     def decoder(self) -> ReplyDecoder:
-        return _ByteDecoder(self._bytes) if self._bytes else _StreamDecoder(self._raw)
-
-
-class _ByteDecoder:
-    def __init__(self, vocabulary: Sequence[bytes]) -> None:
-        self._vocabulary = vocabulary
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def feed(self, *tokens: int) -> str:
-        return self._utf8.decode(b"".join(self._vocabulary[token] for token in tokens))
-
-    def finish(self) -> str:
-        return self._utf8.decode(b"", final=True)
-
-
-class _StreamDecoder:
-    def __init__(self, raw: RawTokenizer) -> None:
+        if self._bytes:
+            return ReplyDecoder(self._bytes.__getitem__)
         from tokenizers.decoders import DecodeStream
 
-        self._raw = raw
-        self._stream = DecodeStream(skip_special_tokens=False)
-
-    def feed(self, *tokens: int) -> str:
-        return "".join(self._stream.step(self._raw, token) or "" for token in tokens)
-
-    def finish(self) -> str:
-        return ""
+        stream = DecodeStream(skip_special_tokens=False)
+        return ReplyDecoder(lambda token: (stream.step(self._raw, token) or "").encode())
 
 
 def _byte_level_vocabulary(raw: RawTokenizer) -> list[bytes] | None:
@@ -148,26 +134,13 @@ def _byte_level_vocabulary(raw: RawTokenizer) -> list[bytes] | None:
         return None
 
 
-# Conversations
-
-
-class ChatFormat(Tokenizer, ABC):
-    """Messages to text, text to tokens, tokens to text."""
-
-    tool_calls: ToolCallStyle
-
-    @abstractmethod
-    def render(self, messages: Messages, tools: Messages = (), *, add_generation_prompt: bool = True) -> str:
-        """Return the text of a conversation; raises TemplateError."""
-
-
 class BuiltInChat(ChatFormat):
     """The format of a built-in model; needs neither torch nor transformers."""
 
     def __init__(self, model_dir: Path, *, tool_call_format: FormatName | None = None) -> None:
         from tokenizers import Tokenizer as RawTokenizer
 
-        path = model_dir / TOKENIZER_FILE
+        path = model_dir / "tokenizer.json"
         try:
             super().__init__(RawTokenizer.from_file(str(path)))
         except Exception as error:  # tokenizers raises bare Exception for every problem of a file
@@ -176,7 +149,6 @@ class BuiltInChat(ChatFormat):
         self._template = ChatTemplate.load(model_dir)
 
     def render(self, messages: Messages, tools: Messages = (), *, add_generation_prompt: bool = True) -> str:
-        """Return the text of a conversation; raises TemplateError."""
         return self._template.render(messages, tools, add_generation_prompt=add_generation_prompt)
 
 
@@ -191,13 +163,14 @@ class _GenerationBlocks(Extension):
 
 
 class ChatTemplate:
-    """Messages and tools in, prompt text out."""
+    """A template in jinja, rendered in a sandbox."""
 
     def __init__(self, source: str) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, "jinja2.ext.loopcontrols"]
         )
-        environment.filters["tojson"] = _to_json
+        # jinja2's own filter escapes for HTML, which would change what the model reads.
+        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
         environment.globals["raise_exception"] = _refuse
         try:
             self._template = environment.from_string(source)
@@ -206,120 +179,68 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, model_dir: Path) -> ChatTemplate:
-        return cls((model_dir / TEMPLATE_FILE).read_text(encoding="utf-8"))
+        return cls((model_dir / "chat_template.jinja").read_text(encoding="utf-8"))
 
     def render(self, messages: Messages, tools: Messages = (), *, add_generation_prompt: bool = True) -> str:
-        """Return the text of a conversation; raises TemplateError."""
         try:
-            return self._template.render(
-                messages=messages, tools=tools or None, add_generation_prompt=add_generation_prompt
-            )
+            prompt = {"messages": messages, "tools": tools or None}
+            return self._template.render(prompt, add_generation_prompt=add_generation_prompt)
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise TemplateError(f"the chat template cannot render these messages: {error}") from error
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    # jinja2's own filter escapes for HTML, which would change what the model reads.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def _refuse(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-# Detection of a template's tool calls
+Render = Callable[..., str]
 
 
-class Render(Protocol):
-    def __call__(self, messages: Messages, tools: Messages, *, add_generation_prompt: bool) -> str: ...
-
-
-@dataclass(frozen=True)
-class ToolTemplate:
-    """The form in which a template accepts turns with calls."""
-
-    arguments_as_written: bool
-    empty_content: Mapping[str, Any]
-    calls: ToolCallStyle
-
-    def fitted(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        calls = message.get("tool_calls")
-        if not calls:
-            return message
-        rest = {key: value for key, value in message.items() if key != "content" or value}
-        content = {} if "content" in rest else self.empty_content
-        if not self.arguments_as_written:
-            calls = [_with_parsed_arguments(call) for call in calls]
-        return {**rest, **content, "tool_calls": calls}
-
-
-def detect_tool_template(
+def detect_tool_calls(
     render: Render,
     *,
     source: str,
     has_token: Callable[[str], bool],
     chosen: FormatName | None = None,
     note: Callable[[str], None] | None = None,
-) -> ToolTemplate:
+) -> ToolCallStyle:
     """Find out how a template accepts and writes calls.
 
-    Args:
-        source: The template's text.
-        has_token: Whether the vocabulary has a token.
-        chosen: The format, if it is not to be detected.
-        note: Called with a problem when tools are used; the default logs a warning.
+    ``has_token`` tells whether the vocabulary has a token. A ``chosen`` format is not detected. ``note`` is called with a
+    problem when tools are used; the default logs a warning.
     """
     prompt = _try(render, [_QUESTION], add_generation_prompt=True)
-    as_written, content = _accepted_form(render)
-    written = _reply(render, as_written, content, prompt, calls=1)
+    forms = [(as_written, content) for as_written in (True, False) for content in _CONTENTS]
+    turns = [(form, _try(render, [_QUESTION, _turn(*form, calls=1)])) for form in forms]
+    writing = [form for form, text in turns if (_ARGUMENTS if form[0] else _PARAMETER) in text]
+    # A template that writes no call still has to accept the turn.
+    accepting = [form for form, text in turns if text and not form[0]]
+    as_written, content = [*writing, *accepting, (False, {})][0]
+
+    def reply(calls: int) -> str | None:
+        """Return what the template writes for so many calls; None if they are missing."""
+        text = _try(render, [_QUESTION, _turn(as_written, content, calls=calls)])
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(prompt, text, strict=False))
+        return text[sum(1 for _ in same) :] if text.count(_PARAMETER) >= calls else None
+
+    written = reply(1)
     format = FORMATS[chosen] if chosen else _format_of(written, source, has_token)
-    several = written is None or _reply(render, as_written, content, prompt, calls=2) is not None
-    problems = []
-    if _OFFERED not in prompt:
-        problems.append("it does not show offered tools to the model")
+    several = written is None or reply(2) is not None
+    problems = [] if _OFFERED in prompt else ["it does not show offered tools to the model"]
     if format is None:
         problems.append(
             f"it writes calls in no format that is known ({', '.join(FORMAT_NAMES)}), so that a call which the model "
             "writes stays text; `tool_call_format` chooses one"
         )
     problem = f"the model's chat template is not made for tools: {'; '.join(problems)}." if problems else None
-    return ToolTemplate(
-        as_written, content, ToolCallStyle(format, several, problem, note or ToolCallStyle.note)
-    )
-
-
-def _accepted_form(render: Render) -> tuple[bool, Mapping[str, Any]]:
-    """Return the first form (arguments as written, empty content) in which the template writes a call."""
-    accepted = []
-    for as_written in (True, False):
-        for content in _CONTENTS:
-            text = _try(render, [_QUESTION, _turn(as_written, content, calls=1)])
-            if (_ARGUMENTS if as_written else _PARAMETER) in text:
-                return as_written, content
-            if text and not as_written:
-                accepted.append(content)
-    return False, accepted[0] if accepted else {}
-
-
-def _reply(
-    render: Render, as_written: bool, content: Mapping[str, Any], prompt: str, *, calls: int
-) -> str | None:
-    """Return the model's text for so many calls by this template; None if they are missing."""
-    text = _try(render, [_QUESTION, _turn(as_written, content, calls=calls)])
-    if text.count(_PARAMETER) < calls:
-        return None
-    shorter = min(len(prompt), len(text))
-    return text[next((place for place in range(shorter) if prompt[place] != text[place]), shorter) :]
+    return ToolCallStyle(format, several, problem, note or ToolCallStyle.note, as_written, content)
 
 
 def _format_of(written: str | None, source: str, has_token: Callable[[str], bool]) -> CallFormat | None:
     if written is not None:
         return next((format for format in FORMATS.values() if _reads(format, written)), None)
-    for is_known in (source.__contains__, has_token):
-        for mark, name in MARKS:
-            if is_known(mark):
-                return FORMATS[name]
-    return None
+    known = (FORMATS[name] for has in (source.__contains__, has_token) for mark, name in MARKS if has(mark))
+    return next(known, None)
 
 
 def _reads(format: CallFormat, written: str) -> bool:
@@ -337,11 +258,8 @@ def _reads(format: CallFormat, written: str) -> bool:
 def _turn(as_written: bool, content: Mapping[str, Any], *, calls: int) -> dict[str, Any]:
     arguments = _ARGUMENTS if as_written else json.loads(_ARGUMENTS)
     call = {"type": "function", "function": {"name": _FUNCTION, "arguments": arguments}}
-    return {
-        "role": "assistant",
-        **content,
-        "tool_calls": [{"id": f"probe{number:04}", **call} for number in range(calls)],
-    }
+    numbered = [{"id": f"probe{number:04}", **call} for number in range(calls)]
+    return {"role": "assistant", **content, "tool_calls": numbered}
 
 
 def _try(render: Render, messages: Messages, *, add_generation_prompt: bool = False) -> str:
@@ -353,13 +271,3 @@ def _try(render: Render, messages: Messages, *, add_generation_prompt: bool = Fa
         return render(messages, tools, add_generation_prompt=add_generation_prompt)
     except TemplateError:
         return ""
-
-
-def _with_parsed_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a call with its arguments as a mapping, if they are a JSON object."""
-    function = call["function"]
-    try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:
-        return call
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call

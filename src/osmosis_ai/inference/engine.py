@@ -2,14 +2,14 @@
 
 Networks turn token ids into logits (:class:`LanguageModel`): ``model`` on NumPy, ``torch_engine`` on torch.
 
-Sampling has no generator state: a hash of (seed, position) decides the token at a position. The rest of the batch,
-restarts and the network's library have no influence. The hash is SplitMix64 (Steele, Lea, Flood: "Fast splittable
-pseudorandom number generators", OOPSLA 2014; constants of Stafford's variant 13). It is applied to the seed first, so
-that neighbouring seeds do not give shifted copies of one stream.
+Sampling has no generator state: a hash of (seed, position) decides the token at a position, so neither the rest of the
+batch, nor restarts, nor the library matter. The hash is SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom
+number generators", OOPSLA 2014; constants of Stafford's variant 13). It is applied to the seed first, so that
+neighbouring seeds do not give shifted copies of one stream.
 
 The generating sequences occupy the first n slots without gaps, so that a step works on slices. They join and leave
-between two steps. Submissions (the choices of one request) wait in a bounded queue and take turns sequence by sequence,
-so that a request with many choices does not block a small one.
+between two steps. Submissions (the choices of one request) wait in a bounded queue and take turns, so that a request with
+many choices does not block a small one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -46,64 +47,22 @@ MAX_RETRY_AFTER_S = 60
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-_MASK_64 = 0xFFFFFFFFFFFFFFFF
-
-
-# Sampling
+_FAILED = "the model server failed; its log holds the traceback."
 
 
 def random_stream(seed: int | None, choice: int = 0) -> int:
     """Return the 64-bit key of the random numbers of one choice of a request."""
-    key = int.from_bytes(os.urandom(8), "big") if seed is None else seed & _MASK_64
+    key = int.from_bytes(os.urandom(8), "big") if seed is None else seed % 2**64
     if choice == 0:
         return key
     return int(_mix(_mix(np.array([key], np.uint64)) + np.uint64(choice))[0])
 
 
-def uniforms(streams: NDArray[np.uint64], positions: NDArray[np.int64]) -> Floats:
+def uniforms(streams: NDArray[np.uint64], positions: Ints) -> Floats:
     """Return the numbers in [0, 1) that decide the tokens at ``positions``; 53 random bits each."""
     counters = (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN_GAMMA
     fractions: Floats = (_mix(_mix(streams) + counters) >> np.uint64(11)) * 2.0**-53
     return fractions
-
-
-def log_probabilities(logits: Floats, temperatures: Floats) -> Floats:
-    """Return the distributions (B x V, natural logarithm) at each row's temperature."""
-    scaled = logits / np.where(temperatures < GREEDY_BELOW, 1.0, temperatures)[:, None]
-    scaled -= scaled.max(axis=1, keepdims=True)
-    normalised: Floats = scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
-    return normalised
-
-
-def choose(
-    log_probs: Floats,
-    temperatures: Floats,
-    top_ps: Floats,
-    streams: NDArray[np.uint64],
-    positions: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    probabilities = np.exp(log_probs)
-    truncated = top_ps < 1.0
-    if truncated.any():
-        probabilities[truncated] = _nucleus(probabilities[truncated], top_ps[truncated])
-    sums = np.cumsum(probabilities, axis=1)
-    total = sums[:, -1]
-    # Rounding must not carry the threshold to the total, where no token is left to choose.
-    thresholds = np.minimum(uniforms(streams, positions) * total, np.nextafter(total, 0.0))
-    drawn = (sums <= thresholds[:, None]).sum(axis=1)
-    tokens: NDArray[np.int64] = np.where(temperatures < GREEDY_BELOW, log_probs.argmax(axis=1), drawn)
-    return tokens
-
-
-def _nucleus(probabilities: Floats, top_ps: Floats) -> Floats:
-    """Zero all but the fewest most likely tokens whose sum reaches ``top_p``; ties go to the lower id."""
-    order = np.argsort(-probabilities, axis=1, kind="stable")
-    ranked = np.take_along_axis(probabilities, order, axis=1)
-    before = np.cumsum(ranked, axis=1) - ranked
-    before[:, 0] = -1.0  # the most likely token always stays
-    kept = np.zeros_like(probabilities)
-    np.put_along_axis(kept, order, np.where(before < top_ps[:, None], ranked, 0.0), axis=1)
-    return kept
 
 
 def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -114,23 +73,8 @@ def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return mixed
 
 
-# Networks
-
-
-class Dimensions(Protocol):
-    """The dimensions of a network that batches and requests depend on."""
-
-    @property
-    def max_positions(self) -> int: ...
-
-    @property
-    def end_token_ids(self) -> frozenset[int]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """How each of R rows draws its token."""
-
     temperatures: Floats
     top_ps: Floats
     streams: NDArray[np.uint64]
@@ -138,13 +82,65 @@ class SamplingRows:
     top_counts: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """R drawn tokens, their log-probabilities before ``top_p``, and the likeliest of each row."""
+# A token, its log-probability before ``top_p``, and the likeliest tokens with theirs.
+Drawn = tuple[int, float, tuple[tuple[int, float], ...]]
 
-    tokens: list[int]
-    logprobs: list[float]
-    likeliest: list[tuple[tuple[int, float], ...]]
+
+def log_probabilities(xp: Any, logits: Any, temperatures: Floats) -> Any:
+    """Return the distributions (R x V, float64, natural logarithm) at each row's temperature."""
+    divisors = np.where(temperatures < GREEDY_BELOW, 1.0, temperatures)[:, None]
+    scaled = xp.asarray(logits, dtype=xp.float64) / xp.asarray(divisors, device=logits.device)
+    scaled -= xp.amax(scaled, axis=1, keepdims=True)
+    scaled -= xp.log(xp.exp(scaled).sum(axis=1, keepdims=True))
+    return scaled
+
+
+def draw_tokens(xp: Any, logits: Any, sampling: SamplingRows) -> list[Drawn]:
+    """Draw a token for each row of R x V logits, which are an array of ``xp``: NumPy or torch."""
+    array = partial(xp.asarray, device=logits.device)
+    log_probs = log_probabilities(xp, logits, sampling.temperatures)
+    probabilities = xp.exp(log_probs)
+    truncated = np.flatnonzero(sampling.top_ps < 1.0)
+    if len(truncated):
+        which = array(truncated)
+        probabilities[which] = _nucleus(xp, probabilities[which], array(sampling.top_ps[truncated]))
+    sums = xp.cumsum(probabilities, axis=1)
+    total = sums[:, -1]
+    numbers = array(uniforms(sampling.streams, sampling.positions))
+    # Rounding must not carry the threshold to the total, where no token is left to choose.
+    thresholds = xp.minimum(numbers * total, xp.nextafter(total, xp.zeros_like(total)))
+    tokens = (sums <= thresholds[:, None]).sum(axis=1)
+    greedy = sampling.temperatures < GREEDY_BELOW
+    if greedy.any():
+        tokens = xp.where(array(greedy), log_probs.argmax(axis=1), tokens)
+    rows = xp.arange(len(tokens), device=logits.device)
+    likeliest: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
+    if most := max(sampling.top_counts):
+        order = xp.argsort(-log_probs, axis=1, stable=True)[:, :most]
+        ids, values, counts = order.tolist(), log_probs[rows[:, None], order].tolist(), sampling.top_counts
+        pairs = [list(zip(*row, strict=True)) for row in zip(ids, values, strict=True)]
+        likeliest = [tuple(row[:count]) for row, count in zip(pairs, counts, strict=True)]
+    return list(zip(tokens.tolist(), log_probs[rows, tokens].tolist(), likeliest, strict=True))
+
+
+def _nucleus(xp: Any, probabilities: Any, top_ps: Any) -> Any:
+    """Zero all but the fewest most likely tokens whose sum reaches ``top_p``; ties go to the lower id."""
+    rows = xp.arange(len(probabilities), device=probabilities.device)[:, None]
+    order = xp.argsort(-probabilities, axis=1, stable=True)
+    ranked = probabilities[rows, order]
+    before = xp.cumsum(ranked, axis=1) - ranked
+    before[:, 0] = -1.0  # the most likely token always stays
+    kept = xp.zeros_like(probabilities)
+    kept[rows, order] = ranked * (before < top_ps[:, None])
+    return kept
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """What batches and requests need to know about a network."""
+
+    max_positions: int
+    end_token_ids: frozenset[int]
 
 
 class LanguageModel(Protocol):
@@ -164,18 +160,21 @@ class LanguageModel(Protocol):
     def extend(self, cache: Any, rows: slice, ids: Ints, starts: Ints, wanted: Ints) -> Any:
         """Append R x S right-padded tokens to the slots ``rows``; R x V logits after the wanted ones."""
 
-    def draw(self, logits: Any, sources: Sequence[int] | slice, sampling: SamplingRows) -> Drawn:
+    def draw(self, logits: Any, sources: Sequence[int] | slice, sampling: SamplingRows) -> list[Drawn]:
         """Draw one token for each row of ``logits[sources]``."""
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
-        """Replace only the named tensors, atomically.
-
-        Raises:
-            OsmosisError: A name is unknown or a shape is wrong.
-        """
+        """Replace only the named tensors, atomically; raises OsmosisError if a name or a shape does not fit."""
 
 
-# Batches
+def check_shapes(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise OsmosisError if a tensor of ``given`` has no counterpart of its shape."""
+    for name, tensor in given.items():
+        shape, expected = tuple(tensor.shape), tuple(own[name].shape) if name in own else None
+        if shape != expected:
+            problem = f"it has the shape {shape}, not {expected}"
+            problem = problem if expected else "the model has none of this name"
+            raise OsmosisError(f"the tensor `{name}` does not fit the model: {problem}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,48 +217,34 @@ class SequenceSlots:
     def __init__(self, model: LanguageModel, *, running: int, kept: int) -> None:
         self.cache = model.new_cache(running + kept)
         self.lengths: Ints = np.zeros(running + kept, np.int64)
-        self._tokens = np.zeros((running + kept, model.config.max_positions), np.int32)
+        self.tokens = np.zeros((running + kept, model.config.max_positions), np.int32)
         self._first_kept = running
         self._last_used = np.zeros(running + kept, np.int64)
         self._clock = 0
 
     def fill(self, slot: int, tokens: Sequence[int], start: int) -> None:
         """Record that ``slot`` has ``tokens`` from position ``start`` on, and nothing after them."""
-        end = start + len(tokens)
-        self._tokens[slot, start:end] = tokens
-        self.lengths[slot] = end
-
-    def append(self, rows: slice, tokens: Ints) -> None:
-        """Record one more token for each of ``rows``."""
-        slots = np.arange(rows.start, rows.stop)
-        self._tokens[slots, self.lengths[rows]] = tokens
-        self.lengths[rows] += 1
+        self.lengths[slot] = end = start + len(tokens)
+        self.tokens[slot, start:end] = tokens
 
     def copy(self, source: int, target: int, length: int) -> None:
         if source != target:
             self.cache.copy(source, target, length)
-            self._tokens[target, :length] = self._tokens[source, :length]
+            self.tokens[target, :length] = self.tokens[source, :length]
         self.lengths[target] = length
-
-    def tokens(self, slot: int) -> list[int]:
-        tokens: list[int] = self._tokens[slot, : self.lengths[slot]].tolist()
-        return tokens
-
-    def forget(self) -> None:
-        """Empty all slots, because the weights have changed."""
-        self.lengths[:] = 0
 
     def keep(self, slot: int) -> None:
         """Cache an ended sequence in place of the least recently used one."""
-        if len(self.lengths) > self._first_kept:
-            oldest = self._first_kept + int(self._last_used[self._first_kept :].argmin())
-            self.copy(slot, oldest, int(self.lengths[slot]))
-            self._touch(oldest)
+        if len(self.lengths) == self._first_kept:
+            return
+        oldest = self._first_kept + int(self._last_used[self._first_kept :].argmin())
+        self.copy(slot, oldest, int(self.lengths[slot]))
+        self._touch(oldest)
 
     def longest_prefix(self, prompt: Sequence[int]) -> tuple[int, int]:
         """Return the slot with the longest prefix of ``prompt``, and the prefix's length in tokens."""
         wanted = np.array(prompt[:-1], np.int32)
-        equal = self._tokens[:, : len(wanted)] == wanted
+        equal = self.tokens[:, : len(wanted)] == wanted
         # The first difference of each slot, or the whole length.
         common = np.where(equal.all(axis=1), len(wanted), equal.argmin(axis=1) if len(wanted) else 0)
         known = np.minimum(common, self.lengths)
@@ -272,6 +257,12 @@ class SequenceSlots:
         self._last_used[slot] = self._clock
 
 
+# What a batch stores of each running sequence.
+_COLUMNS = np.dtype(
+    [("generated", "i8"), ("last_token", "i8"), ("stream", "u8"), ("temperature", "f8"), ("top_p", "f8")]
+)
+
+
 class ContinuousBatch:
     """The generating sequences. Results depend neither on slots, nor on other sequences, nor on cached prompts."""
 
@@ -281,18 +272,13 @@ class ContinuousBatch:
         self._model = model
         self._slots = SequenceSlots(model, running=capacity, kept=kept)
         self._running: list[Generation] = []
-        self._generated = np.zeros(capacity, np.int64)
-        self._last_tokens = np.zeros(capacity, np.int64)
-        self._streams = np.zeros(capacity, np.uint64)
-        self._temperatures = np.zeros(capacity)
-        self._top_ps = np.zeros(capacity)
+        self._columns = np.zeros(capacity, _COLUMNS)
 
     def __len__(self) -> int:
         return len(self._running)
 
     @property
     def free(self) -> int:
-        """How many more sequences can join now."""
         return self.capacity - len(self._running)
 
     def admit(self, newcomers: Sequence[Generation]) -> list[Emission]:
@@ -315,33 +301,31 @@ class ContinuousBatch:
         # prompts are in order, so none is after the slots that need it.
         for offset in reversed(range(len(ordered))):
             self._slots.copy(first + sources[offset], first + offset, len(ordered[offset].prompt))
-        for slot, generation in enumerate(ordered, first):
-            self._running.append(generation)
-            self._generated[slot] = 0
-            self._streams[slot] = generation.stream
-            self._temperatures[slot] = generation.temperature
-            self._top_ps[slot] = generation.top_p
+        for slot, g in enumerate(ordered, first):
+            self._columns[slot] = 0, 0, g.stream, g.temperature, g.top_p
+        self._running += ordered
         return self._draw(first, logits, sources)
 
     def step(self) -> list[Emission]:
         count = len(self._running)
         if not count:
             return []
-        rows = slice(0, count)
-        lasts = self._last_tokens[rows]
-        starts = self._slots.lengths[rows]
-        logits = self._model.extend(
-            self._slots.cache, rows, lasts[:, None], starts, np.zeros(count, np.int64)
-        )
-        self._slots.append(rows, lasts)
+        rows, first = slice(0, count), np.zeros(count, np.int64)
+        lasts = self._columns["last_token"][rows]
+        logits = self._model.extend(self._slots.cache, rows, lasts[:, None], self._slots.lengths[rows], first)
+        self._slots.tokens[np.arange(count), self._slots.lengths[rows]] = lasts
+        self._slots.lengths[rows] += 1
         return self._draw(0, logits, slice(None))
 
     def publish(self, weights: Mapping[str, Any], version: int) -> None:
         """Replace weights and recompute the cache of the running sequences."""
         self._model.load_weights(weights)
         self.version = version
-        texts = [self._slots.tokens(slot) for slot in range(len(self._running))]
-        self._slots.forget()
+        texts = [
+            self._slots.tokens[slot, : self._slots.lengths[slot]].tolist()
+            for slot in range(len(self._running))
+        ]
+        self._slots.lengths[:] = 0
         if texts:
             self._extend(0, texts, np.zeros(len(texts), np.int64))
 
@@ -363,24 +347,20 @@ class ContinuousBatch:
     def _draw(self, first: int, logits: Any, sources: Sequence[int] | slice) -> list[Emission]:
         """Draw a token for every slot from ``first`` on; finished sequences leave."""
         rows = slice(first, len(self._running))
-        generations = self._running[rows]
-        sampling = SamplingRows(
-            self._temperatures[rows],
-            self._top_ps[rows],
-            self._streams[rows],
-            self._slots.lengths[rows],
-            [generation.top_logprobs for generation in generations],
-        )
+        generations, columns = self._running[rows], self._columns[rows]
+        top_counts = [generation.top_logprobs for generation in generations]
+        settings = columns["temperature"], columns["top_p"], columns["stream"]
+        sampling = SamplingRows(*settings, self._slots.lengths[rows], top_counts)
         drawn = self._model.draw(logits, sources, sampling)
-        self._last_tokens[rows] = drawn.tokens
-        self._generated[rows] += 1
+        columns["last_token"] = [token for token, _, _ in drawn]
+        columns["generated"] += 1
         emissions, finished = [], []
         for row, generation in enumerate(generations):
-            token = SampledToken(drawn.tokens[row], drawn.logprobs[row], drawn.likeliest[row], self.version)
+            token = SampledToken(*drawn[row], self.version)
             reason: FinishReason | None = None
             if token.id in generation.stop_tokens:
                 reason = "stop"
-            elif self._generated[first + row] >= generation.max_tokens:
+            elif columns["generated"][row] >= generation.max_tokens:
                 reason = "length"
             emissions.append(Emission(generation, token, reason))
             if reason:
@@ -390,19 +370,14 @@ class ContinuousBatch:
 
     def _vacate(self, slots: Iterable[int]) -> None:
         """Free slots; from the highest down, so that the sequence moved into a hole is one that stays."""
-        columns = (self._generated, self._last_tokens, self._streams, self._temperatures, self._top_ps)
         for slot in sorted(slots, reverse=True):
             self._slots.keep(slot)
             last = len(self._running) - 1
             if slot != last:
                 self._slots.copy(last, slot, int(self._slots.lengths[last]))
                 self._running[slot] = self._running[last]
-                for column in columns:
-                    column[slot] = column[last]
+                self._columns[slot] = self._columns[last]
             self._running.pop()
-
-
-# The engine's thread
 
 
 class EngineBusyError(OsmosisError):
@@ -426,32 +401,29 @@ class EngineStoppedError(OsmosisError):
 
 
 class Listener(Protocol):
-    """Receives a submission's tokens on the engine's thread; must be quick and not raise."""
+    """Receives a submission's tokens on the engine's thread; is quick and does not raise."""
 
     def emitted(self, emission: Emission) -> None: ...
 
     def failed(self, error: EngineStoppedError) -> None: ...
 
 
+@dataclass(eq=False)
 class Submission:
     """The choices of one request, in the queue or in the batch."""
 
-    def __init__(
-        self, engine: InferenceEngine, generations: Sequence[Generation], listener: Listener
-    ) -> None:
-        self._engine = engine
-        self.listener = listener
-        self.waiting = deque(generations)
-        self.cancelled = False
+    engine: InferenceEngine
+    waiting: deque[Generation]
+    listener: Listener
+    cancelled: bool = False
 
     def cancel(self) -> None:
-        """Stop generating; harmless when all has been generated."""
-        self._engine.cancel(self)
+        self.engine.cancel(self)
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Sequences and tokens, now and since the engine started."""
+    """Sequences and tokens: the first two now, the others since the engine started."""
 
     running: int
     waiting: int
@@ -467,8 +439,8 @@ class InferenceEngine:
         self, model: LanguageModel, *, max_batch: int = 32, max_waiting: int = 1024, kept: int = 32
     ) -> None:
         self.model = model
+        # Why the engine has stopped.
         self.failure: EngineStoppedError | None = None
-        """Why the engine has stopped; None while it runs."""
         self._batch = ContinuousBatch(model, max_batch, kept=kept)
         self._max_waiting = max_waiting
         self._changed = threading.Condition()
@@ -476,7 +448,6 @@ class InferenceEngine:
         self._waiting = 0
         self._publications: deque[tuple[Mapping[str, Any], int, Future[None]]] = deque()
         self._owners: dict[Generation, Submission] = {}
-        self._something_cancelled = False
         self._finish_times: deque[float] = deque(maxlen=RATE_WINDOW)
         self._finished = self._prompt_tokens = self._completion_tokens = 0
         self._thread = threading.Thread(target=self._run, name="osmosis-inference", daemon=True)
@@ -500,7 +471,7 @@ class InferenceEngine:
                 raise self.failure
             if self._waiting and self._waiting + len(generations) > self._max_waiting:
                 raise EngineBusyError(self._waiting, self._retry_after_s())
-            submission = Submission(self, generations, listener)
+            submission = Submission(self, deque(generations), listener)
             self._queue.append(submission)
             self._waiting += len(generations)
             self._changed.notify()
@@ -517,21 +488,18 @@ class InferenceEngine:
         done.result()
 
     def cancel(self, submission: Submission) -> None:
-        """Drop the rest of a submission."""
         with self._changed:
             submission.cancelled = True
             if submission in self._queue:
                 self._queue.remove(submission)
                 self._waiting -= len(submission.waiting)
                 submission.waiting.clear()
-            self._something_cancelled = True
             self._changed.notify()
 
     def stats(self) -> EngineStats:
         with self._changed:
-            return EngineStats(
-                len(self._owners), self._waiting, self._finished, self._prompt_tokens, self._completion_tokens
-            )
+            counts = self._finished, self._prompt_tokens, self._completion_tokens
+            return EngineStats(len(self._owners), self._waiting, *counts)
 
     def _run(self) -> None:
         try:
@@ -542,7 +510,7 @@ class InferenceEngine:
         except Exception:
             # The edge of the thread: without this, callers would wait for ever.
             logger.exception("the inference engine failed")
-            self._stop(EngineStoppedError("the model server failed; its log holds the traceback."))
+            self._stop(EngineStoppedError(_FAILED))
 
     def _next_newcomers(self) -> list[Generation] | None:
         """Wait for work; return the sequences that join the batch, or None when the engine stops."""
@@ -551,8 +519,7 @@ class InferenceEngine:
                 self._changed.wait()
             if self.failure:
                 return None
-            if self._something_cancelled:
-                self._something_cancelled = False
+            if any(owner.cancelled for owner in self._owners.values()):
                 self._batch.discard(lambda generation: self._owners[generation].cancelled)
                 self._owners = {g: owner for g, owner in self._owners.items() if not owner.cancelled}
             return self._take_turns()
@@ -565,15 +532,12 @@ class InferenceEngine:
                 weights, version, done = self._publications.popleft()
             try:
                 self._batch.publish(weights, version)
+                done.set_result(None)
             except OsmosisError as error:
                 done.set_exception(error)
             except Exception:
-                done.set_exception(
-                    EngineStoppedError("the model server failed; its log holds the traceback.")
-                )
+                done.set_exception(EngineStoppedError(_FAILED))
                 raise
-            else:
-                done.set_result(None)
 
     def _take_turns(self) -> list[Generation]:
         """Take sequences from the queue, one of each submission in turn, as many as one step may read."""
@@ -596,7 +560,7 @@ class InferenceEngine:
 
     def _deliver(self, emissions: Sequence[Emission]) -> None:
         """Notify the listeners, after updating the counters that they may read."""
-        deliveries = [(self._owners[emission.generation].listener, emission) for emission in emissions]
+        listeners = [self._owners[emission.generation].listener for emission in emissions]
         finished = [emission.generation for emission in emissions if emission.finish_reason]
         with self._changed:
             self._completion_tokens += len(emissions)
@@ -604,7 +568,7 @@ class InferenceEngine:
             self._finish_times.extend([time.monotonic()] * len(finished))
             for generation in finished:
                 del self._owners[generation]
-        for listener, emission in deliveries:
+        for listener, emission in zip(listeners, emissions, strict=True):
             listener.emitted(emission)
 
     def _stop(self, error: EngineStoppedError) -> None:
@@ -615,18 +579,15 @@ class InferenceEngine:
             abandoned = {*self._queue, *self._owners.values()}
             self._queue.clear()
             self._waiting = 0
-            unpublished = [done for _, _, done in self._publications]
-            self._publications.clear()
+            unpublished, self._publications = self._publications, deque()
             self._changed.notify()
         for submission in abandoned:
             submission.listener.failed(error)
-        for done in unpublished:
+        for _, _, done in unpublished:
             done.set_exception(error)
 
     def _retry_after_s(self) -> int:
         """Estimate when the queue is empty, from the recent rate of finished sequences."""
         times = self._finish_times
-        elapsed = time.monotonic() - times[0] if times else 0.0
-        if elapsed <= 0.0:
-            return 1
-        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(self._waiting * elapsed / len(times))))
+        per_sequence = (time.monotonic() - times[0]) / len(times) if times else 0.0
+        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(self._waiting * per_sequence)))

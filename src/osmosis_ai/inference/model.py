@@ -5,7 +5,7 @@ the batch or on the chunking of its prompt, to any precision that could change a
 
 The weights are prepared once, so that a step is a few large operations: projections of the same input form one matrix,
 norm weights are folded into the following matrix, and the two halves of every rotary pair are adjacent, so that a
-rotation is one complex multiplication. The computed function is unchanged.
+rotation is one complex multiplication.
 
 An adapter is a folder in PEFT format. Each matrix W it names becomes W + scale * B A (Hu et al., "LoRA", 2021,
 equation 3), where scale is alpha / r, or alpha / sqrt(r) for rank-stabilised adapters. An adapter with any other
@@ -19,7 +19,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,15 @@ import numpy as np
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.inference.catalog import FORMAT_NAMES, FormatName
-from osmosis_ai.inference.engine import Drawn, Floats, Ints, SamplingRows, choose, log_probabilities
+from osmosis_ai.inference.engine import (
+    Dimensions,
+    Drawn,
+    Floats,
+    Ints,
+    SamplingRows,
+    check_shapes,
+    draw_tokens,
+)
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 # Some state dictionaries name the output matrix although it is the embedding.
@@ -37,35 +45,25 @@ CHUNK_TOKENS = 256
 ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 # Training writes its settings next to the adapter.
 PROVENANCE_FILE = "provenance.json"
-_UNSUPPORTED_LORA = (
-    "use_dora",
-    "modules_to_save",
-    "trainable_token_indices",
-    "rank_pattern",
-    "alpha_pattern",
-)
+_REFUSED_KEYS = ("use_dora", "modules_to_save", "trainable_token_indices", "rank_pattern", "alpha_pattern")
 _LORA_MATRIX = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Dimensions):
     """The numbers of `config.json` that the forward pass needs."""
 
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
     head_dim: int
-    max_positions: int
     rope_theta: float
-    norm_epsilon: float
-    end_token_ids: frozenset[int]
+    rms_norm_eps: float
 
     @classmethod
     def load(cls, model_dir: Path) -> ModelConfig:
-        """Read `config.json` of a Hugging Face folder."""
         path = model_dir / CONFIG_FILE
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
@@ -87,43 +85,24 @@ class ModelConfig:
                 "with tied embeddings only (no attention bias, sliding window or rope scaling)."
             )
         end = raw["eos_token_id"]
-        return cls(
-            vocab_size=raw["vocab_size"],
-            hidden_size=raw["hidden_size"],
-            intermediate_size=raw["intermediate_size"],
-            num_layers=raw["num_hidden_layers"],
-            num_heads=raw["num_attention_heads"],
-            num_kv_heads=raw["num_key_value_heads"],
-            head_dim=raw["head_dim"],
-            max_positions=raw["max_position_embeddings"],
-            rope_theta=float(rope.get("rope_theta", raw.get("rope_theta", 10000.0))),
-            norm_epsilon=raw["rms_norm_eps"],
-            end_token_ids=frozenset(end if isinstance(end, list) else [end]),
-        )
+        raw["max_positions"] = raw["max_position_embeddings"]
+        raw["rope_theta"] = float(rope.get("rope_theta", raw.get("rope_theta", 10000.0)))
+        raw["end_token_ids"] = frozenset(end if isinstance(end, list) else [end])
+        return cls(**{field.name: raw[field.name] for field in fields(cls)})
 
 
 class KeyValueCache:
     """Keys and values of ``slots`` sequences, allocated once for the longest sequence."""
 
     def __init__(self, config: ModelConfig, slots: int) -> None:
-        shape = (config.num_layers, slots, config.num_kv_heads, config.max_positions, config.head_dim)
+        heads = config.num_key_value_heads
+        shape = (config.num_hidden_layers, slots, heads, config.max_positions, config.head_dim)
         self.keys: Floats = np.zeros(shape)
         self.values: Floats = np.zeros(shape)
 
     def copy(self, source: int, target: int, length: int) -> None:
         for array in (self.keys, self.values):
             array[:, target, :, :length] = array[:, source, :, :length]
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """Prepared weights of one block; matrices map rows: ``x @ matrix``."""
-
-    qkv: Floats
-    qk_norm: Floats
-    output: Floats
-    gate_up: Floats
-    down: Floats
 
 
 class Model:
@@ -157,30 +136,15 @@ class Model:
     def load_weights(self, weights: Mapping[str, Any]) -> None:
         """Replace only the named tensors (NumPy or torch), atomically; raises OsmosisError."""
         changed = {name: tensor for name, tensor in weights.items() if name != TIED_HEAD}
-        for name, tensor in changed.items():
-            expected = self.tensors[name].shape if name in self.tensors else None
-            if expected != tuple(tensor.shape):
-                problem = f"it has the shape {tuple(tensor.shape)}, not {expected}"
-                raise OsmosisError(
-                    f"the tensor `{name}` does not fit the model: "
-                    f"{problem if expected else 'the model has none of this name'}."
-                )
+        check_shapes(self.tensors, changed)
         self.tensors |= {name: _float64(tensor) for name, tensor in changed.items()}
         self._prepare_weights()
 
     def new_cache(self, slots: int) -> KeyValueCache:
         return KeyValueCache(self.config, slots)
 
-    def draw(self, logits: Floats, sources: Sequence[int] | slice, sampling: SamplingRows) -> Drawn:
-        temperatures = sampling.temperatures
-        log_probs = log_probabilities(logits[sources], temperatures)
-        tokens = choose(log_probs, temperatures, sampling.top_ps, sampling.streams, sampling.positions)
-        chosen = log_probs[np.arange(len(tokens)), tokens]
-        likeliest = []
-        for row, count in zip(log_probs, sampling.top_counts, strict=True):
-            order = np.argsort(-row, kind="stable")[:count] if count else ()
-            likeliest.append(tuple((int(token), float(row[token])) for token in order))
-        return Drawn(tokens.tolist(), chosen.tolist(), likeliest)
+    def draw(self, logits: Floats, sources: Sequence[int] | slice, sampling: SamplingRows) -> list[Drawn]:
+        return draw_tokens(np, logits[sources], sampling)
 
     def _prepare_weights(self) -> None:
         weights = {name.removeprefix("model."): _float64(tensor) for name, tensor in self.tensors.items()}
@@ -188,7 +152,7 @@ class Model:
         self._head = np.ascontiguousarray((self._embedding * weights["norm.weight"]).T)
         self._layers = [
             _prepare(self.config, {key.removeprefix(prefix): value for key, value in weights.items()})
-            for prefix in (f"layers.{index}." for index in range(self.config.num_layers))
+            for prefix in (f"layers.{index}." for index in range(self.config.num_hidden_layers))
         ]
 
     def extend(self, cache: KeyValueCache, rows: slice, ids: Ints, starts: Ints, wanted: Ints) -> Floats:
@@ -210,50 +174,50 @@ class Model:
         seen = int(positions.max()) + 1
         rotations = self._rotations[positions]
         visible = np.where(np.arange(seen) <= positions[:, :, None], 0.0, -np.inf)
-        mask = np.tile(visible[:, None], (1, 1, config.num_heads // config.num_kv_heads, 1))
+        mask = np.tile(visible[:, None], (1, 1, config.num_attention_heads // config.num_key_value_heads, 1))
         slots = np.arange(rows.start, rows.stop)[:, None]
         residual = self._embedding[ids.ravel()]
         with np.errstate(over="ignore"):  # exp(-gate) may reach infinity, where silu is rightly 0
-            for index, layer in enumerate(self._layers):
-                heads = (self._normalise(residual) @ layer.qkv).reshape(batch, count, -1, config.head_dim)
-                queries, keys, values = self._rotate(layer, heads, rotations)
+            for index, (qkv, qk_norm, output, gate_up, down) in enumerate(self._layers):
+                heads = (self._normalise(residual) @ qkv).reshape(batch, count, -1, config.head_dim)
+                queries, keys, values = self._rotate(qk_norm, heads, rotations)
                 cache.keys[index, slots, :, positions] = keys
                 cache.values[index, slots, :, positions] = values
-                attended = self._attend(
-                    queries, cache.keys[index, rows, :, :seen], cache.values[index, rows, :, :seen], mask
-                )
-                residual += attended.reshape(batch * count, -1) @ layer.output
-                gate, up = np.split(self._normalise(residual) @ layer.gate_up, 2, axis=-1)
-                residual += (gate / (1.0 + np.exp(-gate)) * up) @ layer.down
+                keys, values = cache.keys[index, rows, :, :seen], cache.values[index, rows, :, :seen]
+                attended = self._attend(queries, keys, values, mask)
+                residual += attended.reshape(batch * count, -1) @ output
+                gate, up = np.split(self._normalise(residual) @ gate_up, 2, axis=-1)
+                residual += (gate / (1.0 + np.exp(-gate)) * up) @ down
         return residual.reshape(batch, count, -1)
 
-    def _rotate(self, layer: _Layer, heads: Floats, rotations: Any) -> tuple[Floats, Floats, Floats]:
+    def _rotate(self, qk_norm: Floats, heads: Floats, rotations: Any) -> tuple[Floats, Floats, Floats]:
         """Split heads into queries, keys (both normalised and rotated) and values; R x S x heads x head_dim."""
-        queries = self.config.num_heads
-        split = queries + self.config.num_kv_heads
-        normalised = self._normalise(heads[:, :, :split]) * layer.qk_norm
+        queries = self.config.num_attention_heads
+        split = queries + self.config.num_key_value_heads
+        normalised = self._normalise(heads[:, :, :split]) * qk_norm
         rotated: Floats = (normalised.view(np.complex128) * rotations).view(np.float64)
         return rotated[:, :, :queries], rotated[:, :, queries:], heads[:, :, split:]
 
     def _attend(self, queries: Floats, keys: Floats, values: Floats, mask: Floats) -> Floats:
         """Causal attention; query heads that share a key-value head are rows of one product."""
         config, (batch, count) = self.config, queries.shape[:2]
-        group = config.num_heads // config.num_kv_heads
-        grouped = queries.reshape(batch, count, config.num_kv_heads, group, config.head_dim)
-        stacked = grouped.transpose(0, 2, 3, 1, 4).reshape(batch, config.num_kv_heads, group * count, -1)
+        group = config.num_attention_heads // config.num_key_value_heads
+        heads = config.num_key_value_heads
+        grouped = queries.reshape(batch, count, heads, group, config.head_dim)
+        stacked = grouped.transpose(0, 2, 3, 1, 4).reshape(batch, heads, group * count, -1)
         scores = stacked @ keys.swapaxes(-1, -2)
         scores += mask.reshape(batch, 1, group * count, -1)
         scores -= scores.max(axis=-1, keepdims=True)
         np.exp(scores, out=scores)
         mixed = (scores @ values) / scores.sum(axis=-1, keepdims=True)
-        unstacked = mixed.reshape(batch, config.num_kv_heads, group, count, config.head_dim)
+        unstacked = mixed.reshape(batch, heads, group, count, config.head_dim)
         by_position: Floats = unstacked.transpose(0, 3, 1, 2, 4)
         return by_position
 
     def _normalise(self, values: Floats) -> Floats:
         """Root-mean-square normalisation of the last axis; the weight is in the following matrix."""
         squares = np.einsum("...i,...i->...", values, values) / values.shape[-1]
-        normalised: Floats = values / np.sqrt(squares + self.config.norm_epsilon)[..., None]
+        normalised: Floats = values / np.sqrt(squares + self.config.rms_norm_eps)[..., None]
         return normalised
 
 
@@ -263,28 +227,21 @@ def _float64(tensor: Any) -> Floats:
     return np.asarray(tensor, dtype=np.float64)
 
 
-def _prepare(config: ModelConfig, weights: dict[str, Floats]) -> _Layer:
+def _prepare(config: ModelConfig, weights: dict[str, Floats]) -> tuple[Floats, ...]:
+    """Return the matrices of a block, which map rows (``x @ matrix``), and the norm of its queries and keys."""
     pairs = np.arange(config.head_dim).reshape(2, -1).T.ravel()  # 0, d/2, 1, d/2 + 1, ...
-
-    def paired(projection: Floats) -> Floats:
-        return projection.reshape(-1, config.head_dim, config.hidden_size)[:, pairs].reshape(projection.shape)
-
-    qkv = np.concatenate(
-        [
-            paired(weights["self_attn.q_proj.weight"]),
-            paired(weights["self_attn.k_proj.weight"]),
-            weights["self_attn.v_proj.weight"],
-        ]
-    )
+    queries, keys, values = (weights[f"self_attn.{name}_proj.weight"] for name in "qkv")
+    split = [matrix.reshape(-1, config.head_dim, config.hidden_size)[:, pairs] for matrix in (queries, keys)]
+    qkv = np.concatenate([*(heads.reshape(-1, config.hidden_size) for heads in split), values])
     query_norm = weights["self_attn.q_norm.weight"][pairs] / np.sqrt(config.head_dim)
     key_norm = weights["self_attn.k_norm.weight"][pairs]
     gate_up = np.concatenate([weights["mlp.gate_proj.weight"], weights["mlp.up_proj.weight"]])
-    return _Layer(
-        qkv=np.ascontiguousarray((qkv * weights["input_layernorm.weight"]).T),
-        qk_norm=np.stack([query_norm] * config.num_heads + [key_norm] * config.num_kv_heads),
-        output=np.ascontiguousarray(weights["self_attn.o_proj.weight"].T),
-        gate_up=np.ascontiguousarray((gate_up * weights["post_attention_layernorm.weight"]).T),
-        down=np.ascontiguousarray(weights["mlp.down_proj.weight"].T),
+    return (
+        np.ascontiguousarray((qkv * weights["input_layernorm.weight"]).T),
+        np.stack([query_norm] * config.num_attention_heads + [key_norm] * config.num_key_value_heads),
+        np.ascontiguousarray(weights["self_attn.o_proj.weight"].T),
+        np.ascontiguousarray((gate_up * weights["post_attention_layernorm.weight"]).T),
+        np.ascontiguousarray(weights["mlp.down_proj.weight"].T),
     )
 
 
@@ -304,7 +261,13 @@ def load_adapted_model(model_dir: Path, adapter_dir: Path) -> Model:
         config, matrices = json.loads(config_bytes), load(data)
     except (ValueError, SafetensorError) as error:
         raise OsmosisError(f"the adapter in `{adapter_dir}` cannot be read: {error}") from error
-    _require_plain_lora(config, adapter_dir)
+    unsupported = [f"`{key}`" for key in _REFUSED_KEYS if config.get(key)]
+    if config.get("bias", "none") != "none":
+        unsupported.append("`bias`")
+    kind = config.get("peft_type", "LORA")
+    if kind != "LORA" or unsupported:
+        what = f"uses {', '.join(unsupported)}" if unsupported else f"is of the kind `{kind}`"
+        raise OsmosisError(f"the NumPy engine cannot serve the adapter in `{adapter_dir}`: it {what}.")
     model = Model.load(model_dir)
     tensors = dict(model.tensors)
     scale = config["lora_alpha"] / (math.sqrt(config["r"]) if config.get("use_rslora") else config["r"])
@@ -326,23 +289,11 @@ def load_adapted_model(model_dir: Path, adapter_dir: Path) -> Model:
 def trained_tool_call_format(adapter_dir: Path) -> FormatName | None:
     """Return the tool call format that an adapter was trained with; None if it is not recorded."""
     try:
-        recorded = json.loads((adapter_dir / PROVENANCE_FILE).read_bytes())["settings"].get(
-            "tool_call_format"
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        provenance = json.loads((adapter_dir / PROVENANCE_FILE).read_bytes())
+        recorded = provenance["settings"]["tool_call_format"]
+    except (OSError, ValueError, KeyError, TypeError):
         return None  # a file of this name need not be ours
     return next((name for name in FORMAT_NAMES if name == recorded), None)
-
-
-def _require_plain_lora(config: Mapping[str, Any], directory: Path) -> None:
-    """Refuse adapters that do more than add equally scaled low-rank matrices."""
-    unsupported = [f"`{key}`" for key in _UNSUPPORTED_LORA if config.get(key)]
-    if config.get("bias", "none") != "none":
-        unsupported.append("`bias`")
-    kind = config.get("peft_type", "LORA")
-    if kind != "LORA" or unsupported:
-        what = f"uses {', '.join(unsupported)}" if unsupported else f"is of the kind `{kind}`"
-        raise OsmosisError(f"the NumPy engine cannot serve the adapter in `{directory}`: it {what}.")
 
 
 def _lora_pairs(tensors: Mapping[str, Any], directory: Path) -> dict[str, dict[str, Floats]]:

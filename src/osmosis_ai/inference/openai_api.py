@@ -11,11 +11,11 @@ import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from osmosis_ai.inference.chat import ChatFormat, TemplateError, Tokenizer
+from osmosis_ai.inference.chat import ChatFormat, TemplateError
 from osmosis_ai.inference.engine import (
     Dimensions,
     Emission,
@@ -54,7 +54,7 @@ class TokenEngine(Protocol):
 
 
 class TokenFeed:
-    """The tokens of a submission, in batches, for an event loop."""
+    """The tokens of a submission, in batches, for one event loop."""
 
     def __init__(self, engine: TokenEngine, generations: Sequence[Generation], *, every_token: bool) -> None:
         self._choices = {generation: index for index, generation in enumerate(generations)}
@@ -93,38 +93,11 @@ class TokenFeed:
         self._submission.cancel()
 
 
-class StopStrings:
-    """Cuts text before the first occurrence of any stop string."""
-
-    def __init__(self, strings: Sequence[str]) -> None:
-        self._strings = tuple(strings)
-        self._buffer = ""
-        self.reached = False
-
-    def feed(self, text: str) -> str:
-        """Return the text that precedes any stop string."""
-        if self.reached or not self._strings:
-            return "" if self.reached else text
-        self._buffer += text
-        ends = [end for string in self._strings if (end := self._buffer.find(string)) >= 0]
-        if ends:
-            self.reached = True
-            return self._take(min(ends))
-        return self._take(len(self._buffer) - beginning_of_any(self._strings, self._buffer))
-
-    def finish(self) -> str:
-        return "" if self.reached else self._take(len(self._buffer))
-
-    def _take(self, length: int) -> str:
-        taken, self._buffer = self._buffer[:length], self._buffer[length:]
-        return taken
-
-
 @dataclass
 class AssistantReply:
     """One choice of a completion, growing."""
 
-    tokenizer: Tokenizer
+    chat: ChatFormat
     end_tokens: frozenset[int]
     stop: Sequence[str] = ()
     reader: ToolCallReader | None = None
@@ -133,30 +106,44 @@ class AssistantReply:
     finish_reason: str | None = None
 
     def __post_init__(self) -> None:
-        self._text = ""
-        self._decoder = self.tokenizer.decoder()
-        self._stop = StopStrings(self.stop)
+        self._text = self._undecided = ""
+        self._stopped = False
+        self._decoder = self.chat.decoder()
 
     def feed(self, tokens: Sequence[SampledToken], finish_reason: FinishReason | None) -> list[Piece]:
         """Add the next tokens; return the new pieces of the message."""
         self.tokens.extend(tokens)
         text = self._decoder.feed(*(token.id for token in tokens if token.id not in self.end_tokens))
-        pieces = self._parse(self._stop.feed(text))
-        if self._stop.reached:
+        pieces = self._parse(self._before_stop(text))
+        if self._stopped:
             finish_reason = "stop"
         if finish_reason:
-            pieces += self._parse(self._stop.feed(self._decoder.finish()) + self._stop.finish())
-            pieces += self.reader.feed("", ended=True) if self.reader else []
+            pieces += self._parse(self._before_stop(self._decoder.finish(), ended=True), ended=True)
         for piece in pieces:
             if isinstance(piece, ParsedToolCall):
                 self.tool_calls.append(piece)
             else:
                 self._text += piece
         if finish_reason:
-            self.finish_reason = (
-                "tool_calls" if self.tool_calls and finish_reason == "stop" else finish_reason
-            )
+            called = self.tool_calls and finish_reason == "stop"
+            self.finish_reason = "tool_calls" if called else finish_reason
         return pieces
+
+    def _before_stop(self, text: str, *, ended: bool = False) -> str:
+        """Return the text that certainly precedes any stop string."""
+        if self._stopped:
+            return ""
+        text = self._undecided + text
+        ends = [end for string in self.stop if (end := text.find(string)) >= 0]
+        self._stopped = bool(ends)
+        certain = min(ends, default=len(text) - (0 if ended else beginning_of_any(self.stop, text)))
+        self._undecided = text[certain:]
+        return text[:certain]
+
+    def _parse(self, text: str, *, ended: bool = False) -> list[Piece]:
+        if self.reader:
+            return list(self.reader.feed(text, ended=ended))
+        return [text] if text else []
 
     def message(self) -> dict[str, Any]:
         """Return the assistant's message; content is None only next to tool calls."""
@@ -166,66 +153,12 @@ class AssistantReply:
             message["tool_calls"] = [call.to_dict() for call in self.tool_calls]
         return message
 
-    def _parse(self, text: str) -> list[Piece]:
-        if self.reader:
-            return list(self.reader.feed(text))
-        return [text] if text else []
-
-
-def generations_for(
-    request: ChatRequest,
-    chat: ChatFormat,
-    config: Dimensions,
-    prompt: tuple[int, ...],
-    max_tokens: int,
-    *,
-    temperature: float | None = None,
-    top_p: float | None = None,
-) -> list[Generation]:
-    """Return one generation for each choice of a request; the given sampling parameters override the request's."""
-    stop_tokens = config.end_token_ids
-    call_end = chat.tool_calls.end_token(chat.token_id)
-    if request.parallel_tool_calls is False and request.offered_tools and call_end is not None:
-        stop_tokens |= {call_end}
-    temperature = request.temperature if temperature is None else temperature
-    top_p = request.top_p if top_p is None else top_p
-    return [
-        Generation(
-            prompt=prompt,
-            max_tokens=max_tokens,
-            stream=random_stream(request.seed, choice),
-            stop_tokens=stop_tokens,
-            temperature=1.0 if temperature is None else temperature,
-            top_p=1.0 if top_p is None else top_p,
-            top_logprobs=(request.top_logprobs or 0) if request.logprobs else 0,
-        )
-        for choice in range(request.n or 1)
-    ]
-
-
-class ChatStream:
-    """The chunks of one completion; closing it stops the generation."""
-
-    def __init__(self, feed: TokenFeed, chunks: AsyncGenerator[Json, None]) -> None:
-        self._feed = feed
-        self._chunks = chunks
-
-    def __aiter__(self) -> AsyncIterator[Json]:
-        return self._chunks
-
-    async def aclose(self) -> None:
-        self._feed.close()
-        await self._chunks.aclose()
-
 
 class ChatCompletion:
-    """One accepted request.
+    """One accepted request: ``whole`` returns its answer, and iteration yields the answer in chunks.
 
-    Args:
-        finished: Called with the index and the reply of each finished choice.
-
-    Raises:
-        OpenAIError: The engine is busy or has stopped.
+    Closing it stops the generation. ``finished`` is called with the index and the reply of each finished choice. Raises
+    OpenAIError if the engine is busy or has stopped.
     """
 
     def __init__(
@@ -233,7 +166,8 @@ class ChatCompletion:
         engine: TokenEngine,
         chat: ChatFormat,
         request: ChatRequest,
-        generations: Sequence[Generation],
+        prompt: tuple[int, ...],
+        max_tokens: int,
         *,
         model_name: str,
         fingerprint: str,
@@ -241,16 +175,32 @@ class ChatCompletion:
     ) -> None:
         self._chat = chat
         self._request = request
-        self._prompt = generations[0].prompt
+        self._prompt = prompt
+        self._prompt_ids: Json = {"prompt_token_ids": list(prompt)} if request.return_token_ids else {}
         self._finished = finished
+        end_tokens = stop_tokens = engine.model.config.end_token_ids
+        call_end = chat.tool_calls.end_token(chat.token_id)
+        at_most_one = request.parallel_tool_calls is False
+        if at_most_one and request.offered_tools and call_end is not None:
+            stop_tokens |= {call_end}
+        generations = [
+            Generation(
+                prompt=prompt,
+                max_tokens=max_tokens,
+                stream=random_stream(request.seed, choice),
+                stop_tokens=stop_tokens,
+                temperature=1.0 if request.temperature is None else request.temperature,
+                top_p=1.0 if request.top_p is None else request.top_p,
+                top_logprobs=(request.top_logprobs or 0) if request.logprobs else 0,
+            )
+            for choice in range(request.n or 1)
+        ]
         self._replies = [
             AssistantReply(
                 chat,
-                engine.model.config.end_token_ids,
+                end_tokens,
                 request.stop or (),
-                chat.tool_calls.reader(
-                    request.offered_tools, at_most_one=request.parallel_tool_calls is False
-                ),
+                chat.tool_calls.reader(request.offered_tools, at_most_one=at_most_one),
             )
             for _ in generations
         ]
@@ -260,17 +210,14 @@ class ChatCompletion:
             "model": model_name,
             "system_fingerprint": fingerprint,
         }
+        self._with_usage = bool(request.stream_options and request.stream_options.include_usage)
         self._token_by_token = bool(request.stream or request.stop)
         try:
             self._feed = TokenFeed(engine, generations, every_token=self._token_by_token)
         except EngineBusyError as error:
-            raise OpenAIError(
-                429,
-                f"{error.message} {error.hint}.",
-                type="rate_limit_error",
-                code="rate_limit_exceeded",
-                retry_after_s=error.retry_after_s,
-            ) from error
+            codes = {"type": "rate_limit_error", "code": "rate_limit_exceeded"}
+            message = f"{error.message} {error.hint}."
+            raise OpenAIError(429, message, **codes, retry_after_s=error.retry_after_s) from error
         except EngineStoppedError as error:
             raise _server_error(error) from error
 
@@ -282,22 +229,18 @@ class ChatCompletion:
             | self._token_details(reply.tokens)
             for index, reply in enumerate(self._replies)
         ]
-        completion = self._envelope("chat.completion") | {"choices": choices, "usage": self.usage()}
-        if self._request.return_token_ids:
-            completion["prompt_token_ids"] = list(self._prompt)
-        return completion
+        answer = {"choices": choices, "usage": self.usage()}
+        return self._envelope("chat.completion") | answer | self._prompt_ids
 
-    def stream(self) -> ChatStream:
-        """Return the completion in chunks; the last one has the usage, if requested."""
-        return ChatStream(self._feed, self._chunks())
+    async def aclose(self) -> None:
+        self._feed.close()
 
-    async def _chunks(self) -> AsyncGenerator[Json, None]:
+    async def __aiter__(self) -> AsyncGenerator[Json, None]:
+        """Yield the completion in chunks; the last one has the usage, if requested."""
         unsent = [0] * len(self._replies)
         for index in range(len(self._replies)):
-            opening = self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, [])
-            if self._request.return_token_ids:
-                opening["prompt_token_ids"] = list(self._prompt)
-            yield opening
+            opening = {"role": "assistant", "content": "", "refusal": None}
+            yield self._chunk(index, opening, []) | self._prompt_ids
         async for index, pieces in self._progress():
             reply = self._replies[index]
             calls = len(reply.tool_calls) - sum(isinstance(piece, ParsedToolCall) for piece in pieces)
@@ -310,7 +253,7 @@ class ChatCompletion:
                 yield self._chunk(index, delta, new)
             if reply.finish_reason:
                 yield self._chunk(index, {}, reply.tokens[unsent[index] :], reply.finish_reason)
-        if self._request.stream_options and self._request.stream_options.include_usage:
+        if self._with_usage:
             yield self._envelope("chat.completion.chunk") | {"choices": [], "usage": self.usage()}
 
     async def _progress(self) -> AsyncGenerator[tuple[int, list[Piece]], None]:
@@ -340,11 +283,9 @@ class ChatCompletion:
         self, index: int, delta: Json, tokens: Sequence[SampledToken], finish_reason: str | None = None
     ) -> Json:
         choice: Json = {"index": index, "delta": delta, "finish_reason": finish_reason}
-        choice |= self._token_details(tokens)
-        chunk = self._envelope("chat.completion.chunk") | {"choices": [choice]}
-        if self._request.stream_options and self._request.stream_options.include_usage:
-            chunk["usage"] = None
-        return chunk
+        choices = [choice | self._token_details(tokens)]
+        usage = {"usage": None} if self._with_usage else {}
+        return self._envelope("chat.completion.chunk") | {"choices": choices} | usage
 
     def _token_details(self, tokens: Sequence[SampledToken]) -> Json:
         """Return the log-probabilities and ids of ``tokens``, if requested."""
@@ -408,7 +349,7 @@ class ChatCompletions:
         }
         return {"object": "list", "data": [model]}
 
-    async def create(self, body: Any) -> Json | ChatStream:
+    async def create(self, body: Any) -> Json | ChatCompletion:
         """Answer the decoded body of a chat completion request; raises OpenAIError."""
         request = parse_request(body)
         if request.model not in self._names:
@@ -418,17 +359,18 @@ class ChatCompletions:
                 param="model",
                 code="model_not_found",
             )
-        prompt, config = self._prompt(request), self.engine.model.config
-        max_tokens = min(request.token_limit, config.max_positions - len(prompt))
+        prompt, positions = self._prompt(request), self.engine.model.config.max_positions
+        max_tokens = min(request.token_limit, positions - len(prompt))
         completion = ChatCompletion(
             self.engine,
             self.chat,
             request,
-            generations_for(request, self.chat, config, prompt, max_tokens),
+            prompt,
+            max_tokens,
             model_name=self.model_name,
             fingerprint=self.fingerprint,
         )
-        return completion.stream() if request.stream else await completion.whole()
+        return completion if request.stream else await completion.whole()
 
     def _prompt(self, request: ChatRequest) -> tuple[int, ...]:
         try:
@@ -438,19 +380,11 @@ class ChatCompletions:
         positions = self.engine.model.config.max_positions
         # A text of megabytes is refused for its length alone: tokenizing it would block all requests.
         least = len(text) // self.chat.longest_token
-        if least >= positions:
-            raise _context_exceeded(positions, f"at least {least}")
-        prompt = tuple(self.chat.encode(text))
-        if len(prompt) >= positions:
-            raise _context_exceeded(positions, str(len(prompt)))
+        prompt = () if least >= positions else tuple(self.chat.encode(text))
+        if max(least, len(prompt)) >= positions:
+            message = (
+                f"this model's maximum context length is {positions} tokens, and the messages have "
+                f"{len(prompt) or f'at least {least}'}; shorten the messages so that there is room for an answer."
+            )
+            raise OpenAIError(400, message, param="messages", code="context_length_exceeded")
         return prompt
-
-
-def _context_exceeded(positions: int, count: str) -> OpenAIError:
-    return OpenAIError(
-        400,
-        f"this model's maximum context length is {positions} tokens, and the messages have {count}; "
-        "shorten the messages so that there is room for an answer.",
-        param="messages",
-        code="context_length_exceeded",
-    )

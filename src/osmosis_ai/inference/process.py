@@ -12,20 +12,15 @@ import sys
 from pathlib import Path
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.inference.catalog import MODELS_DIR, EngineName, built_in_model, served_models
+from osmosis_ai.inference.catalog import MODELS_DIR, EngineName, built_in_model
 from osmosis_ai.process_environment import chosen, python_environment
 from osmosis_ai.processes import Service, ServiceSpec
 
-__all__ = ["InferenceServer", "served_models"]
-
 API_KEY_ENV = "OSMOSIS_INFERENCE_API_KEY"
 # For each library that NumPy's products may use.
-SINGLE_THREAD_ENV = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "VECLIB_MAXIMUM_THREADS": "1",
-}
+SINGLE_THREAD_ENV = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
+)
 # Some models of the hub need a login.
 _HUB_LOGIN = ("HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN")
 # torch takes seconds to import, and billions of weights are read or downloaded.
@@ -48,11 +43,9 @@ class InferenceServer(Service):
         base = built_in_model(model).name if engine == "numpy" else model
         self.model = served_as or base
         self.api_key = secrets.token_urlsafe(24)
-        options = {"--model": base, "--engine": engine, "--served-as": self.model, "--port": "0"}
-        options["--max-batch"] = str(max_batch)
-        if adapter is not None:
-            options["--adapter"] = str(adapter.resolve())
-        arguments = [part for option in options.items() for part in option]
+        arguments = [f"--model={base}", f"--engine={engine}", f"--served-as={self.model}"]
+        arguments += [f"--max-batch={max_batch}"]
+        arguments += [f"--adapter={adapter.resolve()}"] if adapter else []
         super().__init__(
             ServiceSpec(
                 name=f"the server of `{self.model}`",

@@ -11,15 +11,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_CHOICES = 128
@@ -27,12 +19,7 @@ DEFAULT_MAX_TOKENS = 256
 
 
 class OpenAIError(Exception):
-    """A refusal in OpenAI's format.
-
-    Attributes:
-        status: The HTTP status.
-        retry_after_s: Value of the Retry-After header, if any.
-    """
+    """A refusal in OpenAI's format, with the HTTP status and the value of Retry-After, if any."""
 
     def __init__(
         self,
@@ -77,16 +64,11 @@ Text = Annotated[str, BeforeValidator(_joined_text)]
 class _Part(BaseModel):
     """A part of a request, whose unknown keys are ignored."""
 
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+    model_config = {"strict": True, "frozen": True}
 
 
-class InstructionMessage(_Part):
-    role: Literal["system", "developer"]
-    content: Text
-
-
-class UserMessage(_Part):
-    role: Literal["user"]
+class TextMessage(_Part):
+    role: Literal["system", "developer", "user"]
     content: Text
 
 
@@ -96,8 +78,6 @@ class CalledFunction(_Part):
 
 
 class EarlierToolCall(_Part):
-    """A call in an earlier turn of the assistant; some templates write its id."""
-
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -115,14 +95,10 @@ class ToolMessage(_Part):
     tool_call_id: str
 
 
-Message = Annotated[
-    InstructionMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
-]
+Message = Annotated[TextMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
 
 
 class FunctionDefinition(_Part):
-    """A function the model may call; ``parameters`` is a JSON schema."""
-
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -138,15 +114,13 @@ class StreamOptions(_Part):
 
 
 class ResponseFormat(_Part):
-    """The form of the content; only text is supported."""
-
     type: str
 
 
 class ChatRequest(BaseModel):
     """A valid request; the fields have the meaning of OpenAI's API."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = {"extra": "forbid", "strict": True, "frozen": True}
 
     model: str
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -179,7 +153,7 @@ class ChatRequest(BaseModel):
 
     @field_validator("stop", mode="before")
     @classmethod
-    def _stop_is_a_list(cls, value: Any) -> Any:
+    def _check_stop(cls, value: Any) -> Any:
         strings = [value] if isinstance(value, str) else value
         if isinstance(strings, list) and (len(strings) > 4 or not all(strings)):
             raise ValueError("give up to four stop strings, none of them empty")
@@ -187,29 +161,28 @@ class ChatRequest(BaseModel):
 
     @field_validator("tool_choice", mode="before")
     @classmethod
-    def _tool_choice_is_free(cls, value: Any) -> Any:
-        if value in (None, "none", "auto"):
-            return value
-        raise ValueError("this model cannot be forced to call a tool; use 'auto' or 'none'")
+    def _check_tool_choice(cls, value: Any) -> Any:
+        if value not in (None, "none", "auto"):
+            raise ValueError("this model cannot be forced to call a tool; use 'auto' or 'none'")
+        return value
 
     @field_validator("response_format")
     @classmethod
-    def _format_is_text(cls, value: ResponseFormat | None) -> ResponseFormat | None:
-        if value is None or value.type == "text":
-            return value
-        raise ValueError(
-            f"this model answers in free text; a response format of type {value.type!r} is not supported"
-        )
+    def _check_response_format(cls, value: ResponseFormat | None) -> ResponseFormat | None:
+        if value and value.type != "text":
+            problem = f"a response format of type {value.type!r} is not supported"
+            raise ValueError(f"this model answers in free text; {problem}")
+        return value
 
     @field_validator("frequency_penalty", "presence_penalty", "logit_bias")
     @classmethod
-    def _logits_are_left_alone(cls, value: Any) -> Any:
-        if not value:
-            return value
-        raise ValueError("this model's probabilities cannot be changed by penalties or biases")
+    def _check_logits(cls, value: Any) -> Any:
+        if value:
+            raise ValueError("this model's probabilities cannot be changed by penalties or biases")
+        return value
 
     @model_validator(mode="after")
-    def _options_fit_together(self) -> ChatRequest:
+    def _check_combinations(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("'top_logprobs' needs 'logprobs': true")
         if self.stream_options and not self.stream:
@@ -229,12 +202,8 @@ class ChatRequest(BaseModel):
         return [tool.model_dump(exclude_none=True) for tool in self.tools or []]
 
     def template_messages(self) -> list[dict[str, Any]]:
-        """Return the conversation for chat templates."""
         messages = [message.model_dump(exclude_none=True) for message in self.messages]
-        for message in messages:
-            if message["role"] == "developer":
-                message["role"] = "system"
-        return messages
+        return [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
 
 
 def parse_request(body: Any) -> ChatRequest:
@@ -253,25 +222,18 @@ def _explain(error: ValidationError) -> OpenAIError:
     # After the index of a message, pydantic puts its role.
     path = [part for index, part in enumerate(problem["loc"]) if not (index == 2 and part in ROLES)]
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+    code = "invalid_value"
     if problem["type"] == "extra_forbidden":
         near = difflib.get_close_matches(param, ChatRequest.model_fields, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
-        return OpenAIError(
-            400, f"unrecognized request argument: '{param}'{hint}", param=param, code="unknown_parameter"
-        )
-    if problem["type"].startswith("union_tag"):
-        expected = ", ".join(f"'{role}'" for role in ROLES)
-        message = f"invalid '{param}.role': expected one of {expected}."
-        return OpenAIError(400, message, param=f"{param}.role", code="invalid_value")
-    if problem["type"] == "missing":
-        return OpenAIError(
-            400, f"missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
-        )
-    message = problem["msg"].removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    return OpenAIError(
-        400,
-        f"invalid '{param}': {message}." if param else f"{message}.",
-        param=param or None,
-        code="invalid_value",
-    )
+        message, code = f"unrecognized request argument: '{param}'{hint}", "unknown_parameter"
+    elif problem["type"].startswith("union_tag"):
+        param = f"{param}.role"
+        message = f"invalid '{param}': expected one of {', '.join(map(repr, ROLES))}."
+    elif problem["type"] == "missing":
+        message, code = f"missing required parameter: '{param}'.", "missing_required_parameter"
+    else:
+        reason = problem["msg"].removeprefix("Value error, ")
+        message = f"invalid '{param}': " if param else ""
+        message += f"{reason[:1].lower()}{reason[1:]}."
+    return OpenAIError(400, message, param=param or None, code=code)

@@ -14,9 +14,9 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from aiohttp import web
@@ -25,7 +25,7 @@ from osmosis_ai.inference.catalog import EngineName, FormatName, built_in_model
 from osmosis_ai.inference.chat import BuiltInChat, ChatFormat
 from osmosis_ai.inference.engine import InferenceEngine, LanguageModel
 from osmosis_ai.inference.model import Model, load_adapted_model, trained_tool_call_format
-from osmosis_ai.inference.openai_api import ChatCompletions, ChatStream
+from osmosis_ai.inference.openai_api import ChatCompletion, ChatCompletions
 from osmosis_ai.inference.protocol import OpenAIError
 
 logger = logging.getLogger(__name__)
@@ -53,12 +53,8 @@ class Endpoint:
 
     def runner(self) -> web.AppRunner:
         """Return the application's runner, which cancels the handler of a client that disconnects."""
-        return web.AppRunner(
-            self.application(),
-            access_log=None,
-            handler_cancellation=True,
-            shutdown_timeout=SHUTDOWN_TIMEOUT_S,
-        )
+        app, timeout = self.application(), SHUTDOWN_TIMEOUT_S
+        return web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=timeout)
 
     async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -66,20 +62,17 @@ class Endpoint:
         except orjson.JSONDecodeError as error:
             raise OpenAIError(400, f"the request body is not valid JSON: {error}.") from error
         result = await self._api.create(body)
-        if isinstance(result, ChatStream):
-            async with aclosing(result):
-                return await self._send_events(request, result)
-        return _json(result)
-
-    async def _send_events(self, request: web.Request, stream: ChatStream) -> web.StreamResponse:
+        if not isinstance(result, ChatCompletion):
+            return _json(result)
         headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
         response = web.StreamResponse(headers=headers)
-        await response.prepare(request)
-        try:
-            async for chunk in stream:
-                await response.write(_event(chunk))
-        except OpenAIError as error:  # the status has been sent: the error is an event
-            await response.write(_event(error.body()))
+        async with aclosing(result):
+            await response.prepare(request)
+            try:
+                async for chunk in result:
+                    await response.write(_event(chunk))
+            except OpenAIError as error:  # the status has been sent: the error is an event
+                await response.write(_event(error.body()))
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
@@ -96,8 +89,11 @@ class Endpoint:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Check the key, and return every failure in OpenAI's format."""
         try:
-            if request.path.startswith("/v1/"):
-                self._check_key(request)
+            if self._key is not None and request.path.startswith("/v1/"):
+                scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+                right = hmac.compare_digest(given.strip().encode(), self._key.encode())
+                if scheme.lower() != "bearer" or not right:
+                    raise OpenAIError(401, "the bearer key is missing or wrong.", code="invalid_api_key")
             return await handler(request)
         except OpenAIError as error:
             return _json(error.body(), status=error.status, headers=error.headers())
@@ -109,22 +105,12 @@ class Endpoint:
             raise  # the client is gone; aiohttp cleans up
         except Exception:  # the edge of the process: the client gets an error it can read
             logger.exception("a request failed")
-            failure = OpenAIError(
-                500, "the model server failed; its log holds the traceback.", type="server_error"
-            )
+            message = "the model server failed; its log holds the traceback."
+            failure = OpenAIError(500, message, type="server_error")
             return _json(failure.body(), status=500)
 
-    def _check_key(self, request: web.Request) -> None:
-        if self._key is None:
-            return
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._key.encode()):
-            return
-        raise OpenAIError(401, "the bearer key is missing or wrong.", code="invalid_api_key")
 
-
-@dataclass(frozen=True)
-class ServedParts:
+class ServedParts(NamedTuple):
     """A loaded model and the names it is served under; the first one is used in replies."""
 
     network: LanguageModel
@@ -188,9 +174,8 @@ async def serve(options: argparse.Namespace, api_key: str | None) -> None:
 
 
 def _json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(
-        body=orjson.dumps(value), status=status, headers=headers, content_type="application/json"
-    )
+    body, kind = orjson.dumps(value), "application/json"
+    return web.Response(body=body, status=status, headers=headers, content_type=kind)
 
 
 def _event(chunk: Any) -> bytes:

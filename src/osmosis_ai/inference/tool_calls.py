@@ -19,13 +19,14 @@ from __future__ import annotations
 import ast
 import json
 import logging
-import math
 import re
-import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from secrets import token_hex
+from typing import Any
 
 from osmosis_ai.inference.catalog import FormatName
 
@@ -46,14 +47,13 @@ _TAG_VALUE = re.compile(r"([^>\n]{1,128})>")
 # Inside a value: the end of the value is missing, and the next call must not become a part of it.
 _CALL_OVER = re.compile(r"</function>\s*</tool_call>")
 _PARAMETER_END = re.compile(r"</parameter>(?=\s*(?:<parameter=|</function>))")
-_MISTRAL = "[TOOL_CALLS]"
+_MISTRAL, _NINE = "[TOOL_CALLS]", re.compile("[A-Za-z0-9]{9}")
 _MISTRAL_HEAD = re.compile(rf"({_NAME})(?:\[CALL_ID\]([A-Za-z0-9]{{1,64}}))?\[ARGS\]")
-_MISTRAL_ID = re.compile(r"[A-Za-z0-9]{9}")
 _CALLS_BEGIN, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL_BEGIN, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 _DEEPSEEK_HEAD = re.compile(rf"({_NAME})<｜tool▁sep｜>")
 _DEEPSEEK_FENCED = re.compile(rf"({_NAME})\n```json\n")
-_PYTHON_TAG, _PYTHON_START, _PYTHON_END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
+_PYTHON_TAG, _PY_START, _PY_END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
 _LLAMA_KEYS = ("name", "parameters", "arguments", "type", "id")
 _LIST_START, _LIST_END = "<|tool_call_start|>", "<|tool_call_end|>"
 _PYTHONIC_HEAD = re.compile(r"\[\s*(?:\Z|[^\W\d][\w.]*\s*(?:\Z|\())")
@@ -63,6 +63,12 @@ _PYTHONIC_TOKEN = re.compile(
 )
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 _PYTHON_NAMES = {"True": True, "False": False, "None": None}
+# The JSON types of each Python type. A string has none: text needs no reading.
+_KINDS = {bool: "boolean", int: "integer number", float: "number", dict: "object", list: "array", str: ""}
+# NaN and Infinity are not JSON: `int` refuses them.
+_JSON = json.JSONDecoder(parse_constant=int)
+# JSON escapes can encode one, which is not valid Unicode.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,7 @@ class ParsedToolCall:
 
 
 Piece = str | ParsedToolCall
+ToolList = Sequence[Mapping[str, Any]]
 # The JSON schemas of the parameters of each offered function, by their names.
 ToolSchemas = Mapping[str, Mapping[str, Any]]
 
@@ -106,8 +113,9 @@ class CallFormat:
         read: Returns the length and the calls of the markup at the beginning of a text.
         enders: Characters that can end a call.
         closings: Marks that may follow the calls.
-        bare: What begins a call without a mark, at the beginning of a line.
         call_end: Token after a single call.
+        bare: What begins a call without a mark, at the beginning of a line.
+        own_id: Ids of the model that are kept.
     """
 
     name: FormatName
@@ -115,23 +123,16 @@ class CallFormat:
     read: Callable[[str, ToolSchemas], tuple[int, list[ParsedToolCall]]]
     enders: str
     closings: tuple[str, ...] = ()
-    bare: str = ""
     call_end: str | None = None
-    new_id: Callable[[], str] = lambda: f"call_{uuid.uuid4().hex[:24]}"
+    bare: str = ""
+    own_id: re.Pattern[str] | None = None
+    new_id: Callable[[], str] = lambda: f"call_{token_hex(12)}"
 
 
 class ToolCallReader:
-    """Reads one reply.
+    """Reads one reply; with ``at_most_one``, text after the first call is content."""
 
-    Args:
-        format: The model's tool call format.
-        tools: The offered tools, in OpenAI format.
-        at_most_one: Treat text after the first call as content.
-    """
-
-    def __init__(
-        self, format: CallFormat, tools: Sequence[Mapping[str, Any]] = (), *, at_most_one: bool = False
-    ) -> None:
+    def __init__(self, format: CallFormat, tools: ToolList = (), *, at_most_one: bool = False) -> None:
         self._format = format
         self._schemas = {tool["function"]["name"]: _properties(tool["function"]) for tool in tools}
         self._at_most_one = at_most_one
@@ -153,12 +154,8 @@ class ToolCallReader:
     def split(self, text: str, *, ended: bool = False) -> Iterator[str | Markup]:
         """Yield content and markup; together they are the whole text, once it has ended."""
         self._buffer += text
-        if (
-            self._waiting
-            and not ended
-            and len(self._buffer) > _SHORT
-            and not set(text) & set(self._format.enders)
-        ):
+        undecided = self._waiting and len(self._buffer) > _SHORT and not set(text) & set(self._format.enders)
+        if undecided and not ended:
             return
         self._waiting = False
         while self._buffer:
@@ -167,27 +164,28 @@ class ToolCallReader:
             blanks = start if self._after_call and not self._buffer[:start].strip() else 0
             if start > blanks:
                 yield self._content(start)
-            elif start == len(self._buffer):
+                continue
+            if start == len(self._buffer):
                 if ended:
                     yield Markup(self._cut(start))
                 return
+            found = self._read(self._buffer[blanks:], ended)
+            if found is None:
+                self._waiting = True
+                return
+            length, calls = found
+            if length:
+                self._after_call = self._at_line_start = True
+                yield Markup(self._cut(blanks + length), calls)
             else:
-                found = self._read(self._buffer[blanks:], ended)
-                if found is None:
-                    self._waiting = True
-                    return
-                length, calls = found
-                yield self._markup(blanks + length, calls) if length else self._content(blanks + 1)
+                yield self._content(blanks + 1)
 
     def _opening_in(self, text: str) -> int:
         """Return the first position of a call, a closing or the beginning of one; otherwise the length."""
         if self._after_call:
-            lead = len(text) - len(text.lstrip())
-            rest = text[lead:]
-            if any(
-                rest.startswith(mark) or (rest and mark.startswith(rest)) for mark in self._format.closings
-            ):
-                return lead
+            rest = text.lstrip()
+            if any(rest.startswith(mark) or mark.startswith(rest) for mark in self._format.closings):
+                return len(text) - len(rest)
         if self._at_most_one and self._ids:
             return len(text)
         openings = self._format.openings
@@ -202,29 +200,23 @@ class ToolCallReader:
         """Return the length of the markup that ``text`` begins with, 0 for none; None if more text decides it."""
         try:
             if self._after_call:
-                for mark in self._format.closings:
-                    if text.startswith(mark):
-                        return len(mark), ()
-                    if mark.startswith(text):
-                        raise MoreToComeError
+                with suppress(NotACallError):
+                    return _past_any(text, self._format.closings), ()
             length, calls = self._format.read(text, self._schemas)
+            if self._at_most_one and len(calls) > 1:
+                raise NotACallError
         except NotACallError:
             return 0, ()
         except MoreToComeError:
             return (0, ()) if ended else None
-        if self._at_most_one and len(calls) > 1:
-            return 0, ()
         return length, tuple(self._with_id(call) for call in calls)
 
     def _with_id(self, call: ParsedToolCall) -> ParsedToolCall:
-        if not call.id or call.id in self._ids:
+        own_id = self._format.own_id
+        if own_id is None or not own_id.fullmatch(call.id) or call.id in self._ids:
             call = replace(call, id=self._format.new_id())
         self._ids.add(call.id)
         return call
-
-    def _markup(self, length: int, calls: tuple[ParsedToolCall, ...]) -> Markup:
-        self._after_call = self._at_line_start = True
-        return Markup(self._cut(length), calls)
 
     def _content(self, length: int) -> str:
         text = self._cut(length)
@@ -240,35 +232,56 @@ class ToolCallReader:
 
 @dataclass
 class ToolCallStyle:
-    """How one model writes calls.
+    """How one model writes calls, and the form in which its chat template accepts turns with calls.
 
-    Attributes:
-        format: None if the format is unknown, so that calls stay text.
-        several: Whether a turn can have more than one call.
-        problem: Passed to ``note`` when the first tools are offered.
+    Without a format, calls stay text. The template accepts ``empty_content`` in a turn that has only calls, of which
+    ``several`` may be in a turn. ``problem`` is passed to ``note`` when tools are offered for the first time.
     """
 
     format: CallFormat | None
     several: bool = True
     problem: str | None = None
     note: Callable[[str], None] = logger.warning
+    arguments_as_written: bool = True
+    empty_content: Mapping[str, Any] = field(default_factory=dict)
 
-    def reader(
-        self, tools: Sequence[Mapping[str, Any]], *, at_most_one: bool = False
-    ) -> ToolCallReader | None:
+    def reader(self, tools: ToolList, *, at_most_one: bool = False) -> ToolCallReader | None:
         """Return a reader for a reply to a request with ``tools``, or None if no calls are possible."""
-        if not tools:
-            return None
-        if self.problem:
+        if tools and self.problem:
             self.note(self.problem)
             self.problem = None
-        if self.format is None:
+        if not tools or self.format is None:
             return None
         return ToolCallReader(self.format, tools, at_most_one=at_most_one or not self.several)
 
     def end_token(self, token_id: Callable[[str], int | None]) -> int | None:
         """Return the token after a single call, if the format and the vocabulary have one."""
         return token_id(self.format.call_end) if self.format and self.format.call_end else None
+
+    def fitted(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        calls = message.get("tool_calls")
+        if not calls:
+            return message
+        rest = {key: value for key, value in message.items() if key != "content" or value}
+        content = {} if "content" in rest else self.empty_content
+        if not self.arguments_as_written:
+            calls = [_with_parsed_arguments(call) for call in calls]
+        return {**rest, **content, "tool_calls": calls}
+
+
+def _with_parsed_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a call with its arguments as a mapping, if they are a JSON object."""
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def _properties(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    properties = (function.get("parameters") or {}).get("properties")
+    return properties if isinstance(properties, dict) else {}
 
 
 def beginning_of_any(markers: Sequence[str], text: str) -> int:
@@ -282,24 +295,14 @@ def beginning_of_any(markers: Sequence[str], text: str) -> int:
     return 0
 
 
-def _properties(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    properties = (function.get("parameters") or {}).get("properties")
-    return properties if isinstance(properties, dict) else {}
-
-
-# Formats: each function is a `CallFormat.read`
-
-
+# Each of these functions is a `CallFormat.read`.
 def _read_hermes(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
-    value, start, end = _object_at(text, _past(text, 0, _HERMES_START))
-    end = _past(text, _skip_blanks(text, end), _HERMES_END)
-    return end, [_named_call(value, text[start:end], ("arguments",))]
+    call, end = _named_call(text, _past(text, 0, _HERMES_START), ("arguments",))
+    return _past(text, end, _HERMES_END), [call]
 
 
-def _read_qwen3_coder(text: str, tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
-    place = _past_any(text, (_HERMES_START, _FUNCTION))
-    if text.startswith(_HERMES_START):
-        place = _past(text, _skip_blanks(text, place), _FUNCTION)
+def _read_qwen3(text: str, tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
+    place = _past_either(text, _HERMES_START, _FUNCTION)
     name, place = _tag_value(text, place)
     schemas = tools.get(_checked_name(name), {})
     arguments: dict[str, Any] = {}
@@ -322,62 +325,47 @@ def _read_qwen3_coder(text: str, tools: ToolSchemas) -> tuple[int, list[ParsedTo
 
 def _read_mistral(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
     place = _skip_blanks(text, _past(text, 0, _MISTRAL))
-    if text[place:].startswith("["):
-        calls, end = [], place
-        for value, start, end in _elements(text, place):
-            calls.append(_mistral_call(value, text[start:end]))
-        return _past(text, _skip_blanks(text, end), "]"), calls
-    if text[place:].startswith("{"):
-        value, start, end = _object_at(text, place)
-        return end, [_mistral_call(value, text[start:end])]
-    head = _match(_MISTRAL_HEAD, text, place, longest=144)
-    value, start, end = _object_at(text, head.end())
-    return end, [ParsedToolCall(_mistral_id(head[2]), head[1], text[start:end])]
-
-
-def _mistral_call(value: Mapping[str, Any], written: str) -> ParsedToolCall:
-    return replace(_named_call(value, written, ("arguments",)), id=_mistral_id(value.get("id")))
-
-
-def _mistral_id(written: Any) -> str:
-    return written if isinstance(written, str) and _MISTRAL_ID.fullmatch(written) else ""
+    if text.startswith("{", place):
+        call, end = _named_call(text, place, ("arguments",))
+        return end, [call]
+    if not text.startswith("[", place):
+        head = _match(_MISTRAL_HEAD, text, place, longest=144)
+        _value, start, end = _object_at(text, head.end())
+        return end, [ParsedToolCall(head[2] or "", head[1], text[start:end])]
+    calls: list[ParsedToolCall] = []
+    while True:
+        call, end = _named_call(text, place + 1, ("arguments",))
+        calls.append(call)
+        place = _skip_blanks(text, end)
+        if text.startswith("]", place):
+            return place + 1, calls
+        _past(text, place, ",")
 
 
 def _read_deepseek(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
-    place = _past_any(text, (_CALLS_BEGIN, _CALL_BEGIN))
-    if text.startswith(_CALLS_BEGIN):
-        place = _past(text, _skip_blanks(text, place), _CALL_BEGIN)
-    head = _match(_DEEPSEEK_HEAD, text, place, longest=80)
-    name, place, fenced = head[1], head.end(), False
-    if name == "function" and not text.startswith("{", place):
-        head = _match(_DEEPSEEK_FENCED, text, place, longest=80)
-        name, place, fenced = head[1], head.end(), True
-    _value, start, end = _object_at(text, place)
-    place = _skip_blanks(text, end)
+    head = _match(_DEEPSEEK_HEAD, text, _past_either(text, _CALLS_BEGIN, _CALL_BEGIN), longest=80)
+    fenced = head[1] == "function" and not text.startswith("{", head.end())
     if fenced:
-        place = _skip_blanks(text, _past(text, place, "```"))
-    return _past(text, place, _CALL_END), [ParsedToolCall("", name, text[start:end])]
+        head = _match(_DEEPSEEK_FENCED, text, head.end(), longest=80)
+    _value, start, end = _object_at(text, head.end())
+    place = _past(text, end, "```") if fenced else end
+    return _past(text, place, _CALL_END), [ParsedToolCall("", head[1], text[start:end])]
 
 
-def _read_llama3_json(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
-    if not text.startswith("{"):
-        value, start, end = _object_at(text, _past_any(text, (_PYTHON_TAG, _PYTHON_START)))
-    else:
+def _read_llama3(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
+    place = 0 if text[0] == "{" else _past_any(text, (_PYTHON_TAG, _PY_START))
+    if not place:
         first = text[_skip_blanks(text, 1) :]
         if not any((mark := f'"{key}"').startswith(first[: len(mark)]) for key in _LLAMA_KEYS):
             raise NotACallError  # an answer in JSON is not buffered until its end
-        value, start, end = _object_at(text, 0)
-    if not value.keys() <= set(_LLAMA_KEYS):
-        raise NotACallError
-    return end, [_named_call(value, text[start:end], ("parameters", "arguments"))]
+    call, end = _named_call(text, place, ("parameters", "arguments"), allowed=_LLAMA_KEYS)
+    return end, [call]
 
 
 def _read_pythonic(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
-    start = 0
-    if not text.startswith("["):
-        start = _skip_blanks(text, _past_any(text, (_LIST_START, _PYTHON_START)))
-        if start == len(text):
-            raise MoreToComeError
+    start = 0 if text[0] == "[" else _skip_blanks(text, _past_any(text, (_LIST_START, _PY_START)))
+    if start == len(text):
+        raise MoreToComeError
     if not _PYTHONIC_HEAD.match(text, start):
         raise NotACallError
     end = _bracket_end(text, start)
@@ -393,53 +381,21 @@ def _read_pythonic(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedTool
 
 
 # Detection takes the first format that fits, so formats with marks come first.
-FORMATS: Mapping[FormatName, CallFormat] = {
-    format.name: format
-    for format in (
-        CallFormat("hermes", (_HERMES_START,), _read_hermes, ">", call_end=_HERMES_END),
-        CallFormat(
-            "qwen3_coder",
-            (_HERMES_START, _FUNCTION),
-            _read_qwen3_coder,
-            ">",
-            closings=(_HERMES_END,),
-            call_end=_HERMES_END,
-        ),
-        # Templates of these models refuse ids that are not nine letters and digits.
-        CallFormat("mistral", (_MISTRAL,), _read_mistral, "}]", new_id=lambda: uuid.uuid4().hex[:9]),
-        CallFormat(
-            "deepseek",
-            (_CALLS_BEGIN, _CALL_BEGIN),
-            _read_deepseek,
-            ">",
-            closings=(_CALLS_END,),
-            call_end=_CALL_END,
-        ),
-        CallFormat(
-            "llama3_json",
-            (_PYTHON_TAG, _PYTHON_START),
-            _read_llama3_json,
-            "}",
-            closings=(";", _PYTHON_END),
-            bare="{",
-        ),
-        CallFormat(
-            "pythonic",
-            (_LIST_START, _PYTHON_START),
-            _read_pythonic,
-            "]",
-            closings=(_LIST_END, _PYTHON_END),
-            bare="[",
-        ),
-    )
-}
-
-
-# Marks
+_ROWS = (
+    CallFormat("hermes", (_HERMES_START,), _read_hermes, ">", (), _HERMES_END),
+    CallFormat("qwen3_coder", (_HERMES_START, _FUNCTION), _read_qwen3, ">", (_HERMES_END,), _HERMES_END),
+    # Templates of these models refuse ids that are not nine letters and digits.
+    CallFormat("mistral", (_MISTRAL,), _read_mistral, "}]", own_id=_NINE, new_id=lambda: token_hex(5)[:9]),
+    CallFormat("deepseek", (_CALLS_BEGIN, _CALL_BEGIN), _read_deepseek, ">", (_CALLS_END,), _CALL_END),
+    CallFormat("llama3_json", (_PYTHON_TAG, _PY_START), _read_llama3, "}", (";", _PY_END), bare="{"),
+    CallFormat("pythonic", (_LIST_START, _PY_START), _read_pythonic, "]", (_LIST_END, _PY_END), bare="["),
+)
+FORMATS: Mapping[FormatName, CallFormat] = {format.name: format for format in _ROWS}
 
 
 def _past(text: str, place: int, mark: str) -> int:
-    """Return the position after ``mark``, which must be at ``place``."""
+    """Return the position after ``mark``, which must follow blanks at ``place``."""
+    place = _skip_blanks(text, place)
     if text.startswith(mark, place):
         return place + len(mark)
     raise MoreToComeError if mark.startswith(text[place:]) else NotACallError
@@ -453,10 +409,14 @@ def _past_any(text: str, marks: tuple[str, ...]) -> int:
     raise MoreToComeError if any(mark.startswith(text) for mark in marks) else NotACallError
 
 
+def _past_either(text: str, outer: str, inner: str) -> int:
+    """Return the position after ``inner``, with which the text begins, alone or after ``outer``."""
+    place = _past_any(text, (outer, inner))
+    return _past(text, place, inner) if text.startswith(outer) else place
+
+
 def _skip_blanks(text: str, place: int) -> int:
-    found = _BLANKS.match(text, place)
-    assert found is not None, "it matches the empty string"
-    return found.end()
+    return _BLANKS.match(text, place).end()  # type: ignore[union-attr]  # it matches the empty string
 
 
 def _match(pattern: re.Pattern[str], text: str, place: int, *, longest: int) -> re.Match[str]:
@@ -470,16 +430,6 @@ def _tag_value(text: str, place: int) -> tuple[str, int]:
     """Return the text before the next ``>``, and the position after it."""
     found = _match(_TAG_VALUE, text, place, longest=129)
     return found[1].strip(), found.end()
-
-
-# JSON
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
-
-
-_JSON = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _object_at(text: str, place: int) -> tuple[dict[str, Any], int, int]:
@@ -500,28 +450,22 @@ def _object_at(text: str, place: int) -> tuple[dict[str, Any], int, int]:
     return value, start, end
 
 
-def _elements(text: str, place: int) -> Iterator[tuple[dict[str, Any], int, int]]:
-    """Yield the objects of the JSON list that begins at ``place``, up to its closing bracket."""
-    place += 1
-    while True:
-        value, start, end = _object_at(text, place)
-        yield value, start, end
-        place = _skip_blanks(text, end)
-        if text.startswith("]", place):
-            return
-        place = _past(text, place, ",")
-
-
-def _named_call(value: Mapping[str, Any], written: str, keys: tuple[str, ...]) -> ParsedToolCall:
-    """Read ``{"name": ..., key: {...}}``, where ``key`` is one of ``keys``."""
+def _named_call(
+    text: str, place: int, keys: tuple[str, ...], *, allowed: Sequence[str] | None = None
+) -> tuple[ParsedToolCall, int]:
+    """Read ``{"name": ..., key: {...}}``, where ``key`` is one of ``keys``; return the call and its end."""
+    value, start, end = _object_at(text, place)
     arguments = next((value[key] for key in keys if key in value), None)
-    if not isinstance(arguments, dict):
+    if not isinstance(arguments, dict) or (allowed is not None and not value.keys() <= set(allowed)):
         raise NotACallError
-    return ParsedToolCall("", _checked_name(value.get("name")), _as_written(written, arguments))
+    written = _as_written(text[start:end], arguments)
+    own_id = value.get("id")
+    name = _checked_name(value.get("name"))
+    return ParsedToolCall(own_id if isinstance(own_id, str) else "", name, written), end
 
 
 def _checked_name(name: Any) -> str:
-    if not isinstance(name, str) or not name or not _is_text(name):
+    if not isinstance(name, str) or not name or _SURROGATE.search(name):
         raise NotACallError
     return name
 
@@ -540,19 +484,7 @@ def _as_written(written: str, arguments: dict[str, Any]) -> str:
 
 def _to_json(arguments: dict[str, Any]) -> str:
     written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    return written if _is_text(written) else json.dumps(arguments, allow_nan=False)
-
-
-def _is_text(value: str) -> bool:
-    """Return whether a string is valid Unicode: JSON escapes can encode a lone surrogate."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-# Values written without their type
+    return json.dumps(arguments, allow_nan=False) if _SURROGATE.search(written) else written
 
 
 def _typed(value: str, schema: Any) -> Any:
@@ -565,7 +497,8 @@ def _typed(value: str, schema: Any) -> Any:
             read = _PYTHON_NAMES[word] if word in _PYTHON_NAMES else _JSON.decode(word)
         except (ValueError, RecursionError):
             return value
-    return read if _kinds_of(read) & kinds else value  # a quoted string keeps its quotes
+    found = _KINDS.get(type(read), "null").split()
+    return read if kinds.intersection(found) else value  # a quoted string keeps its quotes
 
 
 def _kinds(schema: Any) -> set[str]:
@@ -574,26 +507,8 @@ def _kinds(schema: Any) -> set[str]:
         return set()
     given = schema.get("type")
     kinds = {kind for kind in (given if isinstance(given, list) else [given]) if isinstance(kind, str)}
-    for key in ("anyOf", "oneOf"):
-        branches = schema.get(key)
-        for branch in branches if isinstance(branches, list) else ():
-            kinds |= _kinds(branch)
-    return kinds
-
-
-def _kinds_of(value: Any) -> set[str]:
-    """Return the JSON types of a value; empty for a string."""
-    if isinstance(value, bool):
-        return {"boolean"}
-    if isinstance(value, int):
-        return {"integer", "number"}
-    if isinstance(value, str):
-        return set()
-    names = {float: "number", dict: "object", list: "array", type(None): "null"}
-    return {names[type(value)]}
-
-
-# Python
+    branches = [schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)]
+    return kinds.union(*map(_kinds, chain.from_iterable(branches)))
 
 
 def _bracket_end(text: str, start: int) -> int:
@@ -632,27 +547,20 @@ def _dotted_name(node: ast.expr) -> str | None:
 
 
 def _python_value(node: ast.expr) -> Any:
-    """Return the value of a literal that JSON can express; nothing is evaluated."""
+    """Return the value of a literal; nothing is evaluated."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
-        if isinstance(node.value, float) and not math.isfinite(node.value):
-            raise NotACallError
         return node.value
     if isinstance(node, ast.Name) and node.id in _JSON_NAMES:
         return _JSON_NAMES[node.id]
     if isinstance(node, ast.List | ast.Tuple):
         return [_python_value(item) for item in node.elts]
     if isinstance(node, ast.Dict):
-        return {
-            _python_key(key): _python_value(item) for key, item in zip(node.keys, node.values, strict=True)
-        }
+        keys = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]
+        if not all(isinstance(key, str) for key in keys):
+            raise NotACallError
+        return dict(zip(keys, map(_python_value, node.values), strict=True))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         value = _python_value(node.operand)
         if isinstance(value, int | float) and not isinstance(value, bool):
             return -value
-    raise NotACallError
-
-
-def _python_key(node: ast.expr | None) -> str:
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
     raise NotACallError

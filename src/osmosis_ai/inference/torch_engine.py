@@ -7,7 +7,7 @@ cache. Other rows affect a result only through the order of sums: about 1e-15 in
 Models with other layer state (state space, linear attention) are refused.
 
 The logits of a real vocabulary are too large to copy to the CPU at every step. Only the random number of each row comes
-from ``engine.uniforms``, so the token equals the one NumPy would sample.
+from NumPy, so the token equals the one that the NumPy engine would sample.
 
 An adapter's update is computed next to a linear layer: a bfloat16 weight has 8 bits, and after ten steps at a rate of
 1e-5 a fifth of the update survives in W + BA. No monitor notices, because the loss is smaller than the rounding of the
@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ from transformers.utils import logging
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.catalog import FormatName
-from osmosis_ai.inference.chat import ChatFormat, Messages, TemplateError, detect_tool_template
-from osmosis_ai.inference.engine import GREEDY_BELOW, Drawn, Ints, SamplingRows, uniforms
+from osmosis_ai.inference.chat import ChatFormat, Messages, TemplateError, detect_tool_calls
+from osmosis_ai.inference.engine import Dimensions, Drawn, Ints, SamplingRows, check_shapes, draw_tokens
 
 # A prompt is read in chunks of so many tokens a row, which bounds the memory of attention scores.
 CHUNK_TOKENS = {"cpu": 256, "cuda": 2048}
@@ -71,16 +72,8 @@ class LowRankUpdate:
         return (outputs + update).to(outputs.dtype)
 
 
-@dataclass(frozen=True)
-class TorchDimensions:
-    """The dimensions of a model that batches and requests depend on."""
-
-    max_positions: int
-    end_token_ids: frozenset[int]
-
-
 class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
-    """Keys and values of a fixed number of sequences; its length grows with the longest, by doubling."""
+    """Keys and values of a fixed number of sequences; its length grows with the longest, to powers of 2."""
 
     def __init__(self, slots: int, max_positions: int) -> None:
         super().__init__(layers=[])
@@ -101,7 +94,9 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
     ) -> tuple[Tensor, Tensor]:
         """Called by the layers: store new keys and values (R x heads x S x head_dim), return all that are read."""
         if layer_idx == len(self._tensors):
-            self._tensors.append([self._empty(key_states), self._empty(value_states)])
+            # Zeros: a NaN would survive the attention mask.
+            shape = self._slots, key_states.shape[1], 0
+            self._tensors.append([s.new_zeros(*shape, s.shape[3]) for s in (key_states, value_states)])
         views = []
         for index, states in enumerate((key_states, value_states)):
             tensor = self._tensors[layer_idx][index] = self._long_enough(self._tensors[layer_idx][index])
@@ -115,20 +110,13 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
 
     def copy(self, source: int, target: int, length: int) -> None:
         with torch.inference_mode():
-            for layer in self._tensors:
-                for tensor in layer:
-                    tensor[target, :, :length] = tensor[source, :, :length]
-
-    def _empty(self, states: Tensor) -> Tensor:
-        # Zeros: a NaN would survive the attention mask.
-        return states.new_zeros(self._slots, states.shape[1], 0, states.shape[3])
+            for tensor in chain.from_iterable(self._tensors):
+                tensor[target, :, :length] = tensor[source, :, :length]
 
     def _long_enough(self, tensor: Tensor) -> Tensor:
         if tensor.shape[2] >= self._seen:
             return tensor
-        length = max(tensor.shape[2], FIRST_POSITIONS)
-        while length < self._seen:
-            length *= 2
+        length = max(FIRST_POSITIONS, 1 << (self._seen - 1).bit_length())
         missing = min(length, self._max_positions) - tensor.shape[2]
         return nn.functional.pad(tensor, (0, 0, 0, missing))
 
@@ -149,18 +137,21 @@ class TorchModel:
                 hint="serve it with vLLM",
             )
         self.fingerprint = fingerprint
+        self.device: torch.device = model.device
+        # Whether small changes of a weight are lost in its type, so that it needs low-rank updates.
+        self.rounds_weights = _rounds_weights(model)
         limits = [getattr(config, "max_position_embeddings", None), max_positions]
         if not any(limits):
             raise OsmosisError(f"`{config.model_type}` models name no longest sequence; set `max_positions`.")
-        self.config = TorchDimensions(
-            min(limit for limit in limits if limit), _end_tokens(model.generation_config, model.config)
-        )
+        ends = _end_tokens(model.generation_config, model.config)
+        self.config = Dimensions(min(limit for limit in limits if limit), ends)
         self._model = model.eval().requires_grad_(False)
         self._weights = dict(model.state_dict(keep_vars=True))
         self._updates: dict[str, LowRankUpdate] = {}
-        self._window: int | None = getattr(config, "sliding_window", None)
+        # With a window, layers of the kind SLIDING see only so many positions; a model without kinds has only these.
+        window = getattr(config, "sliding_window", None) if kinds != {FULL} else None
+        self._window: int | None = window
         self._mixed = kinds == {FULL, SLIDING}
-        self._all_sliding = self._window is not None and (not kinds or kinds == {SLIDING})
         self._chunk = CHUNK_TOKENS.get(model.device.type, CHUNK_TOKENS["cpu"])
 
     @classmethod
@@ -196,16 +187,6 @@ class TorchModel:
                 ) from error
         return cls(model, max_positions=max_positions, fingerprint=fingerprint)
 
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self._model.device
-        return device
-
-    @property
-    def rounds_weights(self) -> bool:
-        """Whether small changes of a weight are lost in its type, so that it needs low-rank updates."""
-        return _rounds_weights(self._model)
-
     def new_cache(self, slots: int) -> SlotCache:
         return SlotCache(slots, self.config.max_positions)
 
@@ -230,38 +211,23 @@ class TorchModel:
         assert found is not None, "there are no tokens to append"
         return found
 
-    def draw(self, logits: Tensor, sources: Sequence[int] | slice, sampling: SamplingRows) -> Drawn:
-        with torch.inference_mode():
-            return _draw(logits[sources], sampling)
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def draw(self, logits: Tensor, sources: Sequence[int] | slice, sampling: SamplingRows) -> list[Drawn]:
+        return draw_tokens(torch, logits[sources], sampling)
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
-        """Copy the named tensors and apply low-rank updates, atomically.
-
-        Raises:
-            OsmosisError: A name is unknown or a shape is wrong.
-        """
-        for name, tensor in weights.items():
-            own = self._weights.get(name)
-            if own is None:
-                raise OsmosisError(
-                    f"the tensor `{name}` does not fit the model: the model has none of this name."
-                )
-            if tuple(own.shape) != tuple(tensor.shape):
-                shapes = f"{tuple(tensor.shape)}, not {tuple(own.shape)}"
-                raise OsmosisError(f"the tensor `{name}` does not fit the model: it has the shape {shapes}.")
+        check_shapes(self._weights, weights)
         with torch.no_grad():
             for name, tensor in weights.items():
                 if isinstance(tensor, LowRankUpdate):
                     self._update(name, tensor.to(self.device))
-                    continue
-                self._weights[name].copy_(torch.as_tensor(tensor), non_blocking=True)
+                else:
+                    self._weights[name].copy_(torch.as_tensor(tensor), non_blocking=True)
 
     def _update(self, name: str, update: LowRankUpdate) -> None:
         if name not in self._updates:
             layer: nn.Module = self._model.get_submodule(name.removesuffix(".weight"))
-            layer.register_forward_hook(
-                lambda _layer, inputs, outputs: self._updates[name].added_to(outputs, inputs[0])
-            )
+            layer.register_forward_hook(lambda _, inputs, out: self._updates[name].added_to(out, inputs[0]))
         self._updates[name] = update
 
     def _forward(
@@ -287,7 +253,7 @@ class TorchModel:
         """R x 1 x S x seen, added to the scores: a token sees the earlier positions of its own slot."""
         distance = positions[:, None, :, None] - torch.arange(seen, device=positions.device)
         full = self._hiding(distance < 0)
-        if self._window is None or not (self._mixed or self._all_sliding):
+        if self._window is None:
             return full
         sliding = self._hiding((distance < 0) | (distance >= self._window))
         return {FULL: full, SLIDING: sliding} if self._mixed else sliding
@@ -296,58 +262,6 @@ class TorchModel:
         dtype = self._model.dtype
         visible = torch.zeros((), dtype=dtype, device=hidden.device)
         return torch.where(hidden, torch.finfo(dtype).min, visible)
-
-
-def _draw(logits: Tensor, sampling: SamplingRows) -> Drawn:
-    """Draw one token for each row of R x V logits."""
-    greedy = sampling.temperatures < GREEDY_BELOW
-    log_probs = log_probabilities(logits, np.where(greedy, 1.0, sampling.temperatures))
-    tokens = _choose(log_probs, sampling)
-    if greedy.any():
-        tokens = torch.where(torch.from_numpy(greedy).to(tokens.device), log_probs.argmax(dim=1), tokens)
-    chosen = log_probs.gather(1, tokens[:, None])[:, 0]
-    return Drawn(tokens.tolist(), chosen.tolist(), _likeliest(log_probs, sampling.top_counts))
-
-
-def log_probabilities(logits: Tensor, temperatures: np.ndarray) -> Tensor:
-    """Return the distributions (R x V, float64, natural logarithm) at each row's temperature."""
-    divisors = torch.from_numpy(temperatures).to(logits.device)
-    return torch.log_softmax(logits.double() / divisors[:, None], dim=1)
-
-
-def _choose(log_probs: Tensor, sampling: SamplingRows) -> Tensor:
-    probabilities = log_probs.exp()
-    truncated = np.flatnonzero(sampling.top_ps < 1.0)
-    if len(truncated):
-        rows = torch.from_numpy(truncated).to(log_probs.device)
-        top_ps = torch.from_numpy(sampling.top_ps[truncated]).to(log_probs.device)
-        probabilities[rows] = _nucleus(probabilities[rows], top_ps)
-    sums = probabilities.cumsum(dim=1)
-    total = sums[:, -1]
-    numbers = torch.from_numpy(uniforms(sampling.streams, sampling.positions)).to(log_probs.device)
-    # Rounding must not carry the threshold to the total, where no token is left to choose.
-    thresholds = torch.minimum(numbers * total, torch.nextafter(total, torch.zeros_like(total)))
-    return (sums <= thresholds[:, None]).sum(dim=1)
-
-
-def _nucleus(probabilities: Tensor, top_ps: Tensor) -> Tensor:
-    """Zero all but the fewest most likely tokens whose sum reaches ``top_p``; ties go to the lower id."""
-    ranked, order = probabilities.sort(dim=1, descending=True, stable=True)
-    before = ranked.cumsum(dim=1) - ranked
-    before[:, 0] = -1.0  # the most likely token always stays
-    nucleus = ranked * (before < top_ps[:, None])
-    return torch.zeros_like(probabilities).scatter(1, order, nucleus)
-
-
-def _likeliest(log_probs: Tensor, counts: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
-    most = max(counts)
-    if not most:
-        return [()] * len(counts)
-    values, ids = log_probs.sort(dim=1, descending=True, stable=True)
-    pairs = zip(ids[:, :most].tolist(), values[:, :most].tolist(), counts, strict=True)
-    return [
-        tuple(zip(row_ids[:count], row_values[:count], strict=True)) for row_ids, row_values, count in pairs
-    ]
 
 
 def end_tokens_of(model_path: str | Path) -> frozenset[int]:
@@ -390,9 +304,8 @@ def _fingerprint(model: PreTrainedModel, path: str | Path, adapter: Path | None)
 class PretrainedChat(ChatFormat):
     """The chat template and tokenizer of a model of transformers.
 
-    Args:
-        tool_call_format: How the model writes calls; detected if None.
-        note: Called with a problem of the template when tools are used; the default logs a warning.
+    Without a ``tool_call_format``, it is detected. ``note`` is called with a problem of the template when tools are used;
+    the default logs a warning.
     """
 
     def __init__(
@@ -411,14 +324,13 @@ class PretrainedChat(ChatFormat):
             )
         super().__init__(tokenizer.backend_tokenizer)
         self._tokenizer = tokenizer
-        self._tool_template = detect_tool_template(
+        self.tool_calls = detect_tool_calls(
             self._apply,
             source=str(tokenizer.chat_template),
             has_token=lambda token: self.token_id(token) is not None,
             chosen=tool_call_format,
             note=note,
         )
-        self.tool_calls = self._tool_template.calls
 
     @classmethod
     def load(cls, model_path: str | Path, **options: Any) -> PretrainedChat:
@@ -429,7 +341,7 @@ class PretrainedChat(ChatFormat):
             raise OsmosisError(f"the tokenizer of `{model_path}` cannot be loaded: {error}") from error
 
     def render(self, messages: Messages, tools: Messages = (), *, add_generation_prompt: bool = True) -> str:
-        fitted = [self._tool_template.fitted(message) for message in messages]
+        fitted = [self.tool_calls.fitted(message) for message in messages]
         return self._apply(fitted, tools, add_generation_prompt=add_generation_prompt)
 
     def _apply(self, messages: Messages, tools: Messages, *, add_generation_prompt: bool) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NoReturn
 
 from osmosis_ai.controller.model_proxy import (
@@ -29,7 +29,7 @@ from osmosis_ai.controller.model_proxy import (
 )
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.inference.chat import ChatFormat, TemplateError
-from osmosis_ai.inference.openai_api import AssistantReply, ChatCompletion, ChatStream, generations_for
+from osmosis_ai.inference.openai_api import AssistantReply, ChatCompletion
 from osmosis_ai.inference.protocol import OpenAIError, parse_request
 from osmosis_ai.llm.completion import read_usage
 from osmosis_ai.llm.errors import Category, ModelCallError
@@ -134,9 +134,8 @@ class PolicyBridge(ModelProxy):
         metrics, started = CallMetrics(cost_usd=0.0), time.perf_counter()
         try:
             completion = self._completion(self._recordings[call.rollout_id], body)
-            chunks: ChatStream = completion.stream()
-            async with aclosing(chunks):
-                async for chunk in chunks:
+            async with aclosing(completion):
+                async for chunk in completion:
                     metrics.finish.read(chunk)
                     call.answer += stream_event(chunk)
         except OpenAIError as error:
@@ -153,7 +152,9 @@ class PolicyBridge(ModelProxy):
             prompt = recording.prompt(request.template_messages(), request.offered_tools)
         except TemplateError as error:
             raise OpenAIError(400, f"{error}.", param="messages", code="invalid_value") from error
-        room, fixed = self._room(recording, prompt), self._sampling
+        if self._sampling is not None:
+            request = request.model_copy(update=asdict(self._sampling))
+        room = self._room(recording, prompt)
         asked = request.max_completion_tokens or request.max_tokens
 
         def finished(_choice: int, reply: AssistantReply) -> None:
@@ -165,15 +166,8 @@ class PolicyBridge(ModelProxy):
             self._engine,
             self._chat,
             request,
-            generations_for(
-                request,
-                self._chat,
-                self._engine.model.config,
-                prompt.ids,
-                min(asked or room, room),
-                temperature=fixed.temperature if fixed else None,
-                top_p=fixed.top_p if fixed else None,
-            ),
+            prompt.ids,
+            min(asked or room, room),
             model_name=str(body.get("model") or self.model_path),
             fingerprint=f"fp_{self._engine.fingerprint[:12]}",
             finished=finished,

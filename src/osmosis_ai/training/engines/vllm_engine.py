@@ -36,6 +36,7 @@ import stamina
 
 from osmosis_ai.errors import NetworkError, OsmosisError
 from osmosis_ai.inference.engine import (
+    Dimensions,
     Emission,
     EngineStoppedError,
     FinishReason,
@@ -71,14 +72,8 @@ _UNTRUNCATED: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class _Dimensions:
-    max_positions: int
-    end_token_ids: frozenset[int]
-
-
-@dataclass(frozen=True)
 class _Served:
-    config: _Dimensions
+    config: Dimensions
 
 
 class _TransientError(Exception):
@@ -135,7 +130,7 @@ class VllmEngine:
     async def __aenter__(self) -> VllmEngine:
         self._http = open_session(timeout_s=REQUEST_TIMEOUT_S, headers=self._headers)
         try:
-            self._model = _Served(_Dimensions(await self._context_length(), self._end_tokens))
+            self._model = _Served(Dimensions(await self._context_length(), self._end_tokens))
             await self._check_logprobs()
         except BaseException:
             await self._http.close()

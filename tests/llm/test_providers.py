@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.llm.chosen_endpoint import choose_endpoint, probe
-from osmosis_ai.llm.completion import TokenUsage, read_usage
+from osmosis_ai.llm.client import probe
 from osmosis_ai.llm.errors import ModelCallError
-from osmosis_ai.llm.prices import Price, price_of
-from osmosis_ai.llm.providers import ModelEndpoint, resolve_model
+from osmosis_ai.llm.prices import Price, TokenUsage, price_of, read_usage
+from osmosis_ai.llm.providers import ModelEndpoint, choose_endpoint, resolve_model
 from tests.standin_model import Reply, StandInModel, error_reply
 
 SECRET = "sk-very-secret-0123456789"
@@ -286,10 +285,9 @@ def test_usage_is_read_in_the_shapes_providers_use() -> None:
             "completion_tokens": 5,
             "total_tokens": 15,
             "prompt_tokens_details": {"cached_tokens": 4},
-            "completion_tokens_details": {"reasoning_tokens": 3},
         }
     )
-    assert openai == TokenUsage(10, 5, 15, cached_tokens=4, reasoning_tokens=3)
+    assert openai == TokenUsage(10, 5, 15, cached_tokens=4)
     deepseek = read_usage({"prompt_tokens": 1, "completion_tokens": 1, "prompt_cache_hit_tokens": 1})
     assert deepseek == TokenUsage(1, 1, 2, cached_tokens=1)
     assert read_usage({"prompt_tokens": 1, "completion_tokens": 1, "cost": 0.25}) == TokenUsage(

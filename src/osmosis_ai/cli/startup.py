@@ -25,7 +25,7 @@ _env_file: EnvFile | None = None
 
 def prepare_environment(output: OutputContext, *, env_file: Path | None, platform: str | None) -> None:
     """Read the environment file and apply ``--platform``."""
-    from osmosis_ai.llm.file_addresses import set_file_addresses
+    from osmosis_ai.llm.providers import set_file_addresses
     from osmosis_ai.workspace.git import checkout_root
 
     for name in (TOKEN_ENV, PLATFORM_URL_ENV, TOKEN_PLATFORM_ENV):

@@ -1,34 +1,33 @@
 """A client for many concurrent calls of one model.
 
 A call first waits for a slot (``llm.limiter``). It is retried only if a retry can help: after rate limits, timeouts,
-lost connections and server errors. The slot is released while a call waits for its next attempt. A stream is retried
-only before its first chunk, so that its output never changes after it was shown.
+lost connections and server errors. The slot is released while a call waits for its next attempt. A stream that is
+retried after its first chunk tells the caller to start again.
 """
 
 from __future__ import annotations
 
 import logging
 import random
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import stamina
 
-from osmosis_ai.llm.completion import Completion, TokenUsage, read_usage
-from osmosis_ai.llm.direct import DirectTransport, ModelTransport
-from osmosis_ai.llm.errors import ModelCallError
+from osmosis_ai.llm.errors import ModelCallError, call_error
 from osmosis_ai.llm.limiter import Limiter, Slot, shared_limiter
-from osmosis_ai.llm.parameters import FittedRequest, ParameterFit
-from osmosis_ai.llm.prices import Price, price_of
-from osmosis_ai.llm.providers import LITELLM_KEYS, OPENAI_COMPATIBLE, ModelEndpoint
-from osmosis_ai.llm.replies import ToolCalls, excerpt
-from osmosis_ai.llm.wire_json import dumps
+from osmosis_ai.llm.prices import Price, TokenUsage, price_of, read_usage
+from osmosis_ai.llm.providers import OPENAI_COMPATIBLE, ModelEndpoint, key_variables
+from osmosis_ai.llm.replies import ToolCalls, dumps, excerpt
+from osmosis_ai.llm.transport import DirectTransport
 
-__all__ = ["ClientStats", "Completion", "ModelCallError", "ModelClient", "TokenUsage"]
+if TYPE_CHECKING:
+    from osmosis_ai.llm.litellm_backend import LiteLLMTransport
 
 # stamina logs every scheduled retry; without a handler, Python prints these records to stderr.
 logging.getLogger("stamina").addHandler(logging.NullHandler())
@@ -44,18 +43,18 @@ _LONGEST_RATE_LIMIT_WAIT_S = 60.0
 _LONGEST_WAIT_ASKED_S = 300.0
 _PREFLIGHT_TRIES = 2
 _PREFLIGHT_BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 16}
+_NEWER_NAMES = {"max_tokens": "max_completion_tokens"}
 
 
-@dataclass(frozen=True)
-class ClientStats:
-    """The state of a client at one moment."""
+@dataclass
+class Completion:
+    """A successful call: the reply as the provider sent it, and what it took."""
 
-    limit: int
-    in_flight: int
-    waiting: int
-    rate_limited: int
-    retries: int
-    refused_parameters: tuple[str, ...]
+    response: dict[str, Any]
+    usage: TokenUsage | None
+    cost_usd: float | None
+    latency_s: float
+    attempts: int
 
 
 class ModelClient:
@@ -70,12 +69,19 @@ class ModelClient:
         max_attempts: int = 6,
     ) -> None:
         self.endpoint = endpoint
+        self.refused_parameters: set[str] = set()
         self._max_connections = max_connections
-        self._request_timeout_s = request_timeout_s
         self._max_attempts = max_attempts
-        self._transport = _transport_for(endpoint, timeout_s=request_timeout_s)
-        self._fit = ParameterFit(endpoint.renames)
-        self._retries = 0
+        self._transport: DirectTransport | LiteLLMTransport
+        known = OPENAI_COMPATIBLE.get(endpoint.provider)
+        if endpoint.transport == "openai":
+            self._transport = DirectTransport(endpoint, timeout_s=request_timeout_s)
+            self._renames = dict(known.renames) if known else {}
+        else:
+            from osmosis_ai.llm.litellm_backend import LiteLLMTransport
+
+            self._transport = LiteLLMTransport(endpoint, timeout_s=request_timeout_s)
+            self._renames = {}
 
     async def __aenter__(self) -> ModelClient:
         return self
@@ -91,32 +97,69 @@ class ModelClient:
         """The model, as the user names it."""
         return self.endpoint.model_path
 
-    async def complete(self, body: Mapping[str, Any], *, optional: Collection[str] = ()) -> Completion:
-        """Call the model and return its whole reply."""
-        return await self._complete(body, optional, tries=self._max_attempts)
+    @cached_property
+    def limiter(self) -> Limiter:
+        """The limiter of the provider's account; must be read inside the event loop."""
+        return shared_limiter(self.endpoint.limiter_key, ceiling=self._max_connections)
+
+    async def complete(
+        self, body: Mapping[str, Any], *, optional: Collection[str] = (), max_attempts: int | None = None
+    ) -> Completion:
+        """Call the model and return its whole reply.
+
+        Args:
+            optional: parameters that the caller did not set, to drop if the endpoint rejects them.
+        """
+        whole = {**body, "model": self.endpoint.model}
+        whole.pop("stream", None)
+        whole.pop("stream_options", None)
+        request = _Request(self, whole, optional)
+        try:
+            return await self._complete_once(request, 1)
+        except ModelCallError as error:
+            first_error = error
+        # Only now: most calls succeed at once, and a retry context costs a tenth of a call.
+        async for trial in self._trials(max_attempts or self._max_attempts):
+            with trial:
+                if trial.num == 1:
+                    raise first_error
+                return await self._complete_once(request, trial.num)
+        raise first_error
+
+    async def _complete_once(self, request: _Request, attempt: int) -> Completion:
+        async with self.limiter.slot() as slot:
+            started = time.perf_counter()
+            response = await self._send(request, slot, self._transport.complete)
+            latency_s = time.perf_counter() - started
+        ToolCalls(request.body).complete(response)
+        usage = read_usage(response.get("usage"))
+        return Completion(response, usage, self.cost_of(usage), latency_s, attempt)
 
     async def stream(
         self, body: Mapping[str, Any], *, restarted: Callable[[], object], optional: Collection[str] = ()
     ) -> _Chunks:
-        """Call the model and yield OpenAI chunks as they arrive, including the usage chunk."""
+        """Call the model and yield OpenAI chunks as they arrive, including the usage chunk.
+
+        Args:
+            restarted: called if the stream broke and starts again from the beginning.
+        """
         options = body.get("stream_options")
-        droppable = {*optional, "stream_options"} if options is None else optional
-        request = self._fit.request(
+        request = _Request(
+            self,
             {
                 **body,
                 "model": self.endpoint.model,
                 "stream": True,
                 "stream_options": {**(options or {}), "include_usage": True},
             },
-            optional=droppable,
+            {*optional, "stream_options"} if options is None else optional,
         )
         async for trial in self._trials(self._max_attempts):
             with trial:
                 if trial.num > 1:
-                    self._retries += 1
                     restarted()
                 async with AsyncExitStack() as held:
-                    slot = await held.enter_async_context(self._limiter.slot())
+                    slot = await held.enter_async_context(self.limiter.slot())
                     first, rest = await self._send(request, slot, self._begin_stream)
                     await held.enter_async_context(aclosing(rest))
                     calls = ToolCalls(request.body)
@@ -128,14 +171,26 @@ class ModelClient:
                             calls.complete_chunk(chunk)
                             yield chunk
                     except ModelCallError as error:
-                        self._note_refusal(slot, error)
-                        raise self._explained(error) from None
+                        raise self._failed(slot, error) from None
                 return
+
+    async def _begin_stream(self, body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], _Chunks]:
+        """Open a stream and wait for its first chunk with a choice."""
+        chunks = self._transport.stream(body)
+        first: list[dict[str, Any]] = []
+        async for chunk in chunks:
+            first.append(chunk)
+            if chunk.get("choices"):
+                return first, chunks
+        words = "the stream was empty"
+        if first:
+            words = f"the stream has no choices: {excerpt(self.endpoint, dumps(first[-1]))}"
+        raise call_error(self.endpoint, "invalid_reply", words)
 
     async def preflight(self) -> None:
         """Send one tiny request, to fail early if no call can succeed."""
         try:
-            await self._complete(_PREFLIGHT_BODY, (), tries=_PREFLIGHT_TRIES)
+            await self.complete(_PREFLIGHT_BODY, max_attempts=_PREFLIGHT_TRIES)
         except ModelCallError as error:
             busy = error.category == "rate_limit" and error.retryable
             # Some reasoning models reject a limit that is too small to finish thinking; such a reply counts as success.
@@ -144,23 +199,6 @@ class ModelClient:
             )
             if not busy and not cut_short:
                 raise
-
-    def snapshot(self) -> ClientStats:
-        """Return the current state; must be called inside the event loop."""
-        limiter = self._limiter
-        return ClientStats(
-            limit=limiter.limit,
-            in_flight=limiter.in_flight,
-            waiting=limiter.waiting,
-            rate_limited=limiter.refusals,
-            retries=self._retries,
-            refused_parameters=self._fit.refused,
-        )
-
-    def rate_limit_holds(self) -> bool:
-        """Tell whether calls are waiting because of a rate limit; must be called inside the event loop."""
-        limiter = self._limiter
-        return limiter.refusals > 0 and limiter.waiting > 0
 
     def cost_of(self, usage: TokenUsage | None) -> float | None:
         """Return the cost of a call with this usage in USD, or None if unknown."""
@@ -174,58 +212,8 @@ class ModelClient:
     def _price(self) -> Price | None:
         return price_of(self.endpoint)
 
-    @cached_property
-    def _limiter(self) -> Limiter:
-        return shared_limiter(self.endpoint.limiter_key, ceiling=self._max_connections)
-
-    async def _complete(
-        self, body: Mapping[str, Any], optional: Collection[str], *, tries: int
-    ) -> Completion:
-        whole = {**body, "model": self.endpoint.model}
-        whole.pop("stream", None)
-        whole.pop("stream_options", None)
-        request = self._fit.request(whole, optional=optional)
-        first_error: ModelCallError | None = None
-        attempts = 1
-        try:
-            response, latency_s = await self._complete_once(request)
-        except ModelCallError as error:
-            first_error = error
-        if first_error is not None:
-            # Only now: most calls succeed at once, and a retry context costs a tenth of a call.
-            async for trial in self._trials(tries):
-                attempts = trial.num
-                with trial:
-                    if attempts == 1:
-                        raise first_error
-                    self._retries += 1
-                    response, latency_s = await self._complete_once(request)
-        ToolCalls(request.body).complete(response)
-        usage = read_usage(response.get("usage"))
-        return Completion(response, usage, self.cost_of(usage), latency_s, attempts)
-
-    async def _complete_once(self, request: FittedRequest) -> tuple[dict[str, Any], float]:
-        """Return the reply to one try, and its latency in seconds."""
-        async with self._limiter.slot() as slot:
-            started = time.perf_counter()
-            response = await self._send(request, slot, self._transport.complete)
-            return response, time.perf_counter() - started
-
-    async def _begin_stream(self, body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], _Chunks]:
-        """Open a stream and wait for its first chunk with a choice."""
-        chunks = self._transport.stream(body)
-        first: list[dict[str, Any]] = []
-        async for chunk in chunks:
-            first.append(chunk)
-            if chunk.get("choices"):
-                return first, chunks
-        words = "the stream was empty"
-        if first:
-            words = f"the stream has no choices: {excerpt(dumps(first[-1]), *self.endpoint.secrets)}"
-        raise ModelCallError("invalid_reply", words, model_path=self.model_path)
-
     async def _send(
-        self, request: FittedRequest, slot: Slot, send: Callable[[Mapping[str, Any]], Awaitable[_T]]
+        self, request: _Request, slot: Slot, send: Callable[[Mapping[str, Any]], Awaitable[_T]]
     ) -> _T:
         """Make one attempt; if the endpoint rejects a parameter, correct the request."""
         while True:
@@ -234,53 +222,42 @@ class ModelClient:
             except ModelCallError as error:
                 if request.correct(error):
                     continue
-                self._note_refusal(slot, error)
-                raise self._explained(error) from None
+                raise self._failed(slot, error) from None
             slot.answered = True
-            request.succeeded()
+            self.refused_parameters.update(request.dropped)
+            self._renames.update(request.renamed)
             return reply
 
-    def _note_refusal(self, slot: Slot, error: ModelCallError) -> None:
+    def _failed(self, slot: Slot, error: ModelCallError) -> ModelCallError:
+        """Tell the limiter of a failed call, and return the error with a hint for the user."""
         if error.category == "rate_limit" and error.retryable:
             slot.refused = True
         if error.retryable and error.retry_after_s is not None and error.status in (429, 503):
-            self._limiter.pause(min(error.retry_after_s, _LONGEST_WAIT_ASKED_S))
+            self.limiter.pause(min(error.retry_after_s, _LONGEST_WAIT_ASKED_S))
+        if error.hint is not None:
+            return error
+        known = OPENAI_COMPATIBLE.get(self.endpoint.provider)
+        address = (self.endpoint.base_url or "").partition("?")[0]  # a query may contain a key
+        if error.category == "auth" and (keys := key_variables(self.endpoint.provider)):
+            error.hint = f"check the key: export {keys[0]}=..."
+        elif error.category in ("not_found", "invalid_reply"):
+            if known is not None and self.endpoint.base_url != known.base_url:
+                error.hint = f"check the model's name, and that `{address}` is right (most end in `/v1`)"
+        elif error.category == "connection" and address:
+            error.hint = f"check that a server answers at `{address}`"
+        return error
 
-    def _trials(self, tries: int) -> AsyncIterator[stamina.Attempt]:
+    def _trials(self, max_attempts: int) -> AsyncIterator[stamina.Attempt]:
         return aiter(
             stamina.retry_context(
                 on=_Backoff(),
-                attempts=tries,
+                attempts=max_attempts,
                 timeout=None,
                 wait_initial=_FIRST_WAIT_S,
                 wait_max=_LONGEST_WAIT_S,
                 wait_jitter=_FIRST_WAIT_S,
             )
         )
-
-    def _explained(self, error: ModelCallError) -> ModelCallError:
-        """Return the error with a hint for the user."""
-        known = OPENAI_COMPATIBLE.get(self.endpoint.provider)
-        own_address = known is not None and self.endpoint.base_url != known.base_url
-        if error.hint is not None:
-            return error
-        address = (self.endpoint.base_url or "").partition("?")[0]  # a query may contain a key
-        keys = known.keys if known else LITELLM_KEYS.get(self.endpoint.provider)
-        if error.category == "auth" and keys:
-            error.hint = f"check the key: export {keys[0]}=..."
-        elif error.category in ("not_found", "invalid_reply") and own_address:
-            error.hint = f"check the model's name, and that `{address}` is right (most end in `/v1`)"
-        elif error.category == "connection" and address:
-            error.hint = f"check that a server answers at `{address}`"
-        return error
-
-
-def _transport_for(endpoint: ModelEndpoint, *, timeout_s: float) -> ModelTransport:
-    if endpoint.transport == "openai":
-        return DirectTransport(endpoint, timeout_s=timeout_s)
-    from osmosis_ai.llm.litellm_transport import LiteLLMTransport
-
-    return LiteLLMTransport(endpoint, timeout_s=timeout_s)
 
 
 class _Backoff:
@@ -301,3 +278,61 @@ class _Backoff:
         if error.category == "rate_limit":
             return min(_LONGEST_RATE_LIMIT_WAIT_S, 2.0**self._failures) * random.uniform(0.75, 1.25)
         return True
+
+
+class _Request:
+    """A request that is corrected when the endpoint rejects a parameter.
+
+    Parameters that we added (a seed, the usage chunk) are dropped if the endpoint rejects them. The caller's parameters
+    are never dropped, at most renamed to the endpoint's name. The client remembers a correction only if the corrected
+    request succeeds, so an error with another cause has no effect.
+    """
+
+    def __init__(self, client: ModelClient, body: Mapping[str, Any], optional: Collection[str]) -> None:
+        renames = client._renames
+        known = client.refused_parameters.intersection(optional)
+        self.body = {renames.get(name, name): value for name, value in body.items() if name not in known}
+        self.dropped: list[str] = []
+        self.renamed: dict[str, str] = {}
+        self._optional = {renames.get(name, name) for name in optional}
+
+    def correct(self, error: ModelCallError) -> bool:
+        """Correct the request after an error; False if no correction applies."""
+        if error.status not in (400, 422):
+            return False
+        for old, new in _NEWER_NAMES.items():
+            if old in self.body and new not in self.body and _mentions(error.provider_message, new):
+                self.body[new] = self.body.pop(old)
+                self.renamed[old] = new
+                return True
+        for name in sorted(self._optional & self.body.keys()):
+            if name == (error.body or {}).get("param") or _mentions(error.provider_message, name):
+                del self.body[name]
+                self.dropped.append(name)
+                return True
+        return False
+
+
+def _mentions(text: str, name: str) -> bool:
+    return re.search(rf"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])", text) is not None
+
+
+async def probe(endpoint: ModelEndpoint, *, timeout_s: float = 60.0) -> ModelEndpoint:
+    """Send one tiny request; return the endpoint with the model's whole path if its server knows only that."""
+
+    async def ask(endpoint: ModelEndpoint) -> None:
+        async with ModelClient(endpoint, request_timeout_s=timeout_s) as client:
+            await client.preflight()
+
+    try:
+        await ask(endpoint)
+    except ModelCallError as error:
+        whole = replace(endpoint, model=endpoint.model_path)
+        if error.category != "not_found" or whole == endpoint or endpoint.provider != "openai":
+            raise
+        try:
+            await ask(whole)
+        except ModelCallError:
+            raise error from None
+        return whole
+    return endpoint

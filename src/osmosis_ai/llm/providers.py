@@ -7,77 +7,54 @@ keys and addresses, by LiteLLM's names. Every other provider is called through L
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
-from urllib.parse import unquote_plus, urlsplit
+from typing import Any, Literal
+from urllib.parse import unquote_plus, urlsplit, urlunsplit
 
-from osmosis_ai.errors import OsmosisError
-from osmosis_ai.llm.file_addresses import refuse_redirect
-from osmosis_ai.llm.transport import openai_base_url
+from osmosis_ai.errors import ConflictError, OsmosisError
 
-Transport = Literal["openai", "litellm"]
+ONLY_ADDRESS_ENV = "_OSMOSIS_ONLY_ADDRESS"
+"""The host and port of the run's model, for a rollout without a network, which can reach only this address."""
 
 
 @dataclass(frozen=True)
 class Provider:
-    """A provider that speaks OpenAI's protocol."""
+    """A provider that speaks OpenAI's protocol; a local one is the user's own server and needs no key."""
 
     base_url: str | None
     keys: tuple[str, ...]
     bases: tuple[str, ...]
-    needs_key: bool = True
-    local: bool = False
+    is_local: bool = False
     path: str = ""
     model_prefix: str = ""
     renames: Mapping[str, str] = field(default_factory=dict)
 
 
-def _ollama() -> Provider:
-    return Provider(
-        "http://localhost:11434/v1",
-        ("OLLAMA_API_KEY",),
-        ("OLLAMA_API_BASE",),
-        needs_key=False,
-        local=True,
-        path="/v1",
-    )
+def _provider(prefix: str, base_url: str | None, *other_keys: str, **options: Any) -> Provider:
+    """Return a provider whose variables are named as usual: ``<prefix>_API_KEY`` and ``<prefix>_API_BASE``."""
+    return Provider(base_url, (f"{prefix}_API_KEY", *other_keys), (f"{prefix}_API_BASE",), **options)
 
+
+_OLLAMA = _provider("OLLAMA", "http://localhost:11434/v1", is_local=True, path="/v1")
 
 OPENAI_COMPATIBLE: dict[str, Provider] = {
     "openai": Provider(
         "https://api.openai.com/v1", ("OPENAI_API_KEY",), ("OPENAI_BASE_URL", "OPENAI_API_BASE")
     ),
-    "hosted_vllm": Provider(
-        None, ("HOSTED_VLLM_API_KEY",), ("HOSTED_VLLM_API_BASE",), needs_key=False, local=True
-    ),
-    "ollama": _ollama(),
-    "ollama_chat": _ollama(),
-    "lm_studio": Provider(
-        "http://localhost:1234/v1",
-        ("LM_STUDIO_API_KEY",),
-        ("LM_STUDIO_API_BASE",),
-        needs_key=False,
-        local=True,
-    ),
-    "llamafile": Provider(
-        "http://127.0.0.1:8080/v1",
-        ("LLAMAFILE_API_KEY",),
-        ("LLAMAFILE_API_BASE",),
-        needs_key=False,
-        local=True,
-    ),
-    "openrouter": Provider(
-        "https://openrouter.ai/api/v1", ("OPENROUTER_API_KEY", "OR_API_KEY"), ("OPENROUTER_API_BASE",)
-    ),
-    "groq": Provider("https://api.groq.com/openai/v1", ("GROQ_API_KEY",), ("GROQ_API_BASE",)),
-    "deepseek": Provider("https://api.deepseek.com/v1", ("DEEPSEEK_API_KEY",), ("DEEPSEEK_API_BASE",)),
+    "hosted_vllm": _provider("HOSTED_VLLM", None, is_local=True),
+    "ollama": _OLLAMA,
+    "ollama_chat": _OLLAMA,
+    "lm_studio": _provider("LM_STUDIO", "http://localhost:1234/v1", is_local=True),
+    "llamafile": _provider("LLAMAFILE", "http://127.0.0.1:8080/v1", is_local=True),
+    "openrouter": _provider("OPENROUTER", "https://openrouter.ai/api/v1", "OR_API_KEY"),
+    "groq": _provider("GROQ", "https://api.groq.com/openai/v1"),
+    "deepseek": _provider("DEEPSEEK", "https://api.deepseek.com/v1"),
     "together_ai": Provider(
         "https://api.together.xyz/v1",
         ("TOGETHERAI_API_KEY", "TOGETHER_API_KEY", "TOGETHER_AI_API_KEY"),
@@ -89,30 +66,23 @@ OPENAI_COMPATIBLE: dict[str, Provider] = {
         ("FIREWORKS_API_BASE",),
         model_prefix="accounts/fireworks/models/",
     ),
-    "mistral": Provider(
+    "mistral": _provider(
+        "MISTRAL",
         "https://api.mistral.ai/v1",
-        ("MISTRAL_API_KEY",),
-        ("MISTRAL_API_BASE",),
         renames={"seed": "random_seed", "max_completion_tokens": "max_tokens"},
     ),
-    "xai": Provider("https://api.x.ai/v1", ("XAI_API_KEY",), ("XAI_API_BASE",)),
-    "cerebras": Provider("https://api.cerebras.ai/v1", ("CEREBRAS_API_KEY",), ("CEREBRAS_API_BASE",)),
+    "xai": _provider("XAI", "https://api.x.ai/v1"),
+    "cerebras": _provider("CEREBRAS", "https://api.cerebras.ai/v1"),
     "perplexity": Provider(
         "https://api.perplexity.ai", ("PERPLEXITYAI_API_KEY", "PERPLEXITY_API_KEY"), ("PERPLEXITY_API_BASE",)
     ),
-    "deepinfra": Provider(
-        "https://api.deepinfra.com/v1/openai", ("DEEPINFRA_API_KEY",), ("DEEPINFRA_API_BASE",)
-    ),
-    "nvidia_nim": Provider(
-        "https://integrate.api.nvidia.com/v1", ("NVIDIA_NIM_API_KEY",), ("NVIDIA_NIM_API_BASE",)
-    ),
-    "sambanova": Provider("https://api.sambanova.ai/v1", ("SAMBANOVA_API_KEY",), ("SAMBANOVA_API_BASE",)),
-    "nebius": Provider("https://api.studio.nebius.ai/v1", ("NEBIUS_API_KEY",), ("NEBIUS_API_BASE",)),
-    "hyperbolic": Provider(
-        "https://api.hyperbolic.xyz/v1", ("HYPERBOLIC_API_KEY",), ("HYPERBOLIC_API_BASE",)
-    ),
-    "novita": Provider("https://api.novita.ai/v3/openai", ("NOVITA_API_KEY",), ("NOVITA_API_BASE",)),
-    "litellm_proxy": Provider(None, ("LITELLM_PROXY_API_KEY",), ("LITELLM_PROXY_API_BASE",)),
+    "deepinfra": _provider("DEEPINFRA", "https://api.deepinfra.com/v1/openai"),
+    "nvidia_nim": _provider("NVIDIA_NIM", "https://integrate.api.nvidia.com/v1"),
+    "sambanova": _provider("SAMBANOVA", "https://api.sambanova.ai/v1"),
+    "nebius": _provider("NEBIUS", "https://api.studio.nebius.ai/v1"),
+    "hyperbolic": _provider("HYPERBOLIC", "https://api.hyperbolic.xyz/v1"),
+    "novita": _provider("NOVITA", "https://api.novita.ai/v3/openai"),
+    "litellm_proxy": _provider("LITELLM_PROXY", None),
 }
 
 # Providers called through LiteLLM whose key is one variable. The others find their credentials themselves (AWS
@@ -130,19 +100,13 @@ LITELLM_KEYS: dict[str, tuple[str, ...]] = {
     "moonshot": ("MOONSHOT_API_KEY",),
     "dashscope": ("DASHSCOPE_API_KEY",),
 }
-_LITELLM_BASES = {
-    "azure": "AZURE_API_BASE",
-    "azure_ai": "AZURE_AI_API_BASE",
-    "anthropic": "ANTHROPIC_API_BASE",
-}
+_LITELLM_BASES = {name: f"{name.upper()}_API_BASE" for name in ("azure", "azure_ai", "anthropic")}
+_AZURE_TOKENS = ("AZURE_AD_TOKEN", "AZURE_CLIENT_SECRET")
 # LiteLLM looks up these clouds' credentials and addresses itself.
-_CLOUD_CREDENTIALS = frozenset(
-    {
-        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_BEARER_TOKEN_BEDROCK"),
-        *("AZURE_AD_TOKEN", "AZURE_CLIENT_SECRET"),
-    }
+_CLOUD_CREDENTIALS = (
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_BEARER_TOKEN_BEDROCK"),
+    *_AZURE_TOKENS,
 )
-_AZURE_KEYS = ("AZURE_API_KEY", "AZURE_AD_TOKEN", "AZURE_CLIENT_SECRET")
 CLOUD_SETTINGS = frozenset(
     {
         *("AWS_REGION", "AWS_REGION_NAME", "AWS_DEFAULT_REGION"),
@@ -150,11 +114,7 @@ CLOUD_SETTINGS = frozenset(
     }
 )
 """Settings that are part of an address at the cloud's own host."""
-_KEYLESS_BY_OTHER_MEANS = frozenset({"azure"})  # Entra ID tokens
-_LITELLM_MACHINERY = frozenset(
-    {"__pycache__", "base_llm", "custom_httpx", "deprecated_providers", "pass_through"}
-)
-
+_LITELLM_MACHINERY = ("__pycache__", "base_llm", "custom_httpx", "deprecated_providers", "pass_through")
 _BARE_NAMES = (
     (re.compile(r"(gpt|chatgpt|o[134]|o\d+-(mini|pro|preview)|codex)(-|$)"), "openai"),
     (re.compile(r"claude-"), "anthropic"),
@@ -164,10 +124,10 @@ _BARE_NAMES = (
     (re.compile(r"(mistral|magistral|codestral|ministral|devstral)-"), "mistral"),
     (re.compile(r"command-"), "cohere"),
 )
-
-
 # "apikey" and "accessToken", but not "max_tokens", "design" or "encode".
 _SECRET_NAME = re.compile(r"(?:key|token|secret|password|(?<![a-z])(?:sig|auth|code))(?![a-z])", re.I)
+# The prefixes of providers' keys. An account name in a gateway's path is not secret and does not have them.
+_KEY_IN_A_PATH = re.compile(r"/(sk-|sk_|osm_|hf_|gsk_|xai-|nvapi-|AIza|AKIA)[\w-]{12,}")
 
 
 @dataclass(frozen=True)
@@ -177,7 +137,7 @@ class ModelEndpoint:
     model_path: str
     provider: str
     model: str
-    transport: Transport
+    transport: Literal["openai", "litellm"]
     base_url: str | None
     api_key: str | None = field(default=None, repr=False)
 
@@ -196,45 +156,79 @@ class ModelEndpoint:
         account = hashlib.sha256((self.api_key or "").encode()).hexdigest()[:12]
         return f"{self.provider}|{self.base_url or ''}|{account}"
 
-    @property
-    def renames(self) -> Mapping[str, str]:
-        """Parameters that the provider knows under another name."""
-        known = OPENAI_COMPATIBLE.get(self.provider)
-        return known.renames if known and self.transport == "openai" else {}
-
 
 def resolve_model(
-    model_path: str,
-    env: Mapping[str, str],
-    *,
-    served: Mapping[str, tuple[str, str | None]] | None = None,
+    model_path: str, env: Mapping[str, str], *, served: Mapping[str, tuple[str, str | None]] | None = None
 ) -> ModelEndpoint:
-    """Find the provider of ``model_path``."""
+    """Find the provider of ``model_path``; ``served`` has the address and key of each built-in model."""
     path = model_path.strip()
     if served and path in served:
-        base_url, api_key = served[path]
-        return ModelEndpoint(path, "osmosis", path.partition("/")[2], "openai", base_url, api_key)
-    provider, model = split_model_path(path, served=served)
-    resolve = _resolve_compatible if provider in OPENAI_COMPATIBLE else _resolve_litellm
-    endpoint = resolve(path, provider, model, env)
-    refuse_redirect(address_variables_of(provider), env, endpoint.api_key)
-    return endpoint
+        base_url, key = served[path]
+        return ModelEndpoint(path, "osmosis", path.partition("/")[2], "openai", base_url, key)
+    name, model = split_model_path(path, served=served)
+    variables = key_variables(name)
+    key = _first(env, variables)
+    known = OPENAI_COMPATIBLE.get(name)
+    if known is None:
+        base = env.get(_LITELLM_BASES.get(name, ""), "").strip() or None
+        needs_key = bool(variables) and name != "azure"  # Azure also takes Entra ID tokens
+    else:
+        base = compatible_base_url(name, env)
+        if base is None:
+            raise OsmosisError(
+                f"`{path}` needs the address of its server, and `{known.bases[0]}` is not set.",
+                hint=f"export {known.bases[0]}=http://localhost:8000/v1",
+            )
+        # The user's own server with the provider's protocol rarely requires a key; the preflight checks.
+        needs_key = not known.is_local and base == known.base_url
+        if known.model_prefix and "/" not in model:
+            model = known.model_prefix + model
+    if key is None and needs_key:
+        raise OsmosisError(
+            f"`{path}` needs a key, and `{variables[0]}` is not set.",
+            hint=f"export {variables[0]}=...",
+            details={"missing_variable": variables[0]},
+        )
+    refuse_redirect(address_variables_of(name), env, key)
+    return ModelEndpoint(path, name, model, "openai" if known else "litellm", base, key)
+
+
+def choose_endpoint(
+    model: str, env: Mapping[str, str], *, base_url: str | None = None, api_key: str | None = None
+) -> ModelEndpoint:
+    """Return the endpoint that `--model`, `--base-url` and `--api-key` select together.
+
+    With an address, the model's name is passed to its server unchanged, and no key is required. Without one, the
+    model's name determines the provider, as in every other command.
+    """
+    name = model.strip()
+    if not name:
+        raise OsmosisError("`--model` names no model.", hint="for instance `--model openai/gpt-5-mini`")
+    if base_url is not None:
+        # Clients and proxies require a key.
+        key = api_key or env.get("OPENAI_API_KEY", "").strip() or "no-key"
+        return ModelEndpoint(
+            name, "openai", name.removeprefix("openai/"), "openai", _chosen_address(base_url), key
+        )
+    if "/" not in name and _inferred_provider(name) is None:
+        name = f"openai/{name}"
+    if api_key:
+        env = {**env, **dict.fromkeys(key_variables(split_model_path(name)[0])[:1], api_key)}
+    return resolve_model(name, env)
 
 
 def split_model_path(path: str, *, served: Mapping[str, object] | None = None) -> tuple[str, str]:
     """Split a model's name into provider and model; without a provider, it must be a well-known name."""
-    served = served or {}
     provider, slash, model = path.partition("/")
-    if not slash:
-        for pattern, inferred in _BARE_NAMES:
-            if pattern.match(path):
-                return inferred, path
-        raise _unknown_name(path, served)
-    if not model or any(character.isspace() for character in path):
-        raise _unknown_name(path, served)
-    if provider == "osmosis" or not is_provider(provider):
-        raise _unknown_name(path, served)
+    if not slash and (inferred := _inferred_provider(path)) is not None:
+        return inferred, path
+    if not model or any(map(str.isspace, path)) or provider == "osmosis" or not is_provider(provider):
+        raise _unknown_name(path, served or {})
     return provider, model
+
+
+def _inferred_provider(name: str) -> str | None:
+    return next((provider for pattern, provider in _BARE_NAMES if pattern.match(name)), None)
 
 
 def is_provider(name: str) -> bool:
@@ -250,22 +244,22 @@ def key_variables(provider: str) -> tuple[str, ...]:
 
 def credential_variables() -> frozenset[str]:
     """Return every variable that contains a provider's credential."""
-    compatible = (name for provider in OPENAI_COMPATIBLE.values() for name in provider.keys)
-    through_litellm = (name for names in LITELLM_KEYS.values() for name in names)
-    return frozenset({*compatible, *through_litellm, *_CLOUD_CREDENTIALS})
+    of_providers = [*(provider.keys for provider in OPENAI_COMPATIBLE.values()), *LITELLM_KEYS.values()]
+    return frozenset(_CLOUD_CREDENTIALS).union(*of_providers)
 
 
 def address_variables() -> dict[str, tuple[str, ...]]:
     """Return every variable with a provider's address, and the variables with the credentials sent there."""
     found = {base: provider.keys for provider in OPENAI_COMPATIBLE.values() for base in provider.bases}
     found |= {base: LITELLM_KEYS.get(name, ()) for name, base in _LITELLM_BASES.items()}
-    return found | {base: (*found[base], *_AZURE_KEYS) for base in ("AZURE_API_BASE", "AZURE_AI_API_BASE")}
+    azure = ("AZURE_API_KEY", *_AZURE_TOKENS)
+    return found | {base: (*found[base], *azure) for base in ("AZURE_API_BASE", "AZURE_AI_API_BASE")}
 
 
 def keyless_address_variables() -> frozenset[str]:
     """Return the address variables of providers that need no key."""
     return frozenset(
-        base for provider in OPENAI_COMPATIBLE.values() if not provider.needs_key for base in provider.bases
+        base for provider in OPENAI_COMPATIBLE.values() if provider.is_local for base in provider.bases
     )
 
 
@@ -282,48 +276,53 @@ def compatible_base_url(name: str, env: Mapping[str, str]) -> str | None:
     """Return the address of a provider that speaks OpenAI's protocol: its variable's, otherwise its default."""
     provider = OPENAI_COMPATIBLE[name]
     given = _first(env, provider.bases)
-    return _base_url(given, provider) if given else provider.base_url
-
-
-def _resolve_compatible(path: str, name: str, model: str, env: Mapping[str, str]) -> ModelEndpoint:
-    provider = OPENAI_COMPATIBLE[name]
-    base_url = compatible_base_url(name, env)
-    if base_url is None:
-        raise OsmosisError(
-            f"`{path}` needs the address of its server, and `{provider.bases[0]}` is not set.",
-            hint=f"export {provider.bases[0]}=http://localhost:8000/v1",
-        )
-    key = _first(env, provider.keys)
-    # The user's own server with the provider's protocol rarely requires a key; the preflight checks.
-    if key is None and provider.needs_key and base_url == provider.base_url:
-        raise _missing_key(path, provider.keys)
-    if provider.model_prefix and "/" not in model:
-        model = provider.model_prefix + model
-    return ModelEndpoint(path, name, model, "openai", base_url, key)
-
-
-def _resolve_litellm(path: str, name: str, model: str, env: Mapping[str, str]) -> ModelEndpoint:
-    variables = LITELLM_KEYS.get(name, ())
-    key = _first(env, variables)
-    if variables and key is None and name not in _KEYLESS_BY_OTHER_MEANS:
-        raise _missing_key(path, variables)
-    base_url = env.get(_LITELLM_BASES.get(name, ""), "").strip() or None
-    return ModelEndpoint(path, name, model, "litellm", base_url, key)
-
-
-def _base_url(value: str, provider: Provider) -> str:
-    parts = urlsplit(value)
-    variable = provider.bases[0]
+    if given is None:
+        return provider.base_url
+    parts, variable, key = urlsplit(given), provider.bases[0], provider.keys[0]
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise OsmosisError(
             f"`{variable}` is not an http(s) address.", hint=f"export {variable}=http://localhost:8000/v1"
         )
     if parts.username or parts.password:
         raise OsmosisError(
-            f"`{variable}` holds a user name or password; put the key in `{provider.keys[0]}` instead.",
-            hint=f"export {provider.keys[0]}=...",
+            f"`{variable}` holds a user name or password; put the key in `{key}` instead.",
+            hint=f"export {key}=...",
         )
-    return openai_base_url(value, provider.path)
+    return openai_base_url(given, provider.path)
+
+
+def openai_base_url(address: str, path: str = "") -> str:
+    """Return the base URL of an address: without ``/chat/completions``, with ``path`` if missing; the query is kept."""
+    parts = urlsplit(address.strip())
+    base = parts.path.rstrip("/").removesuffix("/chat/completions").rstrip("/")
+    return urlunsplit(parts._replace(path=base if base.endswith(path) else base + path, fragment=""))
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether ``host`` is this machine."""
+    return host == "localhost" or host.endswith(".localhost") or host.startswith("127.") or host == "::1"
+
+
+def _chosen_address(text: str) -> str:
+    """Return the base URL of `--base-url`. It is stored with the run and shown in errors, so it must hold no secret."""
+    address = text.strip()
+    try:
+        parts = urlsplit(address)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        parts, is_address = urlsplit(""), False
+    if any(character in text for character in "@?#") or _KEY_IN_A_PATH.search(parts.path):
+        raise OsmosisError(
+            "`--base-url` holds more than an address: no user name, password, key, query or fragment may be in it.",
+            hint="set the key in `OPENAI_API_KEY`, and an address with a query in `OPENAI_BASE_URL`",
+        )
+    if not is_address or not address.isprintable() or " " in address:
+        shown = "".join(character if character.isprintable() else "?" for character in text[:200])
+        raise OsmosisError(
+            f"`--base-url {shown}` is not an http(s) address.",
+            hint="for instance `--base-url http://localhost:8000/v1`",
+        )
+    return openai_base_url(address)
 
 
 def _first(env: Mapping[str, str], names: tuple[str, ...]) -> str | None:
@@ -331,15 +330,9 @@ def _first(env: Mapping[str, str], names: tuple[str, ...]) -> str | None:
     return next((value for name in names if (value := env.get(name, "").strip())), None)
 
 
-def _missing_key(path: str, variables: tuple[str, ...]) -> OsmosisError:
-    return OsmosisError(
-        f"`{path}` needs a key, and `{variables[0]}` is not set.",
-        hint=f"export {variables[0]}=...",
-        details={"missing_variable": variables[0]},
-    )
-
-
 def _unknown_name(path: str, served: Mapping[str, object]) -> OsmosisError:
+    import difflib
+
     provider, slash, model = path.partition("/")
     if provider == "osmosis" and slash:
         if not served:
@@ -348,7 +341,7 @@ def _unknown_name(path: str, served: Mapping[str, object]) -> OsmosisError:
         return OsmosisError(f"there is no built-in model `{path}`; built in: {known}.")
     candidates = sorted({*OPENAI_COMPATIBLE, *_litellm_providers()})
     suggestions = [
-        f"`{name}/{model}`" if slash and model else f"`{name}/<model>`"
+        f"`{name}/{model if slash and model else '<model>'}`"
         for name in difflib.get_close_matches(provider.lower(), candidates, n=2, cutoff=0.75)
     ]
     if suggestions:
@@ -364,16 +357,16 @@ def _unknown_name(path: str, served: Mapping[str, object]) -> OsmosisError:
 @lru_cache(maxsize=1)
 def _litellm_providers() -> frozenset[str]:
     """Return LiteLLM's chat providers, read from its files because importing it is slow."""
-    folder = litellm_folder()
-    if folder is None:
-        return frozenset(LITELLM_KEYS)
-    names = {entry.name for entry in (folder / "llms").iterdir() if entry.is_dir()} - _LITELLM_MACHINERY
-    try:
-        listed = json.loads((folder / "provider_endpoints_support_backup.json").read_text("utf-8"))
-        names |= set(listed["providers"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # the folders name the most used ones
-    return frozenset(names | set(LITELLM_KEYS))
+    names = set(LITELLM_KEYS)
+    if (folder := litellm_folder()) is not None:
+        names |= {entry.name for entry in (folder / "llms").iterdir() if entry.is_dir()}
+        names.difference_update(_LITELLM_MACHINERY)
+        try:
+            listed = json.loads((folder / "provider_endpoints_support_backup.json").read_text("utf-8"))
+            names |= set(listed["providers"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # the folders name the most used ones
+    return frozenset(names)
 
 
 def litellm_folder() -> Path | None:
@@ -383,3 +376,44 @@ def litellm_folder() -> Path | None:
     spec = find_spec("litellm")
     locations = spec.submodule_search_locations if spec else None
     return Path(next(iter(locations))) if locations else None
+
+
+# An address from a `.env` must not receive keys from another source. The command line pairs each address with the keys
+# of the same file. A key may be added later (an option, a variable that a rubric names), so the code that combines an
+# address and a key calls `refuse_redirect`.
+
+
+@dataclass(frozen=True)
+class FileAddress:
+    """An address from a file, and the keys of that file, which may be sent to it."""
+
+    value: str
+    own: frozenset[str] = field(repr=False)
+    path: Path
+
+
+_file_addresses: dict[str, FileAddress] = {}
+
+
+def set_file_addresses(addresses: Mapping[str, FileAddress]) -> None:
+    """Record which variables of this process are addresses from a file."""
+    _file_addresses.clear()
+    _file_addresses.update(addresses)
+
+
+def refuse_redirect(variables: Iterable[str], env: Mapping[str, str], key: str | None) -> None:
+    """Refuse to send ``key`` to an address from a file that does not contain the key."""
+    for name in variables:
+        address = _file_addresses.get(name)
+        if address is not None and env.get(name) == address.value and key and key not in address.own:
+            raise address_conflict(name, address.path)
+
+
+def address_conflict(name: str, path: Path, key: str = "a key", *, elsewhere: bool = False) -> ConflictError:
+    """Return the error for an address whose file lacks its key, or whose key is also set ``elsewhere``."""
+    return ConflictError(
+        f"{name} in {path} is accepted only with {key} from the same file"
+        + (f", and {key} is set outside that file." if elsewhere else "."),
+        details={"variable": name, "key": key, "env_file": str(path)},
+        hint="set the address and its key in one place: both in the file or both in the environment",
+    )

@@ -17,12 +17,14 @@ from urllib.parse import urlsplit
 
 from osmosis_ai.api.platform_url import is_loopback
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.llm.file_addresses import FileAddress, address_conflict, set_file_addresses
 from osmosis_ai.llm.providers import (
     CLOUD_SETTINGS,
+    FileAddress,
+    address_conflict,
     address_variables,
     credential_variables,
     keyless_address_variables,
+    set_file_addresses,
 )
 from osmosis_ai.process_environment import why_reserved
 

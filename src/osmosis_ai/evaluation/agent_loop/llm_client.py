@@ -13,11 +13,10 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.agent_loop.inputs import DEFAULT_MODEL, ProviderError
 from osmosis_ai.evaluation.sources import open_policy
 from osmosis_ai.inference.catalog import BUILT_IN_PREFIX, built_in_model
-from osmosis_ai.llm.chosen_endpoint import choose_endpoint, probe
-from osmosis_ai.llm.client import ModelClient
+from osmosis_ai.llm.client import ModelClient, probe
 from osmosis_ai.llm.errors import Category, ModelCallError
-from osmosis_ai.llm.finish_reasons import FinishReason
-from osmosis_ai.llm.providers import ModelEndpoint
+from osmosis_ai.llm.providers import ModelEndpoint, choose_endpoint
+from osmosis_ai.llm.replies import FinishReason
 from osmosis_ai.rollout.core.base import CompletionsResult
 from osmosis_ai.rollout.core.schemas import RolloutMetrics
 from osmosis_ai.rollout.tools import tool_payload

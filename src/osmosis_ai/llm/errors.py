@@ -1,8 +1,4 @@
-"""Errors of model calls: the provider's message with every key redacted.
-
-Every failure is a :class:`ModelCallError` with one category. Whether a retry can help is decided here, for every
-transport.
-"""
+"""Errors of model calls: one category each, whether a retry can help, and the provider's message without keys."""
 
 from __future__ import annotations
 
@@ -147,7 +143,7 @@ def error_from_reply(
 
 
 def message_in(payload: Any) -> str:
-    """Return the provider's message from its reply (JSON, text, bytes)."""
+    """Return the provider's message from its reply: JSON, text or bytes."""
     error = _error_object(payload)
     for source in (error, payload if isinstance(payload, dict) else {}):
         for key in ("message", "error", "detail"):
@@ -195,10 +191,11 @@ def beginning(content: bytes, *secrets: str | None) -> str:
 
 
 def _without(text: str, secrets: Iterable[str | None]) -> str:
-    for secret in sorted((s for s in secrets if s), key=len, reverse=True):
-        # The pattern allows backslashes anywhere, so those of the secret itself are dropped.
-        if characters := secret.replace("\\", ""):
-            text = re.sub(_BACKSLASHES.join(map(_pattern, characters)), _REDACTED, text)
+    # The pattern allows backslashes anywhere, so those of the secrets themselves are dropped.
+    for secret in sorted(
+        {(secret or "").replace("\\", "") for secret in secrets} - {""}, key=len, reverse=True
+    ):
+        text = re.sub(_BACKSLASHES.join(map(_pattern, secret)), _REDACTED, text)
     return text
 
 

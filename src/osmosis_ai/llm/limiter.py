@@ -77,7 +77,6 @@ class Limiter:
         self._queue: deque[asyncio.Future[None]] = deque()
         self._paused_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._probe_timer: asyncio.TimerHandle | None = None
         self.in_flight = 0
         self.refusals = 0
 
@@ -99,6 +98,10 @@ class Limiter:
     def pause(self, seconds: float) -> None:
         """Start no call for ``seconds``; a longer pause remains in effect."""
         self._paused_until = max(self._paused_until, self._clock() + seconds)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._wake()
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[Slot]:
@@ -144,21 +147,15 @@ class Limiter:
             if not turn.done():
                 self.in_flight += 1
                 turn.set_result(None)
-        if not self._queue:
-            return
         left = self._paused_until - self._clock()
-        if left > 0 and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(left, self._resume)
-        if left <= 0 and self._probe_timer is None and self._limit.is_probing:
-            self._probe_timer = asyncio.get_running_loop().call_later(PROBE_S, self._probe)
+        if self._queue and self._timer is None and (left > 0 or self._limit.is_probing):
+            self._timer = asyncio.get_running_loop().call_later(
+                left if left > 0 else PROBE_S, self._tick, left <= 0
+            )
 
-    def _resume(self) -> None:
+    def _tick(self, probing: bool) -> None:
         self._timer = None
-        self._wake()
-
-    def _probe(self) -> None:
-        self._probe_timer = None
-        if self._queue and self._limit.is_probing and self._clock() >= self._paused_until:
+        if probing and self._queue and self._limit.is_probing:
             self._limit.double()
         self._wake()
 

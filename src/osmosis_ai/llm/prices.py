@@ -13,6 +13,8 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
+import orjson
+
 from osmosis_ai.llm.providers import OPENAI_COMPATIBLE, ModelEndpoint, is_loopback, litellm_folder
 
 _TIER = re.compile(r"input_cost_per_token_above_(\d+)k_tokens")
@@ -128,10 +130,7 @@ def table_entry(endpoint: ModelEndpoint) -> Mapping[str, Any] | None:
 @lru_cache(maxsize=1)
 def _table() -> Mapping[str, Mapping[str, Any]]:
     """Return LiteLLM's price table: about 3 MB of JSON, read once in 11 ms."""
-    import orjson
-
-    folder = litellm_folder()
-    if folder is None:
+    if (folder := litellm_folder()) is None:
         return {}
     try:
         table = orjson.loads((folder / "model_prices_and_context_window_backup.json").read_bytes())

@@ -1,8 +1,7 @@
 """Resolve a model's name to its provider, address, key and protocol.
 
-Providers that speak OpenAI's protocol are called directly; the table has their addresses and the variables of their
-keys and addresses, by LiteLLM's names. Every other provider is called through LiteLLM. Only
-:attr:`ModelEndpoint.api_key` contains a key, and it is never printed.
+Providers that speak OpenAI's protocol are called directly, by the table below; every other one through LiteLLM, whose
+names of providers apply. Only :attr:`ModelEndpoint.api_key` contains a key, and it is never printed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ONLY_ADDRESS_ENV = "_OSMOSIS_ONLY_ADDRESS"
 
 @dataclass(frozen=True)
 class Provider:
-    """A provider that speaks OpenAI's protocol; a local one is the user's own server and needs no key."""
+    """A provider: its address and the variables of its keys and address. A local one is the user's own server."""
 
     base_url: str | None
     keys: tuple[str, ...]
@@ -36,69 +35,64 @@ class Provider:
     renames: Mapping[str, str] = field(default_factory=dict)
 
 
-def _provider(prefix: str, base_url: str | None, *other_keys: str, **options: Any) -> Provider:
-    """Return a provider whose variables are named as usual: ``<prefix>_API_KEY`` and ``<prefix>_API_BASE``."""
-    return Provider(base_url, (f"{prefix}_API_KEY", *other_keys), (f"{prefix}_API_BASE",), **options)
+def _provider(base_url: str | None, keys: str, bases: str = "", **options: Any) -> Provider:
+    """Return a provider by the usual names of variables: "GROQ" stands for GROQ_API_KEY and GROQ_API_BASE."""
+    return Provider(
+        base_url,
+        tuple(f"{name}_API_KEY" for name in keys.split()),
+        tuple(f"{name}_API_BASE" for name in (bases or keys).split()[:1]),
+        **options,
+    )
 
 
-_OLLAMA = _provider("OLLAMA", "http://localhost:11434/v1", is_local=True, path="/v1")
+_OLLAMA = _provider("http://localhost:11434/v1", "OLLAMA", is_local=True, path="/v1")
 
 OPENAI_COMPATIBLE: dict[str, Provider] = {
     "openai": Provider(
         "https://api.openai.com/v1", ("OPENAI_API_KEY",), ("OPENAI_BASE_URL", "OPENAI_API_BASE")
     ),
-    "hosted_vllm": _provider("HOSTED_VLLM", None, is_local=True),
+    "hosted_vllm": _provider(None, "HOSTED_VLLM", is_local=True),
     "ollama": _OLLAMA,
     "ollama_chat": _OLLAMA,
-    "lm_studio": _provider("LM_STUDIO", "http://localhost:1234/v1", is_local=True),
-    "llamafile": _provider("LLAMAFILE", "http://127.0.0.1:8080/v1", is_local=True),
-    "openrouter": _provider("OPENROUTER", "https://openrouter.ai/api/v1", "OR_API_KEY"),
-    "groq": _provider("GROQ", "https://api.groq.com/openai/v1"),
-    "deepseek": _provider("DEEPSEEK", "https://api.deepseek.com/v1"),
-    "together_ai": Provider(
-        "https://api.together.xyz/v1",
-        ("TOGETHERAI_API_KEY", "TOGETHER_API_KEY", "TOGETHER_AI_API_KEY"),
-        ("TOGETHER_AI_API_BASE",),
-    ),
-    "fireworks_ai": Provider(
+    "lm_studio": _provider("http://localhost:1234/v1", "LM_STUDIO", is_local=True),
+    "llamafile": _provider("http://127.0.0.1:8080/v1", "LLAMAFILE", is_local=True),
+    "openrouter": _provider("https://openrouter.ai/api/v1", "OPENROUTER OR"),
+    "groq": _provider("https://api.groq.com/openai/v1", "GROQ"),
+    "deepseek": _provider("https://api.deepseek.com/v1", "DEEPSEEK"),
+    "together_ai": _provider("https://api.together.xyz/v1", "TOGETHERAI TOGETHER TOGETHER_AI", "TOGETHER_AI"),
+    "fireworks_ai": _provider(
         "https://api.fireworks.ai/inference/v1",
-        ("FIREWORKS_AI_API_KEY", "FIREWORKS_API_KEY", "FIREWORKSAI_API_KEY"),
-        ("FIREWORKS_API_BASE",),
+        "FIREWORKS_AI FIREWORKS FIREWORKSAI",
+        "FIREWORKS",
         model_prefix="accounts/fireworks/models/",
     ),
     "mistral": _provider(
-        "MISTRAL",
         "https://api.mistral.ai/v1",
+        "MISTRAL",
         renames={"seed": "random_seed", "max_completion_tokens": "max_tokens"},
     ),
-    "xai": _provider("XAI", "https://api.x.ai/v1"),
-    "cerebras": _provider("CEREBRAS", "https://api.cerebras.ai/v1"),
-    "perplexity": Provider(
-        "https://api.perplexity.ai", ("PERPLEXITYAI_API_KEY", "PERPLEXITY_API_KEY"), ("PERPLEXITY_API_BASE",)
-    ),
-    "deepinfra": _provider("DEEPINFRA", "https://api.deepinfra.com/v1/openai"),
-    "nvidia_nim": _provider("NVIDIA_NIM", "https://integrate.api.nvidia.com/v1"),
-    "sambanova": _provider("SAMBANOVA", "https://api.sambanova.ai/v1"),
-    "nebius": _provider("NEBIUS", "https://api.studio.nebius.ai/v1"),
-    "hyperbolic": _provider("HYPERBOLIC", "https://api.hyperbolic.xyz/v1"),
-    "novita": _provider("NOVITA", "https://api.novita.ai/v3/openai"),
-    "litellm_proxy": _provider("LITELLM_PROXY", None),
+    "xai": _provider("https://api.x.ai/v1", "XAI"),
+    "cerebras": _provider("https://api.cerebras.ai/v1", "CEREBRAS"),
+    "perplexity": _provider("https://api.perplexity.ai", "PERPLEXITYAI PERPLEXITY", "PERPLEXITY"),
+    "deepinfra": _provider("https://api.deepinfra.com/v1/openai", "DEEPINFRA"),
+    "nvidia_nim": _provider("https://integrate.api.nvidia.com/v1", "NVIDIA_NIM"),
+    "sambanova": _provider("https://api.sambanova.ai/v1", "SAMBANOVA"),
+    "nebius": _provider("https://api.studio.nebius.ai/v1", "NEBIUS"),
+    "hyperbolic": _provider("https://api.hyperbolic.xyz/v1", "HYPERBOLIC"),
+    "novita": _provider("https://api.novita.ai/v3/openai", "NOVITA"),
+    "litellm_proxy": _provider(None, "LITELLM_PROXY"),
 }
 
 # Providers called through LiteLLM whose key is one variable. The others find their credentials themselves (AWS
 # profiles, application default credentials ...), so only the preflight detects missing ones.
-LITELLM_KEYS: dict[str, tuple[str, ...]] = {
-    "anthropic": ("ANTHROPIC_API_KEY",),
+_LITELLM_KEYS: dict[str, tuple[str, ...]] = {
+    name: (f"{name.upper()}_API_KEY",)
+    for name in ("anthropic", "azure", "azure_ai", "ai21", "moonshot", "dashscope")
+} | {
+    **dict.fromkeys(("cohere", "cohere_chat"), ("COHERE_API_KEY", "CO_API_KEY")),
     "gemini": ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
-    "azure": ("AZURE_API_KEY",),
-    "azure_ai": ("AZURE_AI_API_KEY",),
-    "cohere": ("COHERE_API_KEY", "CO_API_KEY"),
-    "cohere_chat": ("COHERE_API_KEY", "CO_API_KEY"),
     "huggingface": ("HF_TOKEN", "HUGGINGFACE_API_KEY"),
     "replicate": ("REPLICATE_API_KEY", "REPLICATE_API_TOKEN"),
-    "ai21": ("AI21_API_KEY",),
-    "moonshot": ("MOONSHOT_API_KEY",),
-    "dashscope": ("DASHSCOPE_API_KEY",),
 }
 _LITELLM_BASES = {name: f"{name.upper()}_API_BASE" for name in ("azure", "azure_ai", "anthropic")}
 _AZURE_TOKENS = ("AZURE_AD_TOKEN", "AZURE_CLIENT_SECRET")
@@ -146,7 +140,7 @@ class ModelEndpoint:
         """The values to redact: the key, and values in the address's query whose names mark them as keys."""
         pairs = [pair.partition("=") for pair in urlsplit(self.base_url or "").query.split("&")]
         raw = [
-            value for name, _, value in pairs if _SECRET_NAME.search(unquote_plus(name)) and len(value) >= 6
+            value for name, _, value in pairs if len(value) >= 6 and _SECRET_NAME.search(unquote_plus(name))
         ]
         return tuple(filter(None, [self.api_key, *raw, *map(unquote_plus, raw)]))
 
@@ -232,42 +226,37 @@ def _inferred_provider(name: str) -> str | None:
 
 
 def is_provider(name: str) -> bool:
-    """Tell whether ``name`` is a provider that can be called."""
     return name in OPENAI_COMPATIBLE or name in _litellm_providers()
 
 
 def key_variables(provider: str) -> tuple[str, ...]:
     """Return the variables that may contain the provider's key, the usual one first; empty if it needs no single key."""
     known = OPENAI_COMPATIBLE.get(provider)
-    return known.keys if known else LITELLM_KEYS.get(provider, ())
+    return known.keys if known else _LITELLM_KEYS.get(provider, ())
 
 
 def credential_variables() -> frozenset[str]:
     """Return every variable that contains a provider's credential."""
-    of_providers = [*(provider.keys for provider in OPENAI_COMPATIBLE.values()), *LITELLM_KEYS.values()]
+    of_providers = [*(provider.keys for provider in OPENAI_COMPATIBLE.values()), *_LITELLM_KEYS.values()]
     return frozenset(_CLOUD_CREDENTIALS).union(*of_providers)
 
 
 def address_variables() -> dict[str, tuple[str, ...]]:
     """Return every variable with a provider's address, and the variables with the credentials sent there."""
     found = {base: provider.keys for provider in OPENAI_COMPATIBLE.values() for base in provider.bases}
-    found |= {base: LITELLM_KEYS.get(name, ()) for name, base in _LITELLM_BASES.items()}
+    found |= {base: _LITELLM_KEYS.get(name, ()) for name, base in _LITELLM_BASES.items()}
     azure = ("AZURE_API_KEY", *_AZURE_TOKENS)
     return found | {base: (*found[base], *azure) for base in ("AZURE_API_BASE", "AZURE_AI_API_BASE")}
 
 
 def keyless_address_variables() -> frozenset[str]:
     """Return the address variables of providers that need no key."""
-    return frozenset(
-        base for provider in OPENAI_COMPATIBLE.values() if provider.is_local for base in provider.bases
-    )
+    return frozenset().union(*(known.bases for known in OPENAI_COMPATIBLE.values() if known.is_local))
 
 
 def address_variables_of(provider: str) -> tuple[str, ...]:
-    """Return the address variables of one provider."""
-    known = OPENAI_COMPATIBLE.get(provider)
-    if known is not None:
-        return known.bases
+    if provider in OPENAI_COMPATIBLE:
+        return OPENAI_COMPATIBLE[provider].bases
     # LiteLLM has variants such as `azure_text` and `text-completion-openai`.
     return tuple(base for base in address_variables() if base.partition("_")[0].lower() in provider)
 
@@ -334,7 +323,7 @@ def _unknown_name(path: str, served: Mapping[str, object]) -> OsmosisError:
     import difflib
 
     provider, slash, model = path.partition("/")
-    if provider == "osmosis" and slash:
+    if slash and provider == "osmosis":
         if not served:
             return OsmosisError(f"a built-in model such as `{path}` cannot be called here.")
         known = ", ".join(f"`{name}`" for name in served)
@@ -357,7 +346,7 @@ def _unknown_name(path: str, served: Mapping[str, object]) -> OsmosisError:
 @lru_cache(maxsize=1)
 def _litellm_providers() -> frozenset[str]:
     """Return LiteLLM's chat providers, read from its files because importing it is slow."""
-    names = set(LITELLM_KEYS)
+    names = set(_LITELLM_KEYS)
     if (folder := litellm_folder()) is not None:
         names |= {entry.name for entry in (folder / "llms").iterdir() if entry.is_dir()}
         names.difference_update(_LITELLM_MACHINERY)
@@ -374,8 +363,7 @@ def litellm_folder() -> Path | None:
     from importlib.util import find_spec
 
     spec = find_spec("litellm")
-    locations = spec.submodule_search_locations if spec else None
-    return Path(next(iter(locations))) if locations else None
+    return Path(spec.origin).parent if spec and spec.origin else None
 
 
 # An address from a `.env` must not receive keys from another source. The command line pairs each address with the keys
@@ -392,19 +380,14 @@ class FileAddress:
     path: Path
 
 
-_file_addresses: dict[str, FileAddress] = {}
-
-
-def set_file_addresses(addresses: Mapping[str, FileAddress]) -> None:
-    """Record which variables of this process are addresses from a file."""
-    _file_addresses.clear()
-    _file_addresses.update(addresses)
+FILE_ADDRESSES: dict[str, FileAddress] = {}
+"""The variables of this process that are addresses from a file."""
 
 
 def refuse_redirect(variables: Iterable[str], env: Mapping[str, str], key: str | None) -> None:
     """Refuse to send ``key`` to an address from a file that does not contain the key."""
     for name in variables:
-        address = _file_addresses.get(name)
+        address = FILE_ADDRESSES.get(name)
         if address is not None and env.get(name) == address.value and key and key not in address.own:
             raise address_conflict(name, address.path)
 

@@ -1,8 +1,7 @@
 """A client for many concurrent calls of one model.
 
 A call first waits for a slot (``llm.limiter``). It is retried only if a retry can help: after rate limits, timeouts,
-lost connections and server errors. The slot is released while a call waits for its next attempt. A stream that is
-retried after its first chunk tells the caller to start again.
+lost connections and server errors. The slot is released while a call waits for its next attempt.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,9 +40,7 @@ _LONGEST_WAIT_S = 30.0
 _LONGEST_RATE_LIMIT_WAIT_S = 60.0
 # A provider that asks for more means "come back tomorrow", so the call fails instead of waiting.
 _LONGEST_WAIT_ASKED_S = 300.0
-_PREFLIGHT_TRIES = 2
 _PREFLIGHT_BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 16}
-_NEWER_NAMES = {"max_tokens": "max_completion_tokens"}
 
 
 @dataclass
@@ -69,19 +66,18 @@ class ModelClient:
         max_attempts: int = 6,
     ) -> None:
         self.endpoint = endpoint
-        self.refused_parameters: set[str] = set()
         self._max_connections = max_connections
         self._max_attempts = max_attempts
         self._transport: DirectTransport | LiteLLMTransport
-        known = OPENAI_COMPATIBLE.get(endpoint.provider)
-        if endpoint.transport == "openai":
-            self._transport = DirectTransport(endpoint, timeout_s=request_timeout_s)
-            self._renames = dict(known.renames) if known else {}
-        else:
+        self._corrections: dict[str, str | None] = {}
+        if endpoint.transport == "litellm":
             from osmosis_ai.llm.litellm_backend import LiteLLMTransport
 
             self._transport = LiteLLMTransport(endpoint, timeout_s=request_timeout_s)
-            self._renames = {}
+        else:
+            self._transport = DirectTransport(endpoint, timeout_s=request_timeout_s)
+            if (known := OPENAI_COMPATIBLE.get(endpoint.provider)) is not None:
+                self._corrections |= known.renames
 
     async def __aenter__(self) -> ModelClient:
         return self
@@ -102,18 +98,17 @@ class ModelClient:
         """The limiter of the provider's account; must be read inside the event loop."""
         return shared_limiter(self.endpoint.limiter_key, ceiling=self._max_connections)
 
+    @property
+    def refused_parameters(self) -> set[str]:
+        """The parameters that the endpoint does not accept."""
+        return {name for name, replacement in self._corrections.items() if replacement is None}
+
     async def complete(
         self, body: Mapping[str, Any], *, optional: Collection[str] = (), max_attempts: int | None = None
     ) -> Completion:
-        """Call the model and return its whole reply.
-
-        Args:
-            optional: parameters that the caller did not set, to drop if the endpoint rejects them.
-        """
-        whole = {**body, "model": self.endpoint.model}
-        whole.pop("stream", None)
-        whole.pop("stream_options", None)
-        request = _Request(self, whole, optional)
+        """Call the model and return its whole reply; ``optional`` names parameters that the caller did not set."""
+        whole = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
+        request = self._request(whole, optional)
         try:
             return await self._complete_once(request, 1)
         except ModelCallError as error:
@@ -140,18 +135,11 @@ class ModelClient:
     ) -> _Chunks:
         """Call the model and yield OpenAI chunks as they arrive, including the usage chunk.
 
-        Args:
-            restarted: called if the stream broke and starts again from the beginning.
+        A stream that breaks starts again from the beginning, after a call of ``restarted``.
         """
         options = body.get("stream_options")
-        request = _Request(
-            self,
-            {
-                **body,
-                "model": self.endpoint.model,
-                "stream": True,
-                "stream_options": {**(options or {}), "include_usage": True},
-            },
+        request = self._request(
+            {**body, "stream": True, "stream_options": {**(options or {}), "include_usage": True}},
             {*optional, "stream_options"} if options is None else optional,
         )
         async for trial in self._trials(self._max_attempts):
@@ -182,15 +170,13 @@ class ModelClient:
             first.append(chunk)
             if chunk.get("choices"):
                 return first, chunks
-        words = "the stream was empty"
-        if first:
-            words = f"the stream has no choices: {excerpt(self.endpoint, dumps(first[-1]))}"
-        raise call_error(self.endpoint, "invalid_reply", words)
+        last = f"the stream has no choices: {excerpt(self.endpoint, dumps(first[-1]))}" if first else ""
+        raise call_error(self.endpoint, "invalid_reply", last or "the stream was empty")
 
     async def preflight(self) -> None:
         """Send one tiny request, to fail early if no call can succeed."""
         try:
-            await self.complete(_PREFLIGHT_BODY, max_attempts=_PREFLIGHT_TRIES)
+            await self.complete(_PREFLIGHT_BODY, max_attempts=2)
         except ModelCallError as error:
             busy = error.category == "rate_limit" and error.retryable
             # Some reasoning models reject a limit that is too small to finish thinking; such a reply counts as success.
@@ -215,7 +201,10 @@ class ModelClient:
     async def _send(
         self, request: _Request, slot: Slot, send: Callable[[Mapping[str, Any]], Awaitable[_T]]
     ) -> _T:
-        """Make one attempt; if the endpoint rejects a parameter, correct the request."""
+        """Make one attempt; if the endpoint rejects a parameter, correct the request.
+
+        A correction is remembered only if the corrected request succeeds, so an error with another cause has no effect.
+        """
         while True:
             try:
                 reply = await send(request.body)
@@ -224,9 +213,19 @@ class ModelClient:
                     continue
                 raise self._failed(slot, error) from None
             slot.answered = True
-            self.refused_parameters.update(request.dropped)
-            self._renames.update(request.renamed)
+            self._corrections.update(request.corrections)
             return reply
+
+    def _request(self, body: Mapping[str, Any], optional: Collection[str]) -> _Request:
+        fit = self._corrections.get
+        return _Request(
+            {
+                fit(name) or name: value
+                for name, value in {**body, "model": self.endpoint.model}.items()
+                if name not in optional or fit(name, name) is not None
+            },
+            {fit(name) or name for name in optional},
+        )
 
     def _failed(self, slot: Slot, error: ModelCallError) -> ModelCallError:
         """Tell the limiter of a failed call, and return the error with a hint for the user."""
@@ -237,8 +236,9 @@ class ModelClient:
         if error.hint is not None:
             return error
         known = OPENAI_COMPATIBLE.get(self.endpoint.provider)
+        keys = key_variables(self.endpoint.provider)
         address = (self.endpoint.base_url or "").partition("?")[0]  # a query may contain a key
-        if error.category == "auth" and (keys := key_variables(self.endpoint.provider)):
+        if error.category == "auth" and keys:
             error.hint = f"check the key: export {keys[0]}=..."
         elif error.category in ("not_found", "invalid_reply"):
             if known is not None and self.endpoint.base_url != known.base_url:
@@ -280,59 +280,35 @@ class _Backoff:
         return True
 
 
+@dataclass
 class _Request:
     """A request that is corrected when the endpoint rejects a parameter.
 
-    Parameters that we added (a seed, the usage chunk) are dropped if the endpoint rejects them. The caller's parameters
-    are never dropped, at most renamed to the endpoint's name. The client remembers a correction only if the corrected
-    request succeeds, so an error with another cause has no effect.
+    Optional parameters, which we added (a seed, the usage chunk), are dropped. The caller's are never dropped, at most
+    renamed to the endpoint's name.
     """
 
-    def __init__(self, client: ModelClient, body: Mapping[str, Any], optional: Collection[str]) -> None:
-        renames = client._renames
-        known = client.refused_parameters.intersection(optional)
-        self.body = {renames.get(name, name): value for name, value in body.items() if name not in known}
-        self.dropped: list[str] = []
-        self.renamed: dict[str, str] = {}
-        self._optional = {renames.get(name, name) for name in optional}
+    body: dict[str, Any]
+    optional: set[str]
+    corrections: dict[str, str | None] = field(default_factory=dict)
 
     def correct(self, error: ModelCallError) -> bool:
         """Correct the request after an error; False if no correction applies."""
         if error.status not in (400, 422):
             return False
-        for old, new in _NEWER_NAMES.items():
-            if old in self.body and new not in self.body and _mentions(error.provider_message, new):
-                self.body[new] = self.body.pop(old)
-                self.renamed[old] = new
-                return True
-        for name in sorted(self._optional & self.body.keys()):
-            if name == (error.body or {}).get("param") or _mentions(error.provider_message, name):
+        message, rejected = error.provider_message, (error.body or {}).get("param")
+        old, new = "max_tokens", "max_completion_tokens"
+        if old in self.body and new not in self.body and _mentions(message, new):
+            self.body[new] = self.body.pop(old)
+            self.corrections[old] = new
+            return True
+        for name in sorted(self.optional & self.body.keys()):
+            if name == rejected or _mentions(message, name):
                 del self.body[name]
-                self.dropped.append(name)
+                self.corrections[name] = None
                 return True
         return False
 
 
 def _mentions(text: str, name: str) -> bool:
     return re.search(rf"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])", text) is not None
-
-
-async def probe(endpoint: ModelEndpoint, *, timeout_s: float = 60.0) -> ModelEndpoint:
-    """Send one tiny request; return the endpoint with the model's whole path if its server knows only that."""
-
-    async def ask(endpoint: ModelEndpoint) -> None:
-        async with ModelClient(endpoint, request_timeout_s=timeout_s) as client:
-            await client.preflight()
-
-    try:
-        await ask(endpoint)
-    except ModelCallError as error:
-        whole = replace(endpoint, model=endpoint.model_path)
-        if error.category != "not_found" or whole == endpoint or endpoint.provider != "openai":
-            raise
-        try:
-            await ask(whole)
-        except ModelCallError:
-            raise error from None
-        return whole
-    return endpoint

@@ -24,41 +24,6 @@ PROBE_S = 0.5
 """How often the limit doubles while answers are slow: a provider refuses at once, and answers when it is done."""
 
 
-class AdaptiveLimit:
-    """Computes the number of concurrent calls, between 1 and a ceiling."""
-
-    def __init__(self, ceiling: int, *, start: int = START) -> None:
-        if ceiling < 1:
-            raise ValueError("a ceiling of less than one call lets nothing through")
-        self.ceiling = ceiling
-        self.epoch = 0  # the number of cuts; a call remembers the epoch in which it was sent
-        self._limit = float(max(1, min(start, ceiling)))
-
-    @property
-    def value(self) -> int:
-        return int(self._limit)
-
-    @property
-    def is_probing(self) -> bool:
-        """Whether the provider has not refused a call yet, and the limit may grow."""
-        return self.epoch == 0 and self._limit < self.ceiling
-
-    def answered(self, *, saturated: bool) -> None:
-        """Record an answer; the limit grows only if it was fully used."""
-        if saturated:
-            step = 1.0 if self.epoch == 0 else max(1.0, GROWTH * self._limit) / self._limit
-            self._limit = min(float(self.ceiling), self._limit + step)
-
-    def double(self) -> None:
-        self._limit = min(float(self.ceiling), 2 * self._limit)
-
-    def refused(self, epoch: int) -> None:
-        """Record a rate-limit error of a call sent in ``epoch``."""
-        if epoch == self.epoch:
-            self.epoch += 1
-            self._limit = max(1.0, self._limit * CUT)
-
-
 @dataclass(slots=True)
 class Slot:
     """Permission to run one call; receives the provider's reaction before it is released."""
@@ -69,31 +34,49 @@ class Slot:
 
 
 class Limiter:
-    """Starts calls in order of arrival, up to the adaptive limit."""
+    """Starts calls in order of arrival, up to the adaptive limit: a number between 1 and a ceiling."""
 
-    def __init__(self, ceiling: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limit = AdaptiveLimit(ceiling)
+    def __init__(
+        self, ceiling: int, *, start: int = START, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        if ceiling < 1:
+            raise ValueError("a ceiling of less than one call lets nothing through")
+        self.ceiling = ceiling
+        self.epoch = 0  # the number of cuts; a call remembers the epoch in which it was sent
+        self.in_flight = 0
+        self.refusals = 0
+        self._limit = float(max(1, min(start, ceiling)))
         self._clock = clock
         self._queue: deque[asyncio.Future[None]] = deque()
         self._paused_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self.in_flight = 0
-        self.refusals = 0
 
     @property
     def limit(self) -> int:
         """The number of calls that may run now."""
-        return self._limit.value
+        return int(self._limit)
 
     @property
     def waiting(self) -> int:
-        """The number of waiting calls."""
         return len(self._queue)
 
     @property
     def is_rate_limited(self) -> bool:
         """Whether calls are waiting because of a rate limit."""
         return self.refusals > 0 and self.waiting > 0
+
+    def answered(self, *, saturated: bool) -> None:
+        """Record an answer; the limit grows only if it was fully used."""
+        if saturated:
+            step = 1.0 if self.epoch == 0 else max(1.0, GROWTH * self._limit) / self._limit
+            self._limit = min(float(self.ceiling), self._limit + step)
+
+    def refused(self, epoch: int) -> None:
+        """Record a rate-limit error of a call sent in ``epoch``."""
+        self.refusals += 1
+        if epoch == self.epoch:
+            self.epoch += 1
+            self._limit = max(1.0, self._limit * CUT)
 
     def pause(self, seconds: float) -> None:
         """Start no call for ``seconds``; a longer pause remains in effect."""
@@ -110,15 +93,14 @@ class Limiter:
             self.in_flight += 1
         else:
             await self._turn()
-        slot = Slot(self._limit.epoch)
+        slot = Slot(self.epoch)
         try:
             yield slot
         finally:
             if slot.refused:
-                self.refusals += 1
-                self._limit.refused(slot.epoch)
+                self.refused(slot.epoch)
             elif slot.answered:
-                self._limit.answered(saturated=bool(self._queue) or self.in_flight >= self.limit)
+                self.answered(saturated=bool(self._queue) or self.in_flight >= self.limit)
             self.in_flight -= 1
             self._wake()
 
@@ -148,16 +130,19 @@ class Limiter:
                 self.in_flight += 1
                 turn.set_result(None)
         left = self._paused_until - self._clock()
-        if self._queue and self._timer is None and (left > 0 or self._limit.is_probing):
+        if self._queue and self._timer is None and (left > 0 or self._is_probing()):
             self._timer = asyncio.get_running_loop().call_later(
                 left if left > 0 else PROBE_S, self._tick, left <= 0
             )
 
     def _tick(self, probing: bool) -> None:
         self._timer = None
-        if probing and self._queue and self._limit.is_probing:
-            self._limit.double()
+        if probing and self._queue and self._is_probing():
+            self._limit = min(float(self.ceiling), 2 * self._limit)
         self._wake()
+
+    def _is_probing(self) -> bool:
+        return self.epoch == 0 and self._limit < self.ceiling
 
 
 _shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.WeakValueDictionary[str, Limiter]] = (
@@ -171,5 +156,5 @@ def shared_limiter(key: str, *, ceiling: int) -> Limiter:
     limiter = limiters.get(key)
     if limiter is None:
         limiters[key] = limiter = Limiter(ceiling)
-    limiter._limit.ceiling = max(limiter._limit.ceiling, ceiling)
+    limiter.ceiling = max(limiter.ceiling, ceiling)
     return limiter

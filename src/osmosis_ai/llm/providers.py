@@ -120,8 +120,6 @@ _BARE_NAMES = (
 )
 # "apikey" and "accessToken", but not "max_tokens", "design" or "encode".
 _SECRET_NAME = re.compile(r"(?:key|token|secret|password|(?<![a-z])(?:sig|auth|code))(?![a-z])", re.I)
-# The prefixes of providers' keys. An account name in a gateway's path is not secret and does not have them.
-_KEY_IN_A_PATH = re.compile(r"/(sk-|sk_|osm_|hf_|gsk_|xai-|nvapi-|AIza|AKIA)[\w-]{12,}")
 
 
 @dataclass(frozen=True)
@@ -187,41 +185,18 @@ def resolve_model(
     return ModelEndpoint(path, name, model, "openai" if known else "litellm", base, key)
 
 
-def choose_endpoint(
-    model: str, env: Mapping[str, str], *, base_url: str | None = None, api_key: str | None = None
-) -> ModelEndpoint:
-    """Return the endpoint that `--model`, `--base-url` and `--api-key` select together.
-
-    With an address, the model's name is passed to its server unchanged, and no key is required. Without one, the
-    model's name determines the provider, as in every other command.
-    """
-    name = model.strip()
-    if not name:
-        raise OsmosisError("`--model` names no model.", hint="for instance `--model openai/gpt-5-mini`")
-    if base_url is not None:
-        # Clients and proxies require a key.
-        key = api_key or env.get("OPENAI_API_KEY", "").strip() or "no-key"
-        return ModelEndpoint(
-            name, "openai", name.removeprefix("openai/"), "openai", _chosen_address(base_url), key
-        )
-    if "/" not in name and _inferred_provider(name) is None:
-        name = f"openai/{name}"
-    if api_key:
-        env = {**env, **dict.fromkeys(key_variables(split_model_path(name)[0])[:1], api_key)}
-    return resolve_model(name, env)
-
-
 def split_model_path(path: str, *, served: Mapping[str, object] | None = None) -> tuple[str, str]:
     """Split a model's name into provider and model; without a provider, it must be a well-known name."""
     provider, slash, model = path.partition("/")
-    if not slash and (inferred := _inferred_provider(path)) is not None:
+    if not slash and (inferred := well_known_provider(path)) is not None:
         return inferred, path
     if not model or any(map(str.isspace, path)) or provider == "osmosis" or not is_provider(provider):
         raise _unknown_name(path, served or {})
     return provider, model
 
 
-def _inferred_provider(name: str) -> str | None:
+def well_known_provider(name: str) -> str | None:
+    """Return the provider of a well-known model without a prefix, such as `gpt-5-mini`."""
     return next((provider for pattern, provider in _BARE_NAMES if pattern.match(name)), None)
 
 
@@ -290,28 +265,6 @@ def openai_base_url(address: str, path: str = "") -> str:
 def is_loopback(host: str) -> bool:
     """Tell whether ``host`` is this machine."""
     return host == "localhost" or host.endswith(".localhost") or host.startswith("127.") or host == "::1"
-
-
-def _chosen_address(text: str) -> str:
-    """Return the base URL of `--base-url`. It is stored with the run and shown in errors, so it must hold no secret."""
-    address = text.strip()
-    try:
-        parts = urlsplit(address)
-        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        parts, is_address = urlsplit(""), False
-    if any(character in text for character in "@?#") or _KEY_IN_A_PATH.search(parts.path):
-        raise OsmosisError(
-            "`--base-url` holds more than an address: no user name, password, key, query or fragment may be in it.",
-            hint="set the key in `OPENAI_API_KEY`, and an address with a query in `OPENAI_BASE_URL`",
-        )
-    if not is_address or not address.isprintable() or " " in address:
-        shown = "".join(character if character.isprintable() else "?" for character in text[:200])
-        raise OsmosisError(
-            f"`--base-url {shown}` is not an http(s) address.",
-            hint="for instance `--base-url http://localhost:8000/v1`",
-        )
-    return openai_base_url(address)
 
 
 def _first(env: Mapping[str, str], names: tuple[str, ...]) -> str | None:

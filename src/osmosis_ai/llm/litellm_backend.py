@@ -1,8 +1,7 @@
 """Calls of providers that do not speak OpenAI's protocol, through LiteLLM.
 
-Importing LiteLLM takes seconds, so this happens in a thread at the first call. LiteLLM only translates: retries, limits
-and prices are ours. Callers can set sampling parameters, but never a request's destination or key, so LiteLLM's own
-options are not passed on.
+LiteLLM only translates: retries, limits and prices are ours. Callers can set sampling parameters, but never a request's
+destination or key, so LiteLLM's own options are not passed on.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ _open_transports = 0
 
 
 class LiteLLMTransport:
-    """Calls a provider through LiteLLM."""
+    """Calls a provider like :class:`DirectTransport`; LiteLLM is imported in a thread at the first call."""
 
     def __init__(self, endpoint: ModelEndpoint, *, timeout_s: float) -> None:
         self._endpoint = endpoint
@@ -68,7 +67,6 @@ class LiteLLMTransport:
         self._passed_on: dict[str, bool] = {}
 
     async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Send one request and return the ``chat.completion`` object."""
         reply = await self._call(body)
         try:
             payload: dict[str, Any] = reply.model_dump(mode="json", exclude_none=True)
@@ -80,7 +78,6 @@ class LiteLLMTransport:
         return payload
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Send one streaming request and yield its chunks."""
         chunks = await self._call(body)
         try:
             async for chunk in chunks:
@@ -88,14 +85,11 @@ class LiteLLMTransport:
                 check_reply(self._endpoint, payload, "delta")
                 for choice in payload.get("choices", ()):
                     if choice.setdefault("finish_reason", None) and not _has_finished(chunks):
-                        raise call_error(
-                            self._endpoint, "connection", "the stream ended in the middle of the reply"
-                        )
+                        words = "the stream ended in the middle of the reply"
+                        raise call_error(self._endpoint, "connection", words)
                 if payload.get("usage") and not _has_usage(chunks):
                     del payload["usage"]
                 yield payload
-        except ModelCallError:
-            raise
         except Exception as error:  # providers' own exceptions may be of any class
             raise self._translated(error) from None
         finally:
@@ -104,11 +98,9 @@ class LiteLLMTransport:
     async def aclose(self) -> None:
         """Close LiteLLM's connections if no other client in this process uses them."""
         global _open_transports
-        if self._litellm is None:
-            return
         litellm, self._litellm = self._litellm, None
-        _open_transports -= 1
-        if _open_transports == 0:
+        _open_transports -= litellm is not None
+        if litellm is not None and _open_transports == 0:
             await litellm.close_litellm_async_clients()
             # Otherwise LiteLLM would reuse closed connections.
             litellm.in_memory_llm_clients_cache.flush_cache()
@@ -120,14 +112,11 @@ class LiteLLMTransport:
                 self._litellm = await asyncio.to_thread(import_litellm)
                 _open_transports += 1
         endpoint = self._endpoint
-        options: dict[str, Any] = {name: value for name, value in body.items() if self._passes(name)}
-        if endpoint.base_url:
-            options["api_base"] = endpoint.base_url
-        if endpoint.api_key:
-            options["api_key"] = endpoint.api_key
+        own = {"model": endpoint.model, "api_base": endpoint.base_url, "api_key": endpoint.api_key}
         try:
             return await self._litellm.acompletion(
-                **{**options, "model": endpoint.model},
+                **{name: value for name, value in body.items() if self._passes(name) and name not in own},
+                **{name: value for name, value in own.items() if value},
                 custom_llm_provider=endpoint.provider,
                 timeout=self._timeout_s,
                 max_retries=0,
@@ -159,6 +148,8 @@ class LiteLLMTransport:
 
     def _translated(self, error: Exception) -> ModelCallError:
         """Convert LiteLLM's exception to ours."""
+        if isinstance(error, ModelCallError):
+            return error
         names = [cls.__name__ for cls in type(error).__mro__]
         category: Category = next((_CATEGORIES[name] for name in names if name in _CATEGORIES), "server")
         status = getattr(error, "status_code", None)
@@ -178,14 +169,14 @@ class LiteLLMTransport:
             most = 300
         elif words == "Error in response object":
             category, status = "server", None
-        response = getattr(error, "response", None)
+        headers = getattr(getattr(error, "response", None), "headers", None)
         return ModelCallError(
             category,
             redact(words, *self._endpoint.secrets)[:most],
             model_path=self._endpoint.model_path,
             status=status if isinstance(status, int) and category != "connection" else None,
             retryable=retryable,
-            retry_after_s=retry_after_s(getattr(response, "headers", None) or {}),
+            retry_after_s=retry_after_s(headers or {}),
         )
 
 

@@ -1,7 +1,6 @@
 """Tokens and prices of model calls; an unknown price is None, never zero.
 
-Prices come from LiteLLM's table, which is read as a file because importing LiteLLM takes seconds. The table may be out
-of date, so a cost in the provider's reply (OpenRouter) takes precedence.
+Prices come from LiteLLM's table, which may be out of date, so a cost in the provider's reply takes precedence.
 """
 
 from __future__ import annotations
@@ -42,9 +41,10 @@ def read_usage(usage: object) -> TokenUsage | None:
     total = _count(usage.get("total_tokens"))
     if total is not None and total < (prompt or 0) + (completion or 0):
         total = None
-    if total is not None:
-        prompt = total - completion if prompt is None and completion is not None else prompt
-        completion = total - prompt if completion is None and prompt is not None else completion
+    elif total is not None and prompt is None and completion is not None:
+        prompt = total - completion
+    elif total is not None and completion is None and prompt is not None:
+        completion = total - prompt
     # A prompt is never empty: LiteLLM and some servers report zeros if they did not count the tokens.
     if prompt is None or completion is None or not (prompt or completion):
         return None
@@ -84,15 +84,12 @@ class Price:
     above: tuple[tuple[int, Price], ...] = ()
 
     def cost(self, usage: TokenUsage) -> float:
-        """Return the cost of a call with this usage, in USD."""
         for limit, price in self.above:
             if usage.prompt_tokens > limit:
                 return price.cost(usage)
-        cached = usage.cached_tokens or 0
-        written = usage.cache_write_tokens or 0
-        fresh = max(0, usage.prompt_tokens - cached - written)
+        cached, written = usage.cached_tokens or 0, usage.cache_write_tokens or 0
         return (
-            fresh * self.prompt
+            max(0, usage.prompt_tokens - cached - written) * self.prompt
             + cached * (self.prompt if self.cached is None else self.cached)
             + written * (self.prompt if self.cache_write is None else self.cache_write)
             + usage.completion_tokens * self.completion
@@ -129,7 +126,7 @@ def table_entry(endpoint: ModelEndpoint) -> Mapping[str, Any] | None:
 
 @lru_cache(maxsize=1)
 def _table() -> Mapping[str, Mapping[str, Any]]:
-    """Return LiteLLM's price table: about 3 MB of JSON, read once in 11 ms."""
+    """Return LiteLLM's price table, read as a file (11 ms) because importing LiteLLM takes seconds."""
     if (folder := litellm_folder()) is None:
         return {}
     try:

@@ -1,8 +1,4 @@
-"""Replies of model providers: their JSON, finish reasons, failures and tool calls.
-
-A reply with HTTP 200 is a chat completion, a reported failure, or neither. Tool calls are completed here: agents parse
-arguments as JSON and send the id back, so both must exist.
-"""
+"""Replies of model providers: their JSON, finish reasons, failures and tool calls."""
 
 from __future__ import annotations
 
@@ -26,9 +22,7 @@ Part = Literal["message", "delta"]
 FlaggedFinish = Literal["length", "content_filter", "refusal"]
 FLAGGED: tuple[FlaggedFinish, ...] = get_args(FlaggedFinish)
 """Finish reasons that are counted and warned about: the reply was truncated, filtered or refused."""
-
 FLAGGED_NAMES: dict[str, str] = {"length": "truncated", "content_filter": "filtered", "refusal": "refused"}
-"""The word for each of these finish reasons in output."""
 
 _FINISH_REASON = re.compile(r"[a-z][a-z_]{0,39}")
 _SAME_REASON = {"max_tokens": "length", "max_output_tokens": "length", "safety": "content_filter"}
@@ -41,14 +35,10 @@ _MESSAGE_KEYS = frozenset(
         *("reasoning", "reasoning_content", "reasoning_details"),
     }
 )
-_EXCERPT_CHARACTERS = 300
-
-
-# orjson rejects lone surrogates, which models can produce and Python writes as `\ud83d`, so the standard library is the
-# fallback.
 
 
 def loads(content: bytes) -> Any:
+    """Read JSON. Models can produce a lone surrogate, which orjson rejects and the standard library does not."""
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:
@@ -126,9 +116,7 @@ def reported_failure(payload: Any) -> dict[str, Any] | None:
 
 def is_completion(payload: Any, part: Part) -> bool:
     """Return whether a reply has the shape of a chat completion, or of a chunk of one."""
-    if not isinstance(payload, dict):
-        return False
-    choices = payload.get("choices")
+    choices = payload.get("choices") if isinstance(payload, dict) else ()
     if part == "delta" and choices is None:
         return (
             isinstance(payload.get("usage"), dict)
@@ -173,7 +161,7 @@ def check_reply(
 
 def excerpt(endpoint: ModelEndpoint, content: bytes) -> str:
     """Return the beginning of a reply, quoted and redacted."""
-    text = beginning(content, *endpoint.secrets)[:_EXCERPT_CHARACTERS]
+    text = beginning(content, *endpoint.secrets)[:300]
     return repr(text) if text else "an empty body"
 
 
@@ -188,7 +176,10 @@ class _StreamedCall:
 
 
 class ToolCalls:
-    """Completes the tool calls of one reply, whole or streamed, so that arguments are JSON and ids are present."""
+    """Completes the tool calls of one reply, whole or streamed.
+
+    Agents parse arguments as JSON and send the id back, so both must exist.
+    """
 
     def __init__(self, request: Mapping[str, Any]) -> None:
         self._request = request
@@ -219,13 +210,11 @@ class ToolCalls:
             for call in _list(choice["delta"].get("tool_calls")):
                 self._complete_fragment(place, call)
             if choice.get("finish_reason"):
-                streamed = self._streamed.get(place, {})
-                empty = [position for position, call in streamed.items() if not call.has_arguments]
-                if empty:
-                    rest = [{"index": position, "function": {"arguments": "{}"}} for position in empty]
-                    choice["delta"]["tool_calls"] = [*_list(choice["delta"].get("tool_calls")), *rest]
-                    for position in empty:
-                        streamed[position].has_arguments = True
+                for position, streamed in self._streamed.get(place, {}).items():
+                    if not streamed.has_arguments:
+                        streamed.has_arguments = True
+                        rest = {"index": position, "function": {"arguments": "{}"}}
+                        choice["delta"]["tool_calls"] = [*_list(choice["delta"].get("tool_calls")), rest]
 
     def _complete_fragment(self, place: int, call: dict[str, Any]) -> None:
         function = _function(call)

@@ -143,39 +143,36 @@ class DirectTransport:
     async def _events(self, response: aiohttp.ClientResponse) -> AsyncGenerator[tuple[str, bytes], None]:
         """Yield the name and data of each event; raise if there is none."""
         parser = EventParser()
-        size = 0
         unread: bytearray | None = bytearray()  # until the first event
-        async for piece in response.content.iter_any():
-            size += len(piece)
-            self._check_size(response, size)
-            if unread is not None:
-                unread += piece
-            for event in parser.feed(piece):
-                unread = None
-                yield event
-        for event in parser.feed(b"\n\n"):  # the last event may lack its blank line
-            unread = None
-            yield event
+        async with aclosing(self._pieces(response, end=b"\n\n")) as pieces:
+            async for piece in pieces:
+                if unread is not None:
+                    unread += piece
+                for event in parser.feed(piece):
+                    unread = None
+                    yield event
         if unread is not None:
-            content = bytes(unread)
-            check_reply(
-                self._endpoint, _decoded(content), "message", headers=response.headers, content=content
-            )
+            content, headers = bytes(unread).strip(), response.headers
+            check_reply(self._endpoint, _decoded(content), "message", headers=headers, content=content)
             words = f"the reply is not a stream: {excerpt(self._endpoint, content)}"
             raise call_error(self._endpoint, "invalid_reply", words)
 
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        content = bytearray()
+    async def _pieces(
+        self, response: aiohttp.ClientResponse, *, end: bytes = b""
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the reply in pieces, limited in size, and then ``end``."""
+        size = 0
         async for piece in response.content.iter_any():
-            content += piece
-            self._check_size(response, len(content))
-        return bytes(content)
+            size += len(piece)
+            if size > MAX_REPLY_BYTES:
+                response.close()
+                words = f"it is larger than {MAX_REPLY_BYTES} bytes"
+                raise call_error(self._endpoint, "invalid_reply", words, retryable=False)
+            yield piece
+        yield end
 
-    def _check_size(self, response: aiohttp.ClientResponse, size: int) -> None:
-        if size > MAX_REPLY_BYTES:
-            response.close()
-            words = f"it is larger than {MAX_REPLY_BYTES} bytes"
-            raise call_error(self._endpoint, "invalid_reply", words, retryable=False)
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        return b"".join([piece async for piece in self._pieces(response)])
 
     @asynccontextmanager
     async def _post(
@@ -193,39 +190,30 @@ class DirectTransport:
             words = f"the request cannot be written as JSON: {error}"
             raise call_error(endpoint, "bad_request", words) from None
         if self._session is None:
+            proxy = environment_proxy(self._url)
             self._session = open_session(
-                timeout_s=self._timeout_s,
-                keep_alive_s=_PROVIDER_KEEP_ALIVE_S,
-                proxy=environment_proxy(self._url),
+                timeout_s=self._timeout_s, keep_alive_s=_PROVIDER_KEEP_ALIVE_S, proxy=proxy
             )
-        options: dict[str, Any] = {}
-        if streaming:
-            # A long reply is allowed as long as data keeps arriving.
-            options["timeout"] = aiohttp.ClientTimeout(
-                total=None, sock_connect=min(_CONNECT_TIMEOUT_S, self._timeout_s), sock_read=self._timeout_s
-            )
+        timeout = self._session.timeout
+        if streaming:  # a long reply is allowed as long as data keeps arriving
+            timeout = aiohttp.ClientTimeout(sock_connect=timeout.sock_connect, sock_read=self._timeout_s)
         try:
             async with self._session.post(
-                self._url, data=data, headers=self._headers, allow_redirects=False, **options
+                self._url, data=data, headers=self._headers, allow_redirects=False, timeout=timeout
             ) as response:
                 if 300 <= response.status < 400:
                     # Following it would send the key and the conversation to an address from the reply.
                     target = _host_of(response.headers.get("Location", ""))
-                    raise call_error(
-                        endpoint,
-                        "not_found",
+                    words = (
                         f"it redirects{target and f' to {target}'} (HTTP {response.status}), which is not followed; "
-                        "set the address to the one that answers by itself",
+                        "set the address to the one that answers by itself"
                     )
+                    raise call_error(endpoint, "not_found", words)
                 if response.status != 200:
                     content = await self._read(response)
                     payload = _decoded(content)
-                    raise error_from_reply(
-                        endpoint,
-                        response.status,
-                        content if payload is None else payload,
-                        response.headers,
-                    )
+                    reply = content if payload is None else payload
+                    raise error_from_reply(endpoint, response.status, reply, response.headers)
                 yield response
         except asyncio.TimeoutError:
             raise call_error(endpoint, "timeout", f"no answer within {self._timeout_s:g} s") from None

@@ -11,7 +11,7 @@ import random
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,8 +34,6 @@ logging.getLogger("stamina").addHandler(logging.NullHandler())
 _T = TypeVar("_T")
 _Chunks = AsyncGenerator[dict[str, Any], None]
 
-_FIRST_WAIT_S = 0.5
-_LONGEST_WAIT_S = 30.0
 # Almost all rate limits are per minute, so six attempts must last longer than one.
 _LONGEST_RATE_LIMIT_WAIT_S = 60.0
 # A provider that asks for more means "come back tomorrow", so the call fails instead of waiting.
@@ -100,7 +98,6 @@ class ModelClient:
 
     @property
     def refused_parameters(self) -> set[str]:
-        """The parameters that the endpoint does not accept."""
         return {name for name, replacement in self._corrections.items() if replacement is None}
 
     async def complete(
@@ -146,20 +143,19 @@ class ModelClient:
             with trial:
                 if trial.num > 1:
                     restarted()
-                async with AsyncExitStack() as held:
-                    slot = await held.enter_async_context(self.limiter.slot())
+                async with self.limiter.slot() as slot:
                     first, rest = await self._send(request, slot, self._begin_stream)
-                    await held.enter_async_context(aclosing(rest))
-                    calls = ToolCalls(request.body)
-                    for chunk in first:
-                        calls.complete_chunk(chunk)
-                        yield chunk
-                    try:
-                        async for chunk in rest:
+                    async with aclosing(rest):
+                        calls = ToolCalls(request.body)
+                        for chunk in first:
                             calls.complete_chunk(chunk)
                             yield chunk
-                    except ModelCallError as error:
-                        raise self._failed(slot, error) from None
+                        try:
+                            async for chunk in rest:
+                                calls.complete_chunk(chunk)
+                                yield chunk
+                        except ModelCallError as error:
+                            raise self._failed(slot, error) from None
                 return
 
     async def _begin_stream(self, body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], _Chunks]:
@@ -180,19 +176,15 @@ class ModelClient:
         except ModelCallError as error:
             busy = error.category == "rate_limit" and error.retryable
             # Some reasoning models reject a limit that is too small to finish thinking; such a reply counts as success.
-            cut_short = (
-                error.category == "bad_request" and "output limit was reached" in error.provider_message
-            )
-            if not busy and not cut_short:
+            cut_short = "output limit was reached" in error.provider_message
+            if not busy and not (cut_short and error.category == "bad_request"):
                 raise
 
     def cost_of(self, usage: TokenUsage | None) -> float | None:
         """Return the cost of a call with this usage in USD, or None if unknown."""
-        if usage is None:
-            return None
-        if usage.stated_cost_usd is not None:
-            return usage.stated_cost_usd
-        return self._price.cost(usage) if self._price is not None else None
+        if usage is not None and usage.stated_cost_usd is None and self._price is not None:
+            return self._price.cost(usage)
+        return usage.stated_cost_usd if usage is not None else None
 
     @cached_property
     def _price(self) -> Price | None:
@@ -248,16 +240,8 @@ class ModelClient:
         return error
 
     def _trials(self, max_attempts: int) -> AsyncIterator[stamina.Attempt]:
-        return aiter(
-            stamina.retry_context(
-                on=_Backoff(),
-                attempts=max_attempts,
-                timeout=None,
-                wait_initial=_FIRST_WAIT_S,
-                wait_max=_LONGEST_WAIT_S,
-                wait_jitter=_FIRST_WAIT_S,
-            )
-        )
+        waits = {"wait_initial": 0.5, "wait_max": 30.0, "wait_jitter": 0.5}  # seconds
+        return aiter(stamina.retry_context(on=_Backoff(), attempts=max_attempts, timeout=None, **waits))
 
 
 class _Backoff:

@@ -121,13 +121,11 @@ def error_from_reply(
     except RecursionError:
         message = "the error in the reply is nested too deeply"
     category = _STATUSES.get(status) or ("server" if status >= 500 else "bad_request")
-    if category == "bad_request" and CONTEXT_LENGTH.search(
-        f"{error.get('code')} {error.get('type')} {message}"
-    ):
+    facts = f"{error.get('code')} {message}"
+    if category == "bad_request" and CONTEXT_LENGTH.search(f"{error.get('type')} {facts}"):
         category = "context_length"
     retryable: bool | None = None
-    out_of_credit = category == "rate_limit" and _OUT_OF_CREDIT.search(f"{error.get('code')} {message}")
-    if out_of_credit or status == 501:
+    if status == 501 or (category == "rate_limit" and _OUT_OF_CREDIT.search(facts)):
         retryable = False
     elif (advice := headers.get("x-should-retry")) in ("true", "false"):
         retryable = advice == "true"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -149,14 +149,11 @@ class ModelEndpoint:
         return f"{self.provider}|{self.base_url or ''}|{account}"
 
 
-def resolve_model(
-    model_path: str, env: Mapping[str, str], *, served: Mapping[str, tuple[str, str | None]] | None = None
-) -> ModelEndpoint:
-    """Find the provider of ``model_path``; ``served`` has the address and key of each built-in model."""
+def resolve_model(model_path: str, env: Mapping[str, str], *, served: Collection[str] = ()) -> ModelEndpoint:
+    """Find the provider of ``model_path``; a built-in model is one of ``served`` and has no address before its start."""
     path = model_path.strip()
-    if served and path in served:
-        base_url, key = served[path]
-        return ModelEndpoint(path, "osmosis", path.partition("/")[2], "openai", base_url, key)
+    if path in served:
+        return ModelEndpoint(path, "osmosis", path.partition("/")[2], "openai", None)
     name, model = split_model_path(path, served=served)
     variables = key_variables(name)
     key = _first(env, variables)
@@ -185,13 +182,13 @@ def resolve_model(
     return ModelEndpoint(path, name, model, "openai" if known else "litellm", base, key)
 
 
-def split_model_path(path: str, *, served: Mapping[str, object] | None = None) -> tuple[str, str]:
+def split_model_path(path: str, *, served: Collection[str] = ()) -> tuple[str, str]:
     """Split a model's name into provider and model; without a provider, it must be a well-known name."""
     provider, slash, model = path.partition("/")
     if not slash and (inferred := well_known_provider(path)) is not None:
         return inferred, path
     if not model or any(map(str.isspace, path)) or provider == "osmosis" or not is_provider(provider):
-        raise _unknown_name(path, served or {})
+        raise _unknown_name(path, served)
     return provider, model
 
 
@@ -211,7 +208,6 @@ def key_variables(provider: str) -> tuple[str, ...]:
 
 
 def credential_variables() -> frozenset[str]:
-    """Return every variable that contains a provider's credential."""
     of_providers = [*(provider.keys for provider in OPENAI_COMPATIBLE.values()), *_LITELLM_KEYS.values()]
     return frozenset(_CLOUD_CREDENTIALS).union(*of_providers)
 
@@ -225,7 +221,6 @@ def address_variables() -> dict[str, tuple[str, ...]]:
 
 
 def keyless_address_variables() -> frozenset[str]:
-    """Return the address variables of providers that need no key."""
     return frozenset().union(*(known.bases for known in OPENAI_COMPATIBLE.values() if known.is_local))
 
 
@@ -272,7 +267,7 @@ def _first(env: Mapping[str, str], names: tuple[str, ...]) -> str | None:
     return next((value for name in names if (value := env.get(name, "").strip())), None)
 
 
-def _unknown_name(path: str, served: Mapping[str, object]) -> OsmosisError:
+def _unknown_name(path: str, served: Collection[str]) -> OsmosisError:
     import difflib
 
     provider, slash, model = path.partition("/")

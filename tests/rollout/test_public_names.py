@@ -37,6 +37,10 @@ PATHS = {
     "osmosis_ai.rollout.integrations.agents.strands": "OsmosisRolloutModel OsmosisStrandsAgent "
     "StrandsAgentSampleSource",
     "osmosis_ai.rollout.controller": "CallbackListener CallbackStore LiteLLMBridge TerminalCallbackResult",
+    "osmosis_ai.rollout.controller.store": "CallbackStore DuplicateRegistrationError TerminalCallbackResult "
+    "UnknownRolloutIdError duplicate_callback_payload",
+    "osmosis_ai.rollout.controller.listener": "CallbackListener create_callback_app",
+    "osmosis_ai.rollout.controller.llm_bridge": "LiteLLMBridge",
     "osmosis_ai.rollout.driver": "RolloutDriver RolloutOutcome RolloutRunRequest",
     "osmosis_ai.rollout.http_driver": "HttpRolloutDriver RolloutProtocolError",
     "osmosis_ai.rollout.trajectory": "TrajectoryReport convert_sample_to_trajectory report_from_response "

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from osmosis_ai.controller.callbacks import AttemptTimeouts, RolloutProtocolError
 from osmosis_ai.controller.outcomes import Verdict, classify, failed
 from osmosis_ai.controller.record import MOST_TOKENS, Previews, TerminalRecord, previews_of, storable
 from osmosis_ai.controller.server_process import AttemptLostError
@@ -33,7 +32,7 @@ from osmosis_ai.rollout.extra_fields import (
 )
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.callbacks import TerminalCallbackResult
+    from osmosis_ai.controller.callbacks import AttemptTimeouts, TerminalCallbackResult
     from osmosis_ai.controller.model_proxy import LastCall, ModelProxy, RolloutUsage
     from osmosis_ai.controller.server_process import ServerPool
     from osmosis_ai.datasets import DatasetRow
@@ -212,6 +211,8 @@ class RunningAttempt:
 
     async def _run_rollout(self) -> AttemptLostError | None:
         """Run the rollout; return the error if its server was lost."""
+        from osmosis_ai.controller.callbacks import RolloutProtocolError
+
         attempt, timeouts = self.attempt, self._services.timeouts
         request = RolloutRunRequest(
             messages=attempt.row.messages,

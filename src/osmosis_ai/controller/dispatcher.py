@@ -26,14 +26,6 @@ from osmosis_ai.controller.attempt import (
     RunningAttempt,
     acknowledgement,
 )
-from osmosis_ai.controller.callbacks import (
-    AttemptTimeouts,
-    CallbackListener,
-    CallbackRolloutDriver,
-    CallbackStore,
-    HttpRolloutDriver,
-)
-from osmosis_ai.controller.remote_agents import RemoteAgent, RemoteAgentDriver
 from osmosis_ai.controller.server_process import RolloutServer, ServerPool, several
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.event_loop import LoopMonitor
@@ -41,9 +33,14 @@ from osmosis_ai.event_loop import LoopMonitor
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from osmosis_ai.controller.callbacks import TerminalCallbackResult
+    from osmosis_ai.controller.callbacks import (
+        AttemptTimeouts,
+        CallbackRolloutDriver,
+        TerminalCallbackResult,
+    )
     from osmosis_ai.controller.model_proxy import ModelProxy, RolloutUsage
     from osmosis_ai.controller.outcomes import LimitName
+    from osmosis_ai.controller.remote_agents import RemoteAgent
     from osmosis_ai.redaction import Redactor
 
 
@@ -246,6 +243,10 @@ class RolloutRunner:
         rate_limited: Callable[[], bool] = lambda: False,
         trajectory_root: Path | None = None,
     ) -> None:
+        # Only here: with aiohttp, they take longer to import than the rest of an evaluation.
+        from osmosis_ai.controller.callbacks import CallbackListener, CallbackStore
+        from osmosis_ai.controller.remote_agents import RemoteAgent, RemoteAgentDriver
+
         self._model_proxy, self._model_key = model_proxy, model_key
         self._callback_key = secrets.token_urlsafe(32)
         redact.add([self._model_key, self._callback_key])
@@ -407,6 +408,8 @@ class RolloutRunner:
     def _connect(self, base_url: str) -> CallbackRolloutDriver:
         if self._agent_driver is not None:
             return self._agent_driver
+        from osmosis_ai.controller.callbacks import HttpRolloutDriver
+
         return HttpRolloutDriver(
             rollout_base_url=base_url,
             callback_store=self._store,

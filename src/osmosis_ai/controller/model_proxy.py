@@ -398,12 +398,7 @@ class ModelProxy(ABC):
         return refusal(404, message, "unknown_endpoint")
 
     async def answer(
-        self,
-        request: web.Request,
-        rollout_id: str,
-        prepare: Prepare | None = None,
-        *,
-        keep_alive: bool = True,
+        self, request: web.Request, rollout_id: str, prepare: Prepare | None = None, keep_alive: bool = True
     ) -> web.StreamResponse:
         """Answer a model call of an authenticated agent."""
         try:
@@ -413,10 +408,8 @@ class ModelProxy(ABC):
             calls = self._find(rollout_id)
         except RefusedCallError as refused:
             return _error_response(refused)
-        recorded, retries = (
-            "recorded" in request.match_info,
-            request.headers.get("x-stainless-retry-count", "0"),
-        )
+        recorded = "recorded" in request.match_info
+        retries = request.headers.get("x-stainless-retry-count", "0")
         # SipHash is several times faster than BLAKE2, and a conversation is hashed at every turn.
         digest = hash(content)
         call = calls.find_repeated(digest, is_retry=retries.isdecimal() and int(retries) > 0)

@@ -118,6 +118,8 @@ class RolloutServer(Service):
         self.capacity: int | None = None
         """Maximum number of concurrent rollouts; None if unknown."""
         self._resources = AsyncExitStack()
+        self._listener: PrivateSocket | None = None
+        self._inner: InnerListener | None = None
         self._part = f"server-{spec.number}"
         self._has_warned = False
 
@@ -129,8 +131,7 @@ class RolloutServer(Service):
         return self.address
 
     async def start(self) -> None:
-        """Start the server and wait until it is healthy."""
-        self.rollout.artifact_root.mkdir(parents=True, exist_ok=True)
+        """Start the server, unless it was launched, and wait until it is healthy."""
         attempts = {"address in use": 1 if self.rollout.port else 2, "killed": 3}
         for attempt in itertools.count(1):
             try:
@@ -157,6 +158,32 @@ class RolloutServer(Service):
         return self._failed("ended", f"{what} ({limit.words})", status=status, hint=limit.remedy)
 
     async def _start_once(self) -> None:
+        try:
+            if self._process is None:
+                self.launch()
+            await super().start()
+            if self._listener is not None:
+                self._listener.let_go()
+            if self._inner is not None and self.callbacks is not None:
+                self._resources.push_async_callback(await self.callbacks.listen_on(self._inner.take()))
+        except OSError as error:
+            await self.stop()
+            raise ServiceError(
+                f"{self.spec.name} cannot be reached: {error.strerror or error}.",
+                "not started",
+                hint="make sure that the directory for temporary files (`TMPDIR`) is writable",
+            ) from error
+        self.capacity = _capacity(self.answer or {})
+        if self._listener is not None and self.base_url != self._listener.address and not self._has_warned:
+            self._has_warned = True
+            self.rollout.note(
+                "The rollout server listens on a port, so every user of this machine can send it rollouts. An entrypoint "
+                "that serves with uvicorn on the port in _OSMOSIS_ROLLOUT_PORT gets a private socket instead."
+            )
+
+    def launch(self) -> None:
+        """Start the process; :meth:`start` waits for it, and launches it again if this raised an error."""
+        self.rollout.artifact_root.mkdir(parents=True, exist_ok=True)
         rollout, sandbox, callbacks = self.rollout, self.rollout.sandbox, self.callbacks
         port = rollout.port or free_port()
         # Another server there could pass for this one: some entrypoints do not report their identity.
@@ -179,52 +206,32 @@ class RolloutServer(Service):
         }
         program = [str(rollout.python), _server_bootstrap.__file__, rollout.entrypoint]
         addresses = [f"http://{_LOOPBACK[0]}:{port}"]
-        listener = inner = None
-        try:
-            if not rollout.port:
-                listener = PrivateSocket()
-                self._resources.callback(listener.remove)
-                env[LISTENER_ENV] = str(listener.fileno())
-                # The port of a server in a sandbox is out of reach.
-                addresses = [listener.address, *(addresses if sandbox is None else [])]
-            if sandbox is not None and sandbox.network == "none" and callbacks is not None:
-                inner = InnerListener(callbacks.port)
-                self._resources.callback(inner.close)
-                env[ONLY_ADDRESS_ENV] = inner.authority
-                program = inner.command(rollout.python, program)
-            command: list[str] | SandboxedProgram = program
-            if sandbox is not None:
-                cwd = rollout.rollout_dir.resolve()
-                command = sandbox.command(program, cwd=cwd, writable=[artifact_root], part=self._part)
-            self.spec = replace(
-                self.spec,
-                command=command,
-                env=env,
-                addresses=addresses,
-                pass_fds=[each.fileno() for each in (listener, inner) if each is not None],
-                is_ours=lambda headers, body: (
-                    (headers.get(INSTANCE_HEADER) or body.get("instance_id")) in (None, identity)
-                ),
-            )
-            await super().start()
-            if listener is not None:
-                listener.let_go()
-            if inner is not None and callbacks is not None:
-                self._resources.push_async_callback(await callbacks.listen_on(inner.take()))
-        except OSError as error:
-            await self.stop()
-            raise ServiceError(
-                f"{self.spec.name} cannot be reached: {error.strerror or error}.",
-                "not started",
-                hint="make sure that the directory for temporary files (`TMPDIR`) is writable",
-            ) from error
-        self.capacity = _capacity(self.answer or {})
-        if listener is not None and self.base_url != listener.address and not self._has_warned:
-            self._has_warned = True
-            rollout.note(
-                "The rollout server listens on a port, so every user of this machine can send it rollouts. An entrypoint "
-                "that serves with uvicorn on the port in _OSMOSIS_ROLLOUT_PORT gets a private socket instead."
-            )
+        if not rollout.port:
+            listener = self._listener = PrivateSocket()
+            self._resources.callback(listener.remove)
+            env[LISTENER_ENV] = str(listener.fileno())
+            # The port of a server in a sandbox is out of reach.
+            addresses = [listener.address, *(addresses if sandbox is None else [])]
+        if sandbox is not None and sandbox.network == "none" and callbacks is not None:
+            inner = self._inner = InnerListener(callbacks.port)
+            self._resources.callback(inner.close)
+            env[ONLY_ADDRESS_ENV] = inner.authority
+            program = inner.command(rollout.python, program)
+        command: list[str] | SandboxedProgram = program
+        if sandbox is not None:
+            cwd = rollout.rollout_dir.resolve()
+            command = sandbox.command(program, cwd=cwd, writable=[artifact_root], part=self._part)
+        self.spec = replace(
+            self.spec,
+            command=command,
+            env=env,
+            addresses=addresses,
+            pass_fds=[each.fileno() for each in (self._listener, self._inner) if each is not None],
+            is_ours=lambda headers, body: (
+                (headers.get(INSTANCE_HEADER) or body.get("instance_id")) in (None, identity)
+            ),
+        )
+        self._spawn()
 
 
 def _capacity(health: Mapping[str, Any]) -> int | None:
@@ -285,8 +292,10 @@ async def prepare_server(
 
 
 def several(server: RolloutServer, count: int) -> list[RolloutServer]:
-    """Return ``count`` servers like ``server``, not started, which share one budget of restarts."""
-    deaths = Deaths(whose="the rollout's servers" if count > 1 else None)
+    """Return ``server``, or ``count`` servers like it, not started, which share one budget of restarts."""
+    if count == 1:
+        return [server]
+    deaths = Deaths(whose="the rollout's servers")
     servers = [RolloutServer(replace(server.rollout, number=n, of=count)) for n in range(1, count + 1)]
     for each in servers:
         each.callbacks, each.deaths = server.callbacks, deaths

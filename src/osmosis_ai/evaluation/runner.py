@@ -53,11 +53,12 @@ from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
 from osmosis_ai.evaluation.sources import RemoteSource, RolloutSource
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, EvalRunSpec, Spending, Spent
 from osmosis_ai.files import cache_dir as default_cache_dir
+from osmosis_ai.processes import ServiceError
 from osmosis_ai.redaction import Redactor, exposure_warnings
 
 if TYPE_CHECKING:
     from osmosis_ai.controller.dispatcher import RolloutRunner
-    from osmosis_ai.controller.model_proxy import RolloutUsage
+    from osmosis_ai.controller.model_proxy import ProviderProxy, RolloutUsage
     from osmosis_ai.controller.remote_agents import RemoteAgent
     from osmosis_ai.controller.server_process import AttemptLostError, RolloutServer
     from osmosis_ai.datasets import Selection
@@ -301,17 +302,20 @@ class _Session(AttemptResults):
             raise
 
     async def _make_attempts(self) -> Stop | None:
-        from osmosis_ai.controller.callbacks import AttemptTimeouts
-        from osmosis_ai.controller.dispatcher import RolloutRunner
-        from osmosis_ai.controller.model_proxy import ProviderProxy
+        run = self._run
 
-        run, proxy = self._run, ProviderProxy()
+        async def start_servers(stack: AsyncExitStack) -> tuple[RolloutRunner, ProviderProxy]:
+            server = await launching
+            # Imported while the server starts.
+            from osmosis_ai.controller.callbacks import AttemptTimeouts
+            from osmosis_ai.controller.dispatcher import RolloutRunner
+            from osmosis_ai.controller.model_proxy import ProviderProxy
 
-        async def start_servers(stack: AsyncExitStack) -> RolloutRunner:
+            proxy = ProviderProxy()
             runner = RolloutRunner(
                 proxy,
                 model_key=secrets.token_urlsafe(32),
-                server=await self._prepare_server(run),
+                server=server,
                 servers=run.servers,
                 timeouts=AttemptTimeouts(
                     run.spec.evaluation.agent_workflow_timeout_s, run.spec.evaluation.grader_timeout_s
@@ -321,22 +325,26 @@ class _Session(AttemptResults):
                 log=self._log.write,
                 rate_limited=lambda: proxy.client.limiter.is_rate_limited,
             )
-            # Imported while the servers start: later, the first metrics would delay the rollouts.
+            # Later, the import for the first metrics would delay the rollouts.
             loading = asyncio.create_task(asyncio.to_thread(load_distributions))
             await stack.enter_async_context(runner)
             await loading
-            return runner
+            return runner, proxy
 
         async with AsyncExitStack() as model, AsyncExitStack() as servers:  # the servers stop first
+            launching = asyncio.create_task(self._launch_server(run, servers))
+            # The import of the model's client would delay the launch, but building an environment takes long.
+            await asyncio.wait({launching}, timeout=0.1)
             opening = asyncio.create_task(self._open_model(model))
             starting = asyncio.create_task(start_servers(servers))
             try:
-                client, runner = await asyncio.gather(opening, starting)
+                client, (runner, proxy) = await asyncio.gather(opening, starting)
                 proxy.connect(client)
             finally:
-                opening.cancel()
-                starting.cancel()
-                await asyncio.gather(opening, starting, return_exceptions=True)
+                tasks = launching, opening, starting
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
             stop = await self._dispatch(runner)
             if "seed" in client.refused_parameters:
                 self._note(
@@ -344,8 +352,8 @@ class _Session(AttemptResults):
                 )
             return stop
 
-    async def _prepare_server(self, run: EvalRunner) -> RolloutServer | RemoteAgent:
-        """Return the server of the agent, not yet started."""
+    async def _launch_server(self, run: EvalRunner, stack: AsyncExitStack) -> RolloutServer | RemoteAgent:
+        """Return the agent's server; its process is launched if it is the only one, and stopped by ``stack``."""
         from osmosis_ai.controller.server_process import prepare_server
 
         self._hooks.stage("preparing the rollout's environment")
@@ -372,6 +380,10 @@ class _Session(AttemptResults):
         self._hooks.environment(environment.description)
         servers = "server" if run.servers == 1 else f"{run.servers} servers"
         self._hooks.stage(f"starting the rollout's {servers}")
+        if run.servers == 1 and rollout.sandbox is None:
+            stack.push_async_callback(server.stop)
+            with contextlib.suppress(OSError, ServiceError):  # the start tries again and reports
+                server.launch()
         return server
 
     async def _open_model(self, stack: AsyncExitStack) -> ModelClient:

@@ -133,12 +133,11 @@ class Service:
         return self._running().pid
 
     async def start(self) -> None:
-        if self._process is not None:
+        if self.answer is not None:
             raise RuntimeError(f"{self.spec.name} was started before")
         self._failure = None
         try:
-            process = self._spawn()
-            self.answer = await self._ready(process)
+            self.answer = await self._ready(self._process or self._spawn())
         except BaseException as error:
             await self.stop()
             self._failure = error if isinstance(error, ServiceError) else None

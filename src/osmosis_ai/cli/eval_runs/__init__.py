@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from enum import Enum
-from importlib import import_module
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -175,8 +173,6 @@ def run(
 
     # First, because the agent is another program of this user and must not read this process's keys.
     disable_inspection(os.environ)
-    # A third of this import loads certificates without the interpreter's lock: it overlaps with the other imports.
-    threading.Thread(target=import_module, args=("aiohttp",)).start()
     from osmosis_ai import event_loop
     from osmosis_ai.evaluation.spec import EvalRunOptions
     from osmosis_ai.services.eval_runs.run import EvalRunRequest, prepare_eval_run, run_eval

@@ -14,19 +14,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import stamina
 
 from osmosis_ai.llm.errors import ModelCallError, call_error
 from osmosis_ai.llm.limiter import Limiter, Slot, shared_limiter
+from osmosis_ai.llm.litellm_backend import LiteLLMTransport
 from osmosis_ai.llm.prices import Price, TokenUsage, price_of, read_usage
 from osmosis_ai.llm.providers import OPENAI_COMPATIBLE, ModelEndpoint, key_variables
 from osmosis_ai.llm.replies import ToolCalls, dumps, excerpt
 from osmosis_ai.llm.transport import DirectTransport
-
-if TYPE_CHECKING:
-    from osmosis_ai.llm.litellm_backend import LiteLLMTransport
 
 # stamina logs every scheduled retry; without a handler, Python prints these records to stderr.
 logging.getLogger("stamina").addHandler(logging.NullHandler())
@@ -66,11 +64,9 @@ class ModelClient:
         self.endpoint = endpoint
         self._max_connections = max_connections
         self._max_attempts = max_attempts
-        self._transport: DirectTransport | LiteLLMTransport
         self._corrections: dict[str, str | None] = {}
+        self._transport: DirectTransport | LiteLLMTransport
         if endpoint.transport == "litellm":
-            from osmosis_ai.llm.litellm_backend import LiteLLMTransport
-
             self._transport = LiteLLMTransport(endpoint, timeout_s=request_timeout_s)
         else:
             self._transport = DirectTransport(endpoint, timeout_s=request_timeout_s)

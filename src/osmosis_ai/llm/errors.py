@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from osmosis_ai.errors import ErrorCode, OsmosisError
+from osmosis_ai.llm.providers import ModelEndpoint
 from osmosis_ai.retry_after import retry_after_s
-
-if TYPE_CHECKING:
-    from osmosis_ai.llm.providers import ModelEndpoint
 
 Category = Literal[
     "rate_limit",

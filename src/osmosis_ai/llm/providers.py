@@ -6,7 +6,6 @@ names of providers apply. Only :attr:`ModelEndpoint.api_key` contains a key, and
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -145,6 +144,8 @@ class ModelEndpoint:
     @property
     def limiter_key(self) -> str:
         """Identifies a rate limit: the provider's address and account."""
+        import hashlib
+
         account = hashlib.sha256((self.api_key or "").encode()).hexdigest()[:12]
         return f"{self.provider}|{self.base_url or ''}|{account}"
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
-
-import orjson
+from typing import Any, Literal, get_args
 
 from osmosis_ai.llm.errors import ModelCallError, beginning, call_error, error_from_reply
-
-if TYPE_CHECKING:
-    from osmosis_ai.llm.providers import ModelEndpoint
+from osmosis_ai.llm.providers import ModelEndpoint
 
 Part = Literal["message", "delta"]
 """The key of the text in a choice: ``message`` in a whole reply, ``delta`` in a chunk of a stream."""
@@ -39,6 +34,8 @@ _MESSAGE_KEYS = frozenset(
 
 def loads(content: bytes) -> Any:
     """Read JSON. Models can produce a lone surrogate, which orjson rejects and the standard library does not."""
+    import orjson
+
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:
@@ -49,6 +46,8 @@ def loads(content: bytes) -> Any:
 
 
 def dumps(value: Any) -> bytes:
+    import orjson
+
     try:
         return orjson.dumps(value)
     except TypeError:
@@ -249,6 +248,8 @@ class ToolCalls:
         streamed.has_arguments |= function is None or bool(function["arguments"])
 
     def _new_id(self, place: int, position: int) -> str:
+        import hashlib
+
         if self._digest is None:
             self._digest = hashlib.sha256(dumps(self._request)).digest()
         return f"call_{hashlib.sha256(self._digest + f'{place}.{position}'.encode()).hexdigest()[:24]}"

@@ -221,8 +221,6 @@ class ModelClient:
             slot.refused = True
         if error.retryable and error.retry_after_s is not None and error.status in (429, 503):
             self.limiter.pause(min(error.retry_after_s, _LONGEST_WAIT_ASKED_S))
-        if error.hint is not None:
-            return error
         known = OPENAI_COMPATIBLE.get(self.endpoint.provider)
         keys = key_variables(self.endpoint.provider)
         address = (self.endpoint.base_url or "").partition("?")[0]  # a query may contain a key

@@ -77,7 +77,6 @@ class ModelCallError(OsmosisError):
         retryable: bool | None = None,
         retry_after_s: float | None = None,
         body: Mapping[str, Any] | None = None,
-        hint: str | None = None,
     ) -> None:
         # A lone surrogate cannot be printed.
         self.provider_message = provider_message.strip().encode("utf-8", "replace").decode()
@@ -87,7 +86,6 @@ class ModelCallError(OsmosisError):
             f"`{model_path}`" + (f" (HTTP {status})" if status else "") + f": {self.summary}",
             code=code,
             details={"category": category, "status": status, "model_path": model_path},
-            hint=hint,
         )
         self.category: Category = category
         self.status = status

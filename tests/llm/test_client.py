@@ -16,12 +16,11 @@ import stamina
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osmosis_ai.llm import direct
-from osmosis_ai.llm.client import ModelCallError, ModelClient
-from osmosis_ai.llm.errors import error_from_reply, redact
-from osmosis_ai.llm.providers import ModelEndpoint, resolve_model
-from osmosis_ai.llm.sse import EventParser
-from osmosis_ai.llm.transport import environment_proxy, is_loopback, open_session
+from osmosis_ai.llm import transport
+from osmosis_ai.llm.client import ModelClient
+from osmosis_ai.llm.errors import ModelCallError, error_from_reply, redact
+from osmosis_ai.llm.providers import ModelEndpoint, is_loopback, resolve_model
+from osmosis_ai.llm.transport import EventParser, environment_proxy, open_session
 from tests.standin_model import Reply, StandInModel, error_reply
 
 SECRET = "sk-very-secret-0123456789"
@@ -64,7 +63,7 @@ async def test_a_call_returns_the_provider_s_reply_its_usage_and_its_cost(model:
 async def test_a_reply_without_end_is_broken_off_and_not_asked_for_again(
     model: StandInModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct, "MAX_REPLY_BYTES", 10_000)
+    monkeypatch.setattr(transport, "MAX_REPLY_BYTES", 10_000)
     for status in (200, 500):
         model.script(Reply(status=status, body=b"x" * 20_000))
         async with client(model) as calling:
@@ -75,7 +74,7 @@ async def test_a_reply_without_end_is_broken_off_and_not_asked_for_again(
 async def test_a_stream_without_end_is_broken_off(
     model: StandInModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct, "MAX_REPLY_BYTES", 10_000)
+    monkeypatch.setattr(transport, "MAX_REPLY_BYTES", 10_000)
     model.script(Reply(chunks=[{"choices": [{"delta": {"content": "x" * 1000}}]}] * 20))
     async with client(model) as calling:
         with pytest.raises(ModelCallError, match="larger than 10000 bytes"):
@@ -173,7 +172,6 @@ async def test_passing_trouble_is_tried_again(model: StandInModel, trouble: Repl
     async with client(model) as calling:
         completion = await calling.complete(HELLO)
         assert completion.attempts == 3
-        assert calling.snapshot().retries == 2
     assert completion.response["choices"][0]["message"]["content"] == "at last"
 
 
@@ -244,10 +242,10 @@ async def test_a_reply_that_takes_too_long_is_a_timeout(model: StandInModel) -> 
 async def test_a_rate_limit_cuts_the_concurrency_and_is_counted(model: StandInModel) -> None:
     model.script(error_reply(429, "slow down"))
     async with client(model, max_connections=10) as calling:
-        await calling.complete(HELLO)
-        stats = calling.snapshot()
-    assert (stats.limit, stats.rate_limited, stats.retries) == (8, 1, 1)
-    assert (stats.in_flight, stats.waiting) == (0, 0)
+        completion = await calling.complete(HELLO)
+        limiter = calling.limiter
+    assert (limiter.limit, limiter.refusals, completion.attempts) == (8, 1, 2)
+    assert (limiter.in_flight, limiter.waiting) == (0, 0)
 
 
 async def test_everyone_waits_when_one_is_told_how_long(model: StandInModel) -> None:
@@ -255,13 +253,13 @@ async def test_everyone_waits_when_one_is_told_how_long(model: StandInModel) -> 
     async with client(model) as one, client(model) as other:
         with stamina.set_testing(True, attempts=1, cap=True):
             await failure(one)
-        assert one.snapshot().rate_limited == 1
+        assert one.limiter.refusals == 1
         model.script(error_reply(429, "slow down", retry_after_ms="120000"))
         with stamina.set_testing(True, attempts=1, cap=True):
             waiting = asyncio.create_task(failure(other))
             for _ in range(5):
                 await asyncio.sleep(0)
-        assert other.snapshot().waiting == 1
+        assert other.limiter.waiting == 1
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
 
@@ -288,9 +286,9 @@ async def test_a_seed_of_ours_is_left_out_where_it_is_refused_and_that_is_rememb
     )
     async with client(model) as calling:
         for _ in range(2):
-            await calling.complete({**HELLO, "seed": 7}, optional={"seed"})
-        assert calling.snapshot().refused_parameters == ("seed",)
-        assert calling.snapshot().retries == 0
+            completion = await calling.complete({**HELLO, "seed": 7}, optional={"seed"})
+            assert completion.attempts == 1
+        assert calling.refused_parameters == {"seed"}
     assert ["seed" in request.body for request in model.requests] == [True, False, False]
 
 
@@ -371,7 +369,7 @@ async def test_a_stream_is_tried_again_before_its_first_chunk(model: StandInMode
     model.script(trouble)
     async with client(model) as calling:
         assert await chunks_of(calling)
-        assert calling.snapshot().in_flight == 0
+        assert calling.limiter.in_flight == 0
     assert len(model.requests) == 2
 
 
@@ -405,7 +403,7 @@ async def test_a_stream_that_breaks_after_its_first_chunk_starts_again_and_then_
         assert "".join(delta.get("content") or "" for delta in said) == "whole"
         with pytest.raises(ModelCallError) as caught:
             await chunks_of(calling)
-        assert calling.snapshot().in_flight == 0
+        assert calling.limiter.in_flight == 0
     assert (caught.value.category, len(model.requests)) == (category, 4)
 
 
@@ -541,9 +539,9 @@ async def test_leaving_a_stream_early_gives_the_turn_back(model: StandInModel) -
     async with client(model, max_connections=1) as calling:
         stream = calling.stream(HELLO, restarted=list)
         await anext(stream)
-        assert calling.snapshot().in_flight == 1
+        assert calling.limiter.in_flight == 1
         await stream.aclose()
-        assert calling.snapshot().in_flight == 0
+        assert calling.limiter.in_flight == 0
 
 
 # Preflight
@@ -593,19 +591,19 @@ async def test_a_redirect_is_told_and_neither_key_nor_conversation_follow_it(str
     endpoint = ModelEndpoint(
         "openai/m", "openai", "m", "openai", f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "sk-canary"
     )
-    transport = direct.DirectTransport(endpoint, timeout_s=60)
+    direct = transport.DirectTransport(endpoint, timeout_s=60)
 
     async def call() -> None:
         if streaming:
-            _ = [chunk async for chunk in transport.stream({"messages": []})]
+            _ = [chunk async for chunk in direct.stream({"messages": []})]
         else:
-            await transport.complete({"messages": []})
+            await direct.complete({"messages": []})
 
     try:
         with pytest.raises(ModelCallError, match=r"redirects to http://127\.0\.0\.1 \(HTTP 307\)") as refused:
             await call()
     finally:
-        await transport.aclose()
+        await direct.aclose()
         await runner.cleanup()
     assert asked == ["/v1/chat/completions"] and "canary" not in refused.value.message
     assert not refused.value.retryable
@@ -685,7 +683,8 @@ async def test_no_part_of_a_key_is_shown(model: StandInModel, reply: Reply, tran
 
 def refusal(status: int, payload: Any, **headers: str) -> Any:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return error_from_reply(status, payload, named, model_path="openai/m", secrets=[SECRET])
+    endpoint = ModelEndpoint("openai/m", "openai", "m", "openai", None, SECRET)
+    return error_from_reply(endpoint, status, payload, named)
 
 
 @pytest.mark.parametrize(
@@ -808,7 +807,7 @@ EVENTS = [("", b'{"a": "\xc3\xa9"}'), ("error", b"no space"), ("", b"two\nlines"
 def parse(pieces: list[bytes]) -> list[tuple[str, bytes]]:
     parser = EventParser()
     events = [event for piece in pieces for event in parser.feed(piece)]
-    return [*events, *parser.end()]
+    return [*events, *parser.feed(b"\n\n")]
 
 
 def test_events_comments_and_both_line_ends_are_understood() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_ai.llm import limiter as limiter_module
-from osmosis_ai.llm.limiter import AdaptiveLimit, Limiter, shared_limiter
+from osmosis_ai.llm.limiter import Limiter, shared_limiter
 
 
 class Clock:
@@ -24,31 +24,31 @@ EVENTS = st.lists(st.one_of(st.booleans(), st.integers(min_value=0, max_value=5)
 
 @given(ceiling=st.integers(1, 500), events=EVENTS)
 def test_the_limit_stays_between_one_and_the_ceiling(ceiling: int, events: list[bool | int]) -> None:
-    limit = AdaptiveLimit(ceiling)
+    limit = Limiter(ceiling)
     for event in events:
         if isinstance(event, bool):
             limit.answered(saturated=event)
         else:
             limit.refused(limit.epoch - event)
-        assert 1 <= limit.value <= ceiling
+        assert 1 <= limit.limit <= ceiling
 
 
 def test_until_the_first_refusal_the_limit_doubles_with_every_round_of_answers() -> None:
-    limit = AdaptiveLimit(1000)
+    limit = Limiter(1000)
     for expected in (40, 80, 160):
-        for _ in range(limit.value):
+        for _ in range(limit.limit):
             limit.answered(saturated=True)
-        assert limit.value == expected
+        assert limit.limit == expected
 
 
 @given(start=st.integers(1, 400))
 def test_after_a_refusal_a_round_of_answers_adds_a_twentieth_but_at_least_one(start: int) -> None:
-    limit = AdaptiveLimit(10_000, start=start)
+    limit = Limiter(10_000, start=start)
     limit.refused(limit.epoch)
-    before = limit.value
+    before = limit.limit
     for _ in range(before + 1):
         limit.answered(saturated=True)
-    assert before + 1 <= limit.value <= before + 2 + before * 0.06
+    assert before + 1 <= limit.limit <= before + 2 + before * 0.06
 
 
 async def test_no_more_calls_run_than_the_limit_allows_and_all_get_their_turn() -> None:
@@ -140,7 +140,7 @@ async def test_users_of_one_account_share_a_limiter_and_its_highest_ceiling() ->
     assert shared_limiter("b", ceiling=2) is not one
     shared_limiter("a", ceiling=40)
     for _ in range(100):
-        one._limit.answered(saturated=True)
+        one.answered(saturated=True)
     assert one.limit == 40
 
 

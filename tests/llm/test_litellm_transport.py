@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.llm.client import ModelCallError, ModelClient
+from osmosis_ai.llm.client import ModelClient
+from osmosis_ai.llm.errors import ModelCallError
 from osmosis_ai.llm.providers import ModelEndpoint
 from tests.standin_model import Reply, StandInModel, error_reply
 
@@ -75,7 +76,7 @@ async def test_a_stream_survives_with_tools_logprobs_reasoning_and_usage(model: 
             chunk
             async for chunk in calling.stream({**HELLO, "tools": [TOOL], "logprobs": True}, restarted=list)
         ]
-        assert calling.snapshot().in_flight == 0
+        assert calling.limiter.in_flight == 0
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     assert "".join(choice["delta"].get("content") or "" for choice in choices) == "one two"
     assert "".join(choice["delta"].get("reasoning_content") or "" for choice in choices) == "hm"
@@ -119,7 +120,7 @@ async def test_a_broken_stream_is_an_error_of_ours(model: StandInModel) -> None:
         await anext(stream)
         with pytest.raises(ModelCallError):
             await anext(stream)
-        assert calling.snapshot().in_flight == 0
+        assert calling.limiter.in_flight == 0
 
 
 async def test_a_request_cannot_choose_where_it_goes_nor_with_which_key(
@@ -163,7 +164,7 @@ def test_it_is_not_imported_before_the_first_call() -> None:
         "import sys; from osmosis_ai.llm.client import ModelClient; "
         "from osmosis_ai.llm.providers import resolve_model; "
         "assert resolve_model('claude-sonnet-4-5', {'ANTHROPIC_API_KEY': 'k'}); "
-        "import osmosis_ai.llm.litellm_transport; "
+        "import osmosis_ai.llm.litellm_backend; "
         "assert 'litellm' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

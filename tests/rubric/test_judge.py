@@ -108,7 +108,7 @@ async def test_rate_limits_and_failures_of_the_server_are_waited_out(model: Stan
     )
     async with judge_of(model) as judge:
         judgement = await judge.score(TASK)
-        assert judge.snapshot().rate_limited == 1
+        assert judge.limiter.refusals == 1
     assert (judgement.score, judgement.retries) == (0.5, 3)
 
 

@@ -25,7 +25,7 @@ _env_file: EnvFile | None = None
 
 def prepare_environment(output: OutputContext, *, env_file: Path | None, platform: str | None) -> None:
     """Read the environment file and apply ``--platform``."""
-    from osmosis_ai.llm.file_addresses import set_file_addresses
+    from osmosis_ai.llm.providers import FILE_ADDRESSES
     from osmosis_ai.workspace.git import checkout_root
 
     for name in (TOKEN_ENV, PLATFORM_URL_ENV, TOKEN_PLATFORM_ENV):
@@ -33,7 +33,7 @@ def prepare_environment(output: OutputContext, *, env_file: Path | None, platfor
             del os.environ[name]
     global _env_file
     _env_file = None
-    set_file_addresses({})
+    FILE_ADDRESSES.clear()
     path = env_file or (checkout_root(Path.cwd()) or Path.cwd()) / ".env"
     # Some people keep a virtual environment in `.env`.
     if env_file is not None or (path.exists() and not path.is_dir()):

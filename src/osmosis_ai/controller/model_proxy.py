@@ -19,12 +19,16 @@ from aiohttp import web
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.llm.client import ModelClient
-from osmosis_ai.llm.completion import TokenUsage, read_usage
 from osmosis_ai.llm.errors import Category, ModelCallError
-from osmosis_ai.llm.finish_reasons import FinishReason
-from osmosis_ai.llm.providers import OPENAI_COMPATIBLE, ModelEndpoint, key_variables, resolve_model
-from osmosis_ai.llm.transport import openai_base_url
-from osmosis_ai.llm.wire_json import dumps, loads
+from osmosis_ai.llm.prices import TokenUsage, read_usage
+from osmosis_ai.llm.providers import (
+    OPENAI_COMPATIBLE,
+    ModelEndpoint,
+    key_variables,
+    openai_base_url,
+    resolve_model,
+)
+from osmosis_ai.llm.replies import FinishReason, dumps, loads
 
 logger = logging.getLogger(__name__)
 

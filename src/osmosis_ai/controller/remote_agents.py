@@ -39,8 +39,9 @@ from osmosis_ai.controller.callbacks import (
 )
 from osmosis_ai.controller.model_proxy import RefusedCallError, refusal
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.llm.transport import connection_failure, is_loopback, open_session
-from osmosis_ai.llm.wire_json import loads
+from osmosis_ai.llm.providers import is_loopback
+from osmosis_ai.llm.replies import loads
+from osmosis_ai.llm.transport import connection_failure, open_session
 from osmosis_ai.rollout.extra_fields import CANCELLED, LoopOutcome
 from osmosis_ai.rollout.types import (
     GraderCompleteRequest,

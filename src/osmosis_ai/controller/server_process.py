@@ -23,7 +23,7 @@ from osmosis_ai.controller import _server_bootstrap
 from osmosis_ai.controller._server_bootstrap import INSTANCE_ENV, INSTANCE_HEADER, LISTENER_ENV
 from osmosis_ai.controller.environments import RolloutEnvironment, prepare_environment, running_environment
 from osmosis_ai.errors import OsmosisError, reason_of
-from osmosis_ai.llm.transport import ONLY_ADDRESS_ENV
+from osmosis_ai.llm.providers import ONLY_ADDRESS_ENV
 from osmosis_ai.processes import (
     Deaths,
     PrivateSocket,

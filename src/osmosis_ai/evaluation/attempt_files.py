@@ -42,7 +42,7 @@ from osmosis_ai.evaluation.run_directory import (
 )
 from osmosis_ai.evaluation.run_log import RunLog
 from osmosis_ai.files import open_regular
-from osmosis_ai.llm.wire_json import dumps, loads
+from osmosis_ai.llm.replies import dumps, loads
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.artifacts import DIAGNOSTICS_FILE, PENDING_TRAJECTORY_FILE
 

@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from osmosis_ai.evaluation.lenient_json import as_number, as_objects, as_table, as_text, read_object
-from osmosis_ai.llm.finish_reasons import FLAGGED_NAMES, canonical
+from osmosis_ai.llm.replies import FLAGGED_NAMES, canonical
 
 LARGEST_CONVERSATION_BYTES = 32 << 20
 """A larger file is not read: a page of it would take seconds."""

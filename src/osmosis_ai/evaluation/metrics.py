@@ -50,7 +50,7 @@ from osmosis_ai.evaluation.statistics import (
     percentiles,
 )
 from osmosis_ai.evaluation.variance import FlakyRows, VarianceShares, flaky_rows, variance_shares
-from osmosis_ai.llm.finish_reasons import FLAGGED, FLAGGED_NAMES
+from osmosis_ai.llm.replies import FLAGGED, FLAGGED_NAMES
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from osmosis_ai.controller.outcomes import ERROR_SOURCES, STATUSES, Status
 from osmosis_ai.controller.record import TerminalRecord
-from osmosis_ai.llm.finish_reasons import FLAGGED
+from osmosis_ai.llm.replies import FLAGGED
 
 if TYPE_CHECKING:
     import numpy as np

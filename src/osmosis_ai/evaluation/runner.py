@@ -323,7 +323,7 @@ class _Session(AttemptResults):
                 redact=run.redact,
                 note=self._note,
                 log=self._log.write,
-                rate_limited=lambda: proxy.client.rate_limit_holds(),
+                rate_limited=lambda: proxy.client.limiter.is_rate_limited,
             )
             # Later, the import for the first metrics would delay the rollouts.
             loading = asyncio.create_task(asyncio.to_thread(load_distributions))
@@ -346,7 +346,7 @@ class _Session(AttemptResults):
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
             stop = await self._dispatch(runner)
-            if "seed" in client.snapshot().refused_parameters:
+            if "seed" in client.refused_parameters:
                 self._note(
                     "The model's endpoint does not accept a seed. Another run gives different results."
                 )

@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +109,7 @@ async def open_policy(
     from osmosis_ai.llm.providers import resolve_model
 
     if adapter is None and model_path not in served_models():
-        endpoint = resolve_model(model_path, env, served=dict.fromkeys(served_models(), ("", None)))
+        endpoint = resolve_model(model_path, env, served=served_models())
         with _exported(env if endpoint.transport == "litellm" else {}):
             yield endpoint
         return
@@ -123,7 +123,8 @@ async def open_policy(
     async with server:
         watch = asyncio.create_task(report_death())
         try:
-            yield resolve_model(model_path, env, served={model_path: (server.base_url, server.api_key)})
+            endpoint = resolve_model(model_path, env, served=[model_path])
+            yield replace(endpoint, base_url=server.base_url, api_key=server.api_key)
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)

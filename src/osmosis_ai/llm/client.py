@@ -1,34 +1,30 @@
 """A client for many concurrent calls of one model.
 
 A call first waits for a slot (``llm.limiter``). It is retried only if a retry can help: after rate limits, timeouts,
-lost connections and server errors. The slot is released while a call waits for its next attempt. A stream is retried
-only before its first chunk, so that its output never changes after it was shown.
+lost connections and server errors. The slot is released while a call waits for its next attempt.
 """
 
 from __future__ import annotations
 
 import logging
 import random
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from contextlib import aclosing
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
 import stamina
 
-from osmosis_ai.llm.completion import Completion, TokenUsage, read_usage
-from osmosis_ai.llm.direct import DirectTransport, ModelTransport
-from osmosis_ai.llm.errors import ModelCallError
+from osmosis_ai.llm.errors import ModelCallError, call_error
 from osmosis_ai.llm.limiter import Limiter, Slot, shared_limiter
-from osmosis_ai.llm.parameters import FittedRequest, ParameterFit
-from osmosis_ai.llm.prices import Price, price_of
-from osmosis_ai.llm.providers import LITELLM_KEYS, OPENAI_COMPATIBLE, ModelEndpoint
-from osmosis_ai.llm.replies import ToolCalls, excerpt
-from osmosis_ai.llm.wire_json import dumps
-
-__all__ = ["ClientStats", "Completion", "ModelCallError", "ModelClient", "TokenUsage"]
+from osmosis_ai.llm.litellm_backend import LiteLLMTransport
+from osmosis_ai.llm.prices import Price, TokenUsage, price_of, read_usage
+from osmosis_ai.llm.providers import OPENAI_COMPATIBLE, ModelEndpoint, key_variables
+from osmosis_ai.llm.replies import ToolCalls, dumps, excerpt
+from osmosis_ai.llm.transport import DirectTransport
 
 # stamina logs every scheduled retry; without a handler, Python prints these records to stderr.
 logging.getLogger("stamina").addHandler(logging.NullHandler())
@@ -36,26 +32,22 @@ logging.getLogger("stamina").addHandler(logging.NullHandler())
 _T = TypeVar("_T")
 _Chunks = AsyncGenerator[dict[str, Any], None]
 
-_FIRST_WAIT_S = 0.5
-_LONGEST_WAIT_S = 30.0
 # Almost all rate limits are per minute, so six attempts must last longer than one.
 _LONGEST_RATE_LIMIT_WAIT_S = 60.0
 # A provider that asks for more means "come back tomorrow", so the call fails instead of waiting.
 _LONGEST_WAIT_ASKED_S = 300.0
-_PREFLIGHT_TRIES = 2
 _PREFLIGHT_BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 16}
 
 
-@dataclass(frozen=True)
-class ClientStats:
-    """The state of a client at one moment."""
+@dataclass
+class Completion:
+    """A successful call: the reply as the provider sent it, and what it took."""
 
-    limit: int
-    in_flight: int
-    waiting: int
-    rate_limited: int
-    retries: int
-    refused_parameters: tuple[str, ...]
+    response: dict[str, Any]
+    usage: TokenUsage | None
+    cost_usd: float | None
+    latency_s: float
+    attempts: int
 
 
 class ModelClient:
@@ -71,11 +63,15 @@ class ModelClient:
     ) -> None:
         self.endpoint = endpoint
         self._max_connections = max_connections
-        self._request_timeout_s = request_timeout_s
         self._max_attempts = max_attempts
-        self._transport = _transport_for(endpoint, timeout_s=request_timeout_s)
-        self._fit = ParameterFit(endpoint.renames)
-        self._retries = 0
+        self._corrections: dict[str, str | None] = {}
+        self._transport: DirectTransport | LiteLLMTransport
+        if endpoint.transport == "litellm":
+            self._transport = LiteLLMTransport(endpoint, timeout_s=request_timeout_s)
+        else:
+            self._transport = DirectTransport(endpoint, timeout_s=request_timeout_s)
+            if (known := OPENAI_COMPATIBLE.get(endpoint.provider)) is not None:
+                self._corrections |= known.renames
 
     async def __aenter__(self) -> ModelClient:
         return self
@@ -91,125 +87,72 @@ class ModelClient:
         """The model, as the user names it."""
         return self.endpoint.model_path
 
-    async def complete(self, body: Mapping[str, Any], *, optional: Collection[str] = ()) -> Completion:
-        """Call the model and return its whole reply."""
-        return await self._complete(body, optional, tries=self._max_attempts)
+    @cached_property
+    def limiter(self) -> Limiter:
+        """The limiter of the provider's account; must be read inside the event loop."""
+        return shared_limiter(self.endpoint.limiter_key, ceiling=self._max_connections)
+
+    @property
+    def refused_parameters(self) -> set[str]:
+        return {name for name, replacement in self._corrections.items() if replacement is None}
+
+    async def complete(
+        self, body: Mapping[str, Any], *, optional: Collection[str] = (), max_attempts: int | None = None
+    ) -> Completion:
+        """Call the model and return its whole reply; ``optional`` names parameters that the caller did not set."""
+        whole = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
+        request = self._request(whole, optional)
+        try:
+            return await self._complete_once(request, 1)
+        except ModelCallError as error:
+            first_error = error
+        # Only now: most calls succeed at once, and a retry context costs a tenth of a call.
+        async for trial in self._trials(max_attempts or self._max_attempts):
+            with trial:
+                if trial.num == 1:
+                    raise first_error
+                return await self._complete_once(request, trial.num)
+        raise first_error
+
+    async def _complete_once(self, request: _Request, attempt: int) -> Completion:
+        async with self.limiter.slot() as slot:
+            started = time.perf_counter()
+            response = await self._send(request, slot, self._transport.complete)
+            latency_s = time.perf_counter() - started
+        ToolCalls(request.body).complete(response)
+        usage = read_usage(response.get("usage"))
+        return Completion(response, usage, self.cost_of(usage), latency_s, attempt)
 
     async def stream(
         self, body: Mapping[str, Any], *, restarted: Callable[[], object], optional: Collection[str] = ()
     ) -> _Chunks:
-        """Call the model and yield OpenAI chunks as they arrive, including the usage chunk."""
+        """Call the model and yield OpenAI chunks as they arrive, including the usage chunk.
+
+        A stream that breaks starts again from the beginning, after a call of ``restarted``.
+        """
         options = body.get("stream_options")
-        droppable = {*optional, "stream_options"} if options is None else optional
-        request = self._fit.request(
-            {
-                **body,
-                "model": self.endpoint.model,
-                "stream": True,
-                "stream_options": {**(options or {}), "include_usage": True},
-            },
-            optional=droppable,
+        request = self._request(
+            {**body, "stream": True, "stream_options": {**(options or {}), "include_usage": True}},
+            {*optional, "stream_options"} if options is None else optional,
         )
         async for trial in self._trials(self._max_attempts):
             with trial:
                 if trial.num > 1:
-                    self._retries += 1
                     restarted()
-                async with AsyncExitStack() as held:
-                    slot = await held.enter_async_context(self._limiter.slot())
+                async with self.limiter.slot() as slot:
                     first, rest = await self._send(request, slot, self._begin_stream)
-                    await held.enter_async_context(aclosing(rest))
-                    calls = ToolCalls(request.body)
-                    for chunk in first:
-                        calls.complete_chunk(chunk)
-                        yield chunk
-                    try:
-                        async for chunk in rest:
+                    async with aclosing(rest):
+                        calls = ToolCalls(request.body)
+                        for chunk in first:
                             calls.complete_chunk(chunk)
                             yield chunk
-                    except ModelCallError as error:
-                        self._note_refusal(slot, error)
-                        raise self._explained(error) from None
+                        try:
+                            async for chunk in rest:
+                                calls.complete_chunk(chunk)
+                                yield chunk
+                        except ModelCallError as error:
+                            raise self._failed(slot, error) from None
                 return
-
-    async def preflight(self) -> None:
-        """Send one tiny request, to fail early if no call can succeed."""
-        try:
-            await self._complete(_PREFLIGHT_BODY, (), tries=_PREFLIGHT_TRIES)
-        except ModelCallError as error:
-            busy = error.category == "rate_limit" and error.retryable
-            # Some reasoning models reject a limit that is too small to finish thinking; such a reply counts as success.
-            cut_short = (
-                error.category == "bad_request" and "output limit was reached" in error.provider_message
-            )
-            if not busy and not cut_short:
-                raise
-
-    def snapshot(self) -> ClientStats:
-        """Return the current state; must be called inside the event loop."""
-        limiter = self._limiter
-        return ClientStats(
-            limit=limiter.limit,
-            in_flight=limiter.in_flight,
-            waiting=limiter.waiting,
-            rate_limited=limiter.refusals,
-            retries=self._retries,
-            refused_parameters=self._fit.refused,
-        )
-
-    def rate_limit_holds(self) -> bool:
-        """Tell whether calls are waiting because of a rate limit; must be called inside the event loop."""
-        limiter = self._limiter
-        return limiter.refusals > 0 and limiter.waiting > 0
-
-    def cost_of(self, usage: TokenUsage | None) -> float | None:
-        """Return the cost of a call with this usage in USD, or None if unknown."""
-        if usage is None:
-            return None
-        if usage.stated_cost_usd is not None:
-            return usage.stated_cost_usd
-        return self._price.cost(usage) if self._price is not None else None
-
-    @cached_property
-    def _price(self) -> Price | None:
-        return price_of(self.endpoint)
-
-    @cached_property
-    def _limiter(self) -> Limiter:
-        return shared_limiter(self.endpoint.limiter_key, ceiling=self._max_connections)
-
-    async def _complete(
-        self, body: Mapping[str, Any], optional: Collection[str], *, tries: int
-    ) -> Completion:
-        whole = {**body, "model": self.endpoint.model}
-        whole.pop("stream", None)
-        whole.pop("stream_options", None)
-        request = self._fit.request(whole, optional=optional)
-        first_error: ModelCallError | None = None
-        attempts = 1
-        try:
-            response, latency_s = await self._complete_once(request)
-        except ModelCallError as error:
-            first_error = error
-        if first_error is not None:
-            # Only now: most calls succeed at once, and a retry context costs a tenth of a call.
-            async for trial in self._trials(tries):
-                attempts = trial.num
-                with trial:
-                    if attempts == 1:
-                        raise first_error
-                    self._retries += 1
-                    response, latency_s = await self._complete_once(request)
-        ToolCalls(request.body).complete(response)
-        usage = read_usage(response.get("usage"))
-        return Completion(response, usage, self.cost_of(usage), latency_s, attempts)
-
-    async def _complete_once(self, request: FittedRequest) -> tuple[dict[str, Any], float]:
-        """Return the reply to one try, and its latency in seconds."""
-        async with self._limiter.slot() as slot:
-            started = time.perf_counter()
-            response = await self._send(request, slot, self._transport.complete)
-            return response, time.perf_counter() - started
 
     async def _begin_stream(self, body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], _Chunks]:
         """Open a stream and wait for its first chunk with a choice."""
@@ -219,68 +162,80 @@ class ModelClient:
             first.append(chunk)
             if chunk.get("choices"):
                 return first, chunks
-        words = "the stream was empty"
-        if first:
-            words = f"the stream has no choices: {excerpt(dumps(first[-1]), *self.endpoint.secrets)}"
-        raise ModelCallError("invalid_reply", words, model_path=self.model_path)
+        last = f"the stream has no choices: {excerpt(self.endpoint, dumps(first[-1]))}" if first else ""
+        raise call_error(self.endpoint, "invalid_reply", last or "the stream was empty")
+
+    async def preflight(self) -> None:
+        """Send one tiny request, to fail early if no call can succeed."""
+        try:
+            await self.complete(_PREFLIGHT_BODY, max_attempts=2)
+        except ModelCallError as error:
+            busy = error.category == "rate_limit" and error.retryable
+            # Some reasoning models reject a limit that is too small to finish thinking; such a reply counts as success.
+            cut_short = "output limit was reached" in error.provider_message
+            if not busy and not (cut_short and error.category == "bad_request"):
+                raise
+
+    def cost_of(self, usage: TokenUsage | None) -> float | None:
+        """Return the cost of a call with this usage in USD, or None if unknown."""
+        if usage is not None and usage.stated_cost_usd is None and self._price is not None:
+            return self._price.cost(usage)
+        return usage.stated_cost_usd if usage is not None else None
+
+    @cached_property
+    def _price(self) -> Price | None:
+        return price_of(self.endpoint)
 
     async def _send(
-        self, request: FittedRequest, slot: Slot, send: Callable[[Mapping[str, Any]], Awaitable[_T]]
+        self, request: _Request, slot: Slot, send: Callable[[Mapping[str, Any]], Awaitable[_T]]
     ) -> _T:
-        """Make one attempt; if the endpoint rejects a parameter, correct the request."""
+        """Make one attempt; if the endpoint rejects a parameter, correct the request.
+
+        A correction is remembered only if the corrected request succeeds, so an error with another cause has no effect.
+        """
         while True:
             try:
                 reply = await send(request.body)
             except ModelCallError as error:
                 if request.correct(error):
                     continue
-                self._note_refusal(slot, error)
-                raise self._explained(error) from None
+                raise self._failed(slot, error) from None
             slot.answered = True
-            request.succeeded()
+            self._corrections.update(request.corrections)
             return reply
 
-    def _note_refusal(self, slot: Slot, error: ModelCallError) -> None:
+    def _request(self, body: Mapping[str, Any], optional: Collection[str]) -> _Request:
+        fit = self._corrections.get
+        return _Request(
+            {
+                fit(name) or name: value
+                for name, value in {**body, "model": self.endpoint.model}.items()
+                if name not in optional or fit(name, name) is not None
+            },
+            {fit(name) or name for name in optional},
+        )
+
+    def _failed(self, slot: Slot, error: ModelCallError) -> ModelCallError:
+        """Tell the limiter of a failed call, and return the error with a hint for the user."""
         if error.category == "rate_limit" and error.retryable:
             slot.refused = True
         if error.retryable and error.retry_after_s is not None and error.status in (429, 503):
-            self._limiter.pause(min(error.retry_after_s, _LONGEST_WAIT_ASKED_S))
-
-    def _trials(self, tries: int) -> AsyncIterator[stamina.Attempt]:
-        return aiter(
-            stamina.retry_context(
-                on=_Backoff(),
-                attempts=tries,
-                timeout=None,
-                wait_initial=_FIRST_WAIT_S,
-                wait_max=_LONGEST_WAIT_S,
-                wait_jitter=_FIRST_WAIT_S,
-            )
-        )
-
-    def _explained(self, error: ModelCallError) -> ModelCallError:
-        """Return the error with a hint for the user."""
+            self.limiter.pause(min(error.retry_after_s, _LONGEST_WAIT_ASKED_S))
         known = OPENAI_COMPATIBLE.get(self.endpoint.provider)
-        own_address = known is not None and self.endpoint.base_url != known.base_url
-        if error.hint is not None:
-            return error
+        keys = key_variables(self.endpoint.provider)
         address = (self.endpoint.base_url or "").partition("?")[0]  # a query may contain a key
-        keys = known.keys if known else LITELLM_KEYS.get(self.endpoint.provider)
         if error.category == "auth" and keys:
             error.hint = f"check the key: export {keys[0]}=..."
-        elif error.category in ("not_found", "invalid_reply") and own_address:
-            error.hint = f"check the model's name, and that `{address}` is right (most end in `/v1`)"
+        elif error.category in ("not_found", "invalid_reply"):
+            if known is not None and self.endpoint.base_url != known.base_url:
+                error.hint = f"check the model's name, and that `{address}` is right (most end in `/v1`)"
         elif error.category == "connection" and address:
             error.hint = f"check that a server answers at `{address}`"
         return error
 
-
-def _transport_for(endpoint: ModelEndpoint, *, timeout_s: float) -> ModelTransport:
-    if endpoint.transport == "openai":
-        return DirectTransport(endpoint, timeout_s=timeout_s)
-    from osmosis_ai.llm.litellm_transport import LiteLLMTransport
-
-    return LiteLLMTransport(endpoint, timeout_s=timeout_s)
+    def _trials(self, max_attempts: int) -> AsyncIterator[stamina.Attempt]:
+        waits = {"wait_initial": 0.5, "wait_max": 30.0, "wait_jitter": 0.5}  # seconds
+        return aiter(stamina.retry_context(on=_Backoff(), attempts=max_attempts, timeout=None, **waits))
 
 
 class _Backoff:
@@ -301,3 +256,37 @@ class _Backoff:
         if error.category == "rate_limit":
             return min(_LONGEST_RATE_LIMIT_WAIT_S, 2.0**self._failures) * random.uniform(0.75, 1.25)
         return True
+
+
+@dataclass
+class _Request:
+    """A request that is corrected when the endpoint rejects a parameter.
+
+    Optional parameters, which we added (a seed, the usage chunk), are dropped. The caller's are never dropped, at most
+    renamed to the endpoint's name.
+    """
+
+    body: dict[str, Any]
+    optional: set[str]
+    corrections: dict[str, str | None] = field(default_factory=dict)
+
+    def correct(self, error: ModelCallError) -> bool:
+        """Correct the request after an error; False if no correction applies."""
+        if error.status not in (400, 422):
+            return False
+        message, rejected = error.provider_message, (error.body or {}).get("param")
+        old, new = "max_tokens", "max_completion_tokens"
+        if old in self.body and new not in self.body and _mentions(message, new):
+            self.body[new] = self.body.pop(old)
+            self.corrections[old] = new
+            return True
+        for name in sorted(self.optional & self.body.keys()):
+            if name == rejected or _mentions(message, name):
+                del self.body[name]
+                self.corrections[name] = None
+                return True
+        return False
+
+
+def _mentions(text: str, name: str) -> bool:
+    return re.search(rf"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])", text) is not None

@@ -1,148 +1,105 @@
 """Resolve a model's name to its provider, address, key and protocol.
 
-Providers that speak OpenAI's protocol are called directly; the table has their addresses and the variables of their
-keys and addresses, by LiteLLM's names. Every other provider is called through LiteLLM. Only
-:attr:`ModelEndpoint.api_key` contains a key, and it is never printed.
+Providers that speak OpenAI's protocol are called directly, by the table below; every other one through LiteLLM, whose
+names of providers apply. Only :attr:`ModelEndpoint.api_key` contains a key, and it is never printed.
 """
 
 from __future__ import annotations
 
-import difflib
-import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
-from urllib.parse import unquote_plus, urlsplit
+from typing import Any, Literal
+from urllib.parse import unquote_plus, urlsplit, urlunsplit
 
-from osmosis_ai.errors import OsmosisError
-from osmosis_ai.llm.file_addresses import refuse_redirect
-from osmosis_ai.llm.transport import openai_base_url
+from osmosis_ai.errors import ConflictError, OsmosisError
 
-Transport = Literal["openai", "litellm"]
+ONLY_ADDRESS_ENV = "_OSMOSIS_ONLY_ADDRESS"
+"""The host and port of the run's model, for a rollout without a network, which can reach only this address."""
 
 
 @dataclass(frozen=True)
 class Provider:
-    """A provider that speaks OpenAI's protocol."""
+    """A provider: its address and the variables of its keys and address. A local one is the user's own server."""
 
     base_url: str | None
     keys: tuple[str, ...]
     bases: tuple[str, ...]
-    needs_key: bool = True
-    local: bool = False
+    is_local: bool = False
     path: str = ""
     model_prefix: str = ""
     renames: Mapping[str, str] = field(default_factory=dict)
 
 
-def _ollama() -> Provider:
+def _provider(base_url: str | None, keys: str, bases: str = "", **options: Any) -> Provider:
+    """Return a provider by the usual names of variables: "GROQ" stands for GROQ_API_KEY and GROQ_API_BASE."""
     return Provider(
-        "http://localhost:11434/v1",
-        ("OLLAMA_API_KEY",),
-        ("OLLAMA_API_BASE",),
-        needs_key=False,
-        local=True,
-        path="/v1",
+        base_url,
+        tuple(f"{name}_API_KEY" for name in keys.split()),
+        tuple(f"{name}_API_BASE" for name in (bases or keys).split()[:1]),
+        **options,
     )
 
+
+_OLLAMA = _provider("http://localhost:11434/v1", "OLLAMA", is_local=True, path="/v1")
 
 OPENAI_COMPATIBLE: dict[str, Provider] = {
     "openai": Provider(
         "https://api.openai.com/v1", ("OPENAI_API_KEY",), ("OPENAI_BASE_URL", "OPENAI_API_BASE")
     ),
-    "hosted_vllm": Provider(
-        None, ("HOSTED_VLLM_API_KEY",), ("HOSTED_VLLM_API_BASE",), needs_key=False, local=True
-    ),
-    "ollama": _ollama(),
-    "ollama_chat": _ollama(),
-    "lm_studio": Provider(
-        "http://localhost:1234/v1",
-        ("LM_STUDIO_API_KEY",),
-        ("LM_STUDIO_API_BASE",),
-        needs_key=False,
-        local=True,
-    ),
-    "llamafile": Provider(
-        "http://127.0.0.1:8080/v1",
-        ("LLAMAFILE_API_KEY",),
-        ("LLAMAFILE_API_BASE",),
-        needs_key=False,
-        local=True,
-    ),
-    "openrouter": Provider(
-        "https://openrouter.ai/api/v1", ("OPENROUTER_API_KEY", "OR_API_KEY"), ("OPENROUTER_API_BASE",)
-    ),
-    "groq": Provider("https://api.groq.com/openai/v1", ("GROQ_API_KEY",), ("GROQ_API_BASE",)),
-    "deepseek": Provider("https://api.deepseek.com/v1", ("DEEPSEEK_API_KEY",), ("DEEPSEEK_API_BASE",)),
-    "together_ai": Provider(
-        "https://api.together.xyz/v1",
-        ("TOGETHERAI_API_KEY", "TOGETHER_API_KEY", "TOGETHER_AI_API_KEY"),
-        ("TOGETHER_AI_API_BASE",),
-    ),
-    "fireworks_ai": Provider(
+    "hosted_vllm": _provider(None, "HOSTED_VLLM", is_local=True),
+    "ollama": _OLLAMA,
+    "ollama_chat": _OLLAMA,
+    "lm_studio": _provider("http://localhost:1234/v1", "LM_STUDIO", is_local=True),
+    "llamafile": _provider("http://127.0.0.1:8080/v1", "LLAMAFILE", is_local=True),
+    "openrouter": _provider("https://openrouter.ai/api/v1", "OPENROUTER OR"),
+    "groq": _provider("https://api.groq.com/openai/v1", "GROQ"),
+    "deepseek": _provider("https://api.deepseek.com/v1", "DEEPSEEK"),
+    "together_ai": _provider("https://api.together.xyz/v1", "TOGETHERAI TOGETHER TOGETHER_AI", "TOGETHER_AI"),
+    "fireworks_ai": _provider(
         "https://api.fireworks.ai/inference/v1",
-        ("FIREWORKS_AI_API_KEY", "FIREWORKS_API_KEY", "FIREWORKSAI_API_KEY"),
-        ("FIREWORKS_API_BASE",),
+        "FIREWORKS_AI FIREWORKS FIREWORKSAI",
+        "FIREWORKS",
         model_prefix="accounts/fireworks/models/",
     ),
-    "mistral": Provider(
+    "mistral": _provider(
         "https://api.mistral.ai/v1",
-        ("MISTRAL_API_KEY",),
-        ("MISTRAL_API_BASE",),
+        "MISTRAL",
         renames={"seed": "random_seed", "max_completion_tokens": "max_tokens"},
     ),
-    "xai": Provider("https://api.x.ai/v1", ("XAI_API_KEY",), ("XAI_API_BASE",)),
-    "cerebras": Provider("https://api.cerebras.ai/v1", ("CEREBRAS_API_KEY",), ("CEREBRAS_API_BASE",)),
-    "perplexity": Provider(
-        "https://api.perplexity.ai", ("PERPLEXITYAI_API_KEY", "PERPLEXITY_API_KEY"), ("PERPLEXITY_API_BASE",)
-    ),
-    "deepinfra": Provider(
-        "https://api.deepinfra.com/v1/openai", ("DEEPINFRA_API_KEY",), ("DEEPINFRA_API_BASE",)
-    ),
-    "nvidia_nim": Provider(
-        "https://integrate.api.nvidia.com/v1", ("NVIDIA_NIM_API_KEY",), ("NVIDIA_NIM_API_BASE",)
-    ),
-    "sambanova": Provider("https://api.sambanova.ai/v1", ("SAMBANOVA_API_KEY",), ("SAMBANOVA_API_BASE",)),
-    "nebius": Provider("https://api.studio.nebius.ai/v1", ("NEBIUS_API_KEY",), ("NEBIUS_API_BASE",)),
-    "hyperbolic": Provider(
-        "https://api.hyperbolic.xyz/v1", ("HYPERBOLIC_API_KEY",), ("HYPERBOLIC_API_BASE",)
-    ),
-    "novita": Provider("https://api.novita.ai/v3/openai", ("NOVITA_API_KEY",), ("NOVITA_API_BASE",)),
-    "litellm_proxy": Provider(None, ("LITELLM_PROXY_API_KEY",), ("LITELLM_PROXY_API_BASE",)),
+    "xai": _provider("https://api.x.ai/v1", "XAI"),
+    "cerebras": _provider("https://api.cerebras.ai/v1", "CEREBRAS"),
+    "perplexity": _provider("https://api.perplexity.ai", "PERPLEXITYAI PERPLEXITY", "PERPLEXITY"),
+    "deepinfra": _provider("https://api.deepinfra.com/v1/openai", "DEEPINFRA"),
+    "nvidia_nim": _provider("https://integrate.api.nvidia.com/v1", "NVIDIA_NIM"),
+    "sambanova": _provider("https://api.sambanova.ai/v1", "SAMBANOVA"),
+    "nebius": _provider("https://api.studio.nebius.ai/v1", "NEBIUS"),
+    "hyperbolic": _provider("https://api.hyperbolic.xyz/v1", "HYPERBOLIC"),
+    "novita": _provider("https://api.novita.ai/v3/openai", "NOVITA"),
+    "litellm_proxy": _provider(None, "LITELLM_PROXY"),
 }
 
 # Providers called through LiteLLM whose key is one variable. The others find their credentials themselves (AWS
 # profiles, application default credentials ...), so only the preflight detects missing ones.
-LITELLM_KEYS: dict[str, tuple[str, ...]] = {
-    "anthropic": ("ANTHROPIC_API_KEY",),
+_LITELLM_KEYS: dict[str, tuple[str, ...]] = {
+    name: (f"{name.upper()}_API_KEY",)
+    for name in ("anthropic", "azure", "azure_ai", "ai21", "moonshot", "dashscope")
+} | {
+    **dict.fromkeys(("cohere", "cohere_chat"), ("COHERE_API_KEY", "CO_API_KEY")),
     "gemini": ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
-    "azure": ("AZURE_API_KEY",),
-    "azure_ai": ("AZURE_AI_API_KEY",),
-    "cohere": ("COHERE_API_KEY", "CO_API_KEY"),
-    "cohere_chat": ("COHERE_API_KEY", "CO_API_KEY"),
     "huggingface": ("HF_TOKEN", "HUGGINGFACE_API_KEY"),
     "replicate": ("REPLICATE_API_KEY", "REPLICATE_API_TOKEN"),
-    "ai21": ("AI21_API_KEY",),
-    "moonshot": ("MOONSHOT_API_KEY",),
-    "dashscope": ("DASHSCOPE_API_KEY",),
 }
-_LITELLM_BASES = {
-    "azure": "AZURE_API_BASE",
-    "azure_ai": "AZURE_AI_API_BASE",
-    "anthropic": "ANTHROPIC_API_BASE",
-}
+_LITELLM_BASES = {name: f"{name.upper()}_API_BASE" for name in ("azure", "azure_ai", "anthropic")}
+_AZURE_TOKENS = ("AZURE_AD_TOKEN", "AZURE_CLIENT_SECRET")
 # LiteLLM looks up these clouds' credentials and addresses itself.
-_CLOUD_CREDENTIALS = frozenset(
-    {
-        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_BEARER_TOKEN_BEDROCK"),
-        *("AZURE_AD_TOKEN", "AZURE_CLIENT_SECRET"),
-    }
+_CLOUD_CREDENTIALS = (
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_BEARER_TOKEN_BEDROCK"),
+    *_AZURE_TOKENS,
 )
-_AZURE_KEYS = ("AZURE_API_KEY", "AZURE_AD_TOKEN", "AZURE_CLIENT_SECRET")
 CLOUD_SETTINGS = frozenset(
     {
         *("AWS_REGION", "AWS_REGION_NAME", "AWS_DEFAULT_REGION"),
@@ -150,11 +107,7 @@ CLOUD_SETTINGS = frozenset(
     }
 )
 """Settings that are part of an address at the cloud's own host."""
-_KEYLESS_BY_OTHER_MEANS = frozenset({"azure"})  # Entra ID tokens
-_LITELLM_MACHINERY = frozenset(
-    {"__pycache__", "base_llm", "custom_httpx", "deprecated_providers", "pass_through"}
-)
-
+_LITELLM_MACHINERY = ("__pycache__", "base_llm", "custom_httpx", "deprecated_providers", "pass_through")
 _BARE_NAMES = (
     (re.compile(r"(gpt|chatgpt|o[134]|o\d+-(mini|pro|preview)|codex)(-|$)"), "openai"),
     (re.compile(r"claude-"), "anthropic"),
@@ -164,8 +117,6 @@ _BARE_NAMES = (
     (re.compile(r"(mistral|magistral|codestral|ministral|devstral)-"), "mistral"),
     (re.compile(r"command-"), "cohere"),
 )
-
-
 # "apikey" and "accessToken", but not "max_tokens", "design" or "encode".
 _SECRET_NAME = re.compile(r"(?:key|token|secret|password|(?<![a-z])(?:sig|auth|code))(?![a-z])", re.I)
 
@@ -177,7 +128,7 @@ class ModelEndpoint:
     model_path: str
     provider: str
     model: str
-    transport: Transport
+    transport: Literal["openai", "litellm"]
     base_url: str | None
     api_key: str | None = field(default=None, repr=False)
 
@@ -186,94 +137,97 @@ class ModelEndpoint:
         """The values to redact: the key, and values in the address's query whose names mark them as keys."""
         pairs = [pair.partition("=") for pair in urlsplit(self.base_url or "").query.split("&")]
         raw = [
-            value for name, _, value in pairs if _SECRET_NAME.search(unquote_plus(name)) and len(value) >= 6
+            value for name, _, value in pairs if len(value) >= 6 and _SECRET_NAME.search(unquote_plus(name))
         ]
         return tuple(filter(None, [self.api_key, *raw, *map(unquote_plus, raw)]))
 
     @property
     def limiter_key(self) -> str:
         """Identifies a rate limit: the provider's address and account."""
+        import hashlib
+
         account = hashlib.sha256((self.api_key or "").encode()).hexdigest()[:12]
         return f"{self.provider}|{self.base_url or ''}|{account}"
 
-    @property
-    def renames(self) -> Mapping[str, str]:
-        """Parameters that the provider knows under another name."""
-        known = OPENAI_COMPATIBLE.get(self.provider)
-        return known.renames if known and self.transport == "openai" else {}
 
-
-def resolve_model(
-    model_path: str,
-    env: Mapping[str, str],
-    *,
-    served: Mapping[str, tuple[str, str | None]] | None = None,
-) -> ModelEndpoint:
-    """Find the provider of ``model_path``."""
+def resolve_model(model_path: str, env: Mapping[str, str], *, served: Collection[str] = ()) -> ModelEndpoint:
+    """Find the provider of ``model_path``; a built-in model is one of ``served`` and has no address before its start."""
     path = model_path.strip()
-    if served and path in served:
-        base_url, api_key = served[path]
-        return ModelEndpoint(path, "osmosis", path.partition("/")[2], "openai", base_url, api_key)
-    provider, model = split_model_path(path, served=served)
-    resolve = _resolve_compatible if provider in OPENAI_COMPATIBLE else _resolve_litellm
-    endpoint = resolve(path, provider, model, env)
-    refuse_redirect(address_variables_of(provider), env, endpoint.api_key)
-    return endpoint
+    if path in served:
+        return ModelEndpoint(path, "osmosis", path.partition("/")[2], "openai", None)
+    name, model = split_model_path(path, served=served)
+    variables = key_variables(name)
+    key = _first(env, variables)
+    known = OPENAI_COMPATIBLE.get(name)
+    if known is None:
+        base = env.get(_LITELLM_BASES.get(name, ""), "").strip() or None
+        needs_key = bool(variables) and name != "azure"  # Azure also takes Entra ID tokens
+    else:
+        base = compatible_base_url(name, env)
+        if base is None:
+            raise OsmosisError(
+                f"`{path}` needs the address of its server, and `{known.bases[0]}` is not set.",
+                hint=f"export {known.bases[0]}=http://localhost:8000/v1",
+            )
+        # The user's own server with the provider's protocol rarely requires a key; the preflight checks.
+        needs_key = not known.is_local and base == known.base_url
+        if known.model_prefix and "/" not in model:
+            model = known.model_prefix + model
+    if key is None and needs_key:
+        raise OsmosisError(
+            f"`{path}` needs a key, and `{variables[0]}` is not set.",
+            hint=f"export {variables[0]}=...",
+            details={"missing_variable": variables[0]},
+        )
+    refuse_redirect(address_variables_of(name), env, key)
+    return ModelEndpoint(path, name, model, "openai" if known else "litellm", base, key)
 
 
-def split_model_path(path: str, *, served: Mapping[str, object] | None = None) -> tuple[str, str]:
+def split_model_path(path: str, *, served: Collection[str] = ()) -> tuple[str, str]:
     """Split a model's name into provider and model; without a provider, it must be a well-known name."""
-    served = served or {}
     provider, slash, model = path.partition("/")
-    if not slash:
-        for pattern, inferred in _BARE_NAMES:
-            if pattern.match(path):
-                return inferred, path
-        raise _unknown_name(path, served)
-    if not model or any(character.isspace() for character in path):
-        raise _unknown_name(path, served)
-    if provider == "osmosis" or not is_provider(provider):
+    if not slash and (inferred := well_known_provider(path)) is not None:
+        return inferred, path
+    if not model or any(map(str.isspace, path)) or provider == "osmosis" or not is_provider(provider):
         raise _unknown_name(path, served)
     return provider, model
 
 
+def well_known_provider(name: str) -> str | None:
+    """Return the provider of a well-known model without a prefix, such as `gpt-5-mini`."""
+    return next((provider for pattern, provider in _BARE_NAMES if pattern.match(name)), None)
+
+
 def is_provider(name: str) -> bool:
-    """Tell whether ``name`` is a provider that can be called."""
     return name in OPENAI_COMPATIBLE or name in _litellm_providers()
 
 
 def key_variables(provider: str) -> tuple[str, ...]:
     """Return the variables that may contain the provider's key, the usual one first; empty if it needs no single key."""
     known = OPENAI_COMPATIBLE.get(provider)
-    return known.keys if known else LITELLM_KEYS.get(provider, ())
+    return known.keys if known else _LITELLM_KEYS.get(provider, ())
 
 
 def credential_variables() -> frozenset[str]:
-    """Return every variable that contains a provider's credential."""
-    compatible = (name for provider in OPENAI_COMPATIBLE.values() for name in provider.keys)
-    through_litellm = (name for names in LITELLM_KEYS.values() for name in names)
-    return frozenset({*compatible, *through_litellm, *_CLOUD_CREDENTIALS})
+    of_providers = [*(provider.keys for provider in OPENAI_COMPATIBLE.values()), *_LITELLM_KEYS.values()]
+    return frozenset(_CLOUD_CREDENTIALS).union(*of_providers)
 
 
 def address_variables() -> dict[str, tuple[str, ...]]:
     """Return every variable with a provider's address, and the variables with the credentials sent there."""
     found = {base: provider.keys for provider in OPENAI_COMPATIBLE.values() for base in provider.bases}
-    found |= {base: LITELLM_KEYS.get(name, ()) for name, base in _LITELLM_BASES.items()}
-    return found | {base: (*found[base], *_AZURE_KEYS) for base in ("AZURE_API_BASE", "AZURE_AI_API_BASE")}
+    found |= {base: _LITELLM_KEYS.get(name, ()) for name, base in _LITELLM_BASES.items()}
+    azure = ("AZURE_API_KEY", *_AZURE_TOKENS)
+    return found | {base: (*found[base], *azure) for base in ("AZURE_API_BASE", "AZURE_AI_API_BASE")}
 
 
 def keyless_address_variables() -> frozenset[str]:
-    """Return the address variables of providers that need no key."""
-    return frozenset(
-        base for provider in OPENAI_COMPATIBLE.values() if not provider.needs_key for base in provider.bases
-    )
+    return frozenset().union(*(known.bases for known in OPENAI_COMPATIBLE.values() if known.is_local))
 
 
 def address_variables_of(provider: str) -> tuple[str, ...]:
-    """Return the address variables of one provider."""
-    known = OPENAI_COMPATIBLE.get(provider)
-    if known is not None:
-        return known.bases
+    if provider in OPENAI_COMPATIBLE:
+        return OPENAI_COMPATIBLE[provider].bases
     # LiteLLM has variants such as `azure_text` and `text-completion-openai`.
     return tuple(base for base in address_variables() if base.partition("_")[0].lower() in provider)
 
@@ -282,48 +236,31 @@ def compatible_base_url(name: str, env: Mapping[str, str]) -> str | None:
     """Return the address of a provider that speaks OpenAI's protocol: its variable's, otherwise its default."""
     provider = OPENAI_COMPATIBLE[name]
     given = _first(env, provider.bases)
-    return _base_url(given, provider) if given else provider.base_url
-
-
-def _resolve_compatible(path: str, name: str, model: str, env: Mapping[str, str]) -> ModelEndpoint:
-    provider = OPENAI_COMPATIBLE[name]
-    base_url = compatible_base_url(name, env)
-    if base_url is None:
-        raise OsmosisError(
-            f"`{path}` needs the address of its server, and `{provider.bases[0]}` is not set.",
-            hint=f"export {provider.bases[0]}=http://localhost:8000/v1",
-        )
-    key = _first(env, provider.keys)
-    # The user's own server with the provider's protocol rarely requires a key; the preflight checks.
-    if key is None and provider.needs_key and base_url == provider.base_url:
-        raise _missing_key(path, provider.keys)
-    if provider.model_prefix and "/" not in model:
-        model = provider.model_prefix + model
-    return ModelEndpoint(path, name, model, "openai", base_url, key)
-
-
-def _resolve_litellm(path: str, name: str, model: str, env: Mapping[str, str]) -> ModelEndpoint:
-    variables = LITELLM_KEYS.get(name, ())
-    key = _first(env, variables)
-    if variables and key is None and name not in _KEYLESS_BY_OTHER_MEANS:
-        raise _missing_key(path, variables)
-    base_url = env.get(_LITELLM_BASES.get(name, ""), "").strip() or None
-    return ModelEndpoint(path, name, model, "litellm", base_url, key)
-
-
-def _base_url(value: str, provider: Provider) -> str:
-    parts = urlsplit(value)
-    variable = provider.bases[0]
+    if given is None:
+        return provider.base_url
+    parts, variable, key = urlsplit(given), provider.bases[0], provider.keys[0]
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise OsmosisError(
             f"`{variable}` is not an http(s) address.", hint=f"export {variable}=http://localhost:8000/v1"
         )
     if parts.username or parts.password:
         raise OsmosisError(
-            f"`{variable}` holds a user name or password; put the key in `{provider.keys[0]}` instead.",
-            hint=f"export {provider.keys[0]}=...",
+            f"`{variable}` holds a user name or password; put the key in `{key}` instead.",
+            hint=f"export {key}=...",
         )
-    return openai_base_url(value, provider.path)
+    return openai_base_url(given, provider.path)
+
+
+def openai_base_url(address: str, path: str = "") -> str:
+    """Return the base URL of an address: without ``/chat/completions``, with ``path`` if missing; the query is kept."""
+    parts = urlsplit(address.strip())
+    base = parts.path.rstrip("/").removesuffix("/chat/completions").rstrip("/")
+    return urlunsplit(parts._replace(path=base if base.endswith(path) else base + path, fragment=""))
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether ``host`` is this machine."""
+    return host == "localhost" or host.endswith(".localhost") or host.startswith("127.") or host == "::1"
 
 
 def _first(env: Mapping[str, str], names: tuple[str, ...]) -> str | None:
@@ -331,24 +268,18 @@ def _first(env: Mapping[str, str], names: tuple[str, ...]) -> str | None:
     return next((value for name in names if (value := env.get(name, "").strip())), None)
 
 
-def _missing_key(path: str, variables: tuple[str, ...]) -> OsmosisError:
-    return OsmosisError(
-        f"`{path}` needs a key, and `{variables[0]}` is not set.",
-        hint=f"export {variables[0]}=...",
-        details={"missing_variable": variables[0]},
-    )
+def _unknown_name(path: str, served: Collection[str]) -> OsmosisError:
+    import difflib
 
-
-def _unknown_name(path: str, served: Mapping[str, object]) -> OsmosisError:
     provider, slash, model = path.partition("/")
-    if provider == "osmosis" and slash:
+    if slash and provider == "osmosis":
         if not served:
             return OsmosisError(f"a built-in model such as `{path}` cannot be called here.")
         known = ", ".join(f"`{name}`" for name in served)
         return OsmosisError(f"there is no built-in model `{path}`; built in: {known}.")
     candidates = sorted({*OPENAI_COMPATIBLE, *_litellm_providers()})
     suggestions = [
-        f"`{name}/{model}`" if slash and model else f"`{name}/<model>`"
+        f"`{name}/{model if slash and model else '<model>'}`"
         for name in difflib.get_close_matches(provider.lower(), candidates, n=2, cutoff=0.75)
     ]
     if suggestions:
@@ -364,16 +295,16 @@ def _unknown_name(path: str, served: Mapping[str, object]) -> OsmosisError:
 @lru_cache(maxsize=1)
 def _litellm_providers() -> frozenset[str]:
     """Return LiteLLM's chat providers, read from its files because importing it is slow."""
-    folder = litellm_folder()
-    if folder is None:
-        return frozenset(LITELLM_KEYS)
-    names = {entry.name for entry in (folder / "llms").iterdir() if entry.is_dir()} - _LITELLM_MACHINERY
-    try:
-        listed = json.loads((folder / "provider_endpoints_support_backup.json").read_text("utf-8"))
-        names |= set(listed["providers"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # the folders name the most used ones
-    return frozenset(names | set(LITELLM_KEYS))
+    names = set(_LITELLM_KEYS)
+    if (folder := litellm_folder()) is not None:
+        names |= {entry.name for entry in (folder / "llms").iterdir() if entry.is_dir()}
+        names.difference_update(_LITELLM_MACHINERY)
+        try:
+            listed = json.loads((folder / "provider_endpoints_support_backup.json").read_text("utf-8"))
+            names |= set(listed["providers"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # the folders name the most used ones
+    return frozenset(names)
 
 
 def litellm_folder() -> Path | None:
@@ -381,5 +312,40 @@ def litellm_folder() -> Path | None:
     from importlib.util import find_spec
 
     spec = find_spec("litellm")
-    locations = spec.submodule_search_locations if spec else None
-    return Path(next(iter(locations))) if locations else None
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+# An address from a `.env` must not receive keys from another source. The command line pairs each address with the keys
+# of the same file. A key may be added later (an option, a variable that a rubric names), so the code that combines an
+# address and a key calls `refuse_redirect`.
+
+
+@dataclass(frozen=True)
+class FileAddress:
+    """An address from a file, and the keys of that file, which may be sent to it."""
+
+    value: str
+    own: frozenset[str] = field(repr=False)
+    path: Path
+
+
+FILE_ADDRESSES: dict[str, FileAddress] = {}
+"""The variables of this process that are addresses from a file."""
+
+
+def refuse_redirect(variables: Iterable[str], env: Mapping[str, str], key: str | None) -> None:
+    """Refuse to send ``key`` to an address from a file that does not contain the key."""
+    for name in variables:
+        address = FILE_ADDRESSES.get(name)
+        if address is not None and env.get(name) == address.value and key and key not in address.own:
+            raise address_conflict(name, address.path)
+
+
+def address_conflict(name: str, path: Path, key: str = "a key", *, elsewhere: bool = False) -> ConflictError:
+    """Return the error for an address whose file lacks its key, or whose key is also set ``elsewhere``."""
+    return ConflictError(
+        f"{name} in {path} is accepted only with {key} from the same file"
+        + (f", and {key} is set outside that file." if elsewhere else "."),
+        details={"variable": name, "key": key, "env_file": str(path)},
+        hint="set the address and its key in one place: both in the file or both in the environment",
+    )

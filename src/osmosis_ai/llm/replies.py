@@ -1,25 +1,28 @@
-"""Checks of replies with HTTP 200 from a model provider: a chat completion, a reported failure, or neither.
-
-Tool calls are also completed here: agents parse arguments as JSON and send the id back, so both must exist.
-"""
+"""Replies of model providers: their JSON, finish reasons, failures and tool calls."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from osmosis_ai.llm.errors import ModelCallError, beginning, error_from_reply
-from osmosis_ai.llm.wire_json import dumps
+from osmosis_ai.llm.errors import ModelCallError, beginning, call_error, error_from_reply
+from osmosis_ai.llm.providers import ModelEndpoint
 
 Part = Literal["message", "delta"]
 """The key of the text in a choice: ``message`` in a whole reply, ``delta`` in a chunk of a stream."""
 
+FlaggedFinish = Literal["length", "content_filter", "refusal"]
+FLAGGED: tuple[FlaggedFinish, ...] = get_args(FlaggedFinish)
+"""Finish reasons that are counted and warned about: the reply was truncated, filtered or refused."""
+FLAGGED_NAMES: dict[str, str] = {"length": "truncated", "content_filter": "filtered", "refusal": "refused"}
+
+_FINISH_REASON = re.compile(r"[a-z][a-z_]{0,39}")
+_SAME_REASON = {"max_tokens": "length", "max_output_tokens": "length", "safety": "content_filter"}
 # OpenRouter and Mistral ("error"), vLLM and SGLang ("abort"), Z.ai ("network_error"), DeepSeek (the last).
-_FAILED = frozenset(
-    {"error", "failed", "server_error", "abort", "network_error", "insufficient_system_resource"}
-)
+_FAILED = ("error", "failed", "server_error", "abort", "network_error", "insufficient_system_resource")
 # Every message has one of these; proxies omit null values.
 _MESSAGE_KEYS = frozenset(
     {
@@ -27,7 +30,62 @@ _MESSAGE_KEYS = frozenset(
         *("reasoning", "reasoning_content", "reasoning_details"),
     }
 )
-_EXCERPT_CHARACTERS = 300
+
+
+def loads(content: bytes) -> Any:
+    """Read JSON. Models can produce a lone surrogate, which orjson rejects and the standard library does not."""
+    import orjson
+
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError:
+        try:
+            return json.loads(content)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+
+
+def dumps(value: Any) -> bytes:
+    import orjson
+
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        try:
+            return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+
+
+def canonical(stated: object) -> str | None:
+    """Return a provider's finish reason in OpenAI's terms; None if it has none."""
+    if not isinstance(stated, str) or not stated:
+        return None
+    reason = stated.lower()
+    return _SAME_REASON.get(reason, reason) if _FINISH_REASON.fullmatch(reason) else "other"
+
+
+class FinishReason:
+    """The finish reason of one reply, read from a completion or from its chunks."""
+
+    def __init__(self) -> None:
+        self._stated: str | None = None
+        self._refused = self._answered = False
+
+    def read(self, response: Mapping[str, Any]) -> None:
+        """Read a completion, or the next chunk of one."""
+        for choice in response.get("choices") or ():
+            if isinstance(choice, dict) and not choice.get("index"):
+                self._stated = canonical(choice.get("finish_reason")) or self._stated
+                message = choice.get("message") or choice.get("delta")
+                if isinstance(message, dict):
+                    self._refused |= bool(message.get("refusal"))
+                    self._answered |= bool(message.get("content") or message.get("tool_calls"))
+
+    @property
+    def value(self) -> str | None:
+        """The finish reason; None if the provider sent none."""
+        return "refusal" if self._refused and not self._answered else self._stated
 
 
 def reported_failure(payload: Any) -> dict[str, Any] | None:
@@ -39,7 +97,11 @@ def reported_failure(payload: Any) -> dict[str, Any] | None:
     extra = [choice.get("provider_specific_fields") for choice in choices]
     sources = [payload, *choices, *(fields for fields in extra if isinstance(fields, dict))]
     for source in sources:
-        if _is_error(error := source.get("error"), beside_choices=bool(choices)):
+        error = source.get("error")
+        # Some servers send the object with every reply, with empty fields or code 0 for success.
+        code = error.get("code") if isinstance(error, dict) and choices else None
+        success = code == "0" or (type(code) is int and code == 0)
+        if not success and (any(error.values()) if isinstance(error, dict) else error):
             return {"error": error}
     if payload.get("object") == "error":  # vLLM
         return {"error": payload}
@@ -53,9 +115,7 @@ def reported_failure(payload: Any) -> dict[str, Any] | None:
 
 def is_completion(payload: Any, part: Part) -> bool:
     """Return whether a reply has the shape of a chat completion, or of a chunk of one."""
-    if not isinstance(payload, dict):
-        return False
-    choices = payload.get("choices")
+    choices = payload.get("choices") if isinstance(payload, dict) else ()
     if part == "delta" and choices is None:
         return (
             isinstance(payload.get("usage"), dict)
@@ -67,37 +127,40 @@ def is_completion(payload: Any, part: Part) -> bool:
     return all(
         isinstance(choice, dict)
         and isinstance(choice.get("index"), int | None)
-        and _is_said(_said(choice) if part == "delta" else choice.get(part), part)
+        and _is_message(_delta(choice) if part == "delta" else choice.get(part), part)
         for choice in choices
     )
 
 
 def check_reply(
+    endpoint: ModelEndpoint,
     payload: Any,
     part: Part,
     *,
-    model_path: str,
-    secrets: Sequence[str],
     headers: Mapping[str, str] | None = None,
     content: bytes | None = None,
 ) -> None:
     """Raise if a reply with HTTP 200 is a failure or is not a completion."""
     if (failure := reported_failure(payload)) is not None:
-        raise error_from_reply(
-            _status(failure["error"]), failure, headers or {}, model_path=model_path, secrets=secrets
-        )
+        error = failure["error"]
+        code = error.get("code") if isinstance(error, dict) else None
+        if isinstance(code, str) and code.isdecimal() and len(code) == 3:
+            code = int(code)
+        status = code if isinstance(code, int) and 400 <= code < 600 else 502
+        raise error_from_reply(endpoint, status, failure, headers or {})
     try:
         written = dumps(payload)
     except ValueError as error:
-        raise ModelCallError("invalid_reply", str(error), model_path=model_path) from None
+        raise ModelCallError("invalid_reply", str(error), model_path=endpoint.model_path) from None
     if not is_completion(payload, part):
-        words = excerpt(written if content is None else content, *secrets)
-        raise ModelCallError("invalid_reply", words, model_path=model_path)
+        raise call_error(
+            endpoint, "invalid_reply", excerpt(endpoint, written if content is None else content)
+        )
 
 
-def excerpt(content: bytes, *secrets: str | None) -> str:
+def excerpt(endpoint: ModelEndpoint, content: bytes) -> str:
     """Return the beginning of a reply, quoted and redacted."""
-    text = beginning(content, *secrets)[:_EXCERPT_CHARACTERS]
+    text = beginning(content, *endpoint.secrets)[:300]
     return repr(text) if text else "an empty body"
 
 
@@ -112,15 +175,17 @@ class _StreamedCall:
 
 
 class ToolCalls:
-    """Completes the tool calls of one reply, whole or streamed, so that arguments are JSON and ids are
-    present."""
+    """Completes the tool calls of one reply, whole or streamed.
+
+    Agents parse arguments as JSON and send the id back, so both must exist.
+    """
 
     def __init__(self, request: Mapping[str, Any]) -> None:
         self._request = request
         self._digest: bytes | None = None
         self._streamed: dict[int, dict[int, _StreamedCall]] = {}  # choice -> position -> call
         self._chunks = 0
-        self._begun: set[int] = set()  # choices that have said something
+        self._begun: set[int] = set()  # choices with content
 
     def complete(self, response: dict[str, Any]) -> None:
         """Complete the tool calls of a whole reply in place."""
@@ -137,20 +202,18 @@ class ToolCalls:
         for choice in _list(chunk.get("choices")):
             place = choice.get("index") or 0
             if not choice.get("delta"):
-                choice["delta"] = (None if place in self._begun else _said(choice)) or {}
+                choice["delta"] = (None if place in self._begun else _delta(choice)) or {}
                 choice.pop("message", None)
             if any(value for name, value in choice["delta"].items() if name != "role"):
                 self._begun.add(place)
             for call in _list(choice["delta"].get("tool_calls")):
                 self._complete_fragment(place, call)
             if choice.get("finish_reason"):
-                streamed = self._streamed.get(place, {})
-                empty = [position for position, call in streamed.items() if not call.has_arguments]
-                if empty:
-                    rest = [{"index": position, "function": {"arguments": "{}"}} for position in empty]
-                    choice["delta"]["tool_calls"] = [*_list(choice["delta"].get("tool_calls")), *rest]
-                    for position in empty:
-                        streamed[position].has_arguments = True
+                for position, streamed in self._streamed.get(place, {}).items():
+                    if not streamed.has_arguments:
+                        streamed.has_arguments = True
+                        rest = {"index": position, "function": {"arguments": "{}"}}
+                        choice["delta"]["tool_calls"] = [*_list(choice["delta"].get("tool_calls")), rest]
 
     def _complete_fragment(self, place: int, call: dict[str, Any]) -> None:
         function = _function(call)
@@ -185,6 +248,8 @@ class ToolCalls:
         streamed.has_arguments |= function is None or bool(function["arguments"])
 
     def _new_id(self, place: int, position: int) -> str:
+        import hashlib
+
         if self._digest is None:
             self._digest = hashlib.sha256(dumps(self._request)).digest()
         return f"call_{hashlib.sha256(self._digest + f'{place}.{position}'.encode()).hexdigest()[:24]}"
@@ -205,38 +270,21 @@ def _is_blank(arguments: str) -> bool:
     return arguments.strip() in ("", "null")
 
 
-def _said(choice: dict[str, Any]) -> Any:
-    """Return the message or delta of a choice; a server that does not stream sends one chunk with a whole message."""
+def _delta(choice: dict[str, Any]) -> Any:
+    """Return the delta of a choice; a server that does not stream sends one chunk with a whole message."""
     delta, message = choice.get("delta"), choice.get("message")
     return message if delta is None or (delta == {} and isinstance(message, dict)) else delta
 
 
-def _is_said(said: Any, part: Part) -> bool:
-    if said is None:
+def _is_message(message: Any, part: Part) -> bool:
+    if message is None:
         return part == "delta"
     return (
-        isinstance(said, dict)
-        and (part == "delta" or not _MESSAGE_KEYS.isdisjoint(said))
-        and isinstance(said.get("content"), str | list | None)
-        and all(isinstance(call, dict) for call in _list(said.get("tool_calls")))
+        isinstance(message, dict)
+        and (part == "delta" or not _MESSAGE_KEYS.isdisjoint(message))
+        and isinstance(message.get("content"), str | list | None)
+        and all(isinstance(call, dict) for call in _list(message.get("tool_calls")))
     )
-
-
-def _is_error(error: Any, *, beside_choices: bool) -> bool:
-    if not isinstance(error, dict):
-        return bool(error)
-    # Some servers send the object with every reply, with empty fields or code 0 for success.
-    code = error.get("code")
-    success = beside_choices and (code == "0" or (type(code) is int and code == 0))
-    return any(error.values()) and not success
-
-
-def _status(error: Any) -> int:
-    """Return the HTTP status in an error object; 502 if it has none."""
-    code = error.get("code") if isinstance(error, dict) else None
-    if isinstance(code, str) and code.isdecimal() and len(code) == 3:
-        code = int(code)
-    return code if isinstance(code, int) and 400 <= code < 600 else 502
 
 
 def _list(value: Any) -> list[Any]:

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx
 
 from osmosis_ai.llm.errors import beginning
-from osmosis_ai.llm.replies import ToolCalls, is_completion, reported_failure
+from osmosis_ai.llm.replies import ToolCalls, dumps, is_completion, loads, reported_failure
 from osmosis_ai.llm.transport import connection_failure, join_url
-from osmosis_ai.llm.wire_json import dumps, loads
 
 from .config import RolloutClientSettings, get_settings
 from .core.base import CompletionsResult as CompletionsResult

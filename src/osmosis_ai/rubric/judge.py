@@ -23,8 +23,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from osmosis_ai.llm.client import ClientStats, Completion, ModelClient
+from osmosis_ai.llm.client import Completion, ModelClient
 from osmosis_ai.llm.errors import ModelCallError
+from osmosis_ai.llm.limiter import Limiter
 from osmosis_ai.llm.prices import table_entry
 from osmosis_ai.llm.providers import OPENAI_COMPATIBLE
 from osmosis_ai.redaction import Redactor
@@ -91,9 +92,10 @@ class Judge:
         except ModelCallError as error:
             raise spent.on(self._translated(error)) from None
 
-    def snapshot(self) -> ClientStats:
-        """Return the call statistics. Call it inside the event loop."""
-        return self._client.snapshot()
+    @property
+    def limiter(self) -> Limiter:
+        """The limiter of the provider's account. Read it inside the event loop."""
+        return self._client.limiter
 
     async def _ask(self, messages: Messages, call_index: int, spent: _Spent) -> Completion:
         body: dict[str, Any] = {"messages": messages}

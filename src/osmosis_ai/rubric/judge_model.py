@@ -16,17 +16,18 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.llm.file_addresses import refuse_redirect
 from osmosis_ai.llm.providers import (
+    ONLY_ADDRESS_ENV,
     OPENAI_COMPATIBLE,
     ModelEndpoint,
     address_variables_of,
     compatible_base_url,
     is_provider,
     key_variables,
+    openai_base_url,
+    refuse_redirect,
     split_model_path,
 )
-from osmosis_ai.llm.transport import ONLY_ADDRESS_ENV, openai_base_url
 from osmosis_ai.rubric.types import (
     JudgeArgumentError,
     JudgeValueError,
@@ -200,7 +201,7 @@ def _needs_key(provider: str, model_info: Mapping[str, Any], env: Mapping[str, s
         return False  # self-hosted servers rarely need a key; one that does says so when it refuses the call
     known = OPENAI_COMPATIBLE.get(provider)
     if known is not None:
-        return known.needs_key and compatible_base_url(provider, env) == known.base_url
+        return not known.is_local and compatible_base_url(provider, env) == known.base_url
     # For providers whose key is unknown here, LiteLLM may find credentials in other ways.
     return provider in DEFAULT_API_KEY_ENV or bool(key_variables(provider)) or not is_provider(provider)
 

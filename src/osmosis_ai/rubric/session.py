@@ -182,7 +182,7 @@ class JudgingSession:
 
     def _in_flight(self) -> dict[str, int]:
         """Return the calls in flight by provider account, which judges may share."""
-        return {judge.model.endpoint.limiter_key: judge.snapshot().in_flight for judge in self._judges}
+        return {judge.model.endpoint.limiter_key: judge.limiter.in_flight for judge in self._judges}
 
     async def _dispatch(self) -> None:
         self._dispatchers = [self._dispatcher(number, judge) for number, judge in enumerate(self._judges)]

@@ -17,9 +17,11 @@ from urllib.parse import urlsplit
 
 from osmosis_ai.api.platform_url import is_loopback
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.llm.file_addresses import FileAddress, address_conflict, set_file_addresses
 from osmosis_ai.llm.providers import (
     CLOUD_SETTINGS,
+    FILE_ADDRESSES,
+    FileAddress,
+    address_conflict,
     address_variables,
     credential_variables,
     keyless_address_variables,
@@ -102,7 +104,8 @@ def load_env_file(
         _pair(file, name, environ, warn)
     environ.update(taken)
     own = frozenset(file.values.values())
-    set_file_addresses(
+    FILE_ADDRESSES.clear()
+    FILE_ADDRESSES.update(
         {name: FileAddress(value, own, file.path) for name, value in taken.items() if name in addresses}
     )
     return file

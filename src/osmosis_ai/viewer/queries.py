@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlencode
 
 from osmosis_ai.controller.outcomes import ErrorSource
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.llm.finish_reasons import FLAGGED
+from osmosis_ai.llm.replies import FLAGGED
 from osmosis_ai.ui.numbers import parse_date
 from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.source import Outcome, RunQuery, RunSort, SampleQuery, SampleSort

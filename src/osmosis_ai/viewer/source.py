@@ -16,7 +16,7 @@ from osmosis_ai.errors import NotFoundError
 from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversation
 from osmosis_ai.evaluation.metrics import Estimates, RunScore
 from osmosis_ai.evaluation.run_log import LogDirection
-from osmosis_ai.llm.finish_reasons import FLAGGED_NAMES, FlaggedFinish
+from osmosis_ai.llm.replies import FLAGGED_NAMES, FlaggedFinish
 from osmosis_ai.viewer.local_runs import RunKind
 
 if TYPE_CHECKING:

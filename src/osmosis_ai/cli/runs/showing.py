@@ -10,7 +10,7 @@ import typer
 
 from osmosis_ai.cli.connection import platform_when_needed
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.llm.finish_reasons import FlaggedFinish
+from osmosis_ai.llm.replies import FlaggedFinish
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient

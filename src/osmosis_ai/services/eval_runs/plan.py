@@ -415,7 +415,7 @@ def _is_free(config: EvalConfig) -> bool:
     if model in served_models():
         return True
     try:
-        endpoint = resolve_model(model, {**os.environ, **config.env}, served={})
+        endpoint = resolve_model(model, {**os.environ, **config.env})
     except OsmosisError:
         return False  # the server is unknown without its key or address
     return price_of(endpoint) == FREE

@@ -383,9 +383,7 @@ def _check_policy(spec: EvalRunSpec, request: EvalRunRequest, *, served: bool) -
         return
     env = {**os.environ, **spec.env, **(request.secret_values or {})}
     try:
-        endpoint = resolve_model(
-            spec.experiment.model_path, env, served=dict.fromkeys(served_models(), ("", None))
-        )
+        endpoint = resolve_model(spec.experiment.model_path, env, served=served_models())
     except OsmosisError as error:
         if error.details.get("missing_variable") in spec.secret_names:
             return  # the user is asked for it

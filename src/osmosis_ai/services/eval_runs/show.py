@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.wire.eval_runs import EvalSample, EvalSamplePage
     from osmosis_ai.evaluation.attempt_files import StoredConversation
-    from osmosis_ai.llm.finish_reasons import FlaggedFinish
+    from osmosis_ai.llm.replies import FlaggedFinish
     from osmosis_ai.services.runs.download import DownloadPlan
     from osmosis_ai.viewer.source import Outcome, SampleEntry
 

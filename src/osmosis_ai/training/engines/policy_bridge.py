@@ -31,9 +31,9 @@ from osmosis_ai.errors import NotFoundError
 from osmosis_ai.inference.chat import ChatFormat, TemplateError
 from osmosis_ai.inference.openai_api import AssistantReply, ChatCompletion
 from osmosis_ai.inference.protocol import OpenAIError, parse_request
-from osmosis_ai.llm.completion import read_usage
 from osmosis_ai.llm.errors import Category, ModelCallError
-from osmosis_ai.llm.wire_json import dumps
+from osmosis_ai.llm.prices import read_usage
+from osmosis_ai.llm.replies import dumps
 from osmosis_ai.training.engines.policy_engine import PolicyEngine
 from osmosis_ai.training.engines.prompt_prefix_cache import PromptPrefixCache
 from osmosis_ai.training.engines.recording import Prompt, RecordedRollout, Recording

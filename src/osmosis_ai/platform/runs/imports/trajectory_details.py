@@ -10,7 +10,7 @@ from typing import Any
 
 from osmosis_ai.controller.record import previews_of
 from osmosis_ai.evaluation.conversation import Conversation, as_messages, read_conversation
-from osmosis_ai.llm.finish_reasons import canonical
+from osmosis_ai.llm.replies import canonical
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.extra_fields import read_grader_notes

@@ -119,7 +119,7 @@ def _model_issues(document: Mapping[str, Any], is_adapter: IsAdapter) -> Iterato
     placeholders = dict.fromkeys(document["secrets"]["required"], "given when the run starts")
     known = {**document.get("env", {}), **placeholders}
     try:
-        resolve_model(model_path, known, served=dict.fromkeys(served_models(), ("", None)))
+        resolve_model(model_path, known, served=served_models())
     except OsmosisError as error:
         missing = error.details.get("missing_variable")
         if missing is not None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from osmosis_ai.llm.litellm_transport import import_litellm
+from osmosis_ai.llm.litellm_backend import import_litellm
 
 from ...context import SampleSource, get_rollout_context
 from ...types.sample import Messages, RolloutSample, snapshot

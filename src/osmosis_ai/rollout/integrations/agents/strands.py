@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from osmosis_ai.llm.litellm_transport import import_litellm
+from osmosis_ai.llm.litellm_backend import import_litellm
 
 from ...context import SampleSource
 from ...types.sample import Messages, RolloutSample, snapshot

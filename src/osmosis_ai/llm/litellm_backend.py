@@ -1,8 +1,7 @@
 """Calls of providers that do not speak OpenAI's protocol, through LiteLLM.
 
-Importing LiteLLM takes seconds, so this happens in a thread at the first call. LiteLLM only translates: retries, limits
-and prices are ours. Callers can set sampling parameters, but never a request's destination or key, so LiteLLM's own
-options are not passed on.
+LiteLLM only translates: retries, limits and prices are ours. Callers can set sampling parameters, but never a request's
+destination or key, so LiteLLM's own options are not passed on.
 """
 
 from __future__ import annotations
@@ -14,43 +13,23 @@ import os
 import re
 import warnings
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
 from typing import Any
 
-from osmosis_ai.llm.errors import (
-    Category,
-    ModelCallError,
-    is_about_context_length,
-    provider_words,
-    redact,
-)
+from osmosis_ai.llm.errors import CONTEXT_LENGTH, Category, ModelCallError, call_error, message_in, redact
 from osmosis_ai.llm.providers import ModelEndpoint
-from osmosis_ai.llm.replies import Part, check_reply
+from osmosis_ai.llm.replies import check_reply
 from osmosis_ai.retry_after import retry_after_s
 
 logger = logging.getLogger(__name__)
 
 # LiteLLM lists these among OpenAI's parameters, but they determine where a request goes.
-_ROUTING = frozenset(
-    {
-        "api_base",
-        "api_key",
-        "api_version",
-        "base_url",
-        "client",
-        "default_headers",
-        "deployment_id",
-        "extra_body",
-        "extra_headers",
-        "headers",
-        "max_retries",
-        "organization",
-        "request_timeout",
-        "timeout",
-    }
+_ROUTING = (
+    *("api_base", "api_key", "api_version", "base_url", "client", "default_headers", "deployment_id"),
+    *("extra_body", "extra_headers", "headers", "max_retries", "organization", "request_timeout", "timeout"),
 )
 _ROUTING_PREFIXES = ("aws_", "azure_", "litellm_", "s3_", "vertex_", "watsonx_")
-
-# LiteLLM's exception classes by name, the more specific ones first (several are subclasses of others).
+# The classes of LiteLLM's exceptions, of which the most specific counts; any other is "server".
 _CATEGORIES: dict[str, Category] = {
     "ContextWindowExceededError": "context_length",
     "AuthenticationError": "auth",
@@ -59,20 +38,13 @@ _CATEGORIES: dict[str, Category] = {
     "BudgetExceededError": "auth",
     "NotFoundError": "not_found",
     "RateLimitError": "rate_limit",
-    "Timeout": "timeout",
     "APITimeoutError": "timeout",
-    "UnsupportedParamsError": "bad_request",
-    "ContentPolicyViolationError": "bad_request",
     "UnprocessableEntityError": "bad_request",
     "BadRequestError": "bad_request",
-    "ServiceUnavailableError": "server",
-    "BadGatewayError": "server",
-    "InternalServerError": "server",
     "APIResponseValidationError": "invalid_reply",
     "APIConnectionError": "connection",
 }
-# LiteLLM prefixes the provider's message with, for example, "litellm.NotFoundError: NotFoundError: AnthropicException -
-# ".
+# LiteLLM's prefix of a provider's message, such as "litellm.NotFoundError: NotFoundError: AnthropicException - ".
 _WRAPPING = re.compile(r"^(?:(?:litellm\.)?\w+(?:Error|Exception|Timeout): )*(?:\w+(?:Exception|Error) - )?")
 # LiteLLM's messages about a reply with HTTP 200 that it cannot read.
 _NOT_A_COMPLETION = re.compile(
@@ -85,7 +57,7 @@ _open_transports = 0
 
 
 class LiteLLMTransport:
-    """Calls a provider through LiteLLM."""
+    """Calls a provider like :class:`DirectTransport`; LiteLLM is imported in a thread at the first call."""
 
     def __init__(self, endpoint: ModelEndpoint, *, timeout_s: float) -> None:
         self._endpoint = endpoint
@@ -95,32 +67,29 @@ class LiteLLMTransport:
         self._passed_on: dict[str, bool] = {}
 
     async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Send one request and return the ``chat.completion`` object."""
         reply = await self._call(body)
         try:
             payload: dict[str, Any] = reply.model_dump(mode="json", exclude_none=True)
         except (ValueError, OverflowError) as error:  # too deep, or a number too large
-            raise self._error("invalid_reply", str(error)) from None
-        self._check(payload, "message")
+            raise call_error(self._endpoint, "invalid_reply", str(error)) from None
+        check_reply(self._endpoint, payload, "message")
         for choice in payload["choices"]:
             choice["message"].setdefault("content", None)
         return payload
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Send one streaming request and yield its chunks."""
         chunks = await self._call(body)
         try:
             async for chunk in chunks:
                 payload: dict[str, Any] = chunk.model_dump(mode="json", exclude_none=True)
-                self._check(payload, "delta")
+                check_reply(self._endpoint, payload, "delta")
                 for choice in payload.get("choices", ()):
                     if choice.setdefault("finish_reason", None) and not _has_finished(chunks):
-                        raise self._error("connection", "the stream ended in the middle of the reply")
+                        words = "the stream ended in the middle of the reply"
+                        raise call_error(self._endpoint, "connection", words)
                 if payload.get("usage") and not _has_usage(chunks):
                     del payload["usage"]
                 yield payload
-        except ModelCallError:
-            raise
         except Exception as error:  # providers' own exceptions may be of any class
             raise self._translated(error) from None
         finally:
@@ -129,26 +98,25 @@ class LiteLLMTransport:
     async def aclose(self) -> None:
         """Close LiteLLM's connections if no other client in this process uses them."""
         global _open_transports
-        if self._litellm is None:
-            return
         litellm, self._litellm = self._litellm, None
-        _open_transports -= 1
-        if _open_transports == 0:
+        _open_transports -= litellm is not None
+        if litellm is not None and _open_transports == 0:
             await litellm.close_litellm_async_clients()
             # Otherwise LiteLLM would reuse closed connections.
             litellm.in_memory_llm_clients_cache.flush_cache()
 
     async def _call(self, body: Mapping[str, Any]) -> Any:
-        litellm = await self._loaded()
+        global _open_transports
+        async with self._loading:
+            if self._litellm is None:
+                self._litellm = await asyncio.to_thread(import_litellm)
+                _open_transports += 1
         endpoint = self._endpoint
-        options: dict[str, Any] = {name: value for name, value in body.items() if self._passes(name)}
-        if endpoint.base_url:
-            options["api_base"] = endpoint.base_url
-        if endpoint.api_key:
-            options["api_key"] = endpoint.api_key
+        own = {"model": endpoint.model, "api_base": endpoint.base_url, "api_key": endpoint.api_key}
         try:
-            return await litellm.acompletion(
-                **{**options, "model": endpoint.model},
+            return await self._litellm.acompletion(
+                **{name: value for name, value in body.items() if self._passes(name) and name not in own},
+                **{name: value for name, value in own.items() if value},
                 custom_llm_provider=endpoint.provider,
                 timeout=self._timeout_s,
                 max_retries=0,
@@ -157,69 +125,59 @@ class LiteLLMTransport:
         except Exception as error:  # providers' own exceptions may be of any class
             raise self._translated(error) from None
 
-    async def _loaded(self) -> Any:
-        global _open_transports
-        async with self._loading:
-            if self._litellm is None:
-                self._litellm = await asyncio.to_thread(import_litellm)
-                _open_transports += 1
-        return self._litellm
-
     def _passes(self, name: str) -> bool:
         """Tell whether a field of the request is passed on; log once per field if not."""
-        passes = self._passed_on.get(name)
-        if passes is None:
-            passes = self._passed_on[name] = name == "model" or _is_sampling(self._litellm, name)
-            if not passes:
-                logger.warning("`%s` is not passed on to %s", name, self._endpoint.model_path)
-            elif not self._is_supported(name):
-                logger.warning("%s does not take `%s`; it is left out", self._endpoint.model_path, name)
-        return passes
-
-    def _is_supported(self, name: str) -> bool:
-        """Tell whether LiteLLM can translate this OpenAI parameter for the provider."""
-        openai_names = set(self._litellm.OPENAI_CHAT_COMPLETION_PARAMS) - {"stream", "stream_options", "seed"}
-        if name not in openai_names:
-            return True
-        supported = self._litellm.get_supported_openai_params(
-            model=self._endpoint.model, custom_llm_provider=self._endpoint.provider
+        if (passes := self._passed_on.get(name)) is not None:
+            return passes
+        litellm, endpoint = self._litellm, self._endpoint
+        is_openai = name in litellm.OPENAI_CHAT_COMPLETION_PARAMS
+        passes = self._passed_on[name] = name == "model" or (
+            name not in _ROUTING
+            and not name.startswith(_ROUTING_PREFIXES)
+            and (is_openai or name not in litellm.types.utils.all_litellm_params)
         )
-        return supported is None or name in supported
+        if not passes:
+            logger.warning("`%s` is not passed on to %s", name, endpoint.model_path)
+        elif is_openai and name not in ("stream", "stream_options", "seed"):
+            supported = litellm.get_supported_openai_params(
+                model=endpoint.model, custom_llm_provider=endpoint.provider
+            )
+            if supported is not None and name not in supported:
+                logger.warning("%s does not take `%s`; it is left out", endpoint.model_path, name)
+        return passes
 
     def _translated(self, error: Exception) -> ModelCallError:
         """Convert LiteLLM's exception to ours."""
+        if isinstance(error, ModelCallError):
+            return error
         names = [cls.__name__ for cls in type(error).__mro__]
         category: Category = next((_CATEGORIES[name] for name in names if name in _CATEGORIES), "server")
         status = getattr(error, "status_code", None)
-        words = _provider_words(str(getattr(error, "message", None) or error))
+        words = _WRAPPING.sub("", str(getattr(error, "message", None) or error), count=1).strip()
+        with suppress(ValueError, RecursionError):
+            words = message_in(json.loads(words))
         retryable: bool | None = None
         most = 2_000
         if names[0] == "APIConnectionError" and not _is_network_trouble(error):
             # LiteLLM reports its own errors, such as a missing package or a KeyError in a reply, as connection errors.
             category, retryable = "invalid_reply", "No module named" not in words
             words = words.partition("\nTraceback")[0]
-        elif category == "bad_request" and is_about_context_length(words):
+        elif category == "bad_request" and CONTEXT_LENGTH.search(words):
             category = "context_length"
         elif (found := _NOT_A_COMPLETION.search(words)) is not None:
             category, status, words = "invalid_reply", None, found["reply"] or words
             most = 300
         elif words == "Error in response object":
             category, status = "server", None
-        response = getattr(error, "response", None)
+        headers = getattr(getattr(error, "response", None), "headers", None)
         return ModelCallError(
             category,
             redact(words, *self._endpoint.secrets)[:most],
             model_path=self._endpoint.model_path,
             status=status if isinstance(status, int) and category != "connection" else None,
             retryable=retryable,
-            retry_after_s=retry_after_s(getattr(response, "headers", None) or {}),
+            retry_after_s=retry_after_s(headers or {}),
         )
-
-    def _check(self, payload: Any, part: Part) -> None:
-        check_reply(payload, part, model_path=self._endpoint.model_path, secrets=self._endpoint.secrets)
-
-    def _error(self, category: Category, words: str) -> ModelCallError:
-        return ModelCallError(category, words, model_path=self._endpoint.model_path)
 
 
 def import_litellm() -> Any:
@@ -239,15 +197,6 @@ def import_litellm() -> Any:
     return litellm
 
 
-def _provider_words(message: str) -> str:
-    """Remove LiteLLM's prefixes from the provider's message."""
-    inner = _WRAPPING.sub("", message, count=1).strip()
-    try:
-        return provider_words(json.loads(inner))
-    except (ValueError, RecursionError):
-        return inner
-
-
 def _has_finished(chunks: Any) -> bool:
     """Tell whether the provider sent a finish reason; LiteLLM ends a broken stream with its own "stop"."""
     names = ("received_finish_reason", "intermittent_finish_reason", "received_any_finish_reason")
@@ -258,12 +207,6 @@ def _has_usage(chunks: Any) -> bool:
     """Tell whether the provider counted the tokens; otherwise LiteLLM estimates them with its own tokenizer."""
     received = getattr(chunks, "chunks", None)
     return received is None or any(getattr(chunk, "usage", None) for chunk in received)
-
-
-def _is_sampling(litellm: Any, name: str) -> bool:
-    if name in _ROUTING or name.startswith(_ROUTING_PREFIXES):
-        return False
-    return name in litellm.OPENAI_CHAT_COMPLETION_PARAMS or name not in litellm.types.utils.all_litellm_params
 
 
 def _is_network_trouble(error: BaseException) -> bool:

@@ -33,11 +33,7 @@ from osmosis_ai.event_loop import LoopMonitor
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from osmosis_ai.controller.callbacks import (
-        AttemptTimeouts,
-        CallbackRolloutDriver,
-        TerminalCallbackResult,
-    )
+    from osmosis_ai.controller.callbacks import AttemptTimeouts, CallbackRolloutDriver, TerminalCallbackResult
     from osmosis_ai.controller.model_proxy import ModelProxy, RolloutUsage
     from osmosis_ai.controller.outcomes import LimitName
     from osmosis_ai.controller.remote_agents import RemoteAgent
@@ -52,10 +48,8 @@ OBSERVE_EVERY_S = 0.5
 
 def choose_limit(*, max_in_flight: int | None, batch_size: int | None, capacity: int | None) -> int:
     """Return how many rollouts run at once: the requested number, within the server's capacity."""
-    requested = max_in_flight or batch_size
-    if capacity is None:
-        return requested or DEFAULT_IN_FLIGHT
-    return min(requested, capacity) if requested else capacity
+    limits = [limit for limit in (max_in_flight or batch_size, capacity) if limit]
+    return min(limits, default=DEFAULT_IN_FLIGHT)
 
 
 @dataclass(frozen=True)

@@ -130,14 +130,12 @@ def describe_lost_results(directory: RunDirectory, written: Mapping[str, Any]) -
     if not directory.events.exists():
         return f"`{directory.events}` does not exist." if counted else None
     missing = counted - size_of(directory.events)
-    return (
-        None
-        if missing <= 0
-        else (
-            f"`{directory.events}` has {missing:,} bytes less than when the run last ended: results are missing. "
-            "Continuing the run repeats them."
-        )
+    if missing <= 0:
+        return None
+    less = (
+        f"`{directory.events}` has {missing:,} bytes less than when the run last ended: results are missing."
     )
+    return f"{less} Continuing the run repeats them."
 
 
 def pass_threshold_of(directory: RunDirectory, written: Mapping[str, Any] | None = None) -> float:

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -290,3 +290,24 @@ class _Request:
 
 def _mentions(text: str, name: str) -> bool:
     return re.search(rf"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])", text) is not None
+
+
+async def probe(endpoint: ModelEndpoint) -> ModelEndpoint:
+    """Send one tiny request; return the endpoint with the model's whole path if its server knows only that."""
+    whole = replace(endpoint, model=endpoint.model_path)
+    try:
+        await _ask(endpoint)
+    except ModelCallError as error:
+        if error.category != "not_found" or whole == endpoint or endpoint.provider != "openai":
+            raise
+        try:
+            await _ask(whole)
+        except ModelCallError:
+            raise error from None
+        return whole
+    return endpoint
+
+
+async def _ask(endpoint: ModelEndpoint) -> None:
+    async with ModelClient(endpoint, request_timeout_s=60.0) as client:
+        await client.preflight()

@@ -17,6 +17,8 @@ from urllib.parse import unquote_plus, urlsplit, urlunsplit
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 
+# The prefixes of providers' keys. An account name in a gateway's path is not secret and does not have them.
+_KEY_IN_A_PATH = re.compile(r"/(sk-|sk_|osm_|hf_|gsk_|xai-|nvapi-|AIza|AKIA)[\w-]{12,}")
 ONLY_ADDRESS_ENV = "_OSMOSIS_ONLY_ADDRESS"
 """The host and port of the run's model, for a rollout without a network, which can reach only this address."""
 
@@ -349,3 +351,49 @@ def address_conflict(name: str, path: Path, key: str = "a key", *, elsewhere: bo
         details={"variable": name, "key": key, "env_file": str(path)},
         hint="set the address and its key in one place: both in the file or both in the environment",
     )
+
+
+def choose_endpoint(
+    model: str, env: Mapping[str, str], *, base_url: str | None = None, api_key: str | None = None
+) -> ModelEndpoint:
+    """Return the endpoint that `--model`, `--base-url` and `--api-key` select together.
+
+    With an address, the model's name is passed to its server unchanged, and no key is required. Without one, the
+    model's name determines the provider, as in every other command.
+    """
+    name = model.strip()
+    if not name:
+        raise OsmosisError("`--model` names no model.", hint="for instance `--model openai/gpt-5-mini`")
+    if base_url is not None:
+        # Clients and proxies require a key.
+        key = api_key or env.get("OPENAI_API_KEY", "").strip() or "no-key"
+        return ModelEndpoint(
+            name, "openai", name.removeprefix("openai/"), "openai", _checked_address(base_url), key
+        )
+    if "/" not in name and well_known_provider(name) is None:
+        name = f"openai/{name}"
+    if api_key:
+        env = {**env, **dict.fromkeys(key_variables(split_model_path(name)[0])[:1], api_key)}
+    return resolve_model(name, env)
+
+
+def _checked_address(text: str) -> str:
+    """Return the base URL of `--base-url`. It is stored with the run and shown in errors, so it must hold no secret."""
+    address = text.strip()
+    try:
+        parts = urlsplit(address)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        parts, is_address = urlsplit(""), False
+    if any(character in text for character in "@?#") or _KEY_IN_A_PATH.search(parts.path):
+        raise OsmosisError(
+            "`--base-url` holds more than an address: no user name, password, key, query or fragment may be in it.",
+            hint="set the key in `OPENAI_API_KEY`, and an address with a query in `OPENAI_BASE_URL`",
+        )
+    if not is_address or not address.isprintable() or " " in address:
+        shown = "".join(character if character.isprintable() else "?" for character in text[:200])
+        raise OsmosisError(
+            f"`--base-url {shown}` is not an http(s) address.",
+            hint="for instance `--base-url http://localhost:8000/v1`",
+        )
+    return openai_base_url(address)

@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.agent_loop.inputs import DEFAULT_MODEL, ProviderError
 from osmosis_ai.evaluation.sources import open_policy
 from osmosis_ai.inference.catalog import BUILT_IN_PREFIX, built_in_model
-from osmosis_ai.llm.client import ModelClient
+from osmosis_ai.llm.client import ModelClient, probe
 from osmosis_ai.llm.errors import Category, ModelCallError
-from osmosis_ai.llm.providers import (
-    ModelEndpoint,
-    key_variables,
-    openai_base_url,
-    resolve_model,
-    split_model_path,
-    well_known_provider,
-)
+from osmosis_ai.llm.providers import ModelEndpoint, choose_endpoint
 from osmosis_ai.llm.replies import FinishReason
 from osmosis_ai.rollout.core.base import CompletionsResult
 from osmosis_ai.rollout.core.schemas import RolloutMetrics
 from osmosis_ai.rollout.tools import tool_payload
 
-# The prefixes of providers' keys. An account name in a gateway's path is not secret and does not have them.
-_KEY_IN_A_PATH = re.compile(r"/(sk-|sk_|osm_|hf_|gsk_|xai-|nvapi-|AIza|AKIA)[\w-]{12,}")
 _KINDS: Mapping[Category, str] = {
     "rate_limit": "Rate limit exceeded",
     "auth": "Authentication failed",
@@ -158,52 +146,6 @@ def choose_model(
     return choose_endpoint(name, os.environ, base_url=base_url, api_key=api_key)
 
 
-def choose_endpoint(
-    model: str, env: Mapping[str, str], *, base_url: str | None = None, api_key: str | None = None
-) -> ModelEndpoint:
-    """Return the endpoint that `--model`, `--base-url` and `--api-key` select together.
-
-    With an address, the model's name is passed to its server unchanged, and no key is required. Without one, the
-    model's name determines the provider, as in every other command.
-    """
-    name = model.strip()
-    if not name:
-        raise OsmosisError("`--model` names no model.", hint="for instance `--model openai/gpt-5-mini`")
-    if base_url is not None:
-        # Clients and proxies require a key.
-        key = api_key or env.get("OPENAI_API_KEY", "").strip() or "no-key"
-        return ModelEndpoint(
-            name, "openai", name.removeprefix("openai/"), "openai", _checked_address(base_url), key
-        )
-    if "/" not in name and well_known_provider(name) is None:
-        name = f"openai/{name}"
-    if api_key:
-        env = {**env, **dict.fromkeys(key_variables(split_model_path(name)[0])[:1], api_key)}
-    return resolve_model(name, env)
-
-
-def _checked_address(text: str) -> str:
-    """Return the base URL of `--base-url`. It is stored with the run and shown in errors, so it must hold no secret."""
-    address = text.strip()
-    try:
-        parts = urlsplit(address)
-        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        parts, is_address = urlsplit(""), False
-    if any(character in text for character in "@?#") or _KEY_IN_A_PATH.search(parts.path):
-        raise OsmosisError(
-            "`--base-url` holds more than an address: no user name, password, key, query or fragment may be in it.",
-            hint="set the key in `OPENAI_API_KEY`, and an address with a query in `OPENAI_BASE_URL`",
-        )
-    if not is_address or not address.isprintable() or " " in address:
-        shown = "".join(character if character.isprintable() else "?" for character in text[:200])
-        raise OsmosisError(
-            f"`--base-url {shown}` is not an http(s) address.",
-            hint="for instance `--base-url http://localhost:8000/v1`",
-        )
-    return openai_base_url(address)
-
-
 @asynccontextmanager
 async def open_endpoint(
     name: str,
@@ -221,24 +163,3 @@ async def open_endpoint(
     else:
         async with open_policy(name.strip(), env, lost) as started:
             yield started
-
-
-async def probe(endpoint: ModelEndpoint) -> ModelEndpoint:
-    """Send one tiny request; return the endpoint with the model's whole path if its server knows only that."""
-    whole = replace(endpoint, model=endpoint.model_path)
-    try:
-        await _ask(endpoint)
-    except ModelCallError as error:
-        if error.category != "not_found" or whole == endpoint or endpoint.provider != "openai":
-            raise
-        try:
-            await _ask(whole)
-        except ModelCallError:
-            raise error from None
-        return whole
-    return endpoint
-
-
-async def _ask(endpoint: ModelEndpoint) -> None:
-    async with ModelClient(endpoint, request_timeout_s=60.0) as client:
-        await client.preflight()

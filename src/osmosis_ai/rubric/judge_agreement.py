@@ -21,8 +21,8 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
-from osmosis_ai.evaluation.comparison.numbers import holm
+from osmosis_ai.decisions.differences import Pairs, mean_difference
+from osmosis_ai.decisions.numbers import holm
 from osmosis_ai.rubric.coefficients import (
     ONCE,
     Intraclass,

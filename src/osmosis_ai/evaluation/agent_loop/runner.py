@@ -20,15 +20,12 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from pydantic import BaseModel
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation import pass_at_k as unbiased
-from osmosis_ai.evaluation import statistics
 from osmosis_ai.evaluation.agent_loop.inputs import (
     DEFAULT_MAX_TURNS,
     LocalExecutionError,
     ToolValidationError,
     dataset_row_to_request,
 )
-from osmosis_ai.evaluation.statistics import Estimate
 from osmosis_ai.llm.finish_reasons import FLAGGED_NAMES
 from osmosis_ai.rollout.backend.local.deadline import DeadlineExceededError, run_within
 from osmosis_ai.rollout.backend.local.in_process import awaitable
@@ -38,6 +35,9 @@ from osmosis_ai.rollout.loop.eval_functions import EvalFnError, finite_score, wr
 from osmosis_ai.rollout.loop.loading import describe_failure
 from osmosis_ai.rollout.loop.schemas import RolloutMetrics, RolloutRequest
 from osmosis_ai.rollout.loop.tool_schemas import tool_problems
+from osmosis_ai.statistics import estimates as statistics
+from osmosis_ai.statistics import pass_at_k as unbiased
+from osmosis_ai.statistics.estimates import Estimate
 
 logger = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from osmosis_ai.decisions import engine, words
+from osmosis_ai.decisions.comparability import Allowances
+from osmosis_ai.decisions.run_pairs import mean_rewards
+from osmosis_ai.decisions.run_samples import RunSamples
+from osmosis_ai.decisions.words import row_counts
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.comparison import engine, words
-from osmosis_ai.evaluation.comparison.comparability import Allowances
-from osmosis_ai.evaluation.comparison.run_pairs import mean_rewards
-from osmosis_ai.evaluation.comparison.run_samples import RunSamples
-from osmosis_ai.evaluation.comparison.words import row_counts
 from osmosis_ai.ui import numbers
 from osmosis_ai.ui.charts.comparisons import forest, scatter
 from osmosis_ai.ui.charts.drawing import ChartPoint, ChartSeries, SvgChart

@@ -1,0 +1,672 @@
+"""The difference of two runs: row by row on the rows that both have, otherwise of two independent means, and of amounts the ratio.
+
+Rows are hard for both runs alike, so they are compared row by row. The rows alone choose the method:
+
+- known range, and few rows differ or all differ by the same: the score test;
+- known range, and all but few rows differ by the whole range: the wider of that and Student's t;
+- otherwise: Student's t of the rows' differences, R-1 degrees of freedom;
+- skewed rewards without a range, under 100 rows: the wider of that and the bootstrap-t, with a warning.
+
+Few means fewer than half of the rows; this limit is at least 8 and at most 15.
+
+The score test: for each mean difference, the likeliest distribution on the differences seen and the two ends gives the
+standard error. So the interval allows for rows that may yet differ by the whole range. With one binary attempt a row it is
+Tango's interval; if no row differs it is Wilson's bound of zero. The interval inverts the test, so the p-value and the
+interval always agree.
+
+The bootstrap-t: Student's t takes the tails for alike and covered 23 to 41 % where one row in twenty pays. The bootstrap
+learns each tail from the rows; it cannot know what no row has shown yet.
+
+Unpaired: a t interval needs rows that vary. On a scale where hardly any row of a run differs from an end, and where only counts
+are known, the interval is put together from those of the two rates.
+
+Sources:
+    Miller 2024, "Adding Error Bars to Evals", sections 4.1 (two independent means, clustered errors)
+        and 4.2 (paired differences of row means).
+    Tango 1998, "Equivalence Test and Confidence Interval for the Difference in Proportions for the
+        Paired-Sample Design"; Owen 2001, "Empirical Likelihood", sections 2.4 and 3.1 (its likeliest
+        distribution, for more than three values).
+    Efron and Tibshirani 1993, "An Introduction to the Bootstrap", section 12.5 (the bootstrap-t).
+    Hall 1988, "Theoretical Comparison of Bootstrap Confidence Intervals" (why it, of all of them).
+    Welch 1947, "The Generalization of Student's Problem"; Satterthwaite 1946, "An Approximate
+        Distribution of Estimates of Variance Components" (its degrees of freedom).
+    Newcombe 1998, "Interval Estimation for the Difference between Independent Proportions", method 10
+        (from two Wilson intervals); Zou and Donner 2008, "Construction of Confidence Limits about
+        Effect Measures" (from any two).
+    Bland and Altman 1996, "Transformations, Means, and Confidence Intervals" (ratios: t on logs, turned back).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import TYPE_CHECKING, TypeAlias
+
+from osmosis_ai.decisions.numbers import Difference
+from osmosis_ai.statistics.estimates import (
+    CONFIDENCE,
+    MOST_SKEW,
+    SKEWED_ROWS,
+    Estimate,
+    estimate_rate,
+    skewness,
+)
+from osmosis_ai.statistics.intervals import (
+    LEAST_VARIED,
+    NO_SPREAD,
+    ONE_CLUSTER,
+    Interval,
+    student_interval,
+    wilson_interval,
+)
+
+if TYPE_CHECKING:
+    from osmosis_ai.statistics.estimates import Floats, Integers, Labels, Values
+
+    BothRates: TypeAlias = Callable[[float], tuple["Interval | Estimate", "Interval | Estimate"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Inversion:
+    """What one test says: the mean differences it does not reject, and its p-value of none."""
+
+    low: float
+    high: float
+    at_least: float
+    at_most: float
+    p: float
+
+    def or_wider(self, other: Inversion) -> Inversion:
+        """Return what neither test rejects alone: the wider bounds and the larger p-value."""
+        return Inversion(
+            min(self.low, other.low),
+            max(self.high, other.high),
+            min(self.at_least, other.at_least),
+            max(self.at_most, other.at_most),
+            max(self.p, other.p),
+        )
+
+    def within(self, width: float) -> Inversion:
+        """Return it bounded to differences between ``-width`` and ``width``."""
+        return Inversion(
+            max(self.low, -width),
+            min(self.high, width),
+            max(self.at_least, -width),
+            min(self.at_most, width),
+            self.p,
+        )
+
+    def times(self, width: float) -> Inversion:
+        """Return it for differences ``width`` times as large."""
+        return Inversion(
+            self.low * width, self.high * width, self.at_least * width, self.at_most * width, self.p
+        )
+
+
+def score_interval(by_row: Floats, *, confidence: float) -> Inversion:
+    """Invert the score test of a mean of differences between -1 and 1."""
+    from scipy.special import ndtr, ndtri
+
+    likeliest = _Likeliest.of(by_row)
+    two_sided, one_sided = float(ndtri((1 + confidence) / 2)), float(ndtri(confidence))
+    return Inversion(
+        likeliest.bound(two_sided, below=True),
+        likeliest.bound(two_sided, below=False),
+        likeliest.bound(one_sided, below=True),
+        likeliest.bound(one_sided, below=False),
+        2 * float(ndtr(-abs(likeliest.score_of_zero()))),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Likeliest:
+    """The likeliest distributions of row differences, by their mean."""
+
+    values: Floats
+    counts: Floats
+    rows: int
+    mean: float
+
+    @classmethod
+    def of(cls, by_row: Floats) -> _Likeliest:
+        import numpy as np
+
+        values, counts = np.unique(np.clip(by_row, -1.0, 1.0), return_counts=True)
+        found = cls(values, counts.astype(np.float64), by_row.size, 0.0)
+        # As the path has it, rounding included: a sum in another order may have another sign where it is all but zero.
+        return replace(found, mean=found.at(0.0)[0])
+
+    def at(self, place: float) -> tuple[float, float]:
+        """Return (mean, variance) at a place of the path."""
+        beyond = max(abs(place) - 1, 0.0)
+        end = math.copysign(1.0, place)
+        inside = place if not beyond else end
+        if abs(inside) == 1 and self.values[-1 if inside > 0 else 0] == end:
+            return end, 0.0
+        weights = self.counts / (1 - inside * self.values)
+        weights /= weights.sum()
+        inner = float(weights @ self.values)
+        mean = (1 - beyond) * inner + beyond * end
+        away = self.values - mean
+        return mean, (1 - beyond) * float(weights @ (away * away)) + beyond * (end - mean) ** 2
+
+    def score(self, place: float) -> float:
+        """Return the score statistic of the mean at a place."""
+        mean, variance = self.at(place)
+        away = self.mean - mean
+        if variance <= 0:
+            return math.copysign(math.inf, away) if away else 0.0
+        return away / math.sqrt(variance / self.rows)
+
+    def bound(self, quantile: float, *, below: bool) -> float:
+        """Return the mean below, or above, the one seen, whose score is the quantile."""
+        from scipy.optimize import brentq
+
+        if self.mean == (-1.0 if below else 1.0):
+            return self.mean
+        side = -1.0 if below else 1.0
+
+        def excess(distance: float) -> float:
+            return min(abs(self.score(side * distance)), 1e9) - quantile
+
+        # At 2 all weight is on the end, whose variance is none: its score is infinite.
+        place = side * float(brentq(excess, 0.0, 2.0, xtol=1e-14, rtol=1e-14))
+        return self.at(place)[0]
+
+    def score_of_zero(self) -> float:
+        """Return the score statistic of no difference."""
+        from scipy.optimize import brentq
+
+        if self.mean == 0:
+            return 0.0
+        side = -math.copysign(1.0, self.mean)
+        place = float(brentq(lambda distance: self.at(side * distance)[0], 0.0, 2.0, xtol=1e-14, rtol=1e-14))
+        return self.score(side * place)
+
+
+RESAMPLES = 9_999
+
+
+def bootstrap_t(by_row: Floats, *, confidence: float, seed: int) -> Inversion:
+    """Return the bootstrap-t interval of a mean, rows drawn with replacement."""
+    import numpy as np
+
+    rows = by_row.size
+    mean, stderr = float(by_row.mean()), float(by_row.std(ddof=1)) / math.sqrt(rows)
+    drawn = by_row[np.random.default_rng(seed).integers(0, rows, (RESAMPLES, rows), dtype=np.int32)]
+    away, errors = drawn.mean(axis=1) - mean, drawn.std(axis=1, ddof=1) / math.sqrt(rows)
+    # Resamples of one row over and over leave rounding errors, not a spread.
+    flat = errors <= 1e-12 * float(np.abs(by_row).max())
+    t = np.where(flat, np.copysign(np.inf, away), away / np.where(flat, 1.0, errors))
+    t.sort()
+    outcomes = RESAMPLES + 1
+    tail = (1 - confidence) / 2
+    two_sided, one_sided = (max(math.floor(level * outcomes), 1) for level in (tail, 1 - confidence))
+    seen = mean / stderr
+    fewer = min(int((t >= seen).sum()), int((t <= seen).sum()))
+    return Inversion(
+        mean - float(t[-two_sided]) * stderr,
+        mean - float(t[two_sided - 1]) * stderr,
+        mean - float(t[-one_sided]) * stderr,
+        mean - float(t[one_sided - 1]) * stderr,
+        min(1.0, 2 * (1 + fewer) / outcomes),
+    )
+
+
+NO_RANGE = "the range of the rewards is unknown"
+SAME_DIFFERENCE = "every row has the same difference, so the variance cannot be estimated"
+TOO_FEW = "too few rows to rule out any difference: the range of the rewards is unknown"
+
+_HUGE = 1e100
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pairs:
+    """Two runs on their common rows."""
+
+    a: Floats
+    b: Floats
+    a_counts: Integers
+    b_counts: Integers
+    scale: tuple[float, float] | None = None
+    observed: tuple[float, float] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        values_a: Values,
+        rows_a: Labels,
+        values_b: Values,
+        rows_b: Labels,
+        *,
+        scale: tuple[float, float] | None = None,
+    ) -> Pairs | None:
+        """Return the pairs of rows in which both runs have a sample; None when there is none."""
+        import numpy as np
+
+        (in_a, means_a, counts_a), (in_b, means_b, counts_b) = (
+            mean_by_row(values_a, rows_a, scale),
+            mean_by_row(values_b, rows_b, scale),
+        )
+        common, at_a, at_b = np.intersect1d(in_a, in_b, assume_unique=True, return_indices=True)
+        if common.size == 0:
+            return None
+        observed = observed_range(values_a, values_b)
+        return cls(means_a[at_a], means_b[at_b], counts_a[at_a], counts_b[at_b], scale, observed)
+
+    @property
+    def rows(self) -> int:
+        """How many rows both have."""
+        return int(self.a.size)
+
+    @property
+    def samples(self) -> int:
+        """How many scored attempts there are on them."""
+        return int(self.a_counts.sum() + self.b_counts.sum())
+
+    @property
+    def by_row(self) -> Floats:
+        """How much higher B is on each row."""
+        found: Floats = self.b - self.a
+        return found
+
+
+def scale_of_rewards(*runs: Values) -> tuple[float, float] | None:
+    """Return the scale of rewards of which every one passes or fails; None where others could be, of any size."""
+    import numpy as np
+
+    return (0.0, 1.0) if all(bool(np.isin(rewards, (0.0, 1.0)).all()) for rewards in runs) else None
+
+
+def observed_range(*runs: Values) -> tuple[float, float]:
+    """Return the least and greatest value of several runs; each run has at least one."""
+    import numpy as np
+
+    return min(float(np.min(run)) for run in runs), max(float(np.max(run)) for run in runs)
+
+
+def mean_by_row(
+    values: Values, rows: Labels, scale: tuple[float, float] | None = None
+) -> tuple[Integers, Floats, Integers]:
+    """Return (rows in order, mean of each, samples of each), whatever the order of the samples."""
+    import numpy as np
+
+    data, labels = np.asarray(values, dtype=np.float64), np.asarray(rows, dtype=np.int64)
+    if data.shape != labels.shape or data.ndim != 1:
+        raise ValueError(f"{data.size} values cannot belong to {labels.size} rows: one row per value")
+    if not np.all(np.isfinite(data)):
+        raise ValueError("values must be finite numbers")
+    if scale is not None and data.size and not (scale[0] <= data.min() and data.max() <= scale[1]):
+        raise ValueError(f"values must lie between {scale[0]:g} and {scale[1]:g}")
+    order = np.lexsort((data, labels))
+    data, labels = data[order], labels[order]
+    names, first, counts = np.unique(labels, return_index=True, return_counts=True)
+    if not data.size:
+        return names, data, counts
+    largest = float(np.abs(data).max())
+    unit = largest if largest > _HUGE else 1.0
+    # Relative to its first value a row of equal values has exactly their own mean, which sums may miss.
+    base = data[first] / unit
+    sums = np.add.reduceat(data / unit - np.repeat(base, counts), first)
+    return names, (base + sums / counts) * unit, counts
+
+
+def mean_difference(pairs: Pairs, *, confidence: float = CONFIDENCE, seed: int = 0) -> Difference:
+    """Estimate by how much the mean of B lies above that of A, every row weighing the same."""
+    import numpy as np
+
+    unit = _unit(pairs)
+    by_row = pairs.b / unit - pairs.a / unit
+    largest = max(float(np.abs(pairs.a).max()), float(np.abs(pairs.b).max())) / unit
+    by_row[np.abs(by_row) <= _ROUNDING * largest] = 0.0
+    by_row.sort()
+    turned = _is_the_lower_of_both_ways(by_row)
+    if turned:
+        by_row = 0.0 - by_row[::-1]
+    found = _difference(by_row, pairs, unit, confidence=confidence, seed=seed)
+    if pairs.scale is None and pairs.observed is not None:
+        found = found.within(pairs.observed[1] - pairs.observed[0], certain=False)
+    return found.reversed() if turned else found
+
+
+def _difference(by_row: Floats, pairs: Pairs, unit: float, *, confidence: float, seed: int) -> Difference:
+    rows = by_row.size
+    plain = Difference(float(by_row.mean()) * unit, None, None, None, None, rows, pairs.samples)
+    method, found, warning = _interval(by_row, pairs.scale is not None, confidence, seed)
+    plain = replace(plain, method=method, warning=warning)
+    if found is None:
+        return replace(plain, reason=f"{ONE_CLUSTER if rows == 1 else SAME_DIFFERENCE}; {NO_RANGE}")
+    bounds = found.times(unit)
+    if not (math.isfinite(bounds.low) and math.isfinite(bounds.high)):
+        at_least, at_most = (
+            bound if math.isfinite(bound) else None for bound in (bounds.at_least, bounds.at_most)
+        )
+        return replace(plain, at_least=at_least, at_most=at_most, p=found.p, reason=TOO_FEW)
+    return replace(
+        plain,
+        low=bounds.low,
+        high=bounds.high,
+        at_least=bounds.at_least,
+        at_most=bounds.at_most,
+        p=found.p,
+    )
+
+
+def _interval(
+    by_row: Floats, bounded: bool, confidence: float, seed: int
+) -> tuple[str | None, Inversion | None, str | None]:
+    """Return (method, interval, warning); ``by_row`` is sorted and, when bounded, lies in -1 to 1."""
+    import numpy as np
+
+    rows = by_row.size
+    if bounded and rows == 1:
+        # The score test of a single row is too narrow.
+        return "score", Inversion(-1.0, 1.0, -1.0, 1.0, 1.0), None
+    found = _student(by_row, confidence)
+    if bounded:
+        off_zero, off_ends = (
+            min(int(np.count_nonzero(by_row != value)) for value in values) for values in ([0.0], [-1.0, 1.0])
+        )
+        few = fewest_differing(rows)
+        if found is None or off_zero < few:
+            return "score", score_interval(by_row, confidence=confidence), None
+        if off_ends < few:
+            # Rows that nearly all differ by the whole range vary as little as rows that do not differ.
+            found = found.or_wider(score_interval(by_row, confidence=confidence))
+        return "paired-t", found.within(1.0), None
+    if found is None:
+        return None, None, None
+    skew = skewness(by_row)
+    if rows >= SKEWED_ROWS or abs(skew) <= MOST_SKEW:
+        return "paired-t", found, None
+    # Symmetric differences may look skewed, and the bootstrap alone covers only 88% to 92% of those.
+    resampled = bootstrap_t(by_row, confidence=confidence, seed=seed).or_wider(found)
+    warning = f"the differences are skewed ({skew:+.1f}): with {rows} rows the interval may miss the mean"
+    return "bootstrap-t", resampled, warning
+
+
+def fewest_differing(rows: int) -> float:
+    """Return how many rows have to differ before Student's t is used for differences with a known range."""
+    return min(max(rows / 2, 8), 15, rows)
+
+
+def _student(by_row: Floats, confidence: float) -> Inversion | None:
+    """Return the paired t interval; None for one row, or if all rows differ by the same."""
+    if by_row.size < 2:
+        return None
+    mean, stderr = float(by_row.mean()), float(by_row.std(ddof=1)) / math.sqrt(by_row.size)
+    if stderr <= _ROUNDING * float(by_row[-1] - by_row[0] + abs(mean)):
+        return None
+    from scipy.special import stdtr
+
+    t = student_interval(mean, stderr, by_row.size, confidence, skew=skewness(by_row))
+    if t.low is None or t.high is None or t.at_least is None or t.at_most is None:
+        return None
+    p = 2 * float(stdtr(by_row.size - 1, -abs(mean) / stderr))
+    return Inversion(t.low, t.high, t.at_least, t.at_most, p)
+
+
+def _unit(pairs: Pairs) -> float:
+    """Return what differences are divided by: the scale's width, or what keeps squares of the values within a float."""
+
+    if pairs.scale is not None:
+        return pairs.scale[1] - pairs.scale[0]
+    return workable_unit(pairs.a, pairs.b)
+
+
+def workable_unit(*values: Floats) -> float:
+    """Return by what to divide values so that their squares are neither infinite nor nothing."""
+    import numpy as np
+
+    largest = max(float(np.abs(part).max()) for part in values)
+    return largest if largest > _HUGE or 0 < largest < 1 / _HUGE else 1.0
+
+
+def _is_the_lower_of_both_ways(by_row: Floats) -> bool:
+    """Tell whether sorted differences come before their negatives: of A - B and B - A one is worked with."""
+    import numpy as np
+
+    against = by_row + by_row[::-1]
+    unlike = np.flatnonzero(against)
+    return bool(unlike.size and against[unlike[0]] < 0)
+
+
+COUNTS_ONLY = (
+    "from counts alone: a row counts once, whatever its attempts, since how alike they are is not known"
+)
+
+_LEAST_P = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class PassCounts:
+    """What is known of a run without its attempts."""
+
+    passes: int
+    samples: int
+    rows: int
+
+    @property
+    def rate(self) -> float:
+        """The share of samples that passed."""
+        return self.passes / self.samples
+
+    @property
+    def observations(self) -> int:
+        """As many as there are rows: however alike attempts on one row are, bounds from these hold."""
+        return min(self.samples, self.rows)
+
+    def with_more(self, samples: int, passing: float) -> PassCounts:
+        """Return the counts with more samples, a share of which passes."""
+        return PassCounts(self.passes + round(samples * passing), self.samples + samples, self.rows)
+
+    def interval(self, confidence: float) -> Interval:
+        """Return Wilson's interval of the rate."""
+        return wilson_interval(self.rate, self.observations, confidence)
+
+
+def unpaired_difference(
+    values_a: Values,
+    rows_a: Labels,
+    values_b: Values,
+    rows_b: Labels,
+    *,
+    confidence: float = CONFIDENCE,
+    scale: tuple[float, float] | None = None,
+) -> Difference | None:
+    """Estimate by how much the mean of B lies above that of A, the rows of either being its own."""
+    import numpy as np
+
+    (_, a, counts_a), (_, b, counts_b) = (
+        mean_by_row(values_a, rows_a, scale),
+        mean_by_row(values_b, rows_b, scale),
+    )
+    if not a.size or not b.size:
+        return None
+    a, b = np.sort(a), np.sort(b)
+    if scale is None and (unit := workable_unit(a, b)) != 1.0:
+        found = unpaired_difference(
+            np.asarray(values_a) / unit, rows_a, np.asarray(values_b) / unit, rows_b, confidence=confidence
+        )
+        return None if found is None else found.times(unit)
+    value = float(b.mean()) - float(a.mean())
+    plain = Difference(value, None, None, None, None, a.size + b.size, int(counts_a.sum() + counts_b.sum()))
+    if scale is None or min(_varied(means, scale) for means in (a, b)) >= LEAST_VARIED:
+        ends = scale or observed_range(values_a, values_b)
+        return _welch(plain, a, b, confidence).within(ends[1] - ends[0], certain=scale is not None)
+    least, width = scale[0], scale[1] - scale[0]
+    parts = [(np.clip((means - least) / width, 0.0, 1.0), np.arange(means.size)) for means in (a, b)]
+
+    def both_rates(level: float) -> tuple[Estimate, Estimate]:
+        rates = [estimate_rate(*part, confidence=level) for part in parts]
+        assert rates[0] is not None and rates[1] is not None
+        return rates[0], rates[1]
+
+    found = _of_two_rates(
+        replace(plain, value=value / width), [float(part[0].mean()) for part in parts], both_rates, confidence
+    )
+    return replace(found.times(width), value=value, method="korn-graubard-mover")
+
+
+def difference_of_counts(a: PassCounts, b: PassCounts, *, confidence: float = CONFIDENCE) -> Difference:
+    """Estimate by how much the pass rate of B lies above that of A from counts alone: Newcombe's interval."""
+    if not a.samples or not b.samples:
+        raise ValueError("a rate needs samples")
+    plain = Difference(
+        b.rate - a.rate, None, None, None, None, a.rows + b.rows, a.samples + b.samples, method="newcombe"
+    )
+    many_attempts = a.samples > a.rows or b.samples > b.rows
+    return _of_two_rates(
+        replace(plain, warning=COUNTS_ONLY if many_attempts else None),
+        [a.rate, b.rate],
+        lambda level: (a.interval(level), b.interval(level)),
+        confidence,
+    )
+
+
+def difference_of_means(
+    a: float, stderr_a: float, b: float, stderr_b: float, *, confidence: float = CONFIDENCE
+) -> Difference:
+    """Estimate ``b - a`` from two means that were measured apart, each with its standard error.
+
+    ``(b - a) ± z sqrt(stderr_a^2 + stderr_b^2)`` (Miller 2024, section 4.1): the rows behind either are not known.
+    """
+    value, stderr = b - a, math.hypot(stderr_a, stderr_b)
+    plain = Difference(value, None, None, None, None, 0, 0)
+    if stderr == 0 or not math.isfinite(stderr + value):
+        return replace(plain, reason=NO_SPREAD)
+    normal = NormalDist()
+    half, one_sided = (normal.inv_cdf(level) * stderr for level in ((1 + confidence) / 2, confidence))
+    return replace(
+        plain,
+        low=value - half,
+        high=value + half,
+        at_least=value - one_sided,
+        at_most=value + one_sided,
+        method="standard-errors",
+        p=math.erfc(abs(value) / stderr / math.sqrt(2)),
+    )
+
+
+def _varied(means: Floats, scale: tuple[float, float]) -> int:
+    """Return how many rows are away from the lower end, or from the upper, whichever are fewer."""
+    return min(int((means > scale[0]).sum()), int((means < scale[1]).sum()))
+
+
+def _welch(plain: Difference, a: Floats, b: Floats, confidence: float) -> Difference:
+    if a.size < 2 or b.size < 2:
+        return replace(plain, reason=ONE_CLUSTER)
+    variances = [float(means.var(ddof=1)) / means.size for means in (a, b)]
+    if not sum(variances):
+        return replace(plain, reason=NO_SPREAD)
+    from scipy.special import stdtr, stdtrit
+
+    shares = [variance / sum(variances) for variance in variances]
+    freedom = 1 / (shares[0] ** 2 / (a.size - 1) + shares[1] ** 2 / (b.size - 1))
+    stderr = math.sqrt(sum(variances))
+    half = float(stdtrit(freedom, (1 + confidence) / 2)) * stderr
+    one_sided = float(stdtrit(freedom, confidence)) * stderr
+    return replace(
+        plain,
+        low=plain.value - half,
+        high=plain.value + half,
+        at_least=plain.value - one_sided,
+        at_most=plain.value + one_sided,
+        method="welch",
+        p=2 * float(stdtr(freedom, -abs(plain.value) / stderr)),
+    )
+
+
+def _of_two_rates(plain: Difference, rates: list[float], both: BothRates, confidence: float) -> Difference:
+    """Return the difference of two rates with an interval made of theirs."""
+
+    def bounds(level: float, *, one_sided: bool) -> tuple[float, float]:
+        (low_a, high_a), (low_b, high_b) = (
+            (rate.at_least, rate.at_most) if one_sided else (rate.low, rate.high) for rate in both(level)
+        )
+        assert low_a is not None and high_a is not None and low_b is not None and high_b is not None
+        down, up = (
+            math.hypot(rates[1] - low_b, high_a - rates[0]),
+            math.hypot(high_b - rates[1], rates[0] - low_a),
+        )
+        return max(plain.value - down, -1.0), min(plain.value + up, 1.0)
+
+    def away_from_zero(p: float) -> float:
+        low, high = bounds(1 - p, one_sided=False)
+        return low if plain.value > 0 else -high
+
+    (low, high), (at_least, at_most) = (bounds(confidence, one_sided=one) for one in (False, True))
+    return replace(
+        plain, low=low, high=high, at_least=at_least, at_most=at_most, p=_rising_root(away_from_zero)
+    )
+
+
+def _rising_root(rising: Callable[[float], float]) -> float:
+    """Return the p-value at which a bound crosses zero: 1 where none does, and none below 1e-12."""
+    from scipy.optimize import brentq
+
+    if rising(1 - _LEAST_P) <= 0:
+        return 1.0
+    if rising(_LEAST_P) > 0:
+        return _LEAST_P
+    return math.exp(
+        brentq(lambda log_p: rising(math.exp(log_p)), math.log(_LEAST_P), math.log1p(-_LEAST_P), xtol=1e-12)
+    )
+
+
+SAME_RATIO = "every row has the same ratio, so the variance cannot be estimated"
+TOO_FEW_RATIOS = "too few and too different rows to rule out any ratio"
+LARGEST_LOG = 700.0
+"""Of the logarithm of a ratio; the ratio itself would be too large for a float."""
+
+
+def ratio_of_means(pairs: Pairs, *, confidence: float = CONFIDENCE) -> Difference | None:
+    """Return the ratio of the geometric means of B and A over rows where both are above 0."""
+    import numpy as np
+
+    positive = (pairs.a > 0) & (pairs.b > 0)
+    logs = np.sort(np.log(pairs.b[positive]) - np.log(pairs.a[positive]))
+    rows = int(logs.size)
+    samples = int(pairs.a_counts[positive].sum() + pairs.b_counts[positive].sum())
+    if not rows:
+        return None
+    warning = None
+    if rows < pairs.rows:
+        warning = f"{pairs.rows - rows} of {pairs.rows} rows have nothing of it in a run, and are left out"
+    value = float(logs.mean())
+    stderr = float(logs.std(ddof=1)) / math.sqrt(rows) if rows > 1 else None
+    without_interval = Difference(
+        math.exp(min(value, LARGEST_LOG)),
+        None,
+        None,
+        None,
+        None,
+        rows,
+        samples,
+        warning=warning,
+        kind="ratio",
+    )
+    if not stderr:
+        return replace(without_interval, reason=ONE_CLUSTER if stderr is None else SAME_RATIO)
+    from scipy.special import stdtr, stdtrit
+
+    half = float(stdtrit(rows - 1, (1 + confidence) / 2)) * stderr
+    if abs(value) + half > LARGEST_LOG:
+        return replace(without_interval, reason=TOO_FEW_RATIOS)
+    one_sided = float(stdtrit(rows - 1, confidence)) * stderr
+    return Difference(
+        math.exp(value),
+        math.exp(value - half),
+        math.exp(value + half),
+        math.exp(value - one_sided),
+        math.exp(value + one_sided),
+        rows,
+        samples,
+        method="log-t",
+        p=2 * float(stdtr(rows - 1, -abs(value) / stderr)),
+        warning=warning,
+        kind="ratio",
+    )

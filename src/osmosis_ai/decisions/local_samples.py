@@ -1,0 +1,188 @@
+"""Runs of this machine for a comparison: their attempts, their inputs and the dataset that they used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from osmosis_ai.controller.record import TerminalRecord
+from osmosis_ai.datasets import file_digest, find_row, row_digest
+from osmosis_ai.decisions.run_samples import SAMPLE_FIELDS, ComparedInputs, RowTable, RunSamples
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.evaluation.journal import JournalCorruptionError, salvage_hint
+from osmosis_ai.evaluation.lenient_json import as_table, as_text
+from osmosis_ai.evaluation.local_results import LocalResults, pass_threshold_of
+from osmosis_ai.evaluation.manifest import Manifest, inputs_digest
+from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.workspace.layout import DATASET_EXTENSIONS, WorkspaceDirectory, find_workspace
+
+# These inputs differ between runs with equal settings.
+_ROW_INPUTS = ("dataset", "n", "versions")
+_SEARCH_TIME_S = 1.0
+
+
+def read_local_samples(path: Path) -> RunSamples:
+    """Read the attempts of a local run, complete or not."""
+    import numpy as np
+
+    results = LocalResults(path)
+    manifest, table, events = results.manifest, results.table, results.directory.events
+    digests = [""] * table.rows
+    judges: set[str] = set()
+
+    def add(record: TerminalRecord) -> None:
+        row, attempt = record.row_index, record.run_index + 1
+        if record.row_digest is None:
+            raise JournalCorruptionError(
+                f"The journal '{events}' is damaged: the record of row {row}, attempt {attempt} has no 'row_digest'.",
+                hint=salvage_hint(events),
+            )
+        digests[row] = record.row_digest
+        models = (judgement.get("model") for judgement in record.judgements or ())
+        judges.update(model for model in models if isinstance(model, str))
+
+    results.advance(add)
+    distinct, row_of = RowTable(), np.full(table.rows, -1, dtype=np.int64)
+    source_rows = (source_row for part in manifest.selected_rows() for source_row in part)
+    for row, source_row in enumerate(source_rows):
+        if digests[row]:
+            row_of[row] = distinct.position(digests[row], source_row)
+    finished = np.flatnonzero(table.columns["status"])
+    finished = finished[np.argsort(row_of[finished // table.n], kind="stable")]
+    samples = np.zeros(finished.size, dtype=np.dtype(SAMPLE_FIELDS))
+    samples["row"], samples["selected"] = row_of[finished // table.n], finished // table.n
+    samples["attempt"] = finished % table.n
+    samples["status"] = table.columns["status"][finished] - 1  # 0 is pending there
+    for name in ("reward", "cost_usd", "tokens", "duration_ms", "model_latency_ms"):
+        samples[name] = table.columns[name][finished]
+    return RunSamples(
+        name=results.name,
+        run_id=manifest.local_run_id,
+        place="local",
+        location=str(path),
+        status=results.status,
+        inputs=read_inputs(path, judges),
+        row_keys=distinct.keys,
+        keyed_by="row_digest",
+        source_rows=distinct.source_rows(),
+        samples=samples,
+        planned=len(table),
+        unfinished=results.unfinished,
+        reward_range=manifest.reward_range,
+    )
+
+
+def read_inputs(path: Path, judges: Collection[str] = ()) -> ComparedInputs:
+    """Return the inputs of a local run without reading its journal; ``judges`` are the models that judged it."""
+    directory = RunDirectory(path)
+    manifest = Manifest.load(directory.manifest)
+    inputs, provenance = manifest.inputs, manifest.provenance
+    rollout, dataset = as_table(inputs.get("rollout")), as_table(inputs.get("dataset"))
+    functions = as_table(inputs.get("agent_loop")).get("eval_fns")
+    n, seed, dirty = inputs.get("n"), inputs.get("seed"), provenance.get("git_dirty")
+    settings = {name: value for name, value in inputs.items() if name not in _ROW_INPUTS}
+    return ComparedInputs(
+        model=as_text(inputs.get("model_path")),
+        dataset_name=_dataset_name(manifest, directory),
+        dataset_sha256=as_text(dataset.get("sha256")),
+        rollout=as_text(rollout.get("name")),
+        entrypoint=as_text(rollout.get("entrypoint")),
+        source_digest=as_text(rollout.get("source_digest")),
+        grader_digest=manifest.grader_digest,
+        judges=tuple(sorted(judges)),
+        commit=as_text(provenance.get("git_head")),
+        dirty=dirty if isinstance(dirty, bool) else None,
+        config=as_text(provenance.get("config")),
+        n=n if type(n) is int else None,
+        seed=seed if type(seed) is int else None,
+        pass_threshold=pass_threshold_of(directory),
+        selected_rows=as_text(dataset.get("selected_source_rows")),
+        eval_functions=tuple(map(str, functions)) if isinstance(functions, list) else (),
+        settings_digest=inputs_digest(settings),
+        env={str(name): str(value) for name, value in as_table(inputs.get("env")).items()},
+    )
+
+
+def find_dataset_file(run: RunSamples, path: Path, start: Path | None = None) -> Path | None:
+    """Return the unchanged dataset file of the local run at ``path``; None if it is not found.
+
+    ``start`` is a directory in the workspace to search; by default, ``path``. A file that was changed, or a run that did
+    not record its digest, is a ConflictError.
+    """
+    if run.inputs.dataset_sha256 is None:
+        raise ConflictError(f"the run {run.name} did not record the digest of its dataset.")
+    changed = []
+    for file in _dataset_files(path, start or path):
+        digest = file_digest(file)
+        if digest == run.inputs.dataset_sha256:
+            return file
+        changed.append((file, digest))
+    for file, digest in changed:
+        require_unchanged(run, digest, where=f"`{file}`")
+    return None
+
+
+def require_dataset_file(run: RunSamples, path: Path) -> Path:
+    """Return the dataset file of a local run, or raise NotFoundError."""
+    found = find_dataset_file(run, path)
+    if found is None:
+        name = run.inputs.dataset_name or "name not recorded"
+        raise NotFoundError(f"the dataset of the run {run.name} ({name}) is not on this machine.")
+    return found
+
+
+def require_unchanged(run: RunSamples, sha256: str, *, where: str) -> None:
+    """Refuse a dataset other than the one that a run used."""
+    if sha256 != run.inputs.dataset_sha256:
+        raise ConflictError(
+            f"{where} has changed since the run {run.name} used it.",
+            details={"found": sha256, "used": run.inputs.dataset_sha256},
+            hint="restore the old file, or leave out slices, which need it",
+        )
+
+
+def expected_answer(path: Path, source_row: int | None, digest: str | None) -> str | None:
+    """Return the expected answer of a run's row; None if the row has changed or is not found in time."""
+    if source_row is None:
+        return None
+    manifest = Manifest.load(RunDirectory(path).manifest)
+    sha256 = as_table(manifest.inputs.get("dataset")).get("sha256")
+    for file in _dataset_files(path, path):
+        with suppress(OsmosisError, OSError, ValueError, RecursionError):
+            if digest is None and file_digest(file) != sha256:
+                continue
+            row = find_row(file, source_row, look_s=_SEARCH_TIME_S)
+            if row is not None and digest in (None, row_digest(row)):
+                return row.label
+    return None
+
+
+def _dataset_name(manifest: Manifest, directory: RunDirectory) -> str | None:
+    name = as_text(manifest.provenance.get("dataset_name"))
+    return name or as_text(as_table((directory.read_metrics() or {}).get("eval_run")).get("dataset_name"))
+
+
+def _dataset_files(path: Path, start: Path) -> Iterator[Path]:
+    """Yield the files that may be the dataset of a run, the likeliest first."""
+    directory = RunDirectory(path)
+    manifest = Manifest.load(directory.manifest)
+    recorded = as_text(manifest.provenance.get("dataset_path"))
+    # `os.path` also accepts names that no file can have.
+    if recorded is not None and os.path.isfile(recorded):  # noqa: PTH113
+        yield Path(recorded)
+    name = _dataset_name(manifest, directory)
+    if name is None or Path(name).name != name:
+        return
+    # Reports ask for each of many samples, so find_workspace(), which runs Git, is the second choice.
+    workspace = WorkspaceDirectory(start.parents[2]) if len(start.parts) > 3 else None
+    if workspace is None or start.parent != workspace.evals_dir:
+        try:
+            workspace = find_workspace(start, require_scaffold=False)
+        except OsmosisError:
+            return
+    for extension in DATASET_EXTENSIONS:
+        file = workspace.data_dir / f"{name}.{extension}"
+        if str(file) != recorded and os.path.isfile(file):  # noqa: PTH113
+            yield file

@@ -1,0 +1,1 @@
+"""Estimates of means and rates, with confidence intervals that are clustered by row."""

@@ -1,0 +1,142 @@
+"""Pairs of runs drawn from a known truth, and how often what is said of them is true.
+
+A cell is two runs on the same rows: every row has its chance to pass in run A, from a beta distribution
+whose spread is the intraclass correlation, and in run B, whose mean is higher by the difference. Rows
+are hard for both alike, or, in cells that say so, hard for one without regard to the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betaincinv
+
+from osmosis_ai.decisions.differences import Pairs, mean_difference
+from osmosis_ai.decisions.numbers import Difference
+
+LEAST = 0.93
+SEED = 20261122
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Two runs to simulate."""
+
+    rows: int
+    attempts: int
+    correlation: float
+    rate: float
+    difference: float
+    alike: bool = True
+
+    @property
+    def possible(self) -> bool:
+        """Whether the other run has a rate at all."""
+        return 0 < self.rate + self.difference < 1
+
+
+@dataclass
+class Coverage:
+    """How often intervals held the truth: two-sided, and either one-sided bound."""
+
+    printed: int = 0
+    held: int = 0
+    at_least: int = 0
+    at_most: int = 0
+    contradicted: int = 0
+    width: float = 0.0
+
+    def add(self, found: Difference, truth: float) -> None:
+        """Count one interval."""
+        if found.low is None or found.high is None:
+            return
+        assert found.at_least is not None and found.at_most is not None and found.p is not None
+        self.printed += 1
+        self.held += found.low - 1e-9 <= truth <= found.high + 1e-9
+        self.at_least += found.at_least - 1e-9 <= truth
+        self.at_most += found.at_most + 1e-9 >= truth
+        self.contradicted += (found.p < 0.05) != found.excludes_none
+        self.width += found.high - found.low
+
+    @property
+    def least(self) -> float:
+        """The share of the kind of bound that held the truth least often."""
+        return min(self.held, self.at_least, self.at_most) / self.printed
+
+    @property
+    def enough(self) -> bool:
+        """Whether every kind of bound held the truth often enough to be told from luck."""
+        return self.least >= LEAST - 3 * math.sqrt(LEAST * (1 - LEAST) / self.printed)
+
+    def __str__(self) -> str:
+        held, above, below = (n / self.printed for n in (self.held, self.at_least, self.at_most))
+        return f"{held:.1%} held, {above:.1%} above, {below:.1%} below; {self.printed} printed, width {self.width / self.printed:.3f}"
+
+
+def run_passes(
+    cell: Cell, replications: int, seed: int = SEED
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return how often either run passes each row: two arrays (replications, rows)."""
+    key = (
+        cell.rows,
+        cell.attempts,
+        *(round(1000 * (1 + it)) for it in (cell.correlation, cell.rate, cell.difference)),
+    )
+    draw = np.random.default_rng([seed, *key, cell.alike])
+    shape = (replications, cell.rows)
+    hard_for_a = draw.random(shape)
+    hard_for_b = hard_for_a if cell.alike else draw.random(shape)
+    either = ((cell.rate, hard_for_a), (cell.rate + cell.difference, hard_for_b))
+    a, b = (draw.binomial(cell.attempts, chances(rate, cell.correlation, hard)) for rate, hard in either)
+    return a, b
+
+
+def chances(rate: float, correlation: float, quantiles: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the rows' chances to pass at quantiles of their beta distribution."""
+    size = 1 / correlation - 1
+    # The quantile function is slow, and smooth: a table of it serves.
+    at = np.concatenate(
+        (
+            [0.0],
+            np.geomspace(1e-9, 0.01, 300),
+            np.linspace(0.01, 0.99, 1000)[1:-1],
+            1 - np.geomspace(0.01, 1e-9, 300),
+            [1.0],
+        )
+    )
+    found: NDArray[np.float64] = np.interp(quantiles, at, betaincinv(rate * size, (1 - rate) * size, at))
+    return found
+
+
+def simulate(cell: Cell, replications: int) -> Coverage:
+    """Return how often the difference of pass rates held the cell's."""
+    coverage, known = Coverage(), {}
+    counts = np.full(cell.rows, cell.attempts)
+    for passes_a, passes_b in zip(*run_passes(cell, replications), strict=True):
+        # The same differences come again and again, and are worked out once.
+        key = np.sort(passes_b - passes_a).tobytes()
+        if key not in known:
+            pairs = Pairs(passes_a / cell.attempts, passes_b / cell.attempts, counts, counts, (0.0, 1.0))
+            known[key] = mean_difference(pairs)
+        coverage.add(known[key], cell.difference)
+    return coverage
+
+
+def grid() -> Iterator[Cell]:
+    """Yield all cells of the big grid that are possible."""
+    for rows, attempts, correlation, rate, difference, alike in itertools.product(
+        (10, 30, 100, 400),
+        (1, 4, 16),
+        (0.05, 0.3, 0.6),
+        (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98),
+        (0.0, 0.03, -0.03, 0.1, -0.1),
+        (True, False),
+    ):
+        cell = Cell(rows, attempts, correlation, rate, difference, alike)
+        if cell.possible:
+            yield cell

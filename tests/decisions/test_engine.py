@@ -1,0 +1,220 @@
+"""Runs, compared: what decides, what is said beside it, and what comes of odd runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from osmosis_ai.decisions.engine import CompareOptions, RunComparison, compare_runs
+from osmosis_ai.decisions.run_samples import RunSamples
+from osmosis_ai.errors import OsmosisError
+from tests.decisions.builders import INPUTS, run_of
+
+Rewards = Sequence[Sequence[float | None]]
+NUMBER_KEYS = ["value", "low", "high", "rows", "samples", "method", "p", "p_adjusted", "reason"]
+
+
+def passes(counts: Sequence[int], n: int = 4) -> list[list[float | None]]:
+    """Return attempts of which so many pass on each row."""
+    return [[1.0] * count + [0.0] * (n - count) for count in counts]
+
+
+def compared(a: Rewards, *others: Rewards, **options: Any) -> RunComparison:
+    names = ["fern", "moss", "reed", "sage"]
+    runs = [run_of(rewards, name=name) for name, rewards in zip(names, (a, *others), strict=False)]
+    return compare_runs(runs[0], runs[1:], CompareOptions(**options))
+
+
+HARD = [0, 1, 2, 3, 4] * 20
+BETTER = [1, 2, 3, 4, 4] * 20
+
+
+def metric(found: RunComparison, name: str, candidate: int = 0) -> dict[str, Any]:
+    return next(each for each in found.data()["candidates"][candidate]["metrics"] if each["metric"] == name)
+
+
+def test_a_candidate_is_better_by_so_many_points() -> None:
+    found = compared(passes(HARD), passes(BETTER))
+    assert found.candidates[0].verdict.direction == "better"
+    assert found.sentence == "moss is better by 20.0 points (95 % interval 18.0 to 22.0, 100 rows)."
+
+
+def test_runs_that_cannot_be_told_apart_say_what_they_would_have_shown() -> None:
+    moved = [max(0, min(4, count + (1 if row % 2 else -1))) for row, count in enumerate(HARD)]
+    verdict = compared(passes(HARD), passes(moved)).candidates[0].verdict
+    assert verdict.direction == "unclear" and verdict.detectable is not None
+    assert verdict.sentence.startswith("moss and fern cannot be told apart: ")
+    assert (
+        f"100 rows x 4 would have shown {100 * verdict.detectable:.1f} points or more in 8 of 10 cases."
+        in verdict.sentence
+    )
+
+
+def test_every_number_of_the_data_has_the_same_nine_keys_and_is_json() -> None:
+    data = compared(passes(HARD), passes(BETTER)).data()
+    json.dumps(data, allow_nan=False)
+    for each in data["candidates"][0]["metrics"]:
+        change = each.get("difference") or each["ratio"]
+        assert list(each["baseline"]) == list(each["candidate"]) == list(change) == NUMBER_KEYS
+
+
+def test_the_values_of_a_metric_differ_by_just_the_difference() -> None:
+    some = passes(BETTER)
+    some[3] = [None] * 4
+    found = compared(passes(HARD), some)
+    for name in ("reward", "pass_rate", "pass@4", "pass^4"):
+        each = metric(found, name)
+        assert each["difference"]["rows"] == each["baseline"]["rows"] == 99
+        assert each["difference"]["value"] == pytest.approx(
+            each["candidate"]["value"] - each["baseline"]["value"]
+        )
+
+
+def test_reliability_is_the_chance_that_all_attempts_pass() -> None:
+    found = compared(passes([4, 4, 2, 0]), passes([4, 3, 2, 0]))
+    assert metric(found, "pass^4")["baseline"]["value"] == 0.5
+    assert metric(found, "pass^4")["candidate"]["value"] == 0.25
+    assert metric(found, "pass@4")["baseline"]["value"] == 0.75
+
+
+def test_what_an_attempt_takes_is_compared_by_its_ratio() -> None:
+    a, b = run_of(passes(HARD), name="fern"), run_of(passes(HARD), name="moss")
+    dearer = b.samples.copy()
+    dearer["cost_usd"] *= 2
+    dearer["tokens"][::2] *= 3
+    found = compare_runs(a, [replace(b, samples=dearer)], CompareOptions(metric="tokens"))
+    assert metric(found, "cost_per_row")["ratio"]["value"] == pytest.approx(2)
+    assert metric(found, "cost_per_row")["baseline"]["value"] == pytest.approx(0.04)
+    assert metric(found, "tokens")["ratio"]["value"] == pytest.approx(2)
+    assert metric(found, "latency")["baseline"]["value"] == 1.0
+
+
+def test_a_change_that_the_unscored_attempts_could_reverse_has_the_p_value_1_against_it() -> None:
+    found = compared(passes([2] * 40), *[[[1.0, None, None, None]] * 40] * 2)
+    rate = metric(found, "pass_rate")
+    assert rate["difference"]["value"] == 0.5 and rate["difference"]["p_adjusted"] < 0.05
+    worst = rate["unscored_at_worst"]
+    assert (worst["value"], worst["p_adjusted"]) == (-0.25, 1.0) and worst["p"] < 0.05
+
+
+def test_of_several_candidates_each_is_held_against_the_baseline_and_p_is_adjusted_by_holm() -> None:
+    noise = np.random.default_rng(3)
+    rewards = [passes(np.clip(np.array(HARD) + noise.integers(-1, 2, 100), 0, 4).tolist()) for _ in range(2)]
+    found = compared(passes(HARD), passes(BETTER), *rewards)
+    ps = [metric(found, "pass_rate", at)["difference"] for at in range(3)]
+    assert ps[0]["p_adjusted"] == min(1.0, 3 * ps[0]["p"])
+    assert max(p["p_adjusted"] for p in ps) >= max(p["p"] for p in ps)
+    assert found.sentence.count(".") >= 3 and "moss is better" in found.sentence
+    assert "among 3 candidates" in found.sentence
+
+
+def test_a_difference_that_only_counts_alone_does_not_count_among_several() -> None:
+    up = [
+        count + 1 if row < 15 and count < 4 else max(count - 1, 0) if row in (70, 71, 72, 73) else count
+        for row, count in enumerate(HARD)
+    ]
+    alone = compared(passes(HARD), passes(up)).candidates[0]
+    assert alone.verdict.direction == "better"
+    among = compared(passes(HARD), passes(up), passes(HARD[::-1]), passes(HARD[1:] + HARD[:1]))
+    assert among.candidates[0].verdict.direction == "unclear"
+    assert "alone it would count, among 3 candidates it may be chance" in among.sentence
+
+
+def test_unscored_attempts_are_put_at_the_worst_and_then_at_the_best() -> None:
+    found = compared([[1.0], [0.0], [None], [1.0]], [[None], [1.0], [1.0], [None]]).candidates[0]
+    bounds = next(change.bounds for change in found.changes if change.metric == "pass_rate")
+    assert bounds is not None
+    assert (bounds.worst.value, bounds.best.value) == (-0.25, 0.5)
+    assert (bounds.unscored_a, bounds.unscored_b) == (1, 2)
+
+
+def test_the_pass_rate_decides_where_passing_means_something_and_the_reward_elsewhere() -> None:
+    graded = [[0.1], [0.7]] * 5
+    assert compared(passes(HARD), passes(BETTER)).metric == "pass_rate"
+    assert compared(graded, [[0.2], [0.8]] * 5).metric == "reward"
+    inputs = replace(INPUTS, pass_threshold=0.5)
+    runs = [run_of(graded, name=name, inputs=replace(inputs, model=name)) for name in "ab"]
+    assert compare_runs(runs[0], runs[1:], CompareOptions()).metric == "pass_rate"
+
+
+def test_the_rows_with_the_largest_change_are_listed_first() -> None:
+    a, b = [0] * 40, [0] * 40
+    (a[0], b[0]), (a[1], b[1]), (a[2], b[2]) = (0, 16), (16, 0), (8, 9)
+    rows = compared(passes(a, 16), passes(b, 16)).data()["candidates"][0]["rows"]
+    assert (rows["compared"], rows["higher"], rows["lower"]) == (40, 2, 1)
+    found = [(row["source_row_index"], row["change"]) for row in rows["largest"]]
+    assert found == [(1, -1.0), (0, 1.0), (2, 1 / 16)]
+    assert rows["largest"][0] == {
+        "source_row_index": 1,
+        "digest": "row-1",
+        "baseline": {"passes": 16, "attempts": 16, "reward": 1.0},
+        "candidate": {"passes": 0, "attempts": 16, "reward": 0.0},
+        "change": -1.0,
+    }
+
+
+def test_what_differs_between_the_inputs_is_told() -> None:
+    a = run_of(passes(HARD), name="fern", inputs=replace(INPUTS, n=4))
+    b = run_of(
+        passes(BETTER), name="moss", inputs=replace(INPUTS, n=4, model="osmosis/small", dirty=True, seed=7)
+    )
+    differs = {
+        each["input"]: each["values"] for each in compare_runs(a, [b], CompareOptions()).data()["differs"]
+    }
+    assert differs == {
+        "model": ["osmosis/tiny", "osmosis/small"],
+        "commit": ["cccccccccccc", "cccccccccccc with changes"],
+        "seed": ["0", "7"],
+    }
+
+
+def test_what_is_beyond_all_measure_is_refused_or_left_out(recwarn: pytest.WarningsRecorder) -> None:
+    with pytest.raises(
+        OsmosisError, match=r"fern has a reward of 1e\+308: no spread can be computed from it"
+    ):
+        compared([[1e308], [2.0]] * 5, [[1.0], [2.0]] * 5)
+    a, b = run_of(passes(HARD), name="fern"), run_of(passes(BETTER), name="moss")
+    dear = b.samples.copy()
+    dear["cost_usd"] = 1e308
+    found = compare_runs(a, [replace(b, samples=dear)], CompareOptions())
+    json.dumps(found.data(), allow_nan=False)
+    assert "cost_per_row" not in [change.metric for change in found.candidates[0].changes]
+    assert not recwarn.list
+
+
+def test_a_candidate_that_is_named_twice_is_one_too_many() -> None:
+    fern, moss = run_of(passes(HARD), name="fern"), run_of(passes(BETTER), name="moss")
+    with pytest.raises(OsmosisError, match="moss is named twice"):
+        compare_runs(fern, [moss, moss], CompareOptions())
+
+
+def test_runs_of_one_name_are_told_apart_by_their_place() -> None:
+    a = run_of(passes(HARD), name="fern", run_id="1")
+    b = run_of(passes(BETTER), name="fern", run_id="2", place="platform", inputs=replace(INPUTS, n=4, seed=3))
+    assert compare_runs(a, [b], CompareOptions()).sentence.startswith("platform:fern is better")
+
+
+# -- slices --------------------------------------------------------------------------------
+
+
+def sliced(monkeypatch: pytest.MonkeyPatch, values: Sequence[str | None], b: Rewards) -> list[dict[str, Any]]:
+    monkeypatch.setattr(RunSamples, "slice_values", lambda *_: list(values))
+    return list(compared(passes(HARD), b, slices=("difficulty",)).data()["candidates"][0]["slices"])
+
+
+def test_a_slice_has_its_own_difference_and_few_rows_have_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [None] * 5 + ["hard"] * 45 + ["easy"] * 50
+    better_when_easy = [*HARD[:50], *BETTER[50:]]
+    found = sliced(monkeypatch, values, passes(better_when_easy))
+    assert [(each["value"], each["verdict"], each["difference"]["rows"]) for each in found] == [
+        ("easy", "better", 50),
+        ("hard", "unclear", 45),
+        (None, None, 5),
+    ]
+    assert found[0]["difference"]["p_adjusted"] >= found[0]["difference"]["p"]
+    assert found[2]["difference"]["p_adjusted"] is None

@@ -1,0 +1,282 @@
+"""Designs and plans, against simulations and cases worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import special, stats
+
+from osmosis_ai.decisions.design import (
+    best_n,
+    detectable,
+    n_needed,
+    power_of,
+    rows_needed,
+    settle,
+)
+from osmosis_ai.decisions.planning import AttemptPrice, EvalPlan, Goal, Outlook, make_plan
+from osmosis_ai.statistics.variance import VarianceComponents
+
+
+def spread(between: float = 0.04, within: float | None = 0.16, rows: int = 100) -> VarianceComponents:
+    return VarianceComponents(between, within, rows, 4.0)
+
+
+parts = st.builds(spread, st.floats(0.001, 4), st.floats(0.001, 4))
+
+
+def test_the_smallest_difference_is_two_quantiles_of_errors_away() -> None:
+    quantiles = stats.t.ppf(0.975, 99) + stats.t.ppf(0.8, 99)
+    assert detectable(spread(), 100, 4) == pytest.approx(
+        quantiles * math.sqrt((0.04 + 0.04) / 100), rel=1e-10
+    )
+    one_sided = stats.t.ppf(0.9, 99) + stats.t.ppf(0.7, 99)
+    found = detectable(spread(), 100, 4, confidence=0.9, power=0.7, sides=1)
+    assert found == pytest.approx(one_sided * math.sqrt(0.08 / 100), rel=1e-10)
+    assert detectable(spread(), 1, 4) is None
+
+
+@pytest.mark.parametrize("rows", [10, 30, 100])
+def test_a_difference_that_a_design_detects_is_found_in_eight_of_ten_repetitions(rows: int) -> None:
+    random = np.random.default_rng(rows)
+    repetitions, n = 20_000, 4
+    least = detectable(spread(), rows, n)
+    assert least is not None
+    of_rows = random.normal(least, math.sqrt(0.04 + 0.16 / n), (repetitions, rows))
+    found = stats.ttest_1samp(of_rows, 0, axis=1).pvalue < 0.05
+    assert found.mean() == pytest.approx(0.8, abs=0.01)
+
+
+@pytest.mark.parametrize("rows", [3, 10, 30])
+@pytest.mark.parametrize("share", [0.2, 0.5, 1.5])
+def test_the_power_is_that_of_simulated_repetitions(rows: int, share: float) -> None:
+    random = np.random.default_rng(rows)
+    least = detectable(spread(), rows, 4)
+    assert least is not None
+    of_rows = random.normal(share * least, math.sqrt(0.08), (20_000, rows))
+    found = stats.ttest_1samp(of_rows, 0, axis=1).pvalue < 0.05
+    assert power_of(share * least, spread(), rows, 4) == pytest.approx(found.mean(), abs=0.012)
+
+
+@pytest.mark.parametrize("rows", [2, 10, 100_000])
+def test_no_difference_is_found_as_often_as_the_test_errs_and_a_huge_one_always(rows: int) -> None:
+    assert power_of(0, spread(), rows, 4) == pytest.approx(0.05)
+    assert power_of(0, spread(), rows, 4, sides=1) == pytest.approx(0.05)
+    assert power_of(1e6, spread(), rows, 4) == pytest.approx(1, abs=0.05)
+    assert power_of(1, spread(0, 0), rows, 4) == 1
+
+
+@given(parts, st.floats(0.02, 2), st.integers(1, 16))
+def test_the_rows_needed_are_the_fewest_that_detect_the_difference(
+    components: VarianceComponents, difference: float, n: int
+) -> None:
+    rows = rows_needed(difference, components, n)
+    assert rows is not None
+    enough, fewer = detectable(components, rows, n), detectable(components, rows - 1, n)
+    assert enough is not None and enough <= difference
+    assert fewer is None or fewer > difference
+
+
+@given(parts, st.floats(0.02, 2), st.integers(2, 400))
+def test_the_attempts_needed_are_the_fewest_that_detect_the_difference_on_these_rows(
+    components: VarianceComponents, difference: float, rows: int
+) -> None:
+    n = n_needed(difference, components, rows)
+    if n is None:
+        most = detectable(components, rows, 10_000)
+        assert most is not None and most > difference * 0.999
+        return
+    enough = detectable(components, rows, n)
+    assert enough is not None and enough <= difference * (1 + 1e-9)
+    if n > 1:
+        fewer = detectable(components, rows, n - 1)
+        assert fewer is not None and fewer > difference
+
+
+@given(parts, st.integers(2, 1000), st.integers(1, 16), st.floats(0.01, 100))
+def test_scaled_rewards_scale_what_a_design_detects(
+    components: VarianceComponents, rows: int, n: int, scale: float
+) -> None:
+    least, scaled = detectable(components, rows, n), detectable(components.scaled(scale**2), rows, n)
+    assert least is not None and scaled == pytest.approx(least * scale)
+
+
+def test_no_number_of_attempts_helps_where_rows_alone_differ_too_much() -> None:
+    assert n_needed(0.01, spread(), 100) is None
+    assert n_needed(0.1, spread(within=None), 100) is None
+    assert rows_needed(1e-9, spread(), 4) is None
+
+
+def test_the_best_attempts_a_row_follow_from_what_a_row_costs() -> None:
+    assert best_n(spread(), cost_row=4.0, cost_attempt=0.25) == 8  # sqrt(16 * 4)
+    assert best_n(spread(), cost_row=0.0, cost_attempt=0.25) == 1
+    assert best_n(spread(), cost_row=0.001, cost_attempt=0.25) == 1
+    assert best_n(spread(within=None), cost_row=1.0, cost_attempt=0.25) is None
+    assert best_n(spread(between=0.0), cost_row=1.0, cost_attempt=0.25) is None
+
+
+def test_what_would_settle_it_is_rows_or_attempts_with_their_price() -> None:
+    found = settle(spread(), 0.06, 100, 4, cost_attempt=0.005)
+    rows = rows_needed(0.06, spread(), 4, sides=1)
+    assert rows is not None
+    assert found.more_rows is not None and rows - 100 <= found.more_rows < (rows - 100) * 1.1 + 1
+    assert found.n == n_needed(0.06, spread(), 100, sides=1)
+    assert found.words == "about 39 more rows: $0.78, or n = 10: $3.00"
+    assert found.cost_usd == pytest.approx(0.78)
+
+
+@pytest.mark.parametrize(
+    ("components", "distance", "rows_left", "words"),
+    [
+        (spread(), 0.06, 10, "n = 10"),
+        (spread(), 0.02, 10, "no number of attempts on 110 rows: the dataset has no more"),
+        (spread(), 0.0, None, "no number of rows or attempts would do: the value lies on the limit itself"),
+        (None, 0.1, None, "more rows: one says nothing about others"),
+        (
+            spread(0.0, 0.0),
+            0.1,
+            None,
+            "more rows: those there are came out all the same, which says nothing of the spread",
+        ),
+    ],
+)
+def test_what_would_settle_it_says_when_one_way_is_closed(
+    components: VarianceComponents | None, distance: float, rows_left: int | None, words: str
+) -> None:
+    assert settle(components, distance, 100, 4, rows_left=rows_left).words == words
+
+
+PILOTS, ANALYSES, POOL = 500, 20, 40_000
+Chances = NDArray[np.float64]
+
+
+def chances(
+    random: np.random.Generator, shape: tuple[int, ...], rate: float, gain: float
+) -> tuple[Chances, Chances]:
+    """Return each row's chance to pass in two runs, of which the second is better by ``gain`` on average.
+
+    The first is beta with an intraclass correlation of 0.3. On half of the rows the second has a chance of its own, on
+    the others it solves a share of what was not solved.
+    """
+    odds = 0.7 / 0.3
+    first = random.beta(rate * odds, (1 - rate) * odds, shape)
+    own = random.beta((rate + gain) * odds, (1 - rate - gain) * odds, shape)
+    return first, np.where(random.random(shape) < 0.5, own, first + (1 - first) * gain / (1 - rate))
+
+
+def power_reached(
+    rows_of_pilots: list[int], n: int, rate: float, gain: float, random: np.random.Generator
+) -> float:
+    """Return how often the paired t-test finds the difference in fresh runs of so many rows."""
+    first, second = chances(random, (POOL,), rate, gain)
+    found = []
+    for rows in rows_of_pilots:
+        chosen = random.integers(0, POOL, (ANALYSES, rows))
+        by_row = (random.binomial(n, second[chosen]) - random.binomial(n, first[chosen])) / n
+        t = by_row.mean(axis=1) / (by_row.std(axis=1, ddof=1) / math.sqrt(rows))
+        found.append(float((np.abs(t) > special.stdtrit(rows - 1, 0.975)).mean()))
+    return float(np.mean(found))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("pilot_rows", "n", "rate", "gain"),
+    [
+        (30, 4, 0.5, 0.1),
+        (30, 2, 0.3, 0.15),
+        (30, 4, 0.8, 0.1),
+        (30, 4, 0.9, 0.05),
+        (40, 4, 0.95, 0.03),
+        (60, 4, 0.6, 0.05),
+        (100, 1, 0.5, 0.1),
+    ],
+)
+def test_the_rows_that_pilots_lead_to_reach_the_power_that_was_asked(
+    pilot_rows: int, n: int, rate: float, gain: float
+) -> None:
+    random = np.random.default_rng(pilot_rows + n)
+    first, second = chances(random, (PILOTS, pilot_rows), rate, gain)
+    passes = [random.binomial(1, each[..., None], (PILOTS, pilot_rows, n)) for each in (first, second)]
+    labels = np.repeat(np.arange(pilot_rows), n)
+    wanted = []
+    for pilot in range(PILOTS):
+        spread = VarianceComponents.of_pairs(
+            passes[0][pilot].ravel(), labels, passes[1][pilot].ravel(), labels
+        )
+        assert spread is not None
+        outlook = Outlook.of_two_runs(spread, Goal(), samples=2 * labels.size)
+        rows = rows_needed(gain, outlook.likely, n)
+        assert rows is not None
+        wanted.append(rows)
+    assert power_reached(wanted, n, rate, gain, random) == pytest.approx(0.8, abs=0.03)
+
+
+def plan(
+    goal: Goal, *, of: VarianceComponents | None = None, cost: float | None = 0.01, rows: int = 100
+) -> EvalPlan:
+    outlook = Outlook.of_two_runs(of or spread(rows=100_000), goal, samples=400)
+    return make_plan(goal, outlook, AttemptPrice(cost, 2.0, at_once=8), own_rows=rows, own_n=4)
+
+
+def test_a_config_is_judged_by_what_its_design_sees() -> None:
+    found = plan(Goal(most_rows=200))
+    assert found.own is not None and found.own.sees is not None
+    # 2.83 standard errors of sqrt(0.08 / 100).
+    assert found.own.sees == pytest.approx(0.0801, abs=1e-4)
+    assert found.own.power == pytest.approx(0.18, abs=0.01)
+    assert (found.own.cost_usd, found.own.duration_s) == (pytest.approx(4.0), 100.0)
+    assert {design.rows for design in found.designs} == {10, 20, 50, 100, 200}
+    assert {design.n for design in found.designs} == {1, 2, 4, 8}
+
+
+def test_the_cheapest_design_reaches_the_goal_and_nothing_cheaper_does() -> None:
+    found = plan(Goal(detect=0.05, most_rows=300))
+    cheapest = found.cheapest
+    assert cheapest is not None and cheapest.sees is not None
+    assert cheapest.sees <= 0.05 and cheapest.rows <= 300 and cheapest in found.designs
+    others = [design for design in found.designs if design.sees is not None and design.sees <= 0.05]
+    assert min(design.attempts for design in others) == cheapest.attempts
+
+
+def test_where_rows_are_few_attempts_are_many_and_where_those_do_not_help_none_is_proposed() -> None:
+    few = plan(Goal(detect=0.05, most_rows=150))
+    assert few.cheapest is not None and few.cheapest.n > 16
+    none = plan(Goal(detect=0.03, most_rows=150))
+    assert none.cheapest is None
+    assert none.rows_wanted is not None and none.rows_wanted > 150
+
+
+def test_the_best_design_for_the_money_costs_no_more_and_sees_most() -> None:
+    found = plan(Goal(most_cost_usd=20.0, most_rows=300))
+    best = found.best
+    assert best is not None and best.sees is not None and best.cost_usd is not None
+    assert best.cost_usd <= 20.0 and best.rows <= 300
+    affordable = [
+        each.sees
+        for each in found.designs
+        if each.sees is not None and each.cost_usd is not None and each.cost_usd <= 20
+    ]
+    assert best.sees <= min(affordable)
+    assert plan(Goal(most_cost_usd=0.001)).best is None
+    assert plan(Goal(most_cost_usd=20.0), cost=None).best is None
+
+
+def test_a_pilot_of_one_attempt_plans_with_rows_only() -> None:
+    found = plan(Goal(detect=0.05), of=spread(within=None, rows=100_000))
+    assert {design.n for design in found.designs if design != found.own} == {1}
+    assert found.cheapest is not None and found.cheapest.n == 1
+    assert (found.more_attempts, found.best_n) == (None, None)
+
+
+def test_a_single_run_shares_half_of_what_differs_between_rows_with_the_other() -> None:
+    goal = Goal()
+    one = Outlook.of_one_run(spread(rows=100_000), goal, samples=400)
+    assert one.likely.between == pytest.approx(0.04, rel=1e-3)
+    assert one.likely.within == pytest.approx(0.32, rel=1e-3)
+    blind = Outlook.of_one_run(spread(within=None, rows=100_000), goal, samples=100)
+    assert blind.likely.between == pytest.approx(0.08, rel=1e-3)

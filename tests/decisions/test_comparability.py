@@ -9,12 +9,8 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.decisions.comparability import (
-    Allowances,
-    require_comparable,
-)
-from osmosis_ai.decisions.run_pairs import match_rows
-from osmosis_ai.decisions.run_samples import RunSamples, run_slices
+from osmosis_ai.decisions.comparability import Allowances, require_comparable
+from osmosis_ai.decisions.samples import RunSamples, match_rows, run_slices
 from osmosis_ai.errors import ConflictError
 from tests.decisions.builders import INPUTS, run_of
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from osmosis_ai.decisions.engine import CompareOptions, RunComparison, compare_runs
-from osmosis_ai.decisions.run_samples import RunSamples
+from osmosis_ai.decisions.compare import CompareOptions, RunComparison, compare_runs
+from osmosis_ai.decisions.samples import RunSamples
 from osmosis_ai.errors import OsmosisError
 from tests.decisions.builders import INPUTS, run_of
 

@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 from scipy.special import stdtrit
 
-from osmosis_ai.decisions.differences import Pairs, mean_difference
-from osmosis_ai.decisions.gate_rules import MarginEvidence, judge_margin
-from osmosis_ai.decisions.gating import Rule, RuleResult, judge_together
-from osmosis_ai.decisions.metric_changes import UnscoredBounds
-from osmosis_ai.decisions.numbers import Difference
+from osmosis_ai.decisions.changes import UnscoredBounds
+from osmosis_ai.decisions.differences import Difference, Pairs, mean_difference
+from osmosis_ai.decisions.gate import MarginEvidence, Rule, RuleResult, judge_margin, judge_together
 from tests.decisions.simulation import Cell, grid, run_passes
 
 MARGIN = 0.05

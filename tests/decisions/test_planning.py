@@ -11,15 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from osmosis_ai.decisions.design import (
-    best_n,
-    detectable,
-    n_needed,
-    power_of,
-    rows_needed,
-    settle,
-)
-from osmosis_ai.decisions.planning import AttemptPrice, EvalPlan, Goal, Outlook, make_plan
+from osmosis_ai.decisions.gate import settle
+from osmosis_ai.decisions.plan import AttemptPrice, EvalPlan, Goal, Outlook, make_plan
+from osmosis_ai.statistics.power import best_n, detectable, n_needed, power_of, rows_needed
 from osmosis_ai.statistics.variance import VarianceComponents
 
 

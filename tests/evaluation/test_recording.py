@@ -18,7 +18,7 @@ from osmosis_ai.controller.model_proxy import RolloutUsage
 from osmosis_ai.controller.outcomes import Verdict, failed
 from osmosis_ai.controller.record import PREVIEW_CHARS, Previews, TerminalRecord, previews_of
 from osmosis_ai.datasets import DatasetRow
-from osmosis_ai.decisions.local_samples import read_local_samples
+from osmosis_ai.decisions.local_runs import read_local_samples
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal import JournalCorruptionError
 from osmosis_ai.evaluation.run_directory import IndexEntry, read_index

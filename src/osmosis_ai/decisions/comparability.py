@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from osmosis_ai.decisions.run_pairs import MatchedRows, counted_rows, match_rows
-from osmosis_ai.decisions.run_samples import ComparedInputs, RunSamples
+from osmosis_ai.decisions.samples import ComparedInputs, MatchedRows, RunSamples, counted_rows, match_rows
 from osmosis_ai.errors import ConflictError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
 
 LEAST_SHARED = 0.5
 """Of the smaller run's rows: with fewer in common, a gate decides nothing."""

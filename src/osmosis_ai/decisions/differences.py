@@ -1,4 +1,7 @@
-"""The difference of two runs: row by row on the rows that both have, otherwise of two independent means, and of amounts the ratio.
+"""The difference of two runs with its interval: paired by row, of two independent means, or of amounts the ratio.
+
+The interval and the p-value come from one method, so that they never contradict each other: p is below 0.05 exactly if
+the 95 % interval excludes "no difference". A number without an interval says why.
 
 Rows are hard for both runs alike, so they are compared row by row. The rows alone choose the method:
 
@@ -42,30 +45,123 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from osmosis_ai.decisions.numbers import Difference
 from osmosis_ai.statistics.estimates import (
     CONFIDENCE,
-    MOST_SKEW,
-    SKEWED_ROWS,
-    Estimate,
-    estimate_rate,
-    skewness,
-)
-from osmosis_ai.statistics.intervals import (
     LEAST_VARIED,
+    MOST_SKEW,
     NO_SPREAD,
     ONE_CLUSTER,
+    SKEWED_ROWS,
+    Estimate,
     Interval,
+    estimate_rate,
+    skewness,
     student_interval,
     wilson_interval,
 )
+from osmosis_ai.statistics.power import fewest_differing
 
 if TYPE_CHECKING:
     from osmosis_ai.statistics.estimates import Floats, Integers, Labels, Values
 
     BothRates: TypeAlias = Callable[[float], tuple["Interval | Estimate", "Interval | Estimate"]]
+
+
+Kind: TypeAlias = Literal["difference", "ratio"]
+NumberData: TypeAlias = dict[str, float | int | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """By how much B lies above A, or how many times A it is, and how far that can be trusted."""
+
+    value: float
+    low: float | None
+    high: float | None
+    at_least: float | None
+    at_most: float | None
+    rows: int
+    samples: int
+    method: str | None = None
+    p: float | None = None
+    p_adjusted: float | None = None
+    reason: str | None = None
+    warning: str | None = None
+    kind: Kind = "difference"
+
+    @property
+    def none(self) -> float:
+        """The value of no difference: 0, or 1 for a ratio."""
+        return 0.0 if self.kind == "difference" else 1.0
+
+    @property
+    def excludes_none(self) -> bool:
+        """Whether there is an interval and it leaves out no difference."""
+        if self.low is None or self.high is None:
+            return False
+        return self.low > self.none or self.high < self.none
+
+    def within(self, width: float, *, certain: bool) -> Difference:
+        """Return the difference with its interval limited to ``-width`` and ``width``."""
+        low, high, at_least, at_most = (
+            None if bound is None else min(max(bound, -width), width)
+            for bound in (self.low, self.high, self.at_least, self.at_most)
+        )
+        if not certain:
+            return replace(self, low=low, high=high)
+        return replace(self, low=low, high=high, at_least=at_least, at_most=at_most)
+
+    def times(self, factor: float) -> Difference:
+        """Return the difference of values ``factor`` times as large."""
+        low, high, at_least, at_most = (
+            None if bound is None else bound * factor
+            for bound in (self.low, self.high, self.at_least, self.at_most)
+        )
+        return replace(
+            self, value=self.value * factor, low=low, high=high, at_least=at_least, at_most=at_most
+        )
+
+    def reversed(self) -> Difference:
+        """Return A against B."""
+
+        def turned(number: float | None) -> float | None:
+            if number is None:
+                return None
+            if self.kind == "difference":
+                return 0.0 - number  # 0.0 - 0.0 is 0.0, where -0.0 would print a sign
+            return 1 / number if number else math.inf
+
+        return replace(
+            self,
+            value=turned(self.value) or 0.0,
+            low=turned(self.high),
+            high=turned(self.low),
+            at_least=turned(self.at_most),
+            at_most=turned(self.at_least),
+        )
+
+
+def number_data(found: Estimate | Difference | None) -> NumberData:
+    """Return a number as documents show it: the same nine keys for every one."""
+    if isinstance(found, Difference):
+        rows, samples, p, p_adjusted = found.rows, found.samples, found.p, found.p_adjusted
+    elif found is not None:
+        rows, samples, p, p_adjusted = found.clusters, found.n, None, None
+    else:
+        rows, samples, p, p_adjusted = 0, 0, None, None
+    return {
+        "value": found.value if found else None,
+        "low": found.low if found else None,
+        "high": found.high if found else None,
+        "rows": rows,
+        "samples": samples,
+        "method": found.method if found else None,
+        "p": p,
+        "p_adjusted": p_adjusted,
+        "reason": found.reason if found else "nothing to compare",
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,11 +482,6 @@ def _interval(
     resampled = bootstrap_t(by_row, confidence=confidence, seed=seed).or_wider(found)
     warning = f"the differences are skewed ({skew:+.1f}): with {rows} rows the interval may miss the mean"
     return "bootstrap-t", resampled, warning
-
-
-def fewest_differing(rows: int) -> float:
-    """Return how many rows have to differ before Student's t is used for differences with a known range."""
-    return min(max(rows / 2, 8), 15, rows)
 
 
 def _student(by_row: Floats, confidence: float) -> Inversion | None:

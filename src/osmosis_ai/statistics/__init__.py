@@ -1,1 +1,1 @@
-"""Estimates of means and rates, with confidence intervals that are clustered by row."""
+"""Estimates with confidence intervals, variance components and statistical power. The unit of independence is a row."""

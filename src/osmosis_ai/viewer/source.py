@@ -21,7 +21,7 @@ from osmosis_ai.viewer.local_runs import RunKind
 
 if TYPE_CHECKING:
     from osmosis_ai.config.decisions import Decisions
-    from osmosis_ai.decisions.run_samples import RunSamples
+    from osmosis_ai.decisions.samples import RunSamples
     from osmosis_ai.statistics.estimates import Floats
     from osmosis_ai.training.runs.curves import TrainingCurves
     from osmosis_ai.training.runs.validation_samples import ValidationSamples

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
-from osmosis_ai.decisions.run_samples import run_slices
+from osmosis_ai.decisions.samples import run_slices
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbRun

@@ -60,7 +60,7 @@ from osmosis_ai.viewer.source import (
 )
 
 if TYPE_CHECKING:
-    from osmosis_ai.decisions.run_samples import RunSamples
+    from osmosis_ai.decisions.samples import RunSamples
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from osmosis_ai.decisions.gating import (
+from osmosis_ai.decisions.gate import (
     RUBRIC_METRICS,
     RUN_METRICS,
     Evidence,
@@ -35,9 +35,9 @@ from osmosis_ai.statistics.estimates import CONFIDENCE
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.decisions.engine import RunTotals
-    from osmosis_ai.decisions.metric_changes import ChangeSettings
-    from osmosis_ai.decisions.run_samples import CountsOnly
+    from osmosis_ai.decisions.changes import ChangeSettings
+    from osmosis_ai.decisions.compare import RunTotals
+    from osmosis_ai.decisions.samples import CountsOnly
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def local_run(directory: Path) -> GatedRun:
 
 
 def _subject(directory: Path) -> str:
-    from osmosis_ai.decisions.local_samples import read_inputs
+    from osmosis_ai.decisions.local_runs import read_inputs
 
     inputs = read_inputs(directory)
     return inputs.config or f"{inputs.rollout}/{inputs.dataset_name}"
@@ -311,7 +311,7 @@ def _with_unscored_calls(found: Evidence, judge: Mapping[str, Any]) -> Evidence:
 
 def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings) -> Evidence:
     """Return the evidence that counts give for a rule's metric."""
-    from osmosis_ai.decisions.gate_rules import describe_unknown_range
+    from osmosis_ai.decisions.gate import describe_unknown_range
 
     metric, rows = rule.metric, counts.rows
     note = (

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from osmosis_ai.decisions.words import DECIDES
+from osmosis_ai.decisions.compare import DECIDES
 from osmosis_ai.training.runs.metrics import VALIDATION_PLANNED, VALIDATION_SCORED
 from osmosis_ai.ui import numbers
 

@@ -13,11 +13,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, BinaryIO, TypeVar, get_args
 
 from osmosis_ai.config.issues import nearest
-from osmosis_ai.decisions.local_samples import (
-    expected_answer,
-    read_local_samples,
-    require_dataset_file,
-)
+from osmosis_ai.decisions.local_runs import expected_answer, read_local_samples, require_dataset_file
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import (
     AttemptFiles,
@@ -58,7 +54,7 @@ from osmosis_ai.workspace.config_files import decisions_around
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.base import LogPage
-    from osmosis_ai.decisions.run_samples import RunSamples
+    from osmosis_ai.decisions.samples import RunSamples
     from osmosis_ai.training.runs.validation_samples import ValidationSamples
 
 _OPEN_INDEXES = 8

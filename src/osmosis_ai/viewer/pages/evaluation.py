@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from osmosis_ai.decisions.run_samples import RunSlice, run_slices
+from osmosis_ai.decisions.samples import RunSlice, run_slices
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.metrics import LEAST_SCORED, RunScore, describe_few_scored
 from osmosis_ai.ui.charts.drawing import SvgChart

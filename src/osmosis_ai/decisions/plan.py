@@ -3,7 +3,7 @@
 A plan is about the difference of two runs of the same design on the same rows. How much rows differ in it is measured
 where there are two runs. Of one run, half of what differs between its rows is taken to be shared with the other run
 (correlation 0.5), so that the difference varies between rows as a run does, and within rows as two do. Numbers from a
-pilot allow for what a pilot does not know (:func:`~osmosis_ai.decisions.design.allowing_for_the_pilot`).
+pilot allow for what a pilot does not know (:func:`~osmosis_ai.statistics.power.allowing_for_the_pilot`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from osmosis_ai.decisions.design import (
-    CONFIDENCE,
+from osmosis_ai.decisions.differences import Difference, number_data
+from osmosis_ai.statistics.estimates import CONFIDENCE
+from osmosis_ai.statistics.power import (
     MOST_ROWS,
     POWER,
     allowing_for_the_pilot,
@@ -23,7 +24,6 @@ from osmosis_ai.decisions.design import (
     power_of,
     rows_needed,
 )
-from osmosis_ai.decisions.numbers import Difference, number_data
 from osmosis_ai.statistics.variance import VarianceComponents
 
 Basis: TypeAlias = Literal["two runs", "one run", "assumed"]

@@ -26,15 +26,16 @@ from osmosis_ai.config.decisions import (
     suggested_metric,
 )
 from osmosis_ai.decisions.differences import (
+    Difference,
     Pairs,
     PassCounts,
     difference_of_counts,
     mean_difference,
+    number_data,
     ratio_of_means,
     unpaired_difference,
 )
-from osmosis_ai.decisions.numbers import Difference, number_data
-from osmosis_ai.decisions.run_pairs import Attempts, LabelledRun, RunPair
+from osmosis_ai.decisions.samples import Attempts, LabelledRun, RunPair
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.statistics.estimates import (
     CONFIDENCE,
@@ -51,7 +52,7 @@ from osmosis_ai.statistics.pass_at_k import (
 )
 
 if TYPE_CHECKING:
-    from osmosis_ai.decisions.run_samples import RunSamples
+    from osmosis_ai.decisions.samples import RunSamples
     from osmosis_ai.statistics.estimates import Integers
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets import file_digest, find_row, row_digest
-from osmosis_ai.decisions.run_samples import SAMPLE_FIELDS, ComparedInputs, RowTable, RunSamples
+from osmosis_ai.decisions.samples import SAMPLE_FIELDS, ComparedInputs, RowTable, RunSamples
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.evaluation.journal import JournalCorruptionError, salvage_hint
 from osmosis_ai.evaluation.lenient_json import as_table, as_text

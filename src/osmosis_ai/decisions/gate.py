@@ -1,9 +1,12 @@
-"""The rules of a gate and their verdicts.
+"""Check a run against rules.
 
 A rule compares a metric with a limit; a metric measured on a sample is only known within bounds. ``--min`` passes if the
 one-sided 95% lower bound is at or above the limit, fails if the upper bound is below it, and is inconclusive in between.
 ``--max`` is the mirror image. So an agent below the limit passes at most once in twenty times, however small the run.
-``--margin`` compares a run with a baseline (:mod:`~osmosis_ai.decisions.gate_rules`).
+
+``--margin`` limits how much worse than a baseline a run may be: a test of non-inferiority. With a difference of candidate
+minus baseline and a margin m, it passes if the one-sided lower bound is above -m, fails if the upper bound is below -m,
+and is inconclusive otherwise. So a run that is worse by the margin passes at most once in twenty times.
 
 Attempts without a score are missing evidence. A verdict on a score must also hold with all of them at the lowest score
 and with all of them at the highest, each with its own interval.
@@ -15,6 +18,7 @@ Sources:
     Berger 1982, "Multiparameter Hypothesis Testing and Acceptance Sampling", Technometrics 24(4).
     Holm 1979, "A Simple Sequentially Rejective Multiple Test Procedure".
     Manski 1990, "Nonparametric Bounds on Treatment Effects" (worst and best case of missing outcomes).
+    Walker and Nowacki 2011, "Understanding Equivalence and Noninferiority Testing", J. Gen. Intern. Med. 26(2).
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from osmosis_ai.config.decisions import (
     METRICS,
@@ -32,12 +36,36 @@ from osmosis_ai.config.decisions import (
     limit_problem,
     margin_problem,
     metric_named,
+    needs_scores,
     suggested_metric,
 )
 from osmosis_ai.config.issues import closest
+from osmosis_ai.decisions.changes import (
+    RATIO_METRICS,
+    UnscoredBounds,
+    change_of,
+    estimate_of,
+    quantity,
+    values_of,
+)
+from osmosis_ai.decisions.compare import pairs_by_value
+from osmosis_ai.decisions.differences import Difference
+from osmosis_ai.decisions.samples import RunPair
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.statistics.estimates import CONFIDENCE
-from osmosis_ai.statistics.intervals import ClusteredRate, korn_graubard_interval, student_interval
+from osmosis_ai.statistics.estimates import (
+    CONFIDENCE,
+    ClusteredRate,
+    korn_graubard_interval,
+    student_interval,
+)
+from osmosis_ai.statistics.power import MOST_ROWS, POWER, n_needed, rows_needed
+from osmosis_ai.statistics.variance import VarianceComponents
+
+if TYPE_CHECKING:
+    from osmosis_ai.decisions.changes import ChangeSettings, MetricChange
+    from osmosis_ai.decisions.samples import Attempts, LabelledRun, RunSamples
+    from osmosis_ai.statistics.estimates import Estimate
+
 
 Bound = Literal["min", "max", "margin"]
 Verdict = Literal["pass", "fail", "unclear"]
@@ -126,7 +154,7 @@ class Evidence:
         return replace(self, at_least=at_least, at_most=at_most)
 
     def number(self) -> dict[str, Any]:
-        """Return the JSON form of a number (as ``comparison.numbers.number_data``)."""
+        """Return the JSON form of a number (as ``differences.number_data``)."""
         reason = self.note or None if self.at_least is None and self.at_most is None else None
         names = ("value", "low", "high", "rows", "samples", "method", "p")
         return {**{name: getattr(self, name) for name in names}, "p_adjusted": None, "reason": reason}
@@ -508,3 +536,411 @@ def _sentence(clause: str, evidence: Evidence, advice: str = "") -> str:
 
 def _number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.4g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What would settle a question that a run has left open."""
+
+    words: str
+    more_rows: int | None = None
+    n: int | None = None
+    rows_cost_usd: float | None = None
+    n_cost_usd: float | None = None
+
+    @property
+    def cost_usd(self) -> float | None:
+        """What the cheaper of both costs."""
+        known = [cost for cost in (self.rows_cost_usd, self.n_cost_usd) if cost is not None]
+        return min(known, default=None)
+
+
+def settle(
+    spread: VarianceComponents | None,
+    distance: float,
+    rows: int,
+    n: int,
+    *,
+    confidence: float = CONFIDENCE,
+    power: float = POWER,
+    sides: int = 1,
+    cost_attempt: float | None = None,
+    rows_left: int | None = None,
+) -> Settlement:
+    """Say what would settle a question, if the value stayed where it was found."""
+    if spread is None:
+        return Settlement("more rows: one says nothing about others")
+    if distance == 0 or not math.isfinite(distance):
+        return Settlement("no number of rows or attempts would do: the value lies on the limit itself")
+    if spread.row_mean_variance(n) == 0:
+        return Settlement(
+            "more rows: those there are came out all the same, which says nothing of the spread"
+        )
+    asked = rows_needed(distance, spread, n, confidence=confidence, power=power, sides=sides)
+    # Where t would have been enough, a more careful method was at work: a tenth more is the least that may tell.
+    more_rows = None if asked is None else _about(max(asked - rows, math.ceil(rows / 10)))
+    attempts = n_needed(distance, spread, rows, confidence=confidence, power=power, sides=sides)
+    if attempts is not None:
+        attempts = max(attempts, n + 1)
+    if rows_left is not None and more_rows is not None and more_rows > rows_left:
+        more_rows = None
+    price = cost_attempt if cost_attempt is not None and cost_attempt >= 0 else None
+    found = Settlement(
+        "",
+        more_rows,
+        attempts,
+        None if price is None or more_rows is None else price * more_rows * n,
+        None if price is None or attempts is None else price * rows * (attempts - n),
+    )
+    return replace(found, words=_words(found, rows, rows_left))
+
+
+def _words(found: Settlement, rows: int, rows_left: int | None) -> str:
+    ways = []
+    if found.more_rows is not None:
+        noun = "row" if found.more_rows == 1 else "rows"
+        ways.append(f"about {found.more_rows:,} more {noun}{_at(found.rows_cost_usd)}")
+    if found.n is not None:
+        ways.append(f"n = {found.n:,}{_at(found.n_cost_usd)}")
+    if ways:
+        return ", or ".join(ways)
+    if rows_left is not None:
+        return f"no number of attempts on {rows + rows_left:,} rows: the dataset has no more"
+    return f"no number of attempts on {rows:,} rows, nor {MOST_ROWS:,} of them"
+
+
+def _at(cost: float | None) -> str:
+    if cost is None:
+        return ""
+    return f": ${cost:,.2f}" if cost >= 0.01 or not cost else ": under $0.01"
+
+
+def _about(count: int) -> int:
+    """Return a count with two digits that matter, rounded up: it comes from an estimate."""
+    unit: int = 10 ** max(0, len(str(count)) - 2)
+    return math.ceil(count / unit) * unit
+
+
+@dataclass(frozen=True)
+class MarginEvidence:
+    """What two runs say of the metric of a margin rule."""
+
+    change: Difference | None
+    bounds: UnscoredBounds | None = None
+    spread: VarianceComponents | None = None
+    attempts: int = 1
+    cost_attempt: float | None = None
+    undecided: str | None = None
+    unscored: int = 0
+    unreported: int = 0
+
+
+def judge_margin(rule: Rule, found: MarginEvidence, *, confidence: float = CONFIDENCE) -> RuleResult:
+    """Apply a margin rule."""
+    margin, change = _Margin(rule, found, confidence), found.change
+    evidence = _evidence(rule, found).shown()
+    if found.undecided is not None:
+        return RuleResult(rule, evidence, "unclear", found.undecided)
+    if change is None:
+        return RuleResult(rule, evidence, "unclear", _nothing_to_compare(rule))
+    if change.at_least is None or change.at_most is None:
+        return RuleResult(rule, evidence, "unclear", f"{_compared(margin, change)}; {change.reason}.")
+    verdict = margin.verdict(change)
+    if verdict != "unclear" and found.bounds is not None:
+        for extreme, how in ((found.bounds.worst, "against it"), (found.bounds.best, "in its favor")):
+            if margin.verdict(extreme) != verdict:
+                return RuleResult(
+                    rule,
+                    evidence,
+                    "unclear",
+                    f"{_compared(margin, change)} over scored attempts, but between {_between(rule, extreme)} with "
+                    f"{count_unscored(found.unscored)} counted {how}.",
+                    f"score {count_unscored(found.unscored)}",
+                )
+    settles = None if verdict == "pass" else _settles(margin, change)
+    return RuleResult(rule, evidence, verdict, _reason(margin, change, verdict), settles)
+
+
+@dataclass(frozen=True)
+class _Margin:
+    """A margin rule beside what is known, turned so that higher is better and 0 is no difference."""
+
+    rule: Rule
+    found: MarginEvidence
+    confidence: float
+
+    @property
+    def limit(self) -> float:
+        """The change on the margin: better ones are acceptable, worse ones are not."""
+        return -math.log1p(self.rule.limit) if self.rule.described.scale == "amount" else -self.rule.limit
+
+    def turned(self, number: float) -> float:
+        """Return a number of a change with its good side up."""
+        if self.rule.described.scale == "amount":
+            number = math.log(number) if number > 0 else -math.inf
+        return number if self.rule.described.higher_is_better else -number
+
+    def verdict(self, change: Difference) -> Verdict:
+        """Return what the bounds of a change say about the margin."""
+        if change.at_least is None or change.at_most is None:
+            return "unclear"
+        worst, best = sorted((self.turned(change.at_least), self.turned(change.at_most)))
+        return "pass" if worst > self.limit else "fail" if best < self.limit else "unclear"
+
+
+def _reason(margin: _Margin, change: Difference, verdict: Verdict) -> str:
+    level = f"with {100 * margin.confidence:g} % confidence"
+    bounds, rule, attempts = margin.found.bounds, margin.rule, count_unscored(margin.found.unscored)
+    text = _compared(margin, change)
+    if verdict == "unclear":
+        text = f"{text}, between {_between(rule, change)}"
+        if bounds is not None:
+            at_worst, at_best = _between(rule, bounds.worst), _between(rule, bounds.best)
+            text = f"{text}; between {at_worst} with {attempts} counted against it, and between {at_best} in its favor"
+    else:
+        is_low = (verdict == "pass") == rule.described.higher_is_better
+        how = "at worst" if verdict == "pass" else "at best"
+        text = f"{text}, {how} {margin_words(rule, _shown_bounds(change)[0 if is_low else 1])} {level}"
+        if bounds is not None:
+            extreme = _shown_bounds(bounds.worst if verdict == "pass" else bounds.best)[0 if is_low else 1]
+            counted = "against it" if verdict == "pass" else "in its favor"
+            text = f"{text}, {margin_words(rule, extreme)} with {attempts} counted {counted}"
+    counted = f"{change.rows:,} {'row' if change.rows == 1 else 'rows'}"
+    method = "" if change.method is None else f", {change.method}"
+    warned = "" if change.warning is None else f"; {change.warning.rstrip('.')}"
+    if margin.found.unreported:
+        warned = f"{warned}; {describe_unreported(margin.found.unreported)}"
+    return f"{text} ({counted}{method}){warned}."
+
+
+def _between(rule: Rule, change: Difference) -> str:
+    low, high = _shown_bounds(change)
+    return f"{margin_words(rule, low)} and {margin_words(rule, high)}"
+
+
+def _shown_bounds(change: Difference) -> tuple[float | None, float | None]:
+    """Return the one-sided bounds as they are printed, as :meth:`Evidence.shown`."""
+    shown = _evidence_of(change).shown()
+    return shown.at_least, shown.at_most
+
+
+def _settles(margin: _Margin, change: Difference) -> str:
+    found = margin.found
+    return settle(
+        found.spread,
+        margin.turned(change.value) - margin.limit,
+        change.rows,
+        found.attempts,
+        confidence=margin.confidence,
+        cost_attempt=found.cost_attempt,
+    ).words
+
+
+def _nothing_to_compare(rule: Rule) -> str:
+    asked = attempts_asked(rule.metric)
+    if asked is not None and asked > 1:
+        return f"no row has {asked} attempts with a score in both runs."
+    if rule.described.scale == "amount":
+        return "no row has more than nothing of it in both runs."
+    return "no row has this number in both runs."
+
+
+def _evidence(rule: Rule, found: MarginEvidence) -> Evidence:
+    if found.change is None:
+        return Evidence(note=_nothing_to_compare(rule), unscored=found.unscored)
+    extremes = None
+    if found.bounds is not None:
+        extremes = _evidence_of(found.bounds.worst), _evidence_of(found.bounds.best)
+    return replace(
+        _evidence_of(found.change), unscored=found.unscored, extremes=extremes, unreported=found.unreported
+    )
+
+
+def _evidence_of(change: Difference) -> Evidence:
+    return Evidence(
+        value=change.value,
+        at_least=change.at_least,
+        at_most=change.at_most,
+        rows=change.rows,
+        samples=change.samples,
+        note=change.reason or "",
+        low=change.low,
+        high=change.high,
+        method=change.method,
+        p=change.p,
+    )
+
+
+def _compared(margin: _Margin, change: Difference | None) -> str:
+    value = None if change is None else change.value
+    return f"it is {margin_words(margin.rule, value)} against the baseline"
+
+
+def margin_words(rule: Rule, number: float | None) -> str:
+    """Return a change in the words of its rule: points, percent or as it is; always with its sign."""
+    if number is None:
+        return "unknown"
+    unit = {"amount": " %", "share": " points"}.get(rule.described.scale, "")
+    return f"{margin_number(rule, number)}{unit}"
+
+
+def margin_number(rule: Rule, number: float) -> str:
+    """Return the same without its unit: ``-3.6`` points or percent, ``+0.033``."""
+    scale = rule.described.scale
+    if scale == "amount":
+        return _signed(100 * (number - 1), 1)
+    return _signed(100 * number, 1) if scale == "share" else _signed(number, 3)
+
+
+def _signed(number: float, digits: int) -> str:
+    text = f"{number:+.{digits}f}"
+    return text.lstrip("+-") if float(text) == 0 else text
+
+
+NO_SAMPLE = "no sample has this number."
+
+
+def alone(run: RunSamples) -> RunPair:
+    """Return a run as a pair of which only the candidate's side is looked at."""
+    return RunPair.of(run, run, None)
+
+
+def by_slice(pair: RunPair, column: str) -> Mapping[tuple[str, str | None], RunPair]:
+    """Return the pair of each value of a column."""
+    return {(column, value): part for value, part in pairs_by_value(pair, column).items()}
+
+
+def rows_of(pair: RunPair) -> int:
+    """Return on how many rows the candidate has samples."""
+    import numpy as np
+
+    rows = pair.b.rows
+    return int(np.unique(rows[rows >= 0]).size)
+
+
+def sampled_evidence(side: LabelledRun, rule: Rule, settings: ChangeSettings) -> Evidence:
+    """Return what the attempts of a run say about the metric of a rule."""
+    metric = rule.metric
+    if not rule.described.compared:
+        return Evidence(note=f"`{metric}` is known only for a whole run.")
+    found = _of_estimate(estimate_of(side, metric, settings))
+    if metric in RATIO_METRICS:
+        return replace(found, unreported=side.unreported(metric))
+    return with_unscored(found, side, metric, settings)
+
+
+def with_unscored(found: Evidence, side: LabelledRun, metric: str, settings: ChangeSettings) -> Evidence:
+    """Add to a metric what it would be with all unscored attempts at the lowest, and at the highest score."""
+    missing = int(side.unscored().values.sum()) if needs_scores(metric) else 0
+    if not missing:
+        return found
+    lowest, highest = settings.reward_range or (None, None) if metric == "reward" else (0.0, 1.0)
+    if lowest is None or highest is None:
+        return replace(found, unscored=missing, undecided=describe_unknown_range(missing))
+    extremes = (
+        _of_estimate(estimate_of(side, metric, settings, lowest)),
+        _of_estimate(estimate_of(side, metric, settings, highest)),
+    )
+    return replace(found, unscored=missing, extremes=extremes)
+
+
+def describe_unknown_range(missing: int) -> str:
+    """Explain why a rule on rewards has no verdict."""
+    what = "1 attempt has" if missing == 1 else f"{missing:,} attempts have"
+    return f"{what} no score and the range of rewards is unknown; set it with --reward-range LOW,HIGH."
+
+
+def spread_of_run(side: LabelledRun, metric: str) -> VarianceComponents | None:
+    """Return the variance of a metric in a run; None if the metric is not one number per attempt."""
+    attempts = _by_attempt(side, metric)
+    return None if attempts is None else VarianceComponents.of(*attempts)
+
+
+def margin_evidence(
+    pair: RunPair, rule: Rule, settings: ChangeSettings, undecided: str | None = None
+) -> MarginEvidence:
+    """Return what two runs say of the metric of a margin rule."""
+    found = change_of(pair, rule.metric, settings)
+    costs = [cost_of_attempt(side.run) for side in (pair.a, pair.b)]
+    undecided = undecided or found.undecided
+    if undecided is None and rule.metric == "reward" and found.unscored and settings.reward_range is None:
+        undecided = describe_unknown_range(found.unscored)
+    return MarginEvidence(
+        change=found.change,
+        bounds=found.bounds,
+        spread=_spread(pair, found, settings),
+        attempts=attempts_of(pair.b.run),
+        cost_attempt=None if None in costs else math.fsum(cost or 0.0 for cost in costs),
+        undecided=undecided,
+        unscored=found.unscored,
+        unreported=found.unreported,
+    )
+
+
+def cost_of_attempt(run: RunSamples) -> float | None:
+    """Return what one attempt of a run costs, in US dollars, on average of those that tell; None of what is free, too."""
+    import numpy as np
+
+    costs = run.samples["cost_usd"]
+    known = costs[np.isfinite(costs)]
+    return float(known.mean()) or None if known.size else None
+
+
+def attempts_of(run: RunSamples) -> int:
+    """Return how many attempts a run makes on each row."""
+    import numpy as np
+
+    if run.inputs.n is not None:
+        return run.inputs.n
+    return max(1, int(np.bincount(run.samples["row"]).max(initial=1)))
+
+
+def _of_estimate(found: Estimate | None) -> Evidence:
+    if found is None:
+        return Evidence(note=NO_SAMPLE)
+    said = [part.rstrip(".") for part in (found.reason, found.warning) if part]
+    return Evidence(
+        value=found.value,
+        at_least=found.at_least,
+        at_most=found.at_most,
+        rows=found.clusters,
+        samples=found.n,
+        note=f"{'; '.join(said)}." if said else "",
+        low=found.low,
+        high=found.high,
+        method=found.method,
+    )
+
+
+def _spread(pair: RunPair, found: MetricChange, settings: ChangeSettings) -> VarianceComponents | None:
+    a, b = _by_attempt(pair.a, found.metric), _by_attempt(pair.b, found.metric)
+    if pair.paired and a is not None and b is not None and found.described.scale != "amount":
+        return VarianceComponents.of_pairs(*a, *b)
+    if found.change is None:
+        return None
+    if found.spread is not None:
+        return VarianceComponents(found.spread, None, found.change.rows, 1.0)
+    return _behind_the_interval(found, settings.confidence)
+
+
+def _behind_the_interval(found: MetricChange, confidence: float) -> VarianceComponents | None:
+    """Return the spread that an interval tells of, of the logarithm where it is a ratio's."""
+    from scipy.special import stdtrit
+
+    change = found.change
+    if change is None or change.low is None or change.high is None or change.rows < 2:
+        return None
+    ends = change.low, change.high
+    if change.kind == "ratio":
+        if ends[0] <= 0:
+            return None
+        ends = math.log(ends[0]), math.log(ends[1])
+    stderr = (ends[1] - ends[0]) / 2 / float(stdtrit(change.rows - 1, (1 + confidence) / 2))
+    return VarianceComponents(stderr**2 * change.rows, None, change.rows, 1.0)
+
+
+def _by_attempt(side: LabelledRun, metric: str) -> Attempts | None:
+    """Return the number that each attempt, or row, has of a metric; None of one that needs several attempts."""
+    if metric in RATIO_METRICS:
+        return quantity(side, metric)
+    return None if attempts_asked(metric) is not None else values_of(side, metric)

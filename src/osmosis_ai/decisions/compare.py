@@ -1,0 +1,996 @@
+"""Compare runs: each candidate with one baseline, by every metric that both report.
+
+Pure: samples go in, numbers and sentences come out, and the same samples with the same seed give the same result. One
+metric decides; the others are context and are never picked because they came out well.
+
+B is better or worse if the interval of the difference excludes zero, after Holm's adjustment for several candidates, and
+if the interval still excludes it with every unscored attempt placed against the result. The rest of the sentence helps a
+reader to judge it: the interval, the number of rows, and the difference that these runs could have detected.
+
+Many slices are many chances to be fooled: p-values are adjusted for all slices of a candidate at once, and a slice of a few
+rows gets a number but no verdict. A single row has too few attempts for a test (4 of 4 passes against 0 of 4 has p = 0.029,
+which may be chance among 100 rows), so rows are listed by the size of their change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from osmosis_ai.config.decisions import attempts_asked
+from osmosis_ai.decisions.changes import (
+    ChangeSettings,
+    MetricChange,
+    adjust,
+    change_of,
+    described,
+    metrics_of,
+    pass_or_fail,
+)
+from osmosis_ai.decisions.comparability import Allowances, Comparability, require_comparable
+from osmosis_ai.decisions.samples import HUGE, RunPair
+from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.statistics.estimates import CONFIDENCE, benjamini_hochberg, holm
+from osmosis_ai.ui import numbers
+
+if TYPE_CHECKING:
+    from osmosis_ai.decisions.differences import Difference
+    from osmosis_ai.decisions.samples import ComparedInputs, LabelledRun, RunSamples
+
+
+_DIGEST_CHARACTERS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class InputDifference:
+    """An input that runs do not share."""
+
+    name: str
+    values: tuple[str | None, ...]
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it."""
+        return {"input": self.name, "values": list(self.values)}
+
+
+def input_differences(runs: Sequence[RunSamples]) -> Iterator[InputDifference]:
+    """Yield each input of which not all runs have the same."""
+    for name, value in _INPUTS.items():
+        values = tuple(value(run.inputs) for run in runs)
+        if len(set(values)) > 1:
+            yield InputDifference(name, values)
+    rows = tuple(f"{len(run.row_keys):,}" if run.row_keys else None for run in runs)
+    if len(set(rows)) > 1:
+        yield InputDifference("distinct rows", rows)
+
+
+def _digest(text: str | None) -> str | None:
+    return None if text is None else text.removeprefix("sha256:")[:_DIGEST_CHARACTERS]
+
+
+def _commit(inputs: ComparedInputs) -> str | None:
+    if inputs.commit is None:
+        return None
+    return f"{inputs.commit[:_DIGEST_CHARACTERS]}{' with changes' if inputs.dirty else ''}"
+
+
+def _number(number: float | None) -> str | None:
+    return None if number is None else f"{number:g}"
+
+
+def _whole(number: int | None) -> str | None:
+    """Return every digit: of large seeds the last ones tell them apart."""
+    return None if number is None else str(number)
+
+
+_INPUTS: dict[str, Callable[[ComparedInputs], str | None]] = {
+    "model": lambda inputs: inputs.model,
+    "rollout": lambda inputs: inputs.rollout,
+    "entrypoint": lambda inputs: inputs.entrypoint,
+    "commit": _commit,
+    "code": lambda inputs: _digest(inputs.source_digest),
+    "grader": lambda inputs: _digest(inputs.grader_digest),
+    "judges": lambda inputs: ", ".join(inputs.judges) or None,
+    "passes at": lambda inputs: _number(inputs.pass_threshold),
+    "n": lambda inputs: _whole(inputs.n),
+    "seed": lambda inputs: _whole(inputs.seed),
+    "dataset": lambda inputs: inputs.dataset_name,
+    "dataset's content": lambda inputs: _digest(inputs.dataset_sha256),
+    "config": lambda inputs: inputs.config,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunTotals:
+    """A run without its samples."""
+
+    name: str
+    place: str
+    location: str
+    status: str
+    inputs: ComparedInputs
+    rows: int | None
+    planned: int
+    tried: int | None
+    scored: int | None
+    attempts: int
+    cost_usd: float | None
+    priced: int
+    tokens: int | None
+    tokens_reported: int
+    duration_s: float | None
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, run: RunSamples, name: str) -> RunTotals:
+        """Return the totals of a run, under the name it has here."""
+        import numpy as np
+
+        if run.summary is not None:
+            told = run.summary
+            rows, tried, scored, attempts = told.rows, told.tried, told.scored, run.inputs.n or 0
+        else:
+            rows, tried, scored = len(run.row_keys), int(run.samples.size), int(run.scored.sum())
+            attempts = int(np.bincount(run.samples["row"]).max(initial=0)) if tried else 0
+        sums = {field: _sum(run, field) for field in ("cost_usd", "tokens", "duration_ms")}
+        tokens, duration_ms = sums["tokens"], sums["duration_ms"]
+        return cls(
+            name=name,
+            place=run.place,
+            location=run.location,
+            status=run.status,
+            inputs=run.inputs,
+            rows=rows,
+            planned=run.planned,
+            tried=tried,
+            scored=scored,
+            attempts=run.inputs.n or attempts,
+            cost_usd=sums["cost_usd"],
+            priced=int(np.isfinite(run.samples["cost_usd"]).sum()),
+            tokens=None if tokens is None else round(tokens),
+            tokens_reported=int(np.isfinite(run.samples["tokens"]).sum()),
+            duration_s=None if duration_ms is None else duration_ms / 1000,
+            notes=run.notes,
+        )
+
+    def data(self) -> dict[str, Any]:
+        """Return them as scripts see them."""
+        names = ("name", "place", "location", "status", "rows", "planned", "tried", "scored", "attempts")
+        costs = ("cost_usd", "priced", "tokens", "tokens_reported", "duration_s")
+        return {
+            **{name: getattr(self, name) for name in (*names, *costs)},
+            "inputs": self.inputs.data(),
+            "notes": list(self.notes),
+        }
+
+
+def _sum(run: RunSamples, field: str) -> float | None:
+    """Return the sum of what attempts have recorded; None where none has anything."""
+    import numpy as np
+
+    values = run.samples[field]
+    known = values[np.abs(values) < HUGE]
+    return math.fsum(known.tolist()) if known.size else None
+
+
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class RowOfRun:
+    """Passes and mean reward of one run on a row, over scored attempts."""
+
+    passes: int
+    attempts: int
+    reward: float
+
+    def data(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {"passes": self.passes, "attempts": self.attempts, "reward": self.reward}
+
+
+@dataclass(frozen=True, slots=True)
+class RowChange:
+    """A row on which the runs differ."""
+
+    source_row: int
+    key: str
+    baseline: RowOfRun
+    candidate: RowOfRun
+    change: float
+
+    def data(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {
+            "source_row_index": self.source_row,
+            "digest": self.key,
+            "baseline": self.baseline.data(),
+            "candidate": self.candidate.data(),
+            "change": self.change,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RowChanges:
+    """How the rows with a score in both runs changed."""
+
+    metric: Literal["reward", "pass_rate"]
+    compared: int
+    higher: int
+    lower: int
+    largest: tuple[RowChange, ...]
+
+    def data(self) -> dict[str, Any]:
+        """Return them as JSON values."""
+        return {
+            "metric": self.metric,
+            "compared": self.compared,
+            "higher": self.higher,
+            "lower": self.lower,
+            "largest": [row.data() for row in self.largest],
+        }
+
+
+def row_changes(pair: RunPair, metric: str, *, shown: int) -> RowChanges:
+    """Find the rows with the largest change of a paired comparison."""
+    import numpy as np
+
+    counted = [side.pass_counts() for side in (pair.a, pair.b)]
+    both = np.flatnonzero((counted[0].counts > 0) & (counted[1].counts > 0))
+    attempts, passes = (
+        np.stack([getattr(each, name)[both] for each in counted]) for name in ("counts", "passes")
+    )
+    rewards = np.empty(attempts.shape)
+    for place, side in enumerate((pair.a, pair.b)):
+        values, rows = side.rewards()
+        rewards[place] = np.bincount(rows, weights=values, minlength=side.index.size)[both] / attempts[place]
+    before, after = rewards if metric == "reward" else passes / attempts
+    change = after - before
+    change[np.abs(change) <= _ROUNDING * np.maximum(np.abs(before), np.abs(after))] = 0.0
+    order = np.lexsort((both, change, -np.abs(change)))[: np.count_nonzero(change)][:shown]
+
+    def row(place: int) -> RowChange:
+        at = int(pair.a.index[both[place]])
+        sides = [
+            RowOfRun(int(passes[side, place]), int(attempts[side, place]), float(rewards[side, place]))
+            for side in (0, 1)
+        ]
+        run = pair.a.run
+        return RowChange(int(run.source_rows[at]), run.row_keys[at], sides[0], sides[1], float(change[place]))
+
+    return RowChanges(
+        metric="reward" if metric == "reward" else "pass_rate",
+        compared=int(both.size),
+        higher=int(np.count_nonzero(change > 0)),
+        lower=int(np.count_nonzero(change < 0)),
+        largest=tuple(row(place) for place in order.tolist()),
+    )
+
+
+FEWEST_ROWS = 10
+"""A slice of fewer rows has no verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceChange:
+    """The rows of one value of a column."""
+
+    column: str
+    value: str | None
+    change: MetricChange
+    verdict: Direction | None
+
+    @property
+    def rows(self) -> int:
+        """How many rows the change is of."""
+        return self.change.change.rows if self.change.change is not None else 0
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it."""
+        return {"column": self.column, "value": self.value, "verdict": self.verdict, **self.change.data()}
+
+
+def slice_changes(
+    pair: RunPair, columns: Sequence[str], metric: str, settings: ChangeSettings
+) -> tuple[SliceChange, ...]:
+    """Return the change of a metric in every slice of every column, columns as they were asked, values by
+    name."""
+    found = [
+        SliceChange(column, value, change_of(chosen, metric, settings), None)
+        for column in columns
+        for value, chosen in pairs_by_value(pair, column).items()
+    ]
+    large = [each.change for each in found if each.rows >= FEWEST_ROWS]
+    adjusted = iter(adjust(large, benjamini_hochberg))
+    return tuple(
+        _judged(each, next(adjusted), settings) if each.rows >= FEWEST_ROWS else each for each in found
+    )
+
+
+def _judged(found: SliceChange, adjusted: MetricChange, settings: ChangeSettings) -> SliceChange:
+    return replace(found, change=adjusted, verdict=direction_of(adjusted, settings.confidence))
+
+
+def pairs_by_value(pair: RunPair, column: str) -> Mapping[str | None, RunPair]:
+    """Return the pair of each value; where rows are paired, they have the values of the baseline's dataset."""
+    values_a = _values(pair.a, column)
+    values_b = values_a if pair.paired else _values(pair.b, column)
+    names = sorted({*values_a, *values_b}, key=lambda value: (value is None, value))
+    return {
+        name: pair.of_rows([value == name for value in values_a], [value == name for value in values_b])
+        for name in names
+    }
+
+
+def _values(side: LabelledRun, column: str) -> list[str | None]:
+    of_rows = side.run.slice_values(column)
+    return [of_rows[row] for row in side.index.tolist()]
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """How runs are compared."""
+
+    metric: str | None = None
+    slices: tuple[str, ...] = ()
+    confidence: float = CONFIDENCE
+    reward_range: tuple[float, float] | None = None
+    seed: int = 0
+    rows_shown: int = 10
+    allowances: Allowances = field(default_factory=Allowances)
+
+    @property
+    def settings(self) -> ChangeSettings:
+        """How differences are found."""
+        return ChangeSettings(self.confidence, self.seed, self.reward_range)
+
+
+@dataclass(frozen=True)
+class ComparedCandidate:
+    """A candidate against the baseline."""
+
+    totals: RunTotals
+    comparability: Comparability
+    changes: tuple[MetricChange, ...]
+    rows: RowChanges | None
+    slices: tuple[SliceChange, ...]
+    verdict: CompareVerdict
+
+    @property
+    def name(self) -> str:
+        """What the candidate is called."""
+        return self.totals.name
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it."""
+        matched = self.comparability.matched
+        return {
+            "run": self.totals.data(),
+            **self.verdict.data(),
+            "paired": matched is not None,
+            "label": self.comparability.label,
+            "notes": list(self.comparability.notes),
+            "rows_matched": None
+            if matched is None
+            else {
+                "common": matched.common,
+                "only_baseline": int(matched.only_a.size),
+                "only_candidate": int(matched.only_b.size),
+                "changed": len(matched.changed),
+            },
+            "metrics": [change.data() for change in self.changes],
+            "rows": None if self.rows is None else self.rows.data(),
+            "slices": [each.data() for each in self.slices],
+        }
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """What `eval compare` found."""
+
+    baseline: RunTotals
+    candidates: tuple[ComparedCandidate, ...]
+    metric: str
+    options: CompareOptions
+    differs: tuple[InputDifference, ...]
+
+    @property
+    def sentence(self) -> str:
+        """What decides, a sentence for each candidate."""
+        return " ".join(candidate.verdict.sentence for candidate in self.candidates)
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it."""
+        return {
+            "metric": self.metric,
+            "confidence": self.options.confidence,
+            "seed": self.options.seed,
+            "reward_range": None if self.options.reward_range is None else list(self.options.reward_range),
+            "baseline": self.baseline.data(),
+            "candidates": [candidate.data() for candidate in self.candidates],
+            "differs": [difference.data() for difference in self.differs],
+        }
+
+
+def compare_runs(
+    baseline: RunSamples, candidates: Sequence[RunSamples], options: CompareOptions
+) -> RunComparison:
+    """Compare candidates with a baseline."""
+    runs = (baseline, *candidates)
+    if options.metric is not None:
+        described(options.metric)
+    _require_once(candidates)
+    require_in_range(runs, options.reward_range)
+    metric = options.metric or default_metric(runs)
+    names = run_names(runs)
+    measured = [_measured(baseline, run, metric, options) for run in candidates]
+    if len(measured) > 1:
+        measured = _adjusted(measured)
+    totals = [RunTotals.of(run, name) for run, name in zip(runs, names, strict=True)]
+    return RunComparison(
+        baseline=totals[0],
+        candidates=tuple(
+            _candidate(found, totals[0], own, metric, options, tried=len(candidates))
+            for found, own in zip(measured, totals[1:], strict=True)
+        ),
+        metric=metric,
+        options=options,
+        differs=tuple(input_differences(runs)),
+    )
+
+
+def default_metric(runs: Sequence[RunSamples]) -> str:
+    """Return what decides when nobody says: the pass rate wherever passing means something."""
+    thresholds = any(run.inputs.pass_threshold != 1.0 for run in runs)
+    return "pass_rate" if thresholds or pass_or_fail(*runs) else "reward"
+
+
+def run_names(runs: Sequence[RunSamples]) -> list[str]:
+    """Return what runs are called, with their places where two have one name."""
+    names = [run.name for run in runs]
+    return [f"{run.place}:{run.name}" if names.count(run.name) > 1 else run.name for run in runs]
+
+
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    pair: RunPair
+    comparability: Comparability
+    changes: tuple[MetricChange, ...]
+
+
+def _measured(baseline: RunSamples, candidate: RunSamples, metric: str, options: CompareOptions) -> _Measured:
+    comparability = require_comparable(baseline, candidate, options.allowances)
+    pair = RunPair.of(baseline, candidate, comparability.matched)
+    metrics = dict.fromkeys([*metrics_of(pair), metric])
+    return _Measured(pair, comparability, tuple(change_of(pair, each, options.settings) for each in metrics))
+
+
+def _adjusted(measured: Sequence[_Measured]) -> list[_Measured]:
+    """Adjust the p-values of each metric for all candidates that it was tried on."""
+    adjusted: list[dict[str, MetricChange]] = [
+        {each.metric: each for each in found.changes} for found in measured
+    ]
+    for metric in {name: None for of_run in adjusted for name in of_run}:
+        runs = [of_run for of_run in adjusted if metric in of_run]
+        for of_run, each in zip(runs, adjust([of_run[metric] for of_run in runs], holm), strict=True):
+            of_run[metric] = each
+    return [
+        replace(found, changes=tuple(of_run.values()))
+        for found, of_run in zip(measured, adjusted, strict=True)
+    ]
+
+
+def _rows_of_each(found: _Measured, deciding: MetricChange) -> tuple[int, int] | None:
+    if found.pair.paired or deciding.a is None or deciding.b is None:
+        return None
+    return deciding.a.clusters, deciding.b.clusters
+
+
+def _candidate(
+    found: _Measured, baseline: RunTotals, own: RunTotals, metric: str, options: CompareOptions, *, tried: int
+) -> ComparedCandidate:
+    deciding = next(each for each in found.changes if each.metric == metric)
+    known = Circumstances(
+        a=baseline.name,
+        b=own.name,
+        attempts=(baseline.attempts, own.attempts),
+        confidence=options.confidence,
+        paired=found.pair.paired,
+        candidates=tried,
+        rows=_rows_of_each(found, deciding),
+        label=found.comparability.label,
+    )
+    return ComparedCandidate(
+        totals=own,
+        comparability=found.comparability,
+        changes=found.changes,
+        rows=row_changes(found.pair, metric, shown=options.rows_shown) if found.pair.paired else None,
+        slices=slice_changes(found.pair, options.slices, metric, options.settings),
+        verdict=decide(deciding, known),
+    )
+
+
+def _require_once(candidates: Sequence[RunSamples]) -> None:
+    ids = [run.run_id for run in candidates]
+    for run in candidates:
+        if ids.count(run.run_id) > 1:
+            raise ConflictError(f"the run {run.name} is named twice.", hint="name each candidate once")
+
+
+def require_in_range(runs: Sequence[RunSamples], reward_range: tuple[float, float] | None) -> None:
+    """Check that every reward is one there can be."""
+    least, most = reward_range or (-HUGE, HUGE)
+    for run in runs:
+        rewards = run.samples["reward"][run.scored]
+        beyond = rewards[(rewards < -HUGE) | (rewards > HUGE)]
+        if beyond.size:
+            raise OsmosisError(
+                f"the run {run.name} has a reward of {beyond[0]:g}: no spread can be computed from it."
+            )
+        beyond = rewards[(rewards < least) | (rewards > most)]
+        if beyond.size:
+            raise OsmosisError(
+                f"the run {run.name} has a reward of {beyond[0]:g}, which is not between {least:g} and {most:g}.",
+                hint="give the range that rewards really have: --reward-range LOW,HIGH",
+            )
+
+
+Direction = Literal["better", "worse", "unclear"]
+POWER = 0.8
+_TOO_LONG = 1e15
+"""Beyond it a float has no decimals, and its digits say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompareVerdict:
+    """What a comparison comes to."""
+
+    direction: Direction
+    sentence: str
+    reason: str | None = None
+    detectable: float | None = None
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it."""
+        return {
+            "verdict": self.direction,
+            "sentence": self.sentence,
+            "reason": self.reason,
+            "detectable": self.detectable,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What has to be known besides the numbers."""
+
+    a: str
+    b: str
+    attempts: tuple[int, int]
+    confidence: float
+    paired: bool = True
+    candidates: int = 1
+    rows: tuple[int, int] | None = None
+    label: str | None = None
+
+
+def decide(found: MetricChange, known: Circumstances) -> CompareVerdict:
+    """Return what the metric that decides says of the candidate."""
+    change = found.change
+    if change is None:
+        why = (
+            _nothing_in_both(found.metric)
+            if known.paired
+            else f"the {_named(found.metric)} is not known of both"
+        )
+        return CompareVerdict("unclear", f"{_untold(known)}: {why}.", f"{why}.")
+    direction = _measured_direction(found, change, known.confidence)
+    if direction == "unclear":
+        return _not_told(found, change, known)
+    if found.undecided is not None:
+        reason = f"{found.undecided.rstrip('.')}."
+        return CompareVerdict("unclear", f"{_untold(known)}: {reason}", reason)
+    if direction_of(found, known.confidence) == "unclear":
+        reason = _describe_unscored(found, change, known)
+        return CompareVerdict("unclear", f"{_untold(known)}: {reason}", reason)
+    return CompareVerdict(direction, _told(found, change, direction, known))
+
+
+def _nothing_in_both(metric: str) -> str:
+    if described(metric).scale == "amount":
+        return f"no row has more than zero {metric.removesuffix('_per_row')} in both"
+    attempts = attempts_asked(metric) or 1
+    return (
+        "no row has a score in both"
+        if attempts == 1
+        else f"no row has {attempts} attempts with a score in both"
+    )
+
+
+def direction_of(found: MetricChange, confidence: float) -> Direction:
+    """Return the direction of a change; "unclear" also if the unscored attempts could alter it."""
+    change = found.change
+    direction = "unclear" if change is None else _measured_direction(found, change, confidence)
+    if found.undecided is not None:
+        return "unclear"
+    if direction == "unclear" or not found.unscored:
+        return direction
+    against = found.against
+    agrees = against is not None and _measured_direction(found, against, confidence) == direction
+    return direction if agrees else "unclear"
+
+
+def _measured_direction(found: MetricChange, change: Difference, confidence: float) -> Direction:
+    if not change.excludes_none:
+        return "unclear"
+    if change.p_adjusted is not None and change.p_adjusted > 1 - confidence:
+        return "unclear"
+    return "better" if (change.value > change.none) == found.described.higher_is_better else "worse"
+
+
+def change_words(metric: str, number: float | None) -> str:
+    """Return a change of a metric: ``6.2`` of a share, in points; ``0.062`` of a reward; ``1.25`` times."""
+    if number is None:
+        return "–"
+    scale = described(metric).scale
+    if scale != "share":
+        return _rounded(number, 3 if scale == "value" else 2)
+    return _rounded(100 * number, 1)
+
+
+def signed_words(metric: str, number: float) -> str:
+    """Return a change with a sign, ``+6.2``; a ratio, and what is shown as none, without."""
+    words = change_words(metric, number)
+    shows_more = number > 0 and any(digit in "123456789∞" for digit in words)
+    return f"+{words}" if shows_more and described(metric).scale != "amount" else words
+
+
+def confidence_words(confidence: float) -> str:
+    """Return ``95 %``."""
+    return f"{100 * confidence:g} %"
+
+
+def _rows_words(change: Difference, known: Circumstances) -> str:
+    """Return ``100 rows``; ``20 and 100 rows`` of runs on rows of their own."""
+    if known.rows is not None:
+        return "{:,} and {:,} rows".format(*known.rows)
+    return f"{change.rows:,} row{'' if change.rows == 1 else 's'}"
+
+
+# -- sentences -----------------------------------------------------------------------------
+
+
+def _told(found: MetricChange, change: Difference, direction: Direction, known: Circumstances) -> str:
+    if change.kind == "ratio":
+        numbers = _interval(found, change.low, change.high)
+        much = f"its {_named(found.metric)} is {change_words(found.metric, change.value)} times that of {known.a}"
+        return f"{known.b} is {direction}: {much} ({_doubts(change, numbers, known)})."
+    low, high = change.low, change.high
+    if change.value < 0:
+        low, high = (None if end is None else -end for end in (high, low))
+    much = f"{change_words(found.metric, abs(change.value))}{_unit(found.metric)}"
+    counted = (
+        f", also with {_missing(found)} counted {'against' if change.value > 0 else 'in favor of'} {known.b}"
+    )
+    also = counted if found.unscored else ""
+    return (
+        f"{known.b} is {direction} by {much} ({_doubts(change, _interval(found, low, high), known)}){also}."
+    )
+
+
+def _not_told(found: MetricChange, change: Difference, known: Circumstances) -> CompareVerdict:
+    signed = f"{signed_words(found.metric, change.value)}{_unit(found.metric)}"
+    numbers = _interval(found, change.low, change.high)
+    reason = f"{signed} ({_doubts(change, numbers, known)})"
+    if found.unscored:
+        reason = f"{reason} without {_missing(found)}"
+    if change.excludes_none and change.p_adjusted is not None:
+        said = f"{reason}; alone it would count, among {known.candidates} candidates it may be chance."
+        return CompareVerdict("unclear", f"{_untold(known)}: {said}", said)
+    least = _detectable(change, known.confidence)
+    shown = _shown(found, change, least, known)
+    said = f"{reason}; {shown}" if shown else f"{reason}."
+    return CompareVerdict("unclear", f"{_untold(known)}: {said}", said, least)
+
+
+def _doubts(change: Difference, numbers: str | None, known: Circumstances) -> str:
+    """Return what stands in parentheses: the interval, the rows, and what is unusual."""
+    interval = f"{confidence_words(known.confidence)} interval {numbers}" if numbers else change.reason
+    adjusted = None
+    if change.p_adjusted is not None and known.candidates > 1:
+        adjusted = f"p {p_words(change.p_adjusted)} among {known.candidates} candidates"
+    parts = [
+        interval,
+        _rows_words(change, known),
+        None if known.paired else "unpaired",
+        adjusted,
+        known.label,
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def p_words(p: float | None) -> str:
+    """Return a p-value with three decimals, and one below as such: ``0.012``, ``< 0.001``."""
+    if p is None:
+        return "–"
+    return "< 0.001" if p < 0.0005 else f"{p:.3f}"
+
+
+def _interval(found: MetricChange, low: float | None, high: float | None) -> str | None:
+    if low is None or high is None:
+        return None
+    return f"{change_words(found.metric, low)} to {change_words(found.metric, high)}"
+
+
+def _untold(known: Circumstances) -> str:
+    return f"{known.b} and {known.a} cannot be told apart"
+
+
+def _shown(found: MetricChange, change: Difference, least: float | None, known: Circumstances) -> str | None:
+    """Say what these rows and attempts would have shown, had it been there."""
+    if least is None:
+        return None
+    a, b = known.attempts
+    design = f"{_rows_words(change, known)} x {a if a == b else f'{a} and {b}'}"
+    if found.described.scale == "share" and least > 1:
+        return f"{design} can hardly show any difference."
+    return f"{design} would have shown {change_words(found.metric, least)}{_unit(found.metric)} or more in 8 of 10 cases."
+
+
+def _detectable(change: Difference, confidence: float) -> float | None:
+    """Return the difference that such an interval leaves out none of in ``POWER`` of all cases; None without one.
+
+    ``(t[1-a/2] + t[power])`` standard errors (Cohen 1988, 12.2), where the interval is ``t[1-a/2]`` of them wide towards
+    no difference, whichever method it is by.
+    """
+    if change.low is None or change.high is None or change.kind == "ratio" or change.rows < 2:
+        return None
+    from scipy.special import stdtrit
+
+    below, above = change.value - change.low, change.high - change.value
+    half = below if change.value > 0 else above if change.value < 0 else max(below, above)
+    degrees = change.rows - 1
+    return half * (1 + float(stdtrit(degrees, POWER)) / float(stdtrit(degrees, (1 + confidence) / 2)))
+
+
+def _describe_unscored(found: MetricChange, change: Difference, known: Circumstances) -> str:
+    """Explain why the unscored attempts leave a measured difference undecided."""
+    value = f"{signed_words(found.metric, change.value)}{_unit(found.metric)}"
+    measured = (
+        f"{value} over scored attempts ({_doubts(change, _interval(found, change.low, change.high), known)})"
+    )
+    missing, against = _missing(found), found.against
+    if against is None:
+        return f"{measured}, but {missing} could change it: the range of rewards is unknown (--reward-range LOW,HIGH)."
+    interval = _interval(found, against.low, against.high)
+    other = signed_words(found.metric, against.value)
+    shown = f"{other} ({interval})" if interval else other
+    how = "against" if change.value > change.none else "in favor of"
+    return f"{measured}, but {shown} with {missing} counted {how} {known.b}."
+
+
+def _missing(found: MetricChange) -> str:
+    return f"{found.unscored:,} unscored {'attempt' if found.unscored == 1 else 'attempts'}"
+
+
+def _unit(metric: str) -> str:
+    scale = described(metric).scale
+    if scale == "value":
+        return f" in {metric}"
+    if scale == "amount":
+        return f" times the {_named(metric)}"
+    return " points" if metric == "pass_rate" else f" points in {_named(metric)}"
+
+
+def _named(metric: str) -> str:
+    return {
+        "pass_rate": "pass rate",
+        "unscored": "unscored attempts",
+        "failed": "failed attempts",
+        "cost_per_row": "cost of a row",
+    }.get(metric, metric)
+
+
+def _rounded(number: float, digits: int) -> str:
+    """Return a number with so many decimals, one more where it would look like none."""
+    if not math.isfinite(number):
+        return "∞" if number > 0 else "-∞"
+    if abs(number) >= _TOO_LONG:
+        return f"{number:.4g}"
+    text = f"{number:,.{digits}f}"
+    if float(text.replace(",", "")) == 0:
+        text = f"{number:.{digits + 1}f}"
+        return f"{0:.{digits}f}" if float(text) == 0 else text
+    return text
+
+
+def value_words(metric: str, value: float | None) -> str:
+    """Return a metric's value: ``62.5 %``, ``0.625``, ``$0.0123``, ``1,234``, ``1.5s``."""
+    if value is None:
+        return numbers.MISSING
+    if metric == "cost_per_row":
+        return numbers.money(value)
+    if metric == "tokens":
+        return f"{value:,.0f}"
+    if metric == "latency":
+        return numbers.duration(value)
+    return numbers.percent(value) if described(metric).scale == "share" else change_words(metric, value)
+
+
+def difference_words(metric: str, change: Difference | None) -> str:
+    """Return a difference with its sign, ``+6.2 points``; a ratio as ``x 1.25``."""
+    if change is None:
+        return numbers.MISSING
+    words = signed_words(metric, change.value)
+    scale = described(metric).scale
+    return f"x {words}" if scale == "amount" else f"{words} points" if scale == "share" else words
+
+
+def interval_words(metric: str, change: Difference | None) -> str:
+    """Return ``1.9 to 10.5``."""
+    if change is None or change.low is None or change.high is None:
+        return numbers.MISSING
+    return f"{change_words(metric, change.low)} to {change_words(metric, change.high)}"
+
+
+def metrics_note(candidate: ComparedCandidate) -> str:
+    """Return what the values of a candidate's metrics were taken over."""
+    said = ["values and differences are of the rows that have a score in both runs"]
+    if candidate.comparability.matched is None:
+        said = ["unpaired: each run's values are of its own rows"]
+    if any(described(each.metric).scale == "amount" for each in candidate.changes):
+        said.append(
+            "cost is of a row, tokens and latency are of an attempt; x is the ratio of geometric means"
+        )
+    warnings = dict.fromkeys(each.change.warning for each in candidate.changes if each.change is not None)
+    return "; ".join([*said, *filter(None, warnings)])
+
+
+def row_counts(rows: RowChanges) -> str:
+    """Return ``Pass rate by row: 3 higher, 1 lower, 96 equal.``"""
+    metric = "Reward" if rows.metric == "reward" else "Pass rate"
+    equal = rows.compared - rows.higher - rows.lower
+    return f"{metric} by row: {rows.higher:,} higher, {rows.lower:,} lower, {equal:,} equal."
+
+
+DIGEST_CHARACTERS = 12
+DECIDES = " (decides)"
+_SLICES_NOTE = "p is adjusted for all slices; a slice of under 10 rows has no verdict"
+Cells = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedTable:
+    """A table of a comparison."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Cells]
+    texts: Sequence[int] = (0,)
+    note: str | None = None
+    keys: Sequence[str] = ()
+
+
+def runs_of(found: RunComparison) -> list[RunTotals]:
+    """Return what all runs come to, the baseline first."""
+    return [found.baseline, *(candidate.totals for candidate in found.candidates)]
+
+
+def differing_inputs(found: RunComparison) -> ComparedTable | None:
+    """Return what differs in the runs' inputs; None where nothing does."""
+    if not found.differs:
+        return None
+    headings = ["Input", *(run.name for run in runs_of(found))]
+    rows = [(each.name, *(value or numbers.MISSING for value in each.values)) for each in found.differs]
+    return ComparedTable("What differs", headings, rows, range(len(headings)))
+
+
+def changed_metrics(found: RunComparison, candidate: ComparedCandidate) -> ComparedTable:
+    """Return a candidate's metrics against the baseline's."""
+    rows = [row for change in candidate.changes for row in _metric_rows(change, found.metric)]
+    headings = _change_headings(found, candidate, "Metric")
+    return ComparedTable(_against(found, candidate), headings, rows, note=metrics_note(candidate))
+
+
+def changed_slices(found: RunComparison, candidate: ComparedCandidate) -> ComparedTable | None:
+    """Return the deciding metric by the values of a column; None where no column was asked for."""
+    if not candidate.slices:
+        return None
+    headings = [*_change_headings(found, candidate, "Slice"), "Verdict"]
+    rows = [
+        (
+            f"{each.column} = {numbers.MISSING if each.value is None else each.value}",
+            *_change_cells(each.change, each.change.change),
+            each.verdict or "too few rows",
+        )
+        for each in candidate.slices
+    ]
+    title = f"{_against(found, candidate)}: {found.metric} by slice"
+    return ComparedTable(title, headings, rows, (0, len(headings) - 1), _SLICES_NOTE)
+
+
+def changed_rows(runs: tuple[str, str], rows: RowChanges | None, more: str) -> ComparedTable | None:
+    """Return the rows with the largest change between two runs; ``more`` follows the number of rows left out."""
+    if rows is None or not rows.largest:
+        return None
+
+    def cells(row: RowChange) -> Cells:
+        sides = (row.baseline, row.candidate)
+        if rows.metric == "reward":
+            return tuple(value_words("reward", side.reward) for side in sides)
+        return tuple(f"{side.passes} of {side.attempts}" for side in sides)
+
+    unit = "" if rows.metric == "reward" else " points"
+    left_out = rows.higher + rows.lower - len(rows.largest)
+    note = "single rows have too few attempts for a verdict"
+    return ComparedTable(
+        "Rows with the largest change",
+        ("Row", "Digest", *runs, "Change"),
+        [
+            (
+                str(row.source_row),
+                row.key[:DIGEST_CHARACTERS],
+                *cells(row),
+                f"{signed_words(rows.metric, row.change)}{unit}",
+            )
+            for row in rows.largest
+        ],
+        (1,),
+        f"{left_out:,} more{more}; {note}" if left_out else note,
+        [row.key for row in rows.largest],
+    )
+
+
+def taken(found: RunComparison) -> ComparedTable:
+    """Return what the runs took."""
+    headings = ("Run", "Rows", "Attempts", "Scored", "Cost", "Tokens", "Time in attempts")
+    rows = [
+        (
+            run.name,
+            *map(numbers.count, (run.rows, run.tried, run.scored)),
+            _over(numbers.money(run.cost_usd), run.priced, run.tried),
+            _over(numbers.count(run.tokens), run.tokens_reported, run.tried),
+            numbers.duration(run.duration_s),
+        )
+        for run in runs_of(found)
+    ]
+    return ComparedTable("What the runs took", headings, rows)
+
+
+def _over(total: str, known: int, tried: int | None) -> str:
+    """Return a sum, with the number of attempts that reported it if some did not."""
+    return f"{total} ({known:,} of {tried:,})" if tried is not None and 0 < known < tried else total
+
+
+def _against(found: RunComparison, candidate: ComparedCandidate) -> str:
+    label = candidate.comparability.label
+    return f"{candidate.name} against {found.baseline.name}{f' ({label})' if label else ''}"
+
+
+def _change_headings(found: RunComparison, candidate: ComparedCandidate, first: str) -> Sequence[str]:
+    several = len(found.candidates) > 1 and first == "Metric"
+    p = "p (Holm)" if several else "p (BH)" if first == "Slice" else "p"
+    interval = f"{confidence_words(found.options.confidence)} interval"
+    return (first, found.baseline.name, candidate.name, "Difference", interval, p, "Rows")
+
+
+def _metric_rows(each: MetricChange, deciding: str) -> Iterator[Cells]:
+    decides = each.metric == deciding
+    yield (each.metric + DECIDES if decides else each.metric, *_change_cells(each, each.change))
+    if decides and each.bounds is not None:
+        for name, bound in (("worst", each.bounds.worst), ("best", each.bounds.best)):
+            yield (f"  unscored at {name}", *_change_cells(each, bound, has_values=False))
+
+
+def _change_cells(each: MetricChange, change: Difference | None, *, has_values: bool = True) -> Cells:
+    p = None if change is None else change.p if change.p_adjusted is None else change.p_adjusted
+    values = (side.value if side is not None and has_values else None for side in (each.a, each.b))
+    return (
+        *(value_words(each.metric, value) for value in values),
+        difference_words(each.metric, change),
+        interval_words(each.metric, change),
+        p_words(p),
+        numbers.count(change.rows if change else None),
+    )

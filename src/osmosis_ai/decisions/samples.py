@@ -1,0 +1,703 @@
+"""Runs as decisions see them: their inputs, rows and attempts, and two runs with their rows matched.
+
+Invariant: a row is what the agent and its grader got (``datasets.row_digest``), never a place in a file. Rows that
+are copies of each other are one row here, with the attempts of all of them. Imported runs have no row digests: a row
+is then the file's SHA-256 and the position in it, and ``keyed_by`` says so.
+
+A row has one label for both runs of a pair. A sample of a row that only one of them has carries no label and is in no
+number. Runs on different rows keep labels of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+from osmosis_ai.config.decisions import LARGEST_REWARD
+from osmosis_ai.config.issues import closest
+from osmosis_ai.controller.outcomes import STATUSES
+from osmosis_ai.datasets import iter_rows
+from osmosis_ai.datasets.readers import METADATA_COLUMN, open_reader, raise_for
+from osmosis_ai.datasets.rows import as_object, as_text, content_digest
+from osmosis_ai.decisions.differences import number_data
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.statistics.estimates import estimate_rate, estimate_reward, fitting_range
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from osmosis_ai.statistics.estimates import Estimate, Floats, Integers
+
+
+Place = Literal["local", "platform", "file"]
+KeyedBy = Literal["row_digest", "dataset-and-index"]
+
+SUCCESS = STATUSES.index("success")
+PENDING = 255
+"""The status of an attempt without a result."""
+SAMPLE_FIELDS = [
+    ("row", "i4"),  # position in RunSamples.row_keys
+    ("selected", "i4"),  # position among the selected rows, where copies of a row are apart
+    ("attempt", "i4"),  # from 0, as the run numbered it
+    ("status", "u1"),  # position in controller.classify.STATUSES
+    ("reward", "f8"),  # NaN: absent, as in all floats here
+    ("cost_usd", "f8"),
+    ("tokens", "f8"),
+    ("duration_ms", "f8"),
+    ("model_latency_ms", "f8"),
+]
+"""The fields of a sample, as NumPy's ``dtype`` takes them."""
+
+
+@dataclass(frozen=True)
+class ComparedInputs:
+    """What a run's results were computed from; None where nobody wrote it down."""
+
+    model: str | None = None
+    dataset_name: str | None = None
+    dataset_sha256: str | None = None
+    rollout: str | None = None
+    entrypoint: str | None = None
+    source_digest: str | None = None
+    grader_digest: str | None = None
+    judges: tuple[str, ...] = ()
+    commit: str | None = None
+    dirty: bool | None = None
+    config: str | None = None
+    n: int | None = None
+    seed: int | None = None
+    pass_threshold: float = 1.0
+    selected_rows: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    eval_functions: tuple[str, ...] = ()
+    settings_digest: str | None = None
+
+    def data(self) -> dict[str, Any]:
+        """Return them as scripts see them."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True)
+class CountsOnly:
+    """What is known of a run whose platform does not tell its attempts: counts, each None where it is not
+    told."""
+
+    rows: int | None = None
+    scored: int | None = None
+    passed: int | None = None
+    failed: int | None = None
+    tried: int | None = None
+    reward: tuple[float, float] | None = None
+    pass_at_k: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def unscored(self) -> int | None:
+        """How many attempts have no score; None if the platform does not report it."""
+        return None if self.tried is None or self.scored is None else max(0, self.tried - self.scored)
+
+
+@dataclass(frozen=True, eq=False)
+class RunSamples:
+    """A run and its samples."""
+
+    name: str
+    run_id: str
+    place: Place
+    location: str
+    status: str
+    inputs: ComparedInputs
+    row_keys: tuple[str, ...]
+    keyed_by: KeyedBy
+    source_rows: Integers
+    samples: NDArray[np.void]
+    planned: int
+    unfinished: str | None = None
+    imported: str | None = None
+    notes: tuple[str, ...] = ()
+    summary: CountsOnly | None = None
+    open_dataset: Callable[[], Path] | None = field(default=None, repr=False)
+    reward_range: tuple[float, float] | None = None
+
+    @property
+    def scored(self) -> NDArray[np.bool_]:
+        """Of each sample, whether it has a reward that counts."""
+        rewards = self.samples["reward"]
+        # NaN is the one value that differs from itself.
+        scored: NDArray[np.bool_] = (self.samples["status"] == SUCCESS) & (rewards == rewards)
+        return scored
+
+    @property
+    def passed(self) -> NDArray[np.bool_]:
+        """Of each sample, whether it passed."""
+        passed: NDArray[np.bool_] = self.scored & (self.samples["reward"] >= self.inputs.pass_threshold)
+        return passed
+
+    def slice_values(self, column: str) -> list[str | None]:
+        """Return of each distinct row the value of a column of the dataset, None where it has none."""
+
+        if self.open_dataset is None:
+            raise OsmosisError(
+                f"which dataset the run {self.name} used is not known here, so it cannot be cut into slices."
+            )
+        return read_slice_values(self.open_dataset(), column, self.source_rows)
+
+
+@dataclass
+class RowTable:
+    """Tells distinct rows apart while samples are read, in memory for one key each."""
+
+    positions: dict[str, int] = field(default_factory=dict)
+    first_places: list[int] = field(default_factory=list)
+
+    def position(self, key: str, source_row: int) -> int:
+        """Return the position of a row, which is a new one when its key is."""
+        found = self.positions.setdefault(key, len(self.first_places))
+        if found == len(self.first_places):
+            self.first_places.append(source_row)
+        elif source_row < self.first_places[found]:
+            self.first_places[found] = source_row
+        return found
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys by position."""
+        return tuple(self.positions)
+
+    def source_rows(self) -> Integers:
+        """Return of each row its first place in the dataset."""
+        import numpy as np
+
+        return np.array(self.first_places, dtype=np.int64)
+
+
+class SampleTable:
+    """Takes the numbers of attempts one by one; a second result of an attempt replaces the first."""
+
+    def __init__(self, rows: int, n: int) -> None:
+        self.n = n
+        self.statuses = bytearray([PENDING]) * (rows * n)
+        self.floats = {
+            name: array("d", [math.nan]) * (rows * n) for name, kind in SAMPLE_FIELDS if kind == "f8"
+        }
+
+    def structured(self, row_of: Integers) -> NDArray[np.void]:
+        """Return the samples that there are, sorted by row."""
+        import numpy as np
+
+        status = np.frombuffer(self.statuses, dtype=np.uint8)
+        there = np.flatnonzero(status != PENDING)
+        there = there[np.argsort(row_of[there // self.n], kind="stable")]
+        samples = np.zeros(there.size, dtype=np.dtype(SAMPLE_FIELDS))
+        samples["row"], samples["selected"], samples["attempt"], samples["status"] = (
+            row_of[there // self.n],
+            there // self.n,
+            there % self.n,
+            status[there],
+        )
+        for name, column in self.floats.items():
+            values = np.frombuffer(column, dtype=np.float64)[there]
+            samples[name] = np.where(np.isfinite(values), values, math.nan)
+        return samples
+
+    @property
+    def pending(self) -> int:
+        """Attempts without a result."""
+        return self.statuses.count(PENDING)
+
+
+_STATUS_CODES: dict[str, int] = {name: code for code, name in enumerate(STATUSES)}
+_FLOATS = ("reward", "cost_usd", "tokens", "duration_ms", "model_latency_ms")
+_WITHOUT_DIGESTS = "The rows of {name} are matched by the dataset's digest and their position, because imported runs have no row digests."
+
+
+class ToldSample(Protocol):
+    """What a sample came to; ``row`` and ``attempt`` as the run numbers them, with the fields of a comparison."""
+
+    @property
+    def row(self) -> int:
+        """The selected row, from 0."""
+        ...
+
+    @property
+    def attempt(self) -> int:
+        """The attempt on it, from 0."""
+        ...
+
+    @property
+    def status(self) -> str:
+        """How it ended."""
+        ...
+
+    @property
+    def row_digest(self) -> str | None:
+        """What the row is."""
+        ...
+
+    @property
+    def source_row_index(self) -> int | None:
+        """The row's place in the dataset."""
+        ...
+
+
+class ToldSamples:
+    """Takes the samples of a run one by one, in any order, in memory for their numbers and a digest each row."""
+
+    def __init__(self, empty: RunSamples, *, rows: int, n: int, teller: str) -> None:
+        self._empty, self._teller = empty, teller
+        self._rows, self._n = rows, n
+        self._table = SampleTable(rows, n)
+        self._digests, self._places = [""] * rows, [-1] * rows
+
+    def add(self, sample: ToldSample) -> None:
+        """Take a sample in; a later one of the same attempt replaces it."""
+        if sample.row >= self._rows or sample.attempt >= self._n:
+            raise OsmosisError(
+                f"{self._teller} tells of row {sample.row}, attempt {sample.attempt + 1}, which the run "
+                f"{self._empty.name} does not have."
+            )
+        item = sample.row * self._n + sample.attempt
+        self._table.statuses[item] = _STATUS_CODES.get(sample.status, _STATUS_CODES["failed"])
+        for name in _FLOATS:
+            value = getattr(sample, name)
+            self._table.floats[name][item] = math.nan if value is None else value
+        self._digests[sample.row] = self._digests[sample.row] or sample.row_digest or ""
+        if sample.source_row_index is not None:
+            self._places[sample.row] = sample.source_row_index
+
+    def run(self) -> RunSamples:
+        """Return the run with what was told, its rows known by their digests where all have one."""
+        dataset = self._empty.inputs.dataset_sha256 or self._empty.run_id
+        return _keyed(self._empty, self._table, self._digests, self._places, dataset)
+
+
+def with_told_samples(
+    empty: RunSamples, samples: Iterable[ToldSample], *, rows: int, n: int, teller: str
+) -> RunSamples:
+    """Return a run with its samples, each attempt told once; arguments and errors as :class:`ToldSamples`."""
+    told = ToldSamples(empty, rows=rows, n=n, teller=teller)
+    for count, sample in enumerate(samples):
+        if count >= rows * n:
+            raise OsmosisError(f"{teller} tells of more attempts than the run {empty.name} has.")
+        told.add(sample)
+    return told.run()
+
+
+def _keyed(
+    empty: RunSamples, table: SampleTable, digests: list[str], places: list[int], dataset: str
+) -> RunSamples:
+    import numpy as np
+
+    statuses = np.frombuffer(table.statuses, dtype=np.uint8).reshape(len(places), table.n)
+    tried = np.flatnonzero((statuses != PENDING).any(axis=1)).tolist()
+    keyed = all(digests[row] for row in tried)
+    if not keyed and any(places[row] < 0 for row in tried):
+        raise OsmosisError(f"the platform does not tell what the rows of {empty.name} are.")
+    distinct, row_of = RowTable(), np.full(len(places), -1, dtype=np.int64)
+    for row in tried:
+        place = places[row]
+        row_of[row] = distinct.position(digests[row] if keyed else f"{dataset}:{place}", place)
+    return replace(
+        empty,
+        row_keys=distinct.keys,
+        keyed_by="row_digest" if keyed else "dataset-and-index",
+        source_rows=distinct.source_rows(),
+        samples=table.structured(row_of),
+        notes=empty.notes if keyed else (*empty.notes, _WITHOUT_DIGESTS.format(name=empty.name)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RunSlice:
+    """The rows of one value of a column."""
+
+    column: str
+    value: str | None
+    rows: int
+    reward: Estimate | None
+    pass_rate: Estimate | None
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it."""
+        return {
+            "column": self.column,
+            "value": self.value,
+            "rows": self.rows,
+            "reward": number_data(self.reward),
+            "pass_rate": number_data(self.pass_rate),
+        }
+
+
+def run_slices(run: RunSamples, columns: Sequence[str]) -> tuple[RunSlice, ...]:
+    """Return the slices of every column, columns as they were asked, values by name."""
+    if columns and run.summary is not None:
+        raise OsmosisError(
+            f"the platform does not tell the attempts of {run.name}, so it cannot be cut into slices.",
+            hint="leave out --slice",
+        )
+    return tuple(found for column in dict.fromkeys(columns) for found in _slices(run, column))
+
+
+def _slices(run: RunSamples, column: str) -> list[RunSlice]:
+    import numpy as np
+
+    values = run.slice_values(column)
+    names = sorted(set(values), key=lambda value: (value is None, value))
+    places = {name: place for place, name in enumerate(names)}
+    slice_of_row: Integers = np.array([places[value] for value in values], dtype=np.int64)
+    scored = run.samples[run.scored]
+    slice_of_sample, passed = slice_of_row[scored["row"]], run.passed[run.scored].astype(np.float64)
+    reward_range, _ = fitting_range(scored["reward"], run.reward_range)
+    found = []
+    for name, place in places.items():
+        mine = slice_of_sample == place
+        rows = scored["row"][mine].astype(np.int64)
+        reward = estimate_reward(scored["reward"][mine], rows, reward_range=reward_range)
+        rate = estimate_rate(passed[mine], rows)
+        found.append(RunSlice(column, name, int((slice_of_row == place).sum()), reward, rate))
+    return found
+
+
+_MAX_SLICES = 50
+_MAX_KEYS = 1000
+
+
+def read_slice_values(path: Path, column: str, source_rows: Integers) -> list[str | None]:
+    """Return for each row the text of a column, or of a key of its metadata; None if the row has no value."""
+    positions = {row: position for position, row in enumerate(source_rows.tolist())}
+    values: list[str | None] = [None] * len(positions)
+    names: dict[str, None] = {}
+    distinct: set[str] = set()
+    for row, record in _records(path, column, names):
+        position = positions.get(row)
+        if position is None:
+            continue
+        value = as_text(record.get(column))
+        values[position] = value
+        if value is not None:
+            distinct.add(value)
+        if len(distinct) > _MAX_SLICES:
+            raise OsmosisError(
+                f"'{column}' has more than {_MAX_SLICES} values, which is too many for slices.",
+                details={"column": column},
+                hint="choose a column that divides the rows into a few groups",
+            )
+    if column not in names and not distinct:
+        suggestion = closest(column, names)
+        raise OsmosisError(
+            f"the dataset {path.name} has no column '{column}'.",
+            details={"column": column, "columns": list(names), "suggestion": suggestion},
+            hint=f"did you mean '{suggestion}'?" if suggestion else f"it has {', '.join(list(names)[:20])}",
+        )
+    return values
+
+
+def read_prompts(path: Path, source_rows: Integers) -> dict[int, str]:
+    """Return the digest of each row's messages by its position in the file, without rows that have none."""
+    wanted = set(source_rows.tolist())
+    found: dict[int, str] = {}
+    for row in iter_rows(path):
+        if row.source_row_index in wanted and row.messages:
+            found[row.source_row_index] = content_digest(row.messages)
+            if len(found) == len(wanted):
+                break
+    return found
+
+
+def _records(path: Path, column: str, names: dict[str, None]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (position, record or its metadata); ``names`` collects the columns and keys."""
+    report = raise_for(path)
+    reader = open_reader(path, report=report, only={column, METADATA_COLUMN})
+    for position, (number, record) in enumerate(reader):
+        if position == 0:
+            names.update(dict.fromkeys(name for name in reader.columns if name != METADATA_COLUMN))
+        if column in reader.columns:
+            yield position, record
+            continue
+        try:
+            metadata = as_object(record.get(METADATA_COLUMN)) or {}
+        except ValueError as error:
+            report(f"{reader.unit} {number}: {error}")
+            raise
+        if len(names) < _MAX_KEYS:
+            names.update(dict.fromkeys(metadata))
+        yield position, metadata
+
+
+@dataclass(frozen=True)
+class ChangedRow:
+    """A row that has the same prompt in both runs and is another one all the same: its positions in either."""
+
+    a: int
+    b: int
+
+
+@dataclass(frozen=True, eq=False)
+class MatchedRows:
+    """The rows of two runs, told apart."""
+
+    index_a: Integers
+    index_b: Integers
+    only_a: Integers
+    only_b: Integers
+    changed: tuple[ChangedRow, ...] = ()
+    share: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def common(self) -> int:
+        """How many rows both have."""
+        return int(self.index_a.size)
+
+    @property
+    def words(self) -> str:
+        """It in words: ``88 rows are in both runs, of 100 and 120``."""
+        of_a, of_b = self.common + int(self.only_a.size), self.common + int(self.only_b.size)
+        if of_a == of_b == self.common:
+            return f"all {self.common:,} rows are in both runs"
+        counted = "1 row is" if self.common == 1 else f"{self.common:,} rows are"
+        return f"{counted} in both runs, of {of_a:,} and {of_b:,}"
+
+
+def match_rows(a: RunSamples, b: RunSamples) -> MatchedRows:
+    """Match the rows of two runs by what they are; of runs without digests, by dataset and place in it."""
+    import numpy as np
+
+    keys_a, keys_b, notes = _shared_keys(a, b)
+    place_b = {key: place for place, key in reversed(list(enumerate(keys_b)))}
+    pairs = [(place, place_b[key]) for place, key in enumerate(keys_a) if key in place_b]
+    index = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    only_a = np.setdiff1d(np.arange(len(keys_a)), index[:, 0])
+    only_b = np.setdiff1d(np.arange(len(keys_b)), index[:, 1])
+    smaller = min(len(keys_a), len(keys_b))
+    changed, said = _changed_rows(a, b, only_a, only_b)
+    return MatchedRows(
+        index_a=index[:, 0],
+        index_b=index[:, 1],
+        only_a=only_a,
+        only_b=only_b,
+        changed=changed,
+        share=len(pairs) / smaller if smaller else 0.0,
+        notes=(*notes, *said),
+    )
+
+
+def _changed_rows(
+    a: RunSamples, b: RunSamples, only_a: Integers, only_b: Integers
+) -> tuple[tuple[ChangedRow, ...], tuple[str, ...]]:
+    """Return the rows that one run has with another answer than the other, and how that was found out."""
+    if not only_a.size or not only_b.size or a.inputs.dataset_sha256 == b.inputs.dataset_sha256:
+        return (), ()
+    places_a, places_b = a.source_rows[only_a], b.source_rows[only_b]
+    prompts = _prompts(a, places_a), _prompts(b, places_b)
+    if prompts[0] is not None and prompts[1] is not None:
+        found = {prompt: place for place, prompt in prompts[1].items()}
+        pairs = [(place, found[prompt]) for place, prompt in prompts[0].items() if prompt in found]
+        note = "with the same prompt and another answer, or other metadata: not the same row, but changed."
+    elif a.inputs.dataset_name is None or a.inputs.dataset_name != b.inputs.dataset_name:
+        return (), ()
+    else:
+        pairs = [(place, place) for place in sorted({*places_a.tolist()} & {*places_b.tolist()})]
+        note = (
+            f"at the same place of {a.inputs.dataset_name} and not the same: whether it has only changed cannot be "
+            "told without both files."
+        )
+    row_a = dict(zip(places_a.tolist(), only_a.tolist(), strict=True))
+    row_b = dict(zip(places_b.tolist(), only_b.tolist(), strict=True))
+    rows = tuple(ChangedRow(row_a[place], row_b[other]) for place, other in pairs)
+    return rows, ((f"{counted_rows(len(rows))} {note}",) if rows else ())
+
+
+def _prompts(run: RunSamples, places: Integers) -> dict[int, str] | None:
+    """Return by place the digest of each row's prompt; None where the dataset cannot be read."""
+
+    if run.open_dataset is None:
+        return None
+    try:
+        return read_prompts(run.open_dataset(), places)
+    except (OsmosisError, OSError):
+        return None
+
+
+def counted_rows(count: int) -> str:
+    """Return ``1 row``, ``1,200 rows``."""
+    return f"{count:,} row{'' if count == 1 else 's'}"
+
+
+def _shared_keys(a: RunSamples, b: RunSamples) -> tuple[list[str], list[str], tuple[str, ...]]:
+    """Return what the rows of either are known by, in the one way that both know."""
+    if a.keyed_by == b.keyed_by == "row_digest":
+        return list(a.row_keys), list(b.row_keys), ()
+    notes = tuple(dict.fromkeys((*a.notes, *b.notes)))
+    return _by_place(a), _by_place(b), notes
+
+
+def _by_place(run: RunSamples) -> list[str]:
+    dataset = run.inputs.dataset_sha256 or run.run_id
+    return [f"{dataset}:{place}" for place in run.source_rows.tolist()]
+
+
+_FAILED, _SKIPPED = STATUSES.index("failed"), STATUSES.index("skipped")
+NOWHERE = -1
+HUGE = LARGEST_REWARD
+
+
+class Attempts(NamedTuple):
+    """A number of each attempt of a run, and the label of its row."""
+
+    values: Floats
+    rows: Integers
+
+
+class Passes(NamedTuple):
+    """Of each row of a pair, how many attempts a run has with a score, and how many of them passed."""
+
+    counts: Integers
+    passes: Integers
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledRun:
+    """A run of a pair."""
+
+    run: RunSamples
+    rows: Integers
+    index: Integers
+
+    def with_copies_apart(self) -> tuple[LabelledRun, Integers]:
+        """Return the run with a label for each copy of a row, and for each label the one that its copies share."""
+        import numpy as np
+
+        mine = self.rows >= 0
+        index, first, labels = np.unique(
+            self.run.samples["selected"][mine], return_index=True, return_inverse=True
+        )
+        rows = np.full(self.rows.shape, NOWHERE, dtype=np.int64)
+        rows[mine] = labels.reshape(-1)
+        return replace(self, rows=rows, index=index), self.rows[mine][first]
+
+    def tried(self) -> NDArray[np.bool_]:
+        """Of each sample, whether it takes part and was not skipped."""
+        found: NDArray[np.bool_] = (self.rows >= 0) & (self.run.samples["status"] != _SKIPPED)
+        return found
+
+    def rewards(self, unscored_as: float | None = None) -> Attempts:
+        """Return the rewards of scored attempts; of the unscored ones what is given, if anything is."""
+        return self._scored_or(self.run.samples["reward"], unscored_as)
+
+    def passed(self, unscored_as: float | None = None) -> Attempts:
+        """Return 1 for each scored attempt that passed and 0 for the others, the unscored as :meth:`rewards`."""
+        return self._scored_or(self.run.passed.astype("f8"), unscored_as)
+
+    def unscored(self) -> Attempts:
+        """Return 1 for each attempt without a score and 0 for the others."""
+        tried = self.tried()
+        return Attempts((~self.run.scored[tried]).astype("f8"), self.rows[tried])
+
+    def failed(self) -> Attempts:
+        """Return 1 for each attempt that failed and 0 for the others."""
+        tried = self.tried()
+        return Attempts((self.run.samples["status"][tried] == _FAILED).astype("f8"), self.rows[tried])
+
+    def row_costs(self) -> Attempts:
+        """Return what all attempts of a row cost together, in US dollars, of rows where each attempt tells."""
+        import numpy as np
+
+        tried = self.tried()
+        costs, rows = self.run.samples["cost_usd"][tried], self.rows[tried]
+        # One that is not known makes the sum not known.
+        sums = np.bincount(rows, weights=costs, minlength=self.index.size).astype(np.float64)
+        known = np.flatnonzero((np.bincount(rows, minlength=self.index.size) > 0) & (np.abs(sums) < HUGE))
+        return Attempts(sums[known], known)
+
+    def recorded(self, field: str) -> Attempts:
+        """Return a quantity of every attempt that has it recorded."""
+        import numpy as np
+
+        values = self.run.samples[field]
+        known = self.tried() & (np.abs(values) < HUGE)
+        return Attempts(values[known], self.rows[known])
+
+    def unreported(self, metric: str) -> int:
+        """Return how many attempts did not report an amount."""
+        import numpy as np
+
+        field = {"cost_per_row": "cost_usd", "tokens": "tokens", "latency": "duration_ms"}[metric]
+        return int((self.tried() & ~(np.abs(self.run.samples[field]) < HUGE)).sum())
+
+    def pass_counts(self, unscored_as: float | None = None) -> Passes:
+        """Return scored attempts and passes of each label."""
+        import numpy as np
+
+        values, rows = self.passed(unscored_as)
+        counts = np.bincount(rows, minlength=self.index.size)
+        passes = np.bincount(rows, weights=values, minlength=self.index.size)
+        return Passes(counts, np.rint(passes).astype(np.int64))
+
+    def _scored_or(self, values: Floats, unscored_as: float | None) -> Attempts:
+        import numpy as np
+
+        scored = self.run.scored & (self.rows >= 0)
+        if unscored_as is None:
+            return Attempts(values[scored], self.rows[scored])
+        tried = self.tried()
+        return Attempts(np.where(scored, values, unscored_as)[tried], self.rows[tried])
+
+
+@dataclass(frozen=True, eq=False)
+class RunPair:
+    """A baseline and a candidate."""
+
+    a: LabelledRun
+    b: LabelledRun
+    paired: bool
+
+    @classmethod
+    def of(cls, a: RunSamples, b: RunSamples, matched: MatchedRows | None) -> RunPair:
+        """Lay two runs side by side by the rows that they share; without ``matched`` all rows of either take part."""
+        import numpy as np
+
+        if matched is None:
+            every_a, every_b = (np.arange(len(run.row_keys)) for run in (a, b))
+            return cls(_labelled(a, every_a), _labelled(b, every_b), paired=False)
+        return cls(_labelled(a, matched.index_a), _labelled(b, matched.index_b), paired=True)
+
+    def of_rows(self, chosen_a: Sequence[bool], chosen_b: Sequence[bool]) -> RunPair:
+        """Return the pair with only the chosen labels of either run; of a paired one, the same labels."""
+        return replace(self, a=_only(self.a, chosen_a), b=_only(self.b, chosen_b))
+
+
+def mean_rewards(a: RunSamples, b: RunSamples, matched: MatchedRows) -> tuple[Floats, Integers]:
+    """Return the pairs of mean rewards (to three digits) that common rows have in two runs, and how many have
+    each."""
+    import numpy as np
+
+    pair, means = RunPair.of(a, b, matched), []
+    for side in (pair.a, pair.b):
+        values, labels = side.rewards()
+        counts = np.bincount(labels, minlength=matched.common)
+        sums = np.bincount(labels, weights=values, minlength=matched.common)
+        means.append(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))
+    both = np.round(np.stack(means, axis=1), 3)
+    return np.unique(both[~np.isnan(both).any(axis=1)], axis=0, return_counts=True)
+
+
+def _labelled(run: RunSamples, index: Integers) -> LabelledRun:
+    import numpy as np
+
+    labels = np.full(len(run.row_keys), NOWHERE, dtype=np.int64)
+    labels[index] = np.arange(index.size)
+    rows = labels[run.samples["row"]] if labels.size else np.zeros(0, dtype=np.int64)
+    return LabelledRun(run, rows, index)
+
+
+def _only(side: LabelledRun, chosen: Sequence[bool]) -> LabelledRun:
+    import numpy as np
+
+    # One more for NOWHERE, which is the last place.
+    labels = np.append(np.where(chosen, np.arange(len(chosen)), NOWHERE), NOWHERE)
+    return replace(side, rows=labels[side.rows])

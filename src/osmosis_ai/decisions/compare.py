@@ -15,8 +15,8 @@ which may be chance among 100 rows), so rows are listed by the size of their cha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from osmosis_ai.config.decisions import attempts_asked
@@ -30,76 +30,45 @@ from osmosis_ai.decisions.changes import (
     pass_or_fail,
 )
 from osmosis_ai.decisions.comparability import Allowances, Comparability, require_comparable
-from osmosis_ai.decisions.samples import HUGE, RunPair
+from osmosis_ai.decisions.samples import HUGE, RunPair, by_slice
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.statistics.estimates import CONFIDENCE, benjamini_hochberg, holm
+from osmosis_ai.statistics.power import POWER
 from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
     from osmosis_ai.decisions.differences import Difference
-    from osmosis_ai.decisions.samples import ComparedInputs, LabelledRun, RunSamples
+    from osmosis_ai.decisions.samples import ComparedInputs, RunSamples
 
 
-_DIGEST_CHARACTERS = 12
+DIGEST_CHARACTERS = 12
 
 
-@dataclass(frozen=True, slots=True)
-class InputDifference:
-    """An input that runs do not share."""
+def _inputs_of(run: RunSamples) -> dict[str, str | None]:
+    """Return the inputs of a run as a reader compares them."""
+    inputs = run.inputs
 
-    name: str
-    values: tuple[str | None, ...]
+    def short(digest: str | None) -> str | None:
+        return None if digest is None else digest.removeprefix("sha256:")[:DIGEST_CHARACTERS]
 
-    def data(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
-        return {"input": self.name, "values": list(self.values)}
-
-
-def input_differences(runs: Sequence[RunSamples]) -> Iterator[InputDifference]:
-    """Yield each input of which not all runs have the same."""
-    for name, value in _INPUTS.items():
-        values = tuple(value(run.inputs) for run in runs)
-        if len(set(values)) > 1:
-            yield InputDifference(name, values)
-    rows = tuple(f"{len(run.row_keys):,}" if run.row_keys else None for run in runs)
-    if len(set(rows)) > 1:
-        yield InputDifference("distinct rows", rows)
-
-
-def _digest(text: str | None) -> str | None:
-    return None if text is None else text.removeprefix("sha256:")[:_DIGEST_CHARACTERS]
-
-
-def _commit(inputs: ComparedInputs) -> str | None:
-    if inputs.commit is None:
-        return None
-    return f"{inputs.commit[:_DIGEST_CHARACTERS]}{' with changes' if inputs.dirty else ''}"
-
-
-def _number(number: float | None) -> str | None:
-    return None if number is None else f"{number:g}"
-
-
-def _whole(number: int | None) -> str | None:
-    """Return every digit: of large seeds the last ones tell them apart."""
-    return None if number is None else str(number)
-
-
-_INPUTS: dict[str, Callable[[ComparedInputs], str | None]] = {
-    "model": lambda inputs: inputs.model,
-    "rollout": lambda inputs: inputs.rollout,
-    "entrypoint": lambda inputs: inputs.entrypoint,
-    "commit": _commit,
-    "code": lambda inputs: _digest(inputs.source_digest),
-    "grader": lambda inputs: _digest(inputs.grader_digest),
-    "judges": lambda inputs: ", ".join(inputs.judges) or None,
-    "passes at": lambda inputs: _number(inputs.pass_threshold),
-    "n": lambda inputs: _whole(inputs.n),
-    "seed": lambda inputs: _whole(inputs.seed),
-    "dataset": lambda inputs: inputs.dataset_name,
-    "dataset's content": lambda inputs: _digest(inputs.dataset_sha256),
-    "config": lambda inputs: inputs.config,
-}
+    changes = " with changes" if inputs.dirty else ""
+    return {
+        "model": inputs.model,
+        "rollout": inputs.rollout,
+        "entrypoint": inputs.entrypoint,
+        "commit": None if inputs.commit is None else f"{inputs.commit[:DIGEST_CHARACTERS]}{changes}",
+        "code": short(inputs.source_digest),
+        "grader": short(inputs.grader_digest),
+        "judges": ", ".join(inputs.judges) or None,
+        "passes at": f"{inputs.pass_threshold:g}",
+        "n": None if inputs.n is None else str(inputs.n),
+        # Every digit: large seeds may differ in the last ones only.
+        "seed": None if inputs.seed is None else str(inputs.seed),
+        "dataset": inputs.dataset_name,
+        "dataset's content": short(inputs.dataset_sha256),
+        "config": inputs.config,
+        "distinct rows": f"{len(run.row_keys):,}" if run.row_keys else None,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +79,6 @@ class RunTotals:
     place: str
     location: str
     status: str
-    inputs: ComparedInputs
     rows: int | None
     planned: int
     tried: int | None
@@ -121,11 +89,11 @@ class RunTotals:
     tokens: int | None
     tokens_reported: int
     duration_s: float | None
+    inputs: ComparedInputs
     notes: tuple[str, ...]
 
     @classmethod
     def of(cls, run: RunSamples, name: str) -> RunTotals:
-        """Return the totals of a run, under the name it has here."""
         import numpy as np
 
         if run.summary is not None:
@@ -134,8 +102,13 @@ class RunTotals:
         else:
             rows, tried, scored = len(run.row_keys), int(run.samples.size), int(run.scored.sum())
             attempts = int(np.bincount(run.samples["row"]).max(initial=0)) if tried else 0
-        sums = {field: _sum(run, field) for field in ("cost_usd", "tokens", "duration_ms")}
-        tokens, duration_ms = sums["tokens"], sums["duration_ms"]
+
+        def total(field: str) -> float | None:
+            values = run.samples[field]
+            known = values[np.abs(values) < HUGE]
+            return math.fsum(known.tolist()) if known.size else None
+
+        tokens, duration_ms = total("tokens"), total("duration_ms")
         return cls(
             name=name,
             place=run.place,
@@ -147,7 +120,7 @@ class RunTotals:
             tried=tried,
             scored=scored,
             attempts=run.inputs.n or attempts,
-            cost_usd=sums["cost_usd"],
+            cost_usd=total("cost_usd"),
             priced=int(np.isfinite(run.samples["cost_usd"]).sum()),
             tokens=None if tokens is None else round(tokens),
             tokens_reported=int(np.isfinite(run.samples["tokens"]).sum()),
@@ -156,23 +129,8 @@ class RunTotals:
         )
 
     def data(self) -> dict[str, Any]:
-        """Return them as scripts see them."""
-        names = ("name", "place", "location", "status", "rows", "planned", "tried", "scored", "attempts")
-        costs = ("cost_usd", "priced", "tokens", "tokens_reported", "duration_s")
-        return {
-            **{name: getattr(self, name) for name in (*names, *costs)},
-            "inputs": self.inputs.data(),
-            "notes": list(self.notes),
-        }
-
-
-def _sum(run: RunSamples, field: str) -> float | None:
-    """Return the sum of what attempts have recorded; None where none has anything."""
-    import numpy as np
-
-    values = run.samples[field]
-    known = values[np.abs(values) < HUGE]
-    return math.fsum(known.tolist()) if known.size else None
+        known = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return known | {"inputs": self.inputs.data(), "notes": list(self.notes)}
 
 
 _ROUNDING = 1e-12
@@ -186,30 +144,16 @@ class RowOfRun:
     attempts: int
     reward: float
 
-    def data(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return {"passes": self.passes, "attempts": self.attempts, "reward": self.reward}
-
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
     """A row on which the runs differ."""
 
-    source_row: int
-    key: str
+    source_row_index: int
+    digest: str
     baseline: RowOfRun
     candidate: RowOfRun
     change: float
-
-    def data(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return {
-            "source_row_index": self.source_row,
-            "digest": self.key,
-            "baseline": self.baseline.data(),
-            "candidate": self.candidate.data(),
-            "change": self.change,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,17 +164,7 @@ class RowChanges:
     compared: int
     higher: int
     lower: int
-    largest: tuple[RowChange, ...]
-
-    def data(self) -> dict[str, Any]:
-        """Return them as JSON values."""
-        return {
-            "metric": self.metric,
-            "compared": self.compared,
-            "higher": self.higher,
-            "lower": self.lower,
-            "largest": [row.data() for row in self.largest],
-        }
+    largest: list[RowChange]
 
 
 def row_changes(pair: RunPair, metric: str, *, shown: int) -> RowChanges:
@@ -265,7 +199,7 @@ def row_changes(pair: RunPair, metric: str, *, shown: int) -> RowChanges:
         compared=int(both.size),
         higher=int(np.count_nonzero(change > 0)),
         lower=int(np.count_nonzero(change < 0)),
-        largest=tuple(row(place) for place in order.tolist()),
+        largest=[row(place) for place in order.tolist()],
     )
 
 
@@ -284,11 +218,9 @@ class SliceChange:
 
     @property
     def rows(self) -> int:
-        """How many rows the change is of."""
         return self.change.change.rows if self.change.change is not None else 0
 
     def data(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
         return {"column": self.column, "value": self.value, "verdict": self.verdict, **self.change.data()}
 
 
@@ -300,33 +232,17 @@ def slice_changes(
     found = [
         SliceChange(column, value, change_of(chosen, metric, settings), None)
         for column in columns
-        for value, chosen in pairs_by_value(pair, column).items()
+        for (_, value), chosen in by_slice(pair, column).items()
     ]
     large = [each.change for each in found if each.rows >= FEWEST_ROWS]
     adjusted = iter(adjust(large, benjamini_hochberg))
-    return tuple(
-        _judged(each, next(adjusted), settings) if each.rows >= FEWEST_ROWS else each for each in found
-    )
-
-
-def _judged(found: SliceChange, adjusted: MetricChange, settings: ChangeSettings) -> SliceChange:
-    return replace(found, change=adjusted, verdict=direction_of(adjusted, settings.confidence))
-
-
-def pairs_by_value(pair: RunPair, column: str) -> Mapping[str | None, RunPair]:
-    """Return the pair of each value; where rows are paired, they have the values of the baseline's dataset."""
-    values_a = _values(pair.a, column)
-    values_b = values_a if pair.paired else _values(pair.b, column)
-    names = sorted({*values_a, *values_b}, key=lambda value: (value is None, value))
-    return {
-        name: pair.of_rows([value == name for value in values_a], [value == name for value in values_b])
-        for name in names
-    }
-
-
-def _values(side: LabelledRun, column: str) -> list[str | None]:
-    of_rows = side.run.slice_values(column)
-    return [of_rows[row] for row in side.index.tolist()]
+    judged = []
+    for each in found:
+        if each.rows >= FEWEST_ROWS:
+            change = next(adjusted)
+            each = replace(each, change=change, verdict=direction_of(change, settings.confidence))
+        judged.append(each)
+    return tuple(judged)
 
 
 @dataclass(frozen=True)
@@ -343,7 +259,6 @@ class CompareOptions:
 
     @property
     def settings(self) -> ChangeSettings:
-        """How differences are found."""
         return ChangeSettings(self.confidence, self.seed, self.reward_range)
 
 
@@ -360,15 +275,16 @@ class ComparedCandidate:
 
     @property
     def name(self) -> str:
-        """What the candidate is called."""
         return self.totals.name
 
     def data(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
         matched = self.comparability.matched
         return {
             "run": self.totals.data(),
-            **self.verdict.data(),
+            "verdict": self.verdict.direction,
+            "sentence": self.verdict.sentence,
+            "reason": self.verdict.reason,
+            "detectable": self.verdict.detectable,
             "paired": matched is not None,
             "label": self.comparability.label,
             "notes": list(self.comparability.notes),
@@ -381,7 +297,7 @@ class ComparedCandidate:
                 "changed": len(matched.changed),
             },
             "metrics": [change.data() for change in self.changes],
-            "rows": None if self.rows is None else self.rows.data(),
+            "rows": None if self.rows is None else asdict(self.rows),
             "slices": [each.data() for each in self.slices],
         }
 
@@ -394,7 +310,7 @@ class RunComparison:
     candidates: tuple[ComparedCandidate, ...]
     metric: str
     options: CompareOptions
-    differs: tuple[InputDifference, ...]
+    differs: dict[str, tuple[str | None, ...]]
 
     @property
     def sentence(self) -> str:
@@ -402,7 +318,6 @@ class RunComparison:
         return " ".join(candidate.verdict.sentence for candidate in self.candidates)
 
     def data(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
         return {
             "metric": self.metric,
             "confidence": self.options.confidence,
@@ -410,7 +325,7 @@ class RunComparison:
             "reward_range": None if self.options.reward_range is None else list(self.options.reward_range),
             "baseline": self.baseline.data(),
             "candidates": [candidate.data() for candidate in self.candidates],
-            "differs": [difference.data() for difference in self.differs],
+            "differs": [{"input": name, "values": list(values)} for name, values in self.differs.items()],
         }
 
 
@@ -421,10 +336,18 @@ def compare_runs(
     runs = (baseline, *candidates)
     if options.metric is not None:
         described(options.metric)
-    _require_once(candidates)
+    ids = [run.run_id for run in candidates]
+    for run in candidates:
+        if ids.count(run.run_id) > 1:
+            raise ConflictError(f"the run {run.name} is named twice.", hint="name each candidate once")
     require_in_range(runs, options.reward_range)
-    metric = options.metric or default_metric(runs)
-    names = run_names(runs)
+    # Without a metric, the pass rate decides if passing means something.
+    thresholds = any(run.inputs.pass_threshold != 1.0 for run in runs)
+    metric = options.metric or ("pass_rate" if thresholds or pass_or_fail(*runs) else "reward")
+    names = [run.name for run in runs]
+    names = [f"{run.place}:{run.name}" if names.count(run.name) > 1 else run.name for run in runs]
+    inputs = [_inputs_of(run) for run in runs]
+    values = {name: tuple(each[name] for each in inputs) for name in inputs[0]}
     measured = [_measured(baseline, run, metric, options) for run in candidates]
     if len(measured) > 1:
         measured = _adjusted(measured)
@@ -437,20 +360,8 @@ def compare_runs(
         ),
         metric=metric,
         options=options,
-        differs=tuple(input_differences(runs)),
+        differs={name: of_runs for name, of_runs in values.items() if len(set(of_runs)) > 1},
     )
-
-
-def default_metric(runs: Sequence[RunSamples]) -> str:
-    """Return what decides when nobody says: the pass rate wherever passing means something."""
-    thresholds = any(run.inputs.pass_threshold != 1.0 for run in runs)
-    return "pass_rate" if thresholds or pass_or_fail(*runs) else "reward"
-
-
-def run_names(runs: Sequence[RunSamples]) -> list[str]:
-    """Return what runs are called, with their places where two have one name."""
-    names = [run.name for run in runs]
-    return [f"{run.place}:{run.name}" if names.count(run.name) > 1 else run.name for run in runs]
 
 
 @dataclass(frozen=True, eq=False)
@@ -482,16 +393,13 @@ def _adjusted(measured: Sequence[_Measured]) -> list[_Measured]:
     ]
 
 
-def _rows_of_each(found: _Measured, deciding: MetricChange) -> tuple[int, int] | None:
-    if found.pair.paired or deciding.a is None or deciding.b is None:
-        return None
-    return deciding.a.clusters, deciding.b.clusters
-
-
 def _candidate(
     found: _Measured, baseline: RunTotals, own: RunTotals, metric: str, options: CompareOptions, *, tried: int
 ) -> ComparedCandidate:
     deciding = next(each for each in found.changes if each.metric == metric)
+    rows_of_each = None
+    if not found.pair.paired and deciding.a is not None and deciding.b is not None:
+        rows_of_each = deciding.a.clusters, deciding.b.clusters
     known = Circumstances(
         a=baseline.name,
         b=own.name,
@@ -499,7 +407,7 @@ def _candidate(
         confidence=options.confidence,
         paired=found.pair.paired,
         candidates=tried,
-        rows=_rows_of_each(found, deciding),
+        rows=rows_of_each,
         label=found.comparability.label,
     )
     return ComparedCandidate(
@@ -510,13 +418,6 @@ def _candidate(
         slices=slice_changes(found.pair, options.slices, metric, options.settings),
         verdict=decide(deciding, known),
     )
-
-
-def _require_once(candidates: Sequence[RunSamples]) -> None:
-    ids = [run.run_id for run in candidates]
-    for run in candidates:
-        if ids.count(run.run_id) > 1:
-            raise ConflictError(f"the run {run.name} is named twice.", hint="name each candidate once")
 
 
 def require_in_range(runs: Sequence[RunSamples], reward_range: tuple[float, float] | None) -> None:
@@ -538,7 +439,6 @@ def require_in_range(runs: Sequence[RunSamples], reward_range: tuple[float, floa
 
 
 Direction = Literal["better", "worse", "unclear"]
-POWER = 0.8
 _TOO_LONG = 1e15
 """Beyond it a float has no decimals, and its digits say nothing."""
 
@@ -551,15 +451,6 @@ class CompareVerdict:
     sentence: str
     reason: str | None = None
     detectable: float | None = None
-
-    def data(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
-        return {
-            "verdict": self.direction,
-            "sentence": self.sentence,
-            "reason": self.reason,
-            "detectable": self.detectable,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -855,7 +746,6 @@ def row_counts(rows: RowChanges) -> str:
     return f"{metric} by row: {rows.higher:,} higher, {rows.lower:,} lower, {equal:,} equal."
 
 
-DIGEST_CHARACTERS = 12
 DECIDES = " (decides)"
 _SLICES_NOTE = "p is adjusted for all slices; a slice of under 10 rows has no verdict"
 Cells = tuple[str, ...]
@@ -883,7 +773,7 @@ def differing_inputs(found: RunComparison) -> ComparedTable | None:
     if not found.differs:
         return None
     headings = ["Input", *(run.name for run in runs_of(found))]
-    rows = [(each.name, *(value or numbers.MISSING for value in each.values)) for each in found.differs]
+    rows = [(name, *(value or numbers.MISSING for value in values)) for name, values in found.differs.items()]
     return ComparedTable("What differs", headings, rows, range(len(headings)))
 
 
@@ -930,8 +820,8 @@ def changed_rows(runs: tuple[str, str], rows: RowChanges | None, more: str) -> C
         ("Row", "Digest", *runs, "Change"),
         [
             (
-                str(row.source_row),
-                row.key[:DIGEST_CHARACTERS],
+                str(row.source_row_index),
+                row.digest[:DIGEST_CHARACTERS],
                 *cells(row),
                 f"{signed_words(rows.metric, row.change)}{unit}",
             )
@@ -939,7 +829,7 @@ def changed_rows(runs: tuple[str, str], rows: RowChanges | None, more: str) -> C
         ],
         (1,),
         f"{left_out:,} more{more}; {note}" if left_out else note,
-        [row.key for row in rows.largest],
+        [row.digest for row in rows.largest],
     )
 
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -48,13 +48,13 @@ from osmosis_ai.decisions.changes import (
     quantity,
     values_of,
 )
-from osmosis_ai.decisions.compare import pairs_by_value
 from osmosis_ai.decisions.differences import Difference
 from osmosis_ai.decisions.samples import RunPair
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.statistics.estimates import (
     CONFIDENCE,
     ClusteredRate,
+    Estimate,
     korn_graubard_interval,
     student_interval,
 )
@@ -64,7 +64,6 @@ from osmosis_ai.statistics.variance import VarianceComponents
 if TYPE_CHECKING:
     from osmosis_ai.decisions.changes import ChangeSettings, MetricChange
     from osmosis_ai.decisions.samples import Attempts, LabelledRun, RunSamples
-    from osmosis_ai.statistics.estimates import Estimate
 
 
 Bound = Literal["min", "max", "margin"]
@@ -90,8 +89,7 @@ class Rule:
     @property
     def kind(self) -> str:
         """The name of the metric in :data:`RUN_METRICS`."""
-        described = metric_named(self.metric)
-        return self.metric if described is None else described.name
+        return self.described.name
 
     @property
     def described(self) -> Metric:
@@ -106,22 +104,18 @@ class Rule:
         )
         if self.bound == "margin" and self.limit == 0:
             sign = sign.rstrip("=")
-        text = f"{self.metric} {sign} {self._limit_words()}"
+        limit = f"{self.limit:g}"
+        if self.bound == "margin" and self.limit == 0:
+            limit = "baseline"
+        elif self.bound == "margin":
+            unit = {"share": f"{100 * self.limit:g} points", "amount": f"{100 * self.limit:g} %"}
+            loss = unit.get(self.described.scale, limit)
+            limit = f"baseline {'-' if self.described.higher_is_better else '+'} {loss}"
+        text = f"{self.metric} {sign} {limit}"
         if self.slice is None:
             return text
         column, value = self.slice
         return f"{text} where {column} {'is missing' if value is None else f'= {value}'}"
-
-    def _limit_words(self) -> str:
-        if self.bound != "margin":
-            return f"{self.limit:g}"
-        if self.limit == 0:
-            return "baseline"
-        metric = self.described
-        unit = {"share": f"{100 * self.limit:g} points", "amount": f"{100 * self.limit:g} %"}
-        return (
-            f"baseline {'-' if metric.higher_is_better else '+'} {unit.get(metric.scale, f'{self.limit:g}')}"
-        )
 
 
 @dataclass(frozen=True)
@@ -142,6 +136,24 @@ class Evidence:
     extremes: tuple[Evidence, Evidence] | None = None
     undecided: str | None = None
     unreported: int = 0
+
+    @classmethod
+    def of(cls, found: Estimate | Difference | None) -> Evidence:
+        """Return a number and its bounds as evidence."""
+        if found is None:
+            return cls(note="no sample has this number.")
+        if isinstance(found, Difference):
+            rows, samples, p, note = found.rows, found.samples, found.p, found.reason or ""
+        else:
+            clauses = [part.rstrip(".") for part in (found.reason, found.warning) if part]
+            rows, samples, p, note = (
+                found.clusters,
+                found.n,
+                None,
+                f"{'; '.join(clauses)}." if clauses else "",
+            )
+        bounds = found.at_least, found.at_most
+        return cls(found.value, *bounds, rows, samples, note, found.low, found.high, found.method, p)
 
     def shown(self) -> Evidence:
         """Return the evidence as printed, with no one-sided bound beyond the two-sided interval."""
@@ -172,16 +184,11 @@ class RuleResult:
 
     def data(self) -> dict[str, Any]:
         rule, evidence = self.rule, self.evidence
+        numbers = ("value", "at_least", "at_most", "rows", "samples")
         found: dict[str, Any] = {
-            "metric": rule.metric,
-            "bound": rule.bound,
-            "limit": rule.limit,
+            **{name: getattr(rule, name) for name in ("metric", "bound", "limit")},
             "slice": None if rule.slice is None else dict(zip(("column", "value"), rule.slice, strict=True)),
-            "value": evidence.value,
-            "at_least": evidence.at_least,
-            "at_most": evidence.at_most,
-            "rows": evidence.rows,
-            "samples": evidence.samples,
+            **{name: getattr(evidence, name) for name in numbers},
             "number": evidence.number(),
             "verdict": self.verdict,
             "reason": self.reason,
@@ -291,7 +298,9 @@ def _measured(rule: Rule, evidence: Evidence, confidence: float) -> RuleResult:
     if evidence.value is None:
         return RuleResult(rule, evidence, "unclear", _why(evidence, "the run does not have this metric."))
     if is_exact(rule):
-        return _exactly_zero(rule, evidence)
+        # No upper bound ever reaches a limit of 0, so the share itself decides.
+        clause = f"the share is {_number(evidence.value)}"
+        return RuleResult(rule, evidence, "fail" if evidence.value else "pass", _sentence(clause, evidence))
     is_amount = rule.described.scale == "amount"
     if is_amount and rule.bound == "max" and evidence.value == 0 and not evidence.unreported:
         return RuleResult(rule, evidence, "pass", _sentence("it is zero", evidence))
@@ -306,7 +315,11 @@ def _measured(rule: Rule, evidence: Evidence, confidence: float) -> RuleResult:
     if missed:
         return RuleResult(rule, evidence, "fail", _sentence(f"it is {beyond} {level}", evidence))
     if low is None or high is None:
-        return RuleResult(rule, evidence, "unclear", _why(evidence, _no_spread(evidence)))
+        some = "the variance cannot be estimated from one row; evaluate more."
+        no_variance = (
+            some if evidence.rows == 1 else "the data do not determine the variance; evaluate more rows."
+        )
+        return RuleResult(rule, evidence, "unclear", _why(evidence, no_variance))
     between = f"it is between {_number(evidence.at_least)} and {_number(evidence.at_most)}"
     return RuleResult(rule, evidence, "unclear", _sentence(between, evidence, "evaluate more rows"))
 
@@ -369,22 +382,16 @@ def evidence_of(
         known = estimates.get("pass_at_k" if metric.startswith("pass@") else "pass_hat_k") or {}
         found = known.get(str(wanted_k))
         if found is None:
-            return Evidence(note=_unknown_k(metric, known))
+            name = metric[: len("pass@")]
+            has = ", ".join(f"{name}{k}" for k in sorted(known, key=int))
+            none = f"the run has no {name}k: it has one attempt per row (use pass_rate), or no scores."
+            return Evidence(note=f"the run has no {metric}, only {has}." if known else none)
     else:
         found = estimates.get(metric)
     if not isinstance(found, Mapping):
         return Evidence(note="no attempt of the run has a score.")
-    return Evidence(
-        value=found.get("value"),
-        at_least=found.get("at_least"),
-        at_most=found.get("at_most"),
-        rows=found.get("clusters"),
-        samples=found.get("n"),
-        note=_clause(found),
-        low=found.get("low"),
-        high=found.get("high"),
-        method=found.get("method"),
-    )
+    told: dict[str, Any] = {each.name: found.get(each.name) for each in fields(Estimate)}
+    return Evidence.of(Estimate(**told))
 
 
 def evidence_of_share(
@@ -474,13 +481,6 @@ def _rule(text: str, bound: Bound) -> Rule:
     return replace(rule, limit=limit)
 
 
-def _exactly_zero(rule: Rule, evidence: Evidence) -> RuleResult:
-    """Apply a limit of 0, which no upper bound ever reaches, to the share itself."""
-    if evidence.value == 0:
-        return RuleResult(rule, evidence, "pass", _sentence("the share is 0", evidence))
-    return RuleResult(rule, evidence, "fail", _sentence(f"the share is {_number(evidence.value)}", evidence))
-
-
 def _counted_share(metric: str, counts: Mapping[str, Any], rows: int | None, confidence: float) -> Evidence:
     planned, pending, skipped = (counts.get(key) or 0 for key in ("planned", "pending", "skipped"))
     made = planned - pending - skipped
@@ -494,18 +494,6 @@ def _counted_share(metric: str, counts: Mapping[str, Any], rows: int | None, con
     return evidence_of_share(hits, made, rows, confidence=confidence)
 
 
-def _clause(found: Mapping[str, Any]) -> str:
-    parts = [found[key].rstrip(".") for key in ("reason", "warning") if found.get(key)]
-    return f"{'; '.join(parts)}." if parts else ""
-
-
-def _unknown_k(metric: str, known: Mapping[str, Any]) -> str:
-    name = metric[: len("pass@")]
-    if not known:
-        return f"the run has no {name}k: it has one attempt per row (use pass_rate), or no scores."
-    return f"the run has no {metric}, only {', '.join(f'{name}{each}' for each in sorted(known, key=int))}."
-
-
 def describe_unreported(count: int) -> str:
     """Return "3 attempts did not report it"."""
     return f"{count:,} {'attempt' if count == 1 else 'attempts'} did not report it"
@@ -515,12 +503,6 @@ def _why(evidence: Evidence, otherwise: str) -> str:
     """Return the reason for missing bounds, with the number of unreported attempts."""
     why = evidence.note or otherwise
     return f"{why.rstrip('.')}; {describe_unreported(evidence.unreported)}." if evidence.unreported else why
-
-
-def _no_spread(evidence: Evidence) -> str:
-    if evidence.rows == 1:
-        return "the variance cannot be estimated from one row; evaluate more."
-    return "the data do not determine the variance; evaluate more rows."
 
 
 def _sentence(clause: str, evidence: Evidence, advice: str = "") -> str:
@@ -540,19 +522,11 @@ def _number(value: float | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What would settle a question that a run has left open."""
+    """The additional rows, or the attempts a row, that would decide an inconclusive result."""
 
     words: str
     more_rows: int | None = None
     n: int | None = None
-    rows_cost_usd: float | None = None
-    n_cost_usd: float | None = None
-
-    @property
-    def cost_usd(self) -> float | None:
-        """What the cheaper of both costs."""
-        known = [cost for cost in (self.rows_cost_usd, self.n_cost_usd) if cost is not None]
-        return min(known, default=None)
 
 
 def settle(
@@ -585,34 +559,23 @@ def settle(
     if rows_left is not None and more_rows is not None and more_rows > rows_left:
         more_rows = None
     price = cost_attempt if cost_attempt is not None and cost_attempt >= 0 else None
-    found = Settlement(
-        "",
-        more_rows,
-        attempts,
-        None if price is None or more_rows is None else price * more_rows * n,
-        None if price is None or attempts is None else price * rows * (attempts - n),
-    )
-    return replace(found, words=_words(found, rows, rows_left))
 
+    def cost(of_rows: int, of_n: int) -> str:
+        if price is None:
+            return ""
+        dollars = price * of_rows * of_n
+        return f": ${dollars:,.2f}" if dollars >= 0.01 or not dollars else ": under $0.01"
 
-def _words(found: Settlement, rows: int, rows_left: int | None) -> str:
     ways = []
-    if found.more_rows is not None:
-        noun = "row" if found.more_rows == 1 else "rows"
-        ways.append(f"about {found.more_rows:,} more {noun}{_at(found.rows_cost_usd)}")
-    if found.n is not None:
-        ways.append(f"n = {found.n:,}{_at(found.n_cost_usd)}")
-    if ways:
-        return ", or ".join(ways)
+    if more_rows is not None:
+        ways.append(f"about {more_rows:,} more {'row' if more_rows == 1 else 'rows'}{cost(more_rows, n)}")
+    if attempts is not None:
+        ways.append(f"n = {attempts:,}{cost(rows, attempts - n)}")
     if rows_left is not None:
-        return f"no number of attempts on {rows + rows_left:,} rows: the dataset has no more"
-    return f"no number of attempts on {rows:,} rows, nor {MOST_ROWS:,} of them"
-
-
-def _at(cost: float | None) -> str:
-    if cost is None:
-        return ""
-    return f": ${cost:,.2f}" if cost >= 0.01 or not cost else ": under $0.01"
+        none = f"no number of attempts on {rows + rows_left:,} rows: the dataset has no more"
+    else:
+        none = f"no number of attempts on {rows:,} rows, nor {MOST_ROWS:,} of them"
+    return Settlement(", or ".join(ways) or none, more_rows, attempts)
 
 
 def _about(count: int) -> int:
@@ -719,8 +682,7 @@ def _between(rule: Rule, change: Difference) -> str:
 
 
 def _shown_bounds(change: Difference) -> tuple[float | None, float | None]:
-    """Return the one-sided bounds as they are printed, as :meth:`Evidence.shown`."""
-    shown = _evidence_of(change).shown()
+    shown = Evidence.of(change).shown()
     return shown.at_least, shown.at_most
 
 
@@ -750,24 +712,9 @@ def _evidence(rule: Rule, found: MarginEvidence) -> Evidence:
         return Evidence(note=_nothing_to_compare(rule), unscored=found.unscored)
     extremes = None
     if found.bounds is not None:
-        extremes = _evidence_of(found.bounds.worst), _evidence_of(found.bounds.best)
+        extremes = Evidence.of(found.bounds.worst), Evidence.of(found.bounds.best)
     return replace(
-        _evidence_of(found.change), unscored=found.unscored, extremes=extremes, unreported=found.unreported
-    )
-
-
-def _evidence_of(change: Difference) -> Evidence:
-    return Evidence(
-        value=change.value,
-        at_least=change.at_least,
-        at_most=change.at_most,
-        rows=change.rows,
-        samples=change.samples,
-        note=change.reason or "",
-        low=change.low,
-        high=change.high,
-        method=change.method,
-        p=change.p,
+        Evidence.of(found.change), unscored=found.unscored, extremes=extremes, unreported=found.unreported
     )
 
 
@@ -797,17 +744,9 @@ def _signed(number: float, digits: int) -> str:
     return text.lstrip("+-") if float(text) == 0 else text
 
 
-NO_SAMPLE = "no sample has this number."
-
-
 def alone(run: RunSamples) -> RunPair:
     """Return a run as a pair of which only the candidate's side is looked at."""
     return RunPair.of(run, run, None)
-
-
-def by_slice(pair: RunPair, column: str) -> Mapping[tuple[str, str | None], RunPair]:
-    """Return the pair of each value of a column."""
-    return {(column, value): part for value, part in pairs_by_value(pair, column).items()}
 
 
 def rows_of(pair: RunPair) -> int:
@@ -823,7 +762,7 @@ def sampled_evidence(side: LabelledRun, rule: Rule, settings: ChangeSettings) ->
     metric = rule.metric
     if not rule.described.compared:
         return Evidence(note=f"`{metric}` is known only for a whole run.")
-    found = _of_estimate(estimate_of(side, metric, settings))
+    found = Evidence.of(estimate_of(side, metric, settings))
     if metric in RATIO_METRICS:
         return replace(found, unreported=side.unreported(metric))
     return with_unscored(found, side, metric, settings)
@@ -837,11 +776,10 @@ def with_unscored(found: Evidence, side: LabelledRun, metric: str, settings: Cha
     lowest, highest = settings.reward_range or (None, None) if metric == "reward" else (0.0, 1.0)
     if lowest is None or highest is None:
         return replace(found, unscored=missing, undecided=describe_unknown_range(missing))
-    extremes = (
-        _of_estimate(estimate_of(side, metric, settings, lowest)),
-        _of_estimate(estimate_of(side, metric, settings, highest)),
+    at_lowest, at_highest = (
+        Evidence.of(estimate_of(side, metric, settings, score)) for score in (lowest, highest)
     )
-    return replace(found, unscored=missing, extremes=extremes)
+    return replace(found, unscored=missing, extremes=(at_lowest, at_highest))
 
 
 def describe_unknown_range(missing: int) -> str:
@@ -893,23 +831,6 @@ def attempts_of(run: RunSamples) -> int:
     if run.inputs.n is not None:
         return run.inputs.n
     return max(1, int(np.bincount(run.samples["row"]).max(initial=1)))
-
-
-def _of_estimate(found: Estimate | None) -> Evidence:
-    if found is None:
-        return Evidence(note=NO_SAMPLE)
-    said = [part.rstrip(".") for part in (found.reason, found.warning) if part]
-    return Evidence(
-        value=found.value,
-        at_least=found.at_least,
-        at_most=found.at_most,
-        rows=found.clusters,
-        samples=found.n,
-        note=f"{'; '.join(said)}." if said else "",
-        low=found.low,
-        high=found.high,
-        method=found.method,
-    )
 
 
 def _spread(pair: RunPair, found: MetricChange, settings: ChangeSettings) -> VarianceComponents | None:

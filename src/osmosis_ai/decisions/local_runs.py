@@ -9,7 +9,7 @@ from pathlib import Path
 
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets import file_digest, find_row, row_digest
-from osmosis_ai.decisions.samples import SAMPLE_FIELDS, ComparedInputs, RowTable, RunSamples
+from osmosis_ai.decisions.samples import ComparedInputs, RowTable, RunSamples, sample_array
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.evaluation.journal import JournalCorruptionError, salvage_hint
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
@@ -49,14 +49,6 @@ def read_local_samples(path: Path) -> RunSamples:
     for row, source_row in enumerate(source_rows):
         if digests[row]:
             row_of[row] = distinct.position(digests[row], source_row)
-    finished = np.flatnonzero(table.columns["status"])
-    finished = finished[np.argsort(row_of[finished // table.n], kind="stable")]
-    samples = np.zeros(finished.size, dtype=np.dtype(SAMPLE_FIELDS))
-    samples["row"], samples["selected"] = row_of[finished // table.n], finished // table.n
-    samples["attempt"] = finished % table.n
-    samples["status"] = table.columns["status"][finished] - 1  # 0 is pending there
-    for name in ("reward", "cost_usd", "tokens", "duration_ms", "model_latency_ms"):
-        samples[name] = table.columns[name][finished]
     return RunSamples(
         name=results.name,
         run_id=manifest.local_run_id,
@@ -67,7 +59,7 @@ def read_local_samples(path: Path) -> RunSamples:
         row_keys=distinct.keys,
         keyed_by="row_digest",
         source_rows=distinct.source_rows(),
-        samples=samples,
+        samples=sample_array(table.columns, row_of, table.n),
         planned=len(table),
         unfinished=results.unfinished,
         reward_range=manifest.reward_range,

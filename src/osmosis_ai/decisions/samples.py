@@ -38,8 +38,6 @@ Place = Literal["local", "platform", "file"]
 KeyedBy = Literal["row_digest", "dataset-and-index"]
 
 SUCCESS = STATUSES.index("success")
-PENDING = 255
-"""The status of an attempt without a result."""
 SAMPLE_FIELDS = [
     ("row", "i4"),  # position in RunSamples.row_keys
     ("selected", "i4"),  # position among the selected rows, where copies of a row are apart
@@ -52,6 +50,8 @@ SAMPLE_FIELDS = [
     ("model_latency_ms", "f8"),
 ]
 """The fields of a sample, as NumPy's ``dtype`` takes them."""
+_FLOATS = [name for name, kind in SAMPLE_FIELDS if kind == "f8"]
+_STATUS_CODES: dict[str, int] = {name: code for code, name in enumerate(STATUSES, start=1)}
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,12 @@ class ComparedInputs:
     settings_digest: str | None = None
 
     def data(self) -> dict[str, Any]:
-        """Return them as scripts see them."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 @dataclass(frozen=True)
 class CountsOnly:
-    """What is known of a run whose platform does not tell its attempts: counts, each None where it is not
-    told."""
+    """The counts that a platform reports of a run whose attempts it does not list."""
 
     rows: int | None = None
     scored: int | None = None
@@ -97,7 +95,6 @@ class CountsOnly:
 
     @property
     def unscored(self) -> int | None:
-        """How many attempts have no score; None if the platform does not report it."""
         return None if self.tried is None or self.scored is None else max(0, self.tried - self.scored)
 
 
@@ -165,150 +162,113 @@ class RowTable:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys by position."""
         return tuple(self.positions)
 
     def source_rows(self) -> Integers:
-        """Return of each row its first place in the dataset."""
         import numpy as np
 
         return np.array(self.first_places, dtype=np.int64)
 
 
-class SampleTable:
-    """Takes the numbers of attempts one by one; a second result of an attempt replaces the first."""
+def sample_array(columns: Any, row_of: Integers, n: int) -> NDArray[np.void]:
+    """Return the samples of finished attempts, sorted by row.
 
-    def __init__(self, rows: int, n: int) -> None:
-        self.n = n
-        self.statuses = bytearray([PENDING]) * (rows * n)
-        self.floats = {
-            name: array("d", [math.nan]) * (rows * n) for name, kind in SAMPLE_FIELDS if kind == "f8"
-        }
+    ``columns`` has each attempt's status (a position in ``STATUSES`` from 1; 0 is pending) and floats, ``row_of`` the
+    distinct row of each selected row.
+    """
+    import numpy as np
 
-    def structured(self, row_of: Integers) -> NDArray[np.void]:
-        """Return the samples that there are, sorted by row."""
-        import numpy as np
-
-        status = np.frombuffer(self.statuses, dtype=np.uint8)
-        there = np.flatnonzero(status != PENDING)
-        there = there[np.argsort(row_of[there // self.n], kind="stable")]
-        samples = np.zeros(there.size, dtype=np.dtype(SAMPLE_FIELDS))
-        samples["row"], samples["selected"], samples["attempt"], samples["status"] = (
-            row_of[there // self.n],
-            there // self.n,
-            there % self.n,
-            status[there],
-        )
-        for name, column in self.floats.items():
-            values = np.frombuffer(column, dtype=np.float64)[there]
-            samples[name] = np.where(np.isfinite(values), values, math.nan)
-        return samples
-
-    @property
-    def pending(self) -> int:
-        """Attempts without a result."""
-        return self.statuses.count(PENDING)
-
-
-_STATUS_CODES: dict[str, int] = {name: code for code, name in enumerate(STATUSES)}
-_FLOATS = ("reward", "cost_usd", "tokens", "duration_ms", "model_latency_ms")
-_WITHOUT_DIGESTS = "The rows of {name} are matched by the dataset's digest and their position, because imported runs have no row digests."
+    finished = np.flatnonzero(columns["status"])
+    finished = finished[np.argsort(row_of[finished // n], kind="stable")]
+    samples = np.zeros(finished.size, dtype=np.dtype(SAMPLE_FIELDS))
+    samples["row"], samples["selected"] = row_of[finished // n], finished // n
+    samples["attempt"], samples["status"] = finished % n, columns["status"][finished] - 1
+    for name in _FLOATS:
+        samples[name] = columns[name][finished]
+    return samples
 
 
 class ToldSample(Protocol):
-    """What a sample came to; ``row`` and ``attempt`` as the run numbers them, with the fields of a comparison."""
+    """An attempt as its platform reports it, with the floats of a sample; rows and attempts count from 0."""
 
     @property
-    def row(self) -> int:
-        """The selected row, from 0."""
-        ...
-
+    def row(self) -> int: ...
     @property
-    def attempt(self) -> int:
-        """The attempt on it, from 0."""
-        ...
-
+    def attempt(self) -> int: ...
     @property
-    def status(self) -> str:
-        """How it ended."""
-        ...
-
+    def status(self) -> str: ...
     @property
-    def row_digest(self) -> str | None:
-        """What the row is."""
-        ...
-
+    def row_digest(self) -> str | None: ...
     @property
-    def source_row_index(self) -> int | None:
-        """The row's place in the dataset."""
-        ...
+    def source_row_index(self) -> int | None: ...
 
 
 class ToldSamples:
-    """Takes the samples of a run one by one, in any order, in memory for their numbers and a digest each row."""
+    """Collects the samples of a run one by one, in any order, in memory for their numbers and a digest each row."""
 
     def __init__(self, empty: RunSamples, *, rows: int, n: int, teller: str) -> None:
         self._empty, self._teller = empty, teller
         self._rows, self._n = rows, n
-        self._table = SampleTable(rows, n)
+        self._statuses = bytearray(rows * n)
+        self._floats = {name: array("d", [math.nan]) * (rows * n) for name in _FLOATS}
         self._digests, self._places = [""] * rows, [-1] * rows
 
     def add(self, sample: ToldSample) -> None:
-        """Take a sample in; a later one of the same attempt replaces it."""
+        """Add a sample; a later one of the same attempt replaces it."""
         if sample.row >= self._rows or sample.attempt >= self._n:
             raise OsmosisError(
                 f"{self._teller} tells of row {sample.row}, attempt {sample.attempt + 1}, which the run "
                 f"{self._empty.name} does not have."
             )
         item = sample.row * self._n + sample.attempt
-        self._table.statuses[item] = _STATUS_CODES.get(sample.status, _STATUS_CODES["failed"])
+        self._statuses[item] = _STATUS_CODES.get(sample.status, _STATUS_CODES["failed"])
         for name in _FLOATS:
             value = getattr(sample, name)
-            self._table.floats[name][item] = math.nan if value is None else value
+            self._floats[name][item] = math.nan if value is None or not math.isfinite(value) else value
         self._digests[sample.row] = self._digests[sample.row] or sample.row_digest or ""
         if sample.source_row_index is not None:
             self._places[sample.row] = sample.source_row_index
 
     def run(self) -> RunSamples:
-        """Return the run with what was told, its rows known by their digests where all have one."""
-        dataset = self._empty.inputs.dataset_sha256 or self._empty.run_id
-        return _keyed(self._empty, self._table, self._digests, self._places, dataset)
+        """Return the run with its samples, the rows identified by their digests if all have one."""
+        import numpy as np
+
+        empty, digests, places = self._empty, self._digests, self._places
+        columns = {name: np.frombuffer(values) for name, values in self._floats.items()}
+        status = np.frombuffer(self._statuses, dtype=np.uint8)
+        tried = np.flatnonzero(status.reshape(self._rows, self._n).any(axis=1)).tolist()
+        keyed = all(digests[row] for row in tried)
+        if not keyed and any(places[row] < 0 for row in tried):
+            raise OsmosisError(f"the platform does not tell what the rows of {empty.name} are.")
+        dataset = empty.inputs.dataset_sha256 or empty.run_id
+        distinct, row_of = RowTable(), np.full(self._rows, -1, dtype=np.int64)
+        for row in tried:
+            place = places[row]
+            row_of[row] = distinct.position(digests[row] if keyed else f"{dataset}:{place}", place)
+        note = (
+            f"The rows of {empty.name} are matched by the dataset's digest and their position, because imported runs "
+            "have no row digests."
+        )
+        return replace(
+            empty,
+            row_keys=distinct.keys,
+            keyed_by="row_digest" if keyed else "dataset-and-index",
+            source_rows=distinct.source_rows(),
+            samples=sample_array({"status": status, **columns}, row_of, self._n),
+            notes=empty.notes if keyed else (*empty.notes, note),
+        )
 
 
 def with_told_samples(
     empty: RunSamples, samples: Iterable[ToldSample], *, rows: int, n: int, teller: str
 ) -> RunSamples:
-    """Return a run with its samples, each attempt told once; arguments and errors as :class:`ToldSamples`."""
+    """Return a run with its samples, each attempt told once."""
     told = ToldSamples(empty, rows=rows, n=n, teller=teller)
     for count, sample in enumerate(samples):
         if count >= rows * n:
             raise OsmosisError(f"{teller} tells of more attempts than the run {empty.name} has.")
         told.add(sample)
     return told.run()
-
-
-def _keyed(
-    empty: RunSamples, table: SampleTable, digests: list[str], places: list[int], dataset: str
-) -> RunSamples:
-    import numpy as np
-
-    statuses = np.frombuffer(table.statuses, dtype=np.uint8).reshape(len(places), table.n)
-    tried = np.flatnonzero((statuses != PENDING).any(axis=1)).tolist()
-    keyed = all(digests[row] for row in tried)
-    if not keyed and any(places[row] < 0 for row in tried):
-        raise OsmosisError(f"the platform does not tell what the rows of {empty.name} are.")
-    distinct, row_of = RowTable(), np.full(len(places), -1, dtype=np.int64)
-    for row in tried:
-        place = places[row]
-        row_of[row] = distinct.position(digests[row] if keyed else f"{dataset}:{place}", place)
-    return replace(
-        empty,
-        row_keys=distinct.keys,
-        keyed_by="row_digest" if keyed else "dataset-and-index",
-        source_rows=distinct.source_rows(),
-        samples=table.structured(row_of),
-        notes=empty.notes if keyed else (*empty.notes, _WITHOUT_DIGESTS.format(name=empty.name)),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +282,6 @@ class RunSlice:
     pass_rate: Estimate | None
 
     def data(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
         return {
             "column": self.column,
             "value": self.value,
@@ -430,7 +389,7 @@ def _records(path: Path, column: str, names: dict[str, None]) -> Iterator[tuple[
 
 @dataclass(frozen=True)
 class ChangedRow:
-    """A row that has the same prompt in both runs and is another one all the same: its positions in either."""
+    """The positions in two runs of a row whose prompt is the same and whose answer or metadata is not."""
 
     a: int
     b: int
@@ -450,12 +409,10 @@ class MatchedRows:
 
     @property
     def common(self) -> int:
-        """How many rows both have."""
         return int(self.index_a.size)
 
     @property
     def words(self) -> str:
-        """It in words: ``88 rows are in both runs, of 100 and 120``."""
         of_a, of_b = self.common + int(self.only_a.size), self.common + int(self.only_b.size)
         if of_a == of_b == self.common:
             return f"all {self.common:,} rows are in both runs"
@@ -467,7 +424,14 @@ def match_rows(a: RunSamples, b: RunSamples) -> MatchedRows:
     """Match the rows of two runs by what they are; of runs without digests, by dataset and place in it."""
     import numpy as np
 
-    keys_a, keys_b, notes = _shared_keys(a, b)
+    notes: tuple[str, ...] = ()
+    keys_a, keys_b = a.row_keys, b.row_keys
+    if not a.keyed_by == b.keyed_by == "row_digest":
+        notes = tuple(dict.fromkeys((*a.notes, *b.notes)))
+        keys_a, keys_b = (
+            tuple(f"{run.inputs.dataset_sha256 or run.run_id}:{place}" for place in run.source_rows.tolist())
+            for run in (a, b)
+        )
     place_b = {key: place for place, key in reversed(list(enumerate(keys_b)))}
     pairs = [(place, place_b[key]) for place, key in enumerate(keys_a) if key in place_b]
     index = np.array(pairs, dtype=np.int64).reshape(-1, 2)
@@ -524,21 +488,7 @@ def _prompts(run: RunSamples, places: Integers) -> dict[int, str] | None:
 
 
 def counted_rows(count: int) -> str:
-    """Return ``1 row``, ``1,200 rows``."""
     return f"{count:,} row{'' if count == 1 else 's'}"
-
-
-def _shared_keys(a: RunSamples, b: RunSamples) -> tuple[list[str], list[str], tuple[str, ...]]:
-    """Return what the rows of either are known by, in the one way that both know."""
-    if a.keyed_by == b.keyed_by == "row_digest":
-        return list(a.row_keys), list(b.row_keys), ()
-    notes = tuple(dict.fromkeys((*a.notes, *b.notes)))
-    return _by_place(a), _by_place(b), notes
-
-
-def _by_place(run: RunSamples) -> list[str]:
-    dataset = run.inputs.dataset_sha256 or run.run_id
-    return [f"{dataset}:{place}" for place in run.source_rows.tolist()]
 
 
 _FAILED, _SKIPPED = STATUSES.index("failed"), STATUSES.index("skipped")
@@ -666,9 +616,25 @@ class RunPair:
             return cls(_labelled(a, every_a), _labelled(b, every_b), paired=False)
         return cls(_labelled(a, matched.index_a), _labelled(b, matched.index_b), paired=True)
 
-    def of_rows(self, chosen_a: Sequence[bool], chosen_b: Sequence[bool]) -> RunPair:
-        """Return the pair with only the chosen labels of either run; of a paired one, the same labels."""
-        return replace(self, a=_only(self.a, chosen_a), b=_only(self.b, chosen_b))
+
+def by_slice(pair: RunPair, column: str) -> dict[tuple[str, str | None], RunPair]:
+    """Return the pair of each value of a column; paired rows have the values of the baseline's dataset."""
+
+    def values_of(side: LabelledRun) -> list[str | None]:
+        of_rows = side.run.slice_values(column)
+        return [of_rows[row] for row in side.index.tolist()]
+
+    values_a = values_of(pair.a)
+    values_b = values_a if pair.paired else values_of(pair.b)
+    names = sorted({*values_a, *values_b}, key=lambda value: (value is None, value))
+    return {
+        (column, name): replace(
+            pair,
+            a=_only(pair.a, [value == name for value in values_a]),
+            b=_only(pair.b, [value == name for value in values_b]),
+        )
+        for name in names
+    }
 
 
 def mean_rewards(a: RunSamples, b: RunSamples, matched: MatchedRows) -> tuple[Floats, Integers]:

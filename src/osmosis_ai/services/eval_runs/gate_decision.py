@@ -414,7 +414,8 @@ class _Gate:
     def _parts(self, pair: RunPair) -> dict[tuple[str, str | None], RunPair]:
         """Return the slices that are large enough for a verdict, and note the others."""
         from osmosis_ai.decisions.compare import FEWEST_ROWS
-        from osmosis_ai.decisions.gate import by_slice, rows_of
+        from osmosis_ai.decisions.gate import rows_of
+        from osmosis_ai.decisions.samples import by_slice
 
         parts = {}
         for column in self._asked.slices:

@@ -123,7 +123,7 @@ def test_of_several_rules_that_fail_by_chance_alone_none_does() -> None:
 
 def test_unscored_attempts_count_with_the_interval_of_either_extreme() -> None:
     fine, worse = change(0.0, 0.02), change(-0.2, 0.02, 1e-6)
-    turned = UnscoredBounds(worst=change(-0.06, 0.02), best=change(0.06, 0.02), unscored_a=8, unscored_b=16)
+    turned = UnscoredBounds(worst=change(-0.06, 0.02), best=change(0.06, 0.02))
     found = judged(RATE, fine, bounds=turned, unscored=24)
     assert found.verdict == "unclear"
     assert (

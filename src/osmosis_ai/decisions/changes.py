@@ -14,7 +14,7 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.config.decisions import (
@@ -58,28 +58,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class UnscoredBounds:
-    """The difference at either extreme of what was not scored."""
+    """The difference with all unscored attempts against B, and in its favor."""
 
     worst: Difference
     best: Difference
-    unscored_a: int
-    unscored_b: int
 
-
-def worst_and_best(
-    difference: Callable[[float, float], Difference | None],
-    *,
-    scale: tuple[float, float],
-    unscored: tuple[int, int],
-) -> UnscoredBounds | None:
-    """Return the difference with everything unscored against B, then in its favour."""
-    least, most = scale
-    worst, best = difference(most, least), difference(least, most)
-    return None if worst is None or best is None else UnscoredBounds(worst, best, *unscored)
+    @classmethod
+    def of(
+        cls, difference: Callable[[float, float], Difference | None], scale: tuple[float, float]
+    ) -> UnscoredBounds | None:
+        """Return the bounds of a difference, given as a function of the scores of unscored attempts."""
+        worst, best = difference(scale[1], scale[0]), difference(*scale)
+        return None if worst is None or best is None else cls(worst, best)
 
 
 RATIO_METRICS = tuple(metric.name for metric in METRICS.values() if metric.scale == "amount")
-_Scale = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +91,9 @@ class MetricChange:
 
     @property
     def described(self) -> Metric:
-        """What its numbers are, and which way is good."""
         return described(self.metric)
 
     def data(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
         found: dict[str, Any] = {
             "metric": self.metric,
             "higher_is_better": self.described.higher_is_better,
@@ -138,40 +129,33 @@ def change_of(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricCha
         return _of_counts(pair, metric, settings)
     if metric in RATIO_METRICS:
         return _ratio(pair, metric, settings)
-    if attempts_asked(metric) is not None:
-        return _with_bounds(pair, metric, settings, _of_k)
-    return _with_bounds(pair, metric, settings, _of_attempts)
+    return _with_bounds(pair, metric, settings, _of_attempts if attempts_asked(metric) is None else _of_k)
 
 
 def adjust(
     changes: Sequence[MetricChange], by: Callable[[Sequence[float | None]], list[float | None]]
 ) -> list[MetricChange]:
     """Adjust the p-values of changes that are tested together, also those of the worst case of unscored attempts."""
+
+    def p_against(found: MetricChange) -> float | None:
+        change, against = found.change, found.against
+        if change is None or against is None:
+            return None if change is None else change.p
+        return against.p if against.value * change.value > 0 else 1.0
+
     found = list(changes)
     for place, p in enumerate(by([None if each.change is None else each.change.p for each in changes])):
         change = found[place].change
         if change is not None:
             found[place] = replace(found[place], change=replace(change, p_adjusted=p))
-    for place, p in enumerate(by([_p_against(each) for each in changes])):
+    for place, p in enumerate(by([p_against(each) for each in changes])):
         bounds, against = found[place].bounds, found[place].against
         if bounds is None or against is None:
             continue
-        adjusted = replace(against, p_adjusted=p)
-        found[place] = replace(
-            found[place],
-            bounds=replace(bounds, worst=adjusted)
-            if against is bounds.worst
-            else replace(bounds, best=adjusted),
-        )
+        name = "worst" if against is bounds.worst else "best"
+        bounds = replace(bounds, **{name: replace(against, p_adjusted=p)})
+        found[place] = replace(found[place], bounds=bounds)
     return found
-
-
-def _p_against(found: MetricChange) -> float | None:
-    """Return the p-value of a change with the unscored attempts placed against it."""
-    change, against = found.change, found.against
-    if change is None or against is None:
-        return None if change is None else change.p
-    return against.p if against.value * change.value > 0 else 1.0
 
 
 def described(metric: str) -> Metric:
@@ -190,11 +174,8 @@ def described(metric: str) -> Metric:
 
 def pass_or_fail(*runs: RunSamples) -> bool:
     """Whether every reward of the runs is 0 or 1."""
-    for run in runs:
-        rewards = run.samples["reward"][run.scored]
-        if not bool(((rewards == 0) | (rewards == 1)).all()):
-            return False
-    return True
+    scored = (run.samples["reward"][run.scored] for run in runs)
+    return all(bool(((rewards == 0) | (rewards == 1)).all()) for rewards in scored)
 
 
 def metrics_of(pair: RunPair) -> list[str]:
@@ -209,29 +190,26 @@ def metrics_of(pair: RunPair) -> list[str]:
     return ["reward", "pass_rate", *of_k, "unscored", *recorded]
 
 
-# -- differences ---------------------------------------------------------------------------
-
+_Ends = tuple[float, float]
 _Found = tuple[Estimate | None, Estimate | None, Difference | None, float | None]
-_Finder = Callable[[RunPair, str, ChangeSettings, "_Scale | None", "tuple[float, float] | None"], _Found]
+_Finder = Callable[[RunPair, str, ChangeSettings, "_Ends | None", "_Ends | None"], _Found]
 
 
 def _with_bounds(pair: RunPair, metric: str, settings: ChangeSettings, find: _Finder) -> MetricChange:
     scale = _scale_of(pair, metric, settings)
     a, b, change, spread = find(pair, metric, settings, scale, None)
     bounds = None
-    missing = (0, 0)
-    if needs_scores(metric):
-        missing = unscored_of(pair.a), unscored_of(pair.b)
+    missing = [unscored_of(side) if needs_scores(metric) else 0 for side in (pair.a, pair.b)]
     if scale is not None and any(missing):
 
         def with_unscored(of_a: float, of_b: float) -> Difference | None:
             return find(pair, metric, settings, scale, (of_a, of_b))[2]
 
-        bounds = worst_and_best(with_unscored, scale=scale, unscored=missing)
+        bounds = UnscoredBounds.of(with_unscored, scale)
     return MetricChange(metric, a, b, change, bounds, spread, unscored=sum(missing))
 
 
-def _scale_of(pair: RunPair, metric: str, settings: ChangeSettings) -> _Scale | None:
+def _scale_of(pair: RunPair, metric: str, settings: ChangeSettings) -> _Ends | None:
     if metric == "reward" and (settings.reward_range or not pass_or_fail(pair.a.run, pair.b.run)):
         return settings.reward_range
     return (0.0, 1.0)
@@ -241,21 +219,19 @@ def _of_attempts(
     pair: RunPair,
     metric: str,
     settings: ChangeSettings,
-    scale: _Scale | None,
-    unscored: tuple[float, float] | None,
+    scale: _Ends | None,
+    unscored: _Ends | None,
 ) -> _Found:
     """Compare the mean of a number that every attempt has."""
-    sides = []
-    for side, unscored_as in zip((pair.a, pair.b), unscored or (None, None), strict=True):
-        sides.append(values_of(side, metric, unscored_as))
-    a, b = _on_common_rows(pair, *sides)
+    as_a, as_b = unscored or (None, None)
+    a, b = _on_common_rows(pair, values_of(pair.a, metric, as_a), values_of(pair.b, metric, as_b))
+    estimates = _estimates(metric, a, b, settings)
     if not a.values.size or not b.values.size:
-        return (*_estimates(metric, a, b, settings), None, None)
+        return (*estimates, None, None)
     if not pair.paired:
         change = unpaired_difference(*a, *b, confidence=settings.confidence, scale=scale)
-        return (*_estimates(metric, a, b, settings), change, None)
-    pairs = Pairs.of(*a, *b, scale=scale)
-    return (*_estimates(metric, a, b, settings), *_difference(pairs, settings))
+        return (*estimates, change, None)
+    return (*estimates, *_difference(Pairs.of(*a, *b, scale=scale), settings))
 
 
 def values_of(side: LabelledRun, metric: str, unscored_as: float | None = None) -> Attempts:
@@ -313,8 +289,8 @@ def _of_k(
     pair: RunPair,
     metric: str,
     settings: ChangeSettings,
-    scale: _Scale | None,
-    unscored: tuple[float, float] | None,
+    scale: _Ends | None,
+    unscored: _Ends | None,
 ) -> _Found:
     """Compare pass@k or pass^k over rows with at least k scored attempts."""
     import numpy as np
@@ -355,9 +331,6 @@ def _difference(pairs: Pairs | None, settings: ChangeSettings) -> tuple[Differen
     return mean_difference(pairs, confidence=settings.confidence, seed=settings.seed), spread
 
 
-# -- ratios --------------------------------------------------------------------------------
-
-
 def _ratio(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricChange:
     a, b = _on_common_rows(pair, quantity(pair.a, metric), quantity(pair.b, metric))
     pairs = Pairs.of(*a, *b) if pair.paired else None
@@ -374,9 +347,6 @@ def quantity(side: LabelledRun, metric: str) -> Attempts:
         return side.recorded("tokens")
     milliseconds, rows = side.recorded("duration_ms")
     return Attempts(milliseconds / 1000, rows)
-
-
-# -- counts --------------------------------------------------------------------------------
 
 
 def _of_counts(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricChange:
@@ -396,7 +366,7 @@ def _of_counts(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricCh
         _rate_of(a, settings),
         _rate_of(b, settings),
         difference_of_counts(a, b, confidence=settings.confidence),
-        worst_and_best(with_unscored, scale=(0.0, 1.0), unscored=missing) if any(missing) else None,
+        UnscoredBounds.of(with_unscored, (0.0, 1.0)) if any(missing) else None,
         unscored=sum(missing),
         undecided=_unknown_unscored(pair.a) or _unknown_unscored(pair.b),
     )
@@ -434,14 +404,4 @@ def _pass_counts(side: LabelledRun) -> PassCounts | None:
 
 def _rate_of(counts: PassCounts, settings: ChangeSettings) -> Estimate:
     found = counts.interval(settings.confidence)
-    return Estimate(
-        counts.rate,
-        None,
-        found.low,
-        found.high,
-        counts.samples,
-        counts.rows,
-        found.method,
-        found.at_least,
-        found.at_most,
-    )
+    return Estimate(counts.rate, None, n=counts.samples, clusters=counts.rows, **asdict(found))

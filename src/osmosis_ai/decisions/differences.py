@@ -42,10 +42,10 @@ Sources:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from osmosis_ai.statistics.estimates import (
     CONFIDENCE,
@@ -69,8 +69,8 @@ if TYPE_CHECKING:
     BothRates: TypeAlias = Callable[[float], tuple["Interval | Estimate", "Interval | Estimate"]]
 
 
-Kind: TypeAlias = Literal["difference", "ratio"]
 NumberData: TypeAlias = dict[str, float | int | str | None]
+_BOUNDS = ("low", "high", "at_least", "at_most")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +78,18 @@ class Difference:
     """By how much B lies above A, or how many times A it is, and how far that can be trusted."""
 
     value: float
-    low: float | None
-    high: float | None
-    at_least: float | None
-    at_most: float | None
-    rows: int
-    samples: int
+    low: float | None = None
+    high: float | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    rows: int = 0
+    samples: int = 0
     method: str | None = None
     p: float | None = None
     p_adjusted: float | None = None
     reason: str | None = None
     warning: str | None = None
-    kind: Kind = "difference"
+    kind: Literal["difference", "ratio"] = "difference"
 
     @property
     def none(self) -> float:
@@ -103,25 +103,33 @@ class Difference:
             return False
         return self.low > self.none or self.high < self.none
 
+    def bounded(self, half: float, one_sided: float, *, method: str, p: float) -> Difference:
+        """Return the difference with symmetric bounds, given as distances from the value."""
+        return replace(
+            self,
+            low=self.value - half,
+            high=self.value + half,
+            at_least=self.value - one_sided,
+            at_most=self.value + one_sided,
+            method=method,
+            p=p,
+        )
+
+    def mapped(
+        self, change: Callable[[float], float], names: Sequence[str] = ("value", *_BOUNDS)
+    ) -> Difference:
+        """Return the difference with its value and bounds, or those named, changed by a function."""
+        numbers = {name: getattr(self, name) for name in names}
+        changed: dict[str, Any] = {name: None if n is None else change(n) for name, n in numbers.items()}
+        return replace(self, **changed)
+
     def within(self, width: float, *, certain: bool) -> Difference:
         """Return the difference with its interval limited to ``-width`` and ``width``."""
-        low, high, at_least, at_most = (
-            None if bound is None else min(max(bound, -width), width)
-            for bound in (self.low, self.high, self.at_least, self.at_most)
-        )
-        if not certain:
-            return replace(self, low=low, high=high)
-        return replace(self, low=low, high=high, at_least=at_least, at_most=at_most)
+        return self.mapped(lambda bound: min(max(bound, -width), width), _BOUNDS if certain else _BOUNDS[:2])
 
     def times(self, factor: float) -> Difference:
         """Return the difference of values ``factor`` times as large."""
-        low, high, at_least, at_most = (
-            None if bound is None else bound * factor
-            for bound in (self.low, self.high, self.at_least, self.at_most)
-        )
-        return replace(
-            self, value=self.value * factor, low=low, high=high, at_least=at_least, at_most=at_most
-        )
+        return self.mapped(lambda number: number * factor)
 
     def reversed(self) -> Difference:
         """Return A against B."""
@@ -164,8 +172,7 @@ def number_data(found: Estimate | Difference | None) -> NumberData:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Inversion:
+class Inversion(NamedTuple):
     """What one test says: the mean differences it does not reject, and its p-value of none."""
 
     low: float
@@ -176,29 +183,16 @@ class Inversion:
 
     def or_wider(self, other: Inversion) -> Inversion:
         """Return what neither test rejects alone: the wider bounds and the larger p-value."""
-        return Inversion(
-            min(self.low, other.low),
-            max(self.high, other.high),
-            min(self.at_least, other.at_least),
-            max(self.at_most, other.at_most),
-            max(self.p, other.p),
-        )
+        ends = (min, max, min, max, max)
+        return Inversion(*(end(pair) for end, pair in zip(ends, zip(self, other, strict=True), strict=True)))
 
     def within(self, width: float) -> Inversion:
         """Return it bounded to differences between ``-width`` and ``width``."""
-        return Inversion(
-            max(self.low, -width),
-            min(self.high, width),
-            max(self.at_least, -width),
-            min(self.at_most, width),
-            self.p,
-        )
+        return Inversion._make([*(min(max(bound, -width), width) for bound in self[:4]), self.p])
 
     def times(self, width: float) -> Inversion:
         """Return it for differences ``width`` times as large."""
-        return Inversion(
-            self.low * width, self.high * width, self.at_least * width, self.at_most * width, self.p
-        )
+        return Inversion._make([*(bound * width for bound in self[:4]), self.p])
 
 
 def score_interval(by_row: Floats, *, confidence: float) -> Inversion:
@@ -311,10 +305,6 @@ def bootstrap_t(by_row: Floats, *, confidence: float, seed: int) -> Inversion:
     )
 
 
-NO_RANGE = "the range of the rewards is unknown"
-SAME_DIFFERENCE = "every row has the same difference, so the variance cannot be estimated"
-TOO_FEW = "too few rows to rule out any difference: the range of the rewards is unknown"
-
 _HUGE = 1e100
 _ROUNDING = 1e-12
 
@@ -355,17 +345,14 @@ class Pairs:
 
     @property
     def rows(self) -> int:
-        """How many rows both have."""
         return int(self.a.size)
 
     @property
     def samples(self) -> int:
-        """How many scored attempts there are on them."""
         return int(self.a_counts.sum() + self.b_counts.sum())
 
     @property
     def by_row(self) -> Floats:
-        """How much higher B is on each row."""
         found: Floats = self.b - self.a
         return found
 
@@ -430,25 +417,22 @@ def mean_difference(pairs: Pairs, *, confidence: float = CONFIDENCE, seed: int =
 
 def _difference(by_row: Floats, pairs: Pairs, unit: float, *, confidence: float, seed: int) -> Difference:
     rows = by_row.size
-    plain = Difference(float(by_row.mean()) * unit, None, None, None, None, rows, pairs.samples)
+    value = float(by_row.mean()) * unit
     method, found, warning = _interval(by_row, pairs.scale is not None, confidence, seed)
-    plain = replace(plain, method=method, warning=warning)
+    plain = Difference(value, rows=rows, samples=pairs.samples, method=method, warning=warning)
     if found is None:
-        return replace(plain, reason=f"{ONE_CLUSTER if rows == 1 else SAME_DIFFERENCE}; {NO_RANGE}")
+        same = "every row has the same difference, so the variance cannot be estimated"
+        return replace(
+            plain, reason=f"{ONE_CLUSTER if rows == 1 else same}; the range of the rewards is unknown"
+        )
     bounds = found.times(unit)
     if not (math.isfinite(bounds.low) and math.isfinite(bounds.high)):
         at_least, at_most = (
             bound if math.isfinite(bound) else None for bound in (bounds.at_least, bounds.at_most)
         )
-        return replace(plain, at_least=at_least, at_most=at_most, p=found.p, reason=TOO_FEW)
-    return replace(
-        plain,
-        low=bounds.low,
-        high=bounds.high,
-        at_least=bounds.at_least,
-        at_most=bounds.at_most,
-        p=found.p,
-    )
+        reason = "too few rows to rule out any difference: the range of the rewards is unknown"
+        return replace(plain, at_least=at_least, at_most=at_most, p=found.p, reason=reason)
+    return replace(plain, **bounds._asdict())
 
 
 def _interval(
@@ -501,8 +485,7 @@ def _student(by_row: Floats, confidence: float) -> Inversion | None:
 
 
 def _unit(pairs: Pairs) -> float:
-    """Return what differences are divided by: the scale's width, or what keeps squares of the values within a float."""
-
+    """Return the divisor of differences: the scale's width, or one that keeps squares of the values finite."""
     if pairs.scale is not None:
         return pairs.scale[1] - pairs.scale[0]
     return workable_unit(pairs.a, pairs.b)
@@ -525,10 +508,6 @@ def _is_the_lower_of_both_ways(by_row: Floats) -> bool:
     return bool(unlike.size and against[unlike[0]] < 0)
 
 
-COUNTS_ONLY = (
-    "from counts alone: a row counts once, whatever its attempts, since how alike they are is not known"
-)
-
 _LEAST_P = 1e-12
 
 
@@ -542,7 +521,6 @@ class PassCounts:
 
     @property
     def rate(self) -> float:
-        """The share of samples that passed."""
         return self.passes / self.samples
 
     @property
@@ -555,7 +533,6 @@ class PassCounts:
         return PassCounts(self.passes + round(samples * passing), self.samples + samples, self.rows)
 
     def interval(self, confidence: float) -> Interval:
-        """Return Wilson's interval of the rate."""
         return wilson_interval(self.rate, self.observations, confidence)
 
 
@@ -584,7 +561,7 @@ def unpaired_difference(
         )
         return None if found is None else found.times(unit)
     value = float(b.mean()) - float(a.mean())
-    plain = Difference(value, None, None, None, None, a.size + b.size, int(counts_a.sum() + counts_b.sum()))
+    plain = Difference(value, rows=a.size + b.size, samples=int(counts_a.sum() + counts_b.sum()))
     if scale is None or min(_varied(means, scale) for means in (a, b)) >= LEAST_VARIED:
         ends = scale or observed_range(values_a, values_b)
         return _welch(plain, a, b, confidence).within(ends[1] - ends[0], certain=scale is not None)
@@ -606,12 +583,12 @@ def difference_of_counts(a: PassCounts, b: PassCounts, *, confidence: float = CO
     """Estimate by how much the pass rate of B lies above that of A from counts alone: Newcombe's interval."""
     if not a.samples or not b.samples:
         raise ValueError("a rate needs samples")
-    plain = Difference(
-        b.rate - a.rate, None, None, None, None, a.rows + b.rows, a.samples + b.samples, method="newcombe"
-    )
-    many_attempts = a.samples > a.rows or b.samples > b.rows
+    warning = None
+    if a.samples > a.rows or b.samples > b.rows:
+        warning = "from counts alone: a row counts once, whatever its attempts, since how alike they are is not known"
+    rows, samples = a.rows + b.rows, a.samples + b.samples
     return _of_two_rates(
-        replace(plain, warning=COUNTS_ONLY if many_attempts else None),
+        Difference(b.rate - a.rate, rows=rows, samples=samples, method="newcombe", warning=warning),
         [a.rate, b.rate],
         lambda level: (a.interval(level), b.interval(level)),
         confidence,
@@ -626,20 +603,12 @@ def difference_of_means(
     ``(b - a) ± z sqrt(stderr_a^2 + stderr_b^2)`` (Miller 2024, section 4.1): the rows behind either are not known.
     """
     value, stderr = b - a, math.hypot(stderr_a, stderr_b)
-    plain = Difference(value, None, None, None, None, 0, 0)
     if stderr == 0 or not math.isfinite(stderr + value):
-        return replace(plain, reason=NO_SPREAD)
+        return Difference(value, reason=NO_SPREAD)
     normal = NormalDist()
     half, one_sided = (normal.inv_cdf(level) * stderr for level in ((1 + confidence) / 2, confidence))
-    return replace(
-        plain,
-        low=value - half,
-        high=value + half,
-        at_least=value - one_sided,
-        at_most=value + one_sided,
-        method="standard-errors",
-        p=math.erfc(abs(value) / stderr / math.sqrt(2)),
-    )
+    p = math.erfc(abs(value) / stderr / math.sqrt(2))
+    return Difference(value).bounded(half, one_sided, method="standard-errors", p=p)
 
 
 def _varied(means: Floats, scale: tuple[float, float]) -> int:
@@ -660,15 +629,8 @@ def _welch(plain: Difference, a: Floats, b: Floats, confidence: float) -> Differ
     stderr = math.sqrt(sum(variances))
     half = float(stdtrit(freedom, (1 + confidence) / 2)) * stderr
     one_sided = float(stdtrit(freedom, confidence)) * stderr
-    return replace(
-        plain,
-        low=plain.value - half,
-        high=plain.value + half,
-        at_least=plain.value - one_sided,
-        at_most=plain.value + one_sided,
-        method="welch",
-        p=2 * float(stdtr(freedom, -abs(plain.value) / stderr)),
-    )
+    p = 2 * float(stdtr(freedom, -abs(plain.value) / stderr))
+    return plain.bounded(half, one_sided, method="welch", p=p)
 
 
 def _of_two_rates(plain: Difference, rates: list[float], both: BothRates, confidence: float) -> Difference:
@@ -708,8 +670,6 @@ def _rising_root(rising: Callable[[float], float]) -> float:
     )
 
 
-SAME_RATIO = "every row has the same ratio, so the variance cannot be estimated"
-TOO_FEW_RATIOS = "too few and too different rows to rule out any ratio"
 LARGEST_LOG = 700.0
 """Of the logarithm of a ratio; the ratio itself would be too large for a float."""
 
@@ -729,35 +689,16 @@ def ratio_of_means(pairs: Pairs, *, confidence: float = CONFIDENCE) -> Differenc
         warning = f"{pairs.rows - rows} of {pairs.rows} rows have nothing of it in a run, and are left out"
     value = float(logs.mean())
     stderr = float(logs.std(ddof=1)) / math.sqrt(rows) if rows > 1 else None
-    without_interval = Difference(
-        math.exp(min(value, LARGEST_LOG)),
-        None,
-        None,
-        None,
-        None,
-        rows,
-        samples,
-        warning=warning,
-        kind="ratio",
-    )
+    logs_only = Difference(value, rows=rows, samples=samples, warning=warning, kind="ratio")
+    without_interval = replace(logs_only, value=math.exp(min(value, LARGEST_LOG)))
     if not stderr:
-        return replace(without_interval, reason=ONE_CLUSTER if stderr is None else SAME_RATIO)
+        same = "every row has the same ratio, so the variance cannot be estimated"
+        return replace(without_interval, reason=ONE_CLUSTER if stderr is None else same)
     from scipy.special import stdtr, stdtrit
 
     half = float(stdtrit(rows - 1, (1 + confidence) / 2)) * stderr
     if abs(value) + half > LARGEST_LOG:
-        return replace(without_interval, reason=TOO_FEW_RATIOS)
+        return replace(without_interval, reason="too few and too different rows to rule out any ratio")
     one_sided = float(stdtrit(rows - 1, confidence)) * stderr
-    return Difference(
-        math.exp(value),
-        math.exp(value - half),
-        math.exp(value + half),
-        math.exp(value - one_sided),
-        math.exp(value + one_sided),
-        rows,
-        samples,
-        method="log-t",
-        p=2 * float(stdtr(rows - 1, -abs(value) / stderr)),
-        warning=warning,
-        kind="ratio",
-    )
+    p = 2 * float(stdtr(rows - 1, -abs(value) / stderr))
+    return logs_only.bounded(half, one_sided, method="log-t", p=p).mapped(math.exp)

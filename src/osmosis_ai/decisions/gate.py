@@ -600,37 +600,72 @@ class MarginEvidence:
 
 def judge_margin(rule: Rule, found: MarginEvidence, *, confidence: float = CONFIDENCE) -> RuleResult:
     """Apply a margin rule."""
-    margin, change = _Margin(rule, found, confidence), found.change
-    evidence = _evidence(rule, found).shown()
-    if found.undecided is not None:
-        return RuleResult(rule, evidence, "unclear", found.undecided)
+    margin, change, bounds = _Margin(rule), found.change, found.bounds
+    attempts = count_unscored(found.unscored)
     if change is None:
-        return RuleResult(rule, evidence, "unclear", _nothing_to_compare(rule))
+        evidence = Evidence(note=_nothing_to_compare(rule), unscored=found.unscored)
+    else:
+        extremes = None if bounds is None else (Evidence.of(bounds.worst), Evidence.of(bounds.best))
+        evidence = replace(
+            Evidence.of(change), unscored=found.unscored, extremes=extremes, unreported=found.unreported
+        )
+
+    def result(verdict: Verdict, reason: str, settles: str | None = None) -> RuleResult:
+        return RuleResult(rule, evidence.shown(), verdict, reason, settles)
+
+    if found.undecided is not None:
+        return result("unclear", found.undecided)
+    if change is None:
+        return result("unclear", evidence.note)
+    text = f"it is {margin_words(rule, change.value)} against the baseline"
     if change.at_least is None or change.at_most is None:
-        return RuleResult(rule, evidence, "unclear", f"{_compared(margin, change)}; {change.reason}.")
+        return result("unclear", f"{text}; {change.reason}.")
     verdict = margin.verdict(change)
-    if verdict != "unclear" and found.bounds is not None:
-        for extreme, how in ((found.bounds.worst, "against it"), (found.bounds.best, "in its favor")):
+    if bounds is not None and verdict != "unclear":
+        for extreme, how in ((bounds.worst, "against it"), (bounds.best, "in its favor")):
             if margin.verdict(extreme) != verdict:
-                return RuleResult(
-                    rule,
-                    evidence,
-                    "unclear",
-                    f"{_compared(margin, change)} over scored attempts, but between {_between(rule, extreme)} with "
-                    f"{count_unscored(found.unscored)} counted {how}.",
-                    f"score {count_unscored(found.unscored)}",
-                )
-    settles = None if verdict == "pass" else _settles(margin, change)
-    return RuleResult(rule, evidence, verdict, _reason(margin, change, verdict), settles)
+                between = f"between {margin.between(extreme)} with {attempts} counted {how}"
+                reason = f"{text} over scored attempts, but {between}."
+                return result("unclear", reason, f"score {attempts}")
+    if verdict == "unclear":
+        text = f"{text}, between {margin.between(change)}"
+        if bounds is not None:
+            text = (
+                f"{text}; between {margin.between(bounds.worst)} with {attempts} counted against it, "
+                f"and between {margin.between(bounds.best)} in its favor"
+            )
+    else:
+        passes = verdict == "pass"
+        end = 0 if passes == rule.described.higher_is_better else 1
+        bound = margin.shown_bounds(change)[end]
+        text = f"{text}, at {'worst' if passes else 'best'} {bound} with {100 * confidence:g} % confidence"
+        if bounds is not None:
+            bound = margin.shown_bounds(bounds.worst if passes else bounds.best)[end]
+            text = f"{text}, {bound} with {attempts} counted {'against it' if passes else 'in its favor'}"
+    counted = f"{change.rows:,} {'row' if change.rows == 1 else 'rows'}"
+    method = "" if change.method is None else f", {change.method}"
+    notes = [] if change.warning is None else [change.warning.rstrip(".")]
+    notes += [describe_unreported(found.unreported)] if found.unreported else []
+    reason = f"{'; '.join([f'{text} ({counted}{method})', *notes])}."
+    if verdict == "pass":
+        return result(verdict, reason)
+    distance = margin.turned(change.value) - margin.limit
+    settles = settle(
+        found.spread,
+        distance,
+        change.rows,
+        found.attempts,
+        confidence=confidence,
+        cost_attempt=found.cost_attempt,
+    )
+    return result(verdict, reason, settles.words)
 
 
 @dataclass(frozen=True)
 class _Margin:
-    """A margin rule beside what is known, turned so that higher is better and 0 is no difference."""
+    """A margin rule, with changes turned so that higher is better and 0 is no difference."""
 
     rule: Rule
-    found: MarginEvidence
-    confidence: float
 
     @property
     def limit(self) -> float:
@@ -638,64 +673,23 @@ class _Margin:
         return -math.log1p(self.rule.limit) if self.rule.described.scale == "amount" else -self.rule.limit
 
     def turned(self, number: float) -> float:
-        """Return a number of a change with its good side up."""
         if self.rule.described.scale == "amount":
             number = math.log(number) if number > 0 else -math.inf
         return number if self.rule.described.higher_is_better else -number
 
     def verdict(self, change: Difference) -> Verdict:
-        """Return what the bounds of a change say about the margin."""
+        """Return what the bounds of a change prove about the margin."""
         if change.at_least is None or change.at_most is None:
             return "unclear"
         worst, best = sorted((self.turned(change.at_least), self.turned(change.at_most)))
         return "pass" if worst > self.limit else "fail" if best < self.limit else "unclear"
 
+    def shown_bounds(self, change: Difference) -> tuple[str, str]:
+        shown = Evidence.of(change).shown()
+        return margin_words(self.rule, shown.at_least), margin_words(self.rule, shown.at_most)
 
-def _reason(margin: _Margin, change: Difference, verdict: Verdict) -> str:
-    level = f"with {100 * margin.confidence:g} % confidence"
-    bounds, rule, attempts = margin.found.bounds, margin.rule, count_unscored(margin.found.unscored)
-    text = _compared(margin, change)
-    if verdict == "unclear":
-        text = f"{text}, between {_between(rule, change)}"
-        if bounds is not None:
-            at_worst, at_best = _between(rule, bounds.worst), _between(rule, bounds.best)
-            text = f"{text}; between {at_worst} with {attempts} counted against it, and between {at_best} in its favor"
-    else:
-        is_low = (verdict == "pass") == rule.described.higher_is_better
-        how = "at worst" if verdict == "pass" else "at best"
-        text = f"{text}, {how} {margin_words(rule, _shown_bounds(change)[0 if is_low else 1])} {level}"
-        if bounds is not None:
-            extreme = _shown_bounds(bounds.worst if verdict == "pass" else bounds.best)[0 if is_low else 1]
-            counted = "against it" if verdict == "pass" else "in its favor"
-            text = f"{text}, {margin_words(rule, extreme)} with {attempts} counted {counted}"
-    counted = f"{change.rows:,} {'row' if change.rows == 1 else 'rows'}"
-    method = "" if change.method is None else f", {change.method}"
-    warned = "" if change.warning is None else f"; {change.warning.rstrip('.')}"
-    if margin.found.unreported:
-        warned = f"{warned}; {describe_unreported(margin.found.unreported)}"
-    return f"{text} ({counted}{method}){warned}."
-
-
-def _between(rule: Rule, change: Difference) -> str:
-    low, high = _shown_bounds(change)
-    return f"{margin_words(rule, low)} and {margin_words(rule, high)}"
-
-
-def _shown_bounds(change: Difference) -> tuple[float | None, float | None]:
-    shown = Evidence.of(change).shown()
-    return shown.at_least, shown.at_most
-
-
-def _settles(margin: _Margin, change: Difference) -> str:
-    found = margin.found
-    return settle(
-        found.spread,
-        margin.turned(change.value) - margin.limit,
-        change.rows,
-        found.attempts,
-        confidence=margin.confidence,
-        cost_attempt=found.cost_attempt,
-    ).words
+    def between(self, change: Difference) -> str:
+        return " and ".join(self.shown_bounds(change))
 
 
 def _nothing_to_compare(rule: Rule) -> str:
@@ -707,22 +701,6 @@ def _nothing_to_compare(rule: Rule) -> str:
     return "no row has this number in both runs."
 
 
-def _evidence(rule: Rule, found: MarginEvidence) -> Evidence:
-    if found.change is None:
-        return Evidence(note=_nothing_to_compare(rule), unscored=found.unscored)
-    extremes = None
-    if found.bounds is not None:
-        extremes = Evidence.of(found.bounds.worst), Evidence.of(found.bounds.best)
-    return replace(
-        Evidence.of(found.change), unscored=found.unscored, extremes=extremes, unreported=found.unreported
-    )
-
-
-def _compared(margin: _Margin, change: Difference | None) -> str:
-    value = None if change is None else change.value
-    return f"it is {margin_words(margin.rule, value)} against the baseline"
-
-
 def margin_words(rule: Rule, number: float | None) -> str:
     """Return a change in the words of its rule: points, percent or as it is; always with its sign."""
     if number is None:
@@ -732,14 +710,10 @@ def margin_words(rule: Rule, number: float | None) -> str:
 
 
 def margin_number(rule: Rule, number: float) -> str:
-    """Return the same without its unit: ``-3.6`` points or percent, ``+0.033``."""
+    """Return a change without its unit: ``-3.6`` points or percent, ``+0.033``."""
     scale = rule.described.scale
-    if scale == "amount":
-        return _signed(100 * (number - 1), 1)
-    return _signed(100 * number, 1) if scale == "share" else _signed(number, 3)
-
-
-def _signed(number: float, digits: int) -> str:
+    digits = 3 if scale == "value" else 1
+    number = {"amount": 100 * (number - 1), "share": 100 * number}.get(scale, number)
     text = f"{number:+.{digits}f}"
     return text.lstrip("+-") if float(text) == 0 else text
 
@@ -834,29 +808,22 @@ def attempts_of(run: RunSamples) -> int:
 
 
 def _spread(pair: RunPair, found: MetricChange, settings: ChangeSettings) -> VarianceComponents | None:
-    a, b = _by_attempt(pair.a, found.metric), _by_attempt(pair.b, found.metric)
+    a, b, change = _by_attempt(pair.a, found.metric), _by_attempt(pair.b, found.metric), found.change
     if pair.paired and a is not None and b is not None and found.described.scale != "amount":
         return VarianceComponents.of_pairs(*a, *b)
-    if found.change is None:
-        return None
-    if found.spread is not None:
-        return VarianceComponents(found.spread, None, found.change.rows, 1.0)
-    return _behind_the_interval(found, settings.confidence)
-
-
-def _behind_the_interval(found: MetricChange, confidence: float) -> VarianceComponents | None:
-    """Return the spread that an interval tells of, of the logarithm where it is a ratio's."""
-    from scipy.special import stdtrit
-
-    change = found.change
+    if change is not None and found.spread is not None:
+        return VarianceComponents(found.spread, None, change.rows, 1.0)
     if change is None or change.low is None or change.high is None or change.rows < 2:
         return None
-    ends = change.low, change.high
+    # The variance behind the interval; for a ratio, that of its logarithm.
+    low, high = change.low, change.high
     if change.kind == "ratio":
-        if ends[0] <= 0:
+        if low <= 0:
             return None
-        ends = math.log(ends[0]), math.log(ends[1])
-    stderr = (ends[1] - ends[0]) / 2 / float(stdtrit(change.rows - 1, (1 + confidence) / 2))
+        low, high = math.log(low), math.log(high)
+    from scipy.special import stdtrit
+
+    stderr = (high - low) / 2 / float(stdtrit(change.rows - 1, (1 + settings.confidence) / 2))
     return VarianceComponents(stderr**2 * change.rows, None, change.rows, 1.0)
 
 

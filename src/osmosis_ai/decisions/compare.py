@@ -348,75 +348,41 @@ def compare_runs(
     names = [f"{run.place}:{run.name}" if names.count(run.name) > 1 else run.name for run in runs]
     inputs = [_inputs_of(run) for run in runs]
     values = {name: tuple(each[name] for each in inputs) for name in inputs[0]}
-    measured = [_measured(baseline, run, metric, options) for run in candidates]
+    measured: list[tuple[RunPair, Comparability, dict[str, MetricChange]]] = []
+    for run in candidates:
+        comparability = require_comparable(baseline, run, options.allowances)
+        pair = RunPair.of(baseline, run, comparability.matched)
+        asked = dict.fromkeys([*metrics_of(pair), metric])
+        changes = {each: change_of(pair, each, options.settings) for each in asked}
+        measured.append((pair, comparability, changes))
     if len(measured) > 1:
-        measured = _adjusted(measured)
-    totals = [RunTotals.of(run, name) for run, name in zip(runs, names, strict=True)]
+        # The p-values of a metric are adjusted for all candidates that it was tried on.
+        for each in {name for *_, changes in measured for name in changes}:
+            tried = [changes for *_, changes in measured if each in changes]
+            for changes, change in zip(
+                tried, adjust([changes[each] for changes in tried], holm), strict=True
+            ):
+                changes[each] = change
+    totals, *others = [RunTotals.of(run, name) for run, name in zip(runs, names, strict=True)]
+    compared = []
+    for (pair, comparability, changes), own in zip(measured, others, strict=True):
+        verdict = _decide(changes[metric], comparability, totals, own, options.confidence, len(candidates))
+        compared.append(
+            ComparedCandidate(
+                totals=own,
+                comparability=comparability,
+                changes=tuple(changes.values()),
+                rows=row_changes(pair, metric, shown=options.rows_shown) if pair.paired else None,
+                slices=slice_changes(pair, options.slices, metric, options.settings),
+                verdict=verdict,
+            )
+        )
     return RunComparison(
-        baseline=totals[0],
-        candidates=tuple(
-            _candidate(found, totals[0], own, metric, options, tried=len(candidates))
-            for found, own in zip(measured, totals[1:], strict=True)
-        ),
+        baseline=totals,
+        candidates=tuple(compared),
         metric=metric,
         options=options,
         differs={name: of_runs for name, of_runs in values.items() if len(set(of_runs)) > 1},
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class _Measured:
-    pair: RunPair
-    comparability: Comparability
-    changes: tuple[MetricChange, ...]
-
-
-def _measured(baseline: RunSamples, candidate: RunSamples, metric: str, options: CompareOptions) -> _Measured:
-    comparability = require_comparable(baseline, candidate, options.allowances)
-    pair = RunPair.of(baseline, candidate, comparability.matched)
-    metrics = dict.fromkeys([*metrics_of(pair), metric])
-    return _Measured(pair, comparability, tuple(change_of(pair, each, options.settings) for each in metrics))
-
-
-def _adjusted(measured: Sequence[_Measured]) -> list[_Measured]:
-    """Adjust the p-values of each metric for all candidates that it was tried on."""
-    adjusted: list[dict[str, MetricChange]] = [
-        {each.metric: each for each in found.changes} for found in measured
-    ]
-    for metric in {name: None for of_run in adjusted for name in of_run}:
-        runs = [of_run for of_run in adjusted if metric in of_run]
-        for of_run, each in zip(runs, adjust([of_run[metric] for of_run in runs], holm), strict=True):
-            of_run[metric] = each
-    return [
-        replace(found, changes=tuple(of_run.values()))
-        for found, of_run in zip(measured, adjusted, strict=True)
-    ]
-
-
-def _candidate(
-    found: _Measured, baseline: RunTotals, own: RunTotals, metric: str, options: CompareOptions, *, tried: int
-) -> ComparedCandidate:
-    deciding = next(each for each in found.changes if each.metric == metric)
-    rows_of_each = None
-    if not found.pair.paired and deciding.a is not None and deciding.b is not None:
-        rows_of_each = deciding.a.clusters, deciding.b.clusters
-    known = Circumstances(
-        a=baseline.name,
-        b=own.name,
-        attempts=(baseline.attempts, own.attempts),
-        confidence=options.confidence,
-        paired=found.pair.paired,
-        candidates=tried,
-        rows=rows_of_each,
-        label=found.comparability.label,
-    )
-    return ComparedCandidate(
-        totals=own,
-        comparability=found.comparability,
-        changes=found.changes,
-        rows=row_changes(found.pair, metric, shown=options.rows_shown) if found.pair.paired else None,
-        slices=slice_changes(found.pair, options.slices, metric, options.settings),
-        verdict=decide(deciding, known),
     )
 
 
@@ -439,8 +405,14 @@ def require_in_range(runs: Sequence[RunSamples], reward_range: tuple[float, floa
 
 
 Direction = Literal["better", "worse", "unclear"]
+_NAMES = {
+    "pass_rate": "pass rate",
+    "unscored": "unscored attempts",
+    "failed": "failed attempts",
+    "cost_per_row": "cost of a row",
+}
 _TOO_LONG = 1e15
-"""Beyond it a float has no decimals, and its digits say nothing."""
+"""Larger floats have no decimals, and their last digits are meaningless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,51 +425,89 @@ class CompareVerdict:
     detectable: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Circumstances:
-    """What has to be known besides the numbers."""
+def _decide(
+    found: MetricChange,
+    comparability: Comparability,
+    a: RunTotals,
+    b: RunTotals,
+    confidence: float,
+    candidates: int,
+) -> CompareVerdict:
+    """Return the verdict of the deciding metric on ``b``, and its sentence."""
+    metric, change, against = found.metric, found.change, found.against
+    scale, named = found.described.scale, _NAMES.get(metric, metric)
+    paired = comparability.matched is not None
 
-    a: str
-    b: str
-    attempts: tuple[int, int]
-    confidence: float
-    paired: bool = True
-    candidates: int = 1
-    rows: tuple[int, int] | None = None
-    label: str | None = None
+    def unclear(reason: str, detectable: float | None = None) -> CompareVerdict:
+        sentence = f"{b.name} and {a.name} cannot be told apart: {reason}"
+        return CompareVerdict("unclear", sentence, reason, detectable)
 
-
-def decide(found: MetricChange, known: Circumstances) -> CompareVerdict:
-    """Return what the metric that decides says of the candidate."""
-    change = found.change
     if change is None:
-        why = (
-            _nothing_in_both(found.metric)
-            if known.paired
-            else f"the {_named(found.metric)} is not known of both"
-        )
-        return CompareVerdict("unclear", f"{_untold(known)}: {why}.", f"{why}.")
-    direction = _measured_direction(found, change, known.confidence)
+        return unclear(f"{_nothing_in_both(metric)}." if paired else f"the {named} is not known of both.")
+    unit = " points" if metric == "pass_rate" else f" points in {named}"
+    unit = {"value": f" in {metric}", "amount": f" times the {named}"}.get(scale, unit)
+    rows = f"{change.rows:,} row{'' if change.rows == 1 else 's'}"
+    if not paired and found.a is not None and found.b is not None:
+        rows = f"{found.a.clusters:,} and {found.b.clusters:,} rows"
+    missing = f"{found.unscored:,} unscored {'attempt' if found.unscored == 1 else 'attempts'}"
+    signed = f"{signed_words(metric, change.value)}{unit}"
+
+    def doubts(low: float | None, high: float | None) -> str:
+        interval = change.reason
+        if low is not None and high is not None:
+            ends = f"{change_words(metric, low)} to {change_words(metric, high)}"
+            interval = f"{confidence_words(confidence)} interval {ends}"
+        adjusted = None
+        if change.p_adjusted is not None and candidates > 1:
+            adjusted = f"p {p_words(change.p_adjusted)} among {candidates} candidates"
+        parts = [interval, rows, None if paired else "unpaired", adjusted, comparability.label]
+        return ", ".join(filter(None, parts))
+
+    direction = _measured_direction(found, change, confidence)
     if direction == "unclear":
-        return _not_told(found, change, known)
+        reason = f"{signed} ({doubts(change.low, change.high)})"
+        if found.unscored:
+            reason = f"{reason} without {missing}"
+        if change.excludes_none and change.p_adjusted is not None:
+            return unclear(f"{reason}; alone it would count, among {candidates} candidates it may be chance.")
+        least = _detectable(change, confidence)
+        if least is None:
+            return unclear(f"{reason}.")
+        size = f"{rows} x {a.attempts if a.attempts == b.attempts else f'{a.attempts} and {b.attempts}'}"
+        if scale == "share" and least > 1:
+            return unclear(f"{reason}; {size} can hardly show any difference.", least)
+        shown = f"{change_words(metric, least)}{unit}"
+        return unclear(f"{reason}; {size} would have shown {shown} or more in 8 of 10 cases.", least)
     if found.undecided is not None:
-        reason = f"{found.undecided.rstrip('.')}."
-        return CompareVerdict("unclear", f"{_untold(known)}: {reason}", reason)
-    if direction_of(found, known.confidence) == "unclear":
-        reason = _describe_unscored(found, change, known)
-        return CompareVerdict("unclear", f"{_untold(known)}: {reason}", reason)
-    return CompareVerdict(direction, _told(found, change, direction, known))
+        return unclear(f"{found.undecided.rstrip('.')}.")
+    if direction_of(found, confidence) == "unclear":
+        measured = f"{signed} over scored attempts ({doubts(change.low, change.high)})"
+        if against is None:
+            return unclear(
+                f"{measured}, but {missing} could change it: the range of rewards is unknown (--reward-range LOW,HIGH)."
+            )
+        shown = signed_words(metric, against.value)
+        if against.low is not None and against.high is not None:
+            shown = f"{shown} ({interval_words(metric, against)})"
+        how = "against" if change.value > change.none else "in favor of"
+        return unclear(f"{measured}, but {shown} with {missing} counted {how} {b.name}.")
+    low, high = change.low, change.high
+    if change.kind == "ratio":
+        much = f": its {named} is {change_words(metric, change.value)} times that of {a.name}"
+        return CompareVerdict(direction, f"{b.name} is {direction}{much} ({doubts(low, high)}).")
+    if change.value < 0:
+        low, high = (None if end is None else -end for end in (high, low))
+    also = f", also with {missing} counted {'against' if change.value > 0 else 'in favor of'} {b.name}"
+    much = f"{change_words(metric, abs(change.value))}{unit} ({doubts(low, high)}){also if found.unscored else ''}"
+    return CompareVerdict(direction, f"{b.name} is {direction} by {much}.")
 
 
 def _nothing_in_both(metric: str) -> str:
     if described(metric).scale == "amount":
         return f"no row has more than zero {metric.removesuffix('_per_row')} in both"
     attempts = attempts_asked(metric) or 1
-    return (
-        "no row has a score in both"
-        if attempts == 1
-        else f"no row has {attempts} attempts with a score in both"
-    )
+    asked = "a score" if attempts == 1 else f"{attempts} attempts with a score"
+    return f"no row has {asked} in both"
 
 
 def direction_of(found: MetricChange, confidence: float) -> Direction:
@@ -539,67 +549,7 @@ def signed_words(metric: str, number: float) -> str:
 
 
 def confidence_words(confidence: float) -> str:
-    """Return ``95 %``."""
     return f"{100 * confidence:g} %"
-
-
-def _rows_words(change: Difference, known: Circumstances) -> str:
-    """Return ``100 rows``; ``20 and 100 rows`` of runs on rows of their own."""
-    if known.rows is not None:
-        return "{:,} and {:,} rows".format(*known.rows)
-    return f"{change.rows:,} row{'' if change.rows == 1 else 's'}"
-
-
-# -- sentences -----------------------------------------------------------------------------
-
-
-def _told(found: MetricChange, change: Difference, direction: Direction, known: Circumstances) -> str:
-    if change.kind == "ratio":
-        numbers = _interval(found, change.low, change.high)
-        much = f"its {_named(found.metric)} is {change_words(found.metric, change.value)} times that of {known.a}"
-        return f"{known.b} is {direction}: {much} ({_doubts(change, numbers, known)})."
-    low, high = change.low, change.high
-    if change.value < 0:
-        low, high = (None if end is None else -end for end in (high, low))
-    much = f"{change_words(found.metric, abs(change.value))}{_unit(found.metric)}"
-    counted = (
-        f", also with {_missing(found)} counted {'against' if change.value > 0 else 'in favor of'} {known.b}"
-    )
-    also = counted if found.unscored else ""
-    return (
-        f"{known.b} is {direction} by {much} ({_doubts(change, _interval(found, low, high), known)}){also}."
-    )
-
-
-def _not_told(found: MetricChange, change: Difference, known: Circumstances) -> CompareVerdict:
-    signed = f"{signed_words(found.metric, change.value)}{_unit(found.metric)}"
-    numbers = _interval(found, change.low, change.high)
-    reason = f"{signed} ({_doubts(change, numbers, known)})"
-    if found.unscored:
-        reason = f"{reason} without {_missing(found)}"
-    if change.excludes_none and change.p_adjusted is not None:
-        said = f"{reason}; alone it would count, among {known.candidates} candidates it may be chance."
-        return CompareVerdict("unclear", f"{_untold(known)}: {said}", said)
-    least = _detectable(change, known.confidence)
-    shown = _shown(found, change, least, known)
-    said = f"{reason}; {shown}" if shown else f"{reason}."
-    return CompareVerdict("unclear", f"{_untold(known)}: {said}", said, least)
-
-
-def _doubts(change: Difference, numbers: str | None, known: Circumstances) -> str:
-    """Return what stands in parentheses: the interval, the rows, and what is unusual."""
-    interval = f"{confidence_words(known.confidence)} interval {numbers}" if numbers else change.reason
-    adjusted = None
-    if change.p_adjusted is not None and known.candidates > 1:
-        adjusted = f"p {p_words(change.p_adjusted)} among {known.candidates} candidates"
-    parts = [
-        interval,
-        _rows_words(change, known),
-        None if known.paired else "unpaired",
-        adjusted,
-        known.label,
-    ]
-    return ", ".join(filter(None, parts))
 
 
 def p_words(p: float | None) -> str:
@@ -607,27 +557,6 @@ def p_words(p: float | None) -> str:
     if p is None:
         return "–"
     return "< 0.001" if p < 0.0005 else f"{p:.3f}"
-
-
-def _interval(found: MetricChange, low: float | None, high: float | None) -> str | None:
-    if low is None or high is None:
-        return None
-    return f"{change_words(found.metric, low)} to {change_words(found.metric, high)}"
-
-
-def _untold(known: Circumstances) -> str:
-    return f"{known.b} and {known.a} cannot be told apart"
-
-
-def _shown(found: MetricChange, change: Difference, least: float | None, known: Circumstances) -> str | None:
-    """Say what these rows and attempts would have shown, had it been there."""
-    if least is None:
-        return None
-    a, b = known.attempts
-    design = f"{_rows_words(change, known)} x {a if a == b else f'{a} and {b}'}"
-    if found.described.scale == "share" and least > 1:
-        return f"{design} can hardly show any difference."
-    return f"{design} would have shown {change_words(found.metric, least)}{_unit(found.metric)} or more in 8 of 10 cases."
 
 
 def _detectable(change: Difference, confidence: float) -> float | None:
@@ -644,44 +573,6 @@ def _detectable(change: Difference, confidence: float) -> float | None:
     half = below if change.value > 0 else above if change.value < 0 else max(below, above)
     degrees = change.rows - 1
     return half * (1 + float(stdtrit(degrees, POWER)) / float(stdtrit(degrees, (1 + confidence) / 2)))
-
-
-def _describe_unscored(found: MetricChange, change: Difference, known: Circumstances) -> str:
-    """Explain why the unscored attempts leave a measured difference undecided."""
-    value = f"{signed_words(found.metric, change.value)}{_unit(found.metric)}"
-    measured = (
-        f"{value} over scored attempts ({_doubts(change, _interval(found, change.low, change.high), known)})"
-    )
-    missing, against = _missing(found), found.against
-    if against is None:
-        return f"{measured}, but {missing} could change it: the range of rewards is unknown (--reward-range LOW,HIGH)."
-    interval = _interval(found, against.low, against.high)
-    other = signed_words(found.metric, against.value)
-    shown = f"{other} ({interval})" if interval else other
-    how = "against" if change.value > change.none else "in favor of"
-    return f"{measured}, but {shown} with {missing} counted {how} {known.b}."
-
-
-def _missing(found: MetricChange) -> str:
-    return f"{found.unscored:,} unscored {'attempt' if found.unscored == 1 else 'attempts'}"
-
-
-def _unit(metric: str) -> str:
-    scale = described(metric).scale
-    if scale == "value":
-        return f" in {metric}"
-    if scale == "amount":
-        return f" times the {_named(metric)}"
-    return " points" if metric == "pass_rate" else f" points in {_named(metric)}"
-
-
-def _named(metric: str) -> str:
-    return {
-        "pass_rate": "pass rate",
-        "unscored": "unscored attempts",
-        "failed": "failed attempts",
-        "cost_per_row": "cost of a row",
-    }.get(metric, metric)
 
 
 def _rounded(number: float, digits: int) -> str:
@@ -720,23 +611,9 @@ def difference_words(metric: str, change: Difference | None) -> str:
 
 
 def interval_words(metric: str, change: Difference | None) -> str:
-    """Return ``1.9 to 10.5``."""
     if change is None or change.low is None or change.high is None:
         return numbers.MISSING
     return f"{change_words(metric, change.low)} to {change_words(metric, change.high)}"
-
-
-def metrics_note(candidate: ComparedCandidate) -> str:
-    """Return what the values of a candidate's metrics were taken over."""
-    said = ["values and differences are of the rows that have a score in both runs"]
-    if candidate.comparability.matched is None:
-        said = ["unpaired: each run's values are of its own rows"]
-    if any(described(each.metric).scale == "amount" for each in candidate.changes):
-        said.append(
-            "cost is of a row, tokens and latency are of an attempt; x is the ratio of geometric means"
-        )
-    warnings = dict.fromkeys(each.change.warning for each in candidate.changes if each.change is not None)
-    return "; ".join([*said, *filter(None, warnings)])
 
 
 def row_counts(rows: RowChanges) -> str:
@@ -747,7 +624,6 @@ def row_counts(rows: RowChanges) -> str:
 
 
 DECIDES = " (decides)"
-_SLICES_NOTE = "p is adjusted for all slices; a slice of under 10 rows has no verdict"
 Cells = tuple[str, ...]
 
 
@@ -764,12 +640,12 @@ class ComparedTable:
 
 
 def runs_of(found: RunComparison) -> list[RunTotals]:
-    """Return what all runs come to, the baseline first."""
+    """Return the totals of all runs, the baseline first."""
     return [found.baseline, *(candidate.totals for candidate in found.candidates)]
 
 
 def differing_inputs(found: RunComparison) -> ComparedTable | None:
-    """Return what differs in the runs' inputs; None where nothing does."""
+    """Return the inputs that differ between the runs; None if all are equal."""
     if not found.differs:
         return None
     headings = ["Input", *(run.name for run in runs_of(found))]
@@ -780,12 +656,21 @@ def differing_inputs(found: RunComparison) -> ComparedTable | None:
 def changed_metrics(found: RunComparison, candidate: ComparedCandidate) -> ComparedTable:
     """Return a candidate's metrics against the baseline's."""
     rows = [row for change in candidate.changes for row in _metric_rows(change, found.metric)]
+    notes = ["values and differences are of the rows that have a score in both runs"]
+    if candidate.comparability.matched is None:
+        notes = ["unpaired: each run's values are of its own rows"]
+    if any(each.described.scale == "amount" for each in candidate.changes):
+        notes.append(
+            "cost is of a row, tokens and latency are of an attempt; x is the ratio of geometric means"
+        )
+    warnings = dict.fromkeys(each.change.warning for each in candidate.changes if each.change is not None)
+    note = "; ".join([*notes, *filter(None, warnings)])
     headings = _change_headings(found, candidate, "Metric")
-    return ComparedTable(_against(found, candidate), headings, rows, note=metrics_note(candidate))
+    return ComparedTable(_against(found, candidate), headings, rows, note=note)
 
 
 def changed_slices(found: RunComparison, candidate: ComparedCandidate) -> ComparedTable | None:
-    """Return the deciding metric by the values of a column; None where no column was asked for."""
+    """Return the deciding metric by the values of columns; None if no column was given."""
     if not candidate.slices:
         return None
     headings = [*_change_headings(found, candidate, "Slice"), "Verdict"]
@@ -798,7 +683,8 @@ def changed_slices(found: RunComparison, candidate: ComparedCandidate) -> Compar
         for each in candidate.slices
     ]
     title = f"{_against(found, candidate)}: {found.metric} by slice"
-    return ComparedTable(title, headings, rows, (0, len(headings) - 1), _SLICES_NOTE)
+    note = "p is adjusted for all slices; a slice of under 10 rows has no verdict"
+    return ComparedTable(title, headings, rows, (0, len(headings) - 1), note)
 
 
 def changed_rows(runs: tuple[str, str], rows: RowChanges | None, more: str) -> ComparedTable | None:
@@ -834,24 +720,23 @@ def changed_rows(runs: tuple[str, str], rows: RowChanges | None, more: str) -> C
 
 
 def taken(found: RunComparison) -> ComparedTable:
-    """Return what the runs took."""
+    """Return the attempts, cost, tokens and time of each run."""
     headings = ("Run", "Rows", "Attempts", "Scored", "Cost", "Tokens", "Time in attempts")
+
+    def over(total: str, known: int, tried: int | None) -> str:
+        return f"{total} ({known:,} of {tried:,})" if tried is not None and 0 < known < tried else total
+
     rows = [
         (
             run.name,
             *map(numbers.count, (run.rows, run.tried, run.scored)),
-            _over(numbers.money(run.cost_usd), run.priced, run.tried),
-            _over(numbers.count(run.tokens), run.tokens_reported, run.tried),
+            over(numbers.money(run.cost_usd), run.priced, run.tried),
+            over(numbers.count(run.tokens), run.tokens_reported, run.tried),
             numbers.duration(run.duration_s),
         )
         for run in runs_of(found)
     ]
     return ComparedTable("What the runs took", headings, rows)
-
-
-def _over(total: str, known: int, tried: int | None) -> str:
-    """Return a sum, with the number of attempts that reported it if some did not."""
-    return f"{total} ({known:,} of {tried:,})" if tried is not None and 0 < known < tried else total
 
 
 def _against(found: RunComparison, candidate: ComparedCandidate) -> str:

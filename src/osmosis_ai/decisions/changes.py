@@ -355,6 +355,11 @@ def _of_counts(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricCh
     if metric != "pass_rate" or a is None or b is None:
         return MetricChange(metric, None, None, None)
     missing = unscored_of(pair.a), unscored_of(pair.b)
+    unknown = [
+        f"the platform does not report how many attempts of {run.name} have no score."
+        for run in (pair.a.run, pair.b.run)
+        if run.summary is not None and run.summary.unscored is None
+    ]
 
     def with_unscored(of_a: float, of_b: float) -> Difference:
         return difference_of_counts(
@@ -368,7 +373,7 @@ def _of_counts(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricCh
         difference_of_counts(a, b, confidence=settings.confidence),
         UnscoredBounds.of(with_unscored, (0.0, 1.0)) if any(missing) else None,
         unscored=sum(missing),
-        undecided=_unknown_unscored(pair.a) or _unknown_unscored(pair.b),
+        undecided=next(iter(unknown), None),
     )
 
 
@@ -376,15 +381,6 @@ def unscored_of(side: LabelledRun) -> int:
     """Return how many attempts have no score, as far as the run reports them."""
     counts = side.run.summary
     return int(side.unscored().values.sum()) if counts is None else counts.unscored or 0
-
-
-def _unknown_unscored(side: LabelledRun) -> str | None:
-    """Say so if a platform does not report how many attempts of a run have no score; None if it is known."""
-    counts = side.run.summary
-    known = counts is None or counts.unscored is not None
-    return (
-        None if known else f"the platform does not report how many attempts of {side.run.name} have no score."
-    )
 
 
 def _pass_counts(side: LabelledRun) -> PassCounts | None:

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 
 
 NumberData: TypeAlias = dict[str, float | int | str | None]
+NUMBER_KEYS = ("value", "low", "high", "rows", "samples", "method", "p", "p_adjusted", "reason")
 _BOUNDS = ("low", "high", "at_least", "at_most")
 
 
@@ -154,22 +155,12 @@ class Difference:
 def number_data(found: Estimate | Difference | None) -> NumberData:
     """Return a number as documents show it: the same nine keys for every one."""
     if isinstance(found, Difference):
-        rows, samples, p, p_adjusted = found.rows, found.samples, found.p, found.p_adjusted
-    elif found is not None:
-        rows, samples, p, p_adjusted = found.clusters, found.n, None, None
-    else:
-        rows, samples, p, p_adjusted = 0, 0, None, None
-    return {
-        "value": found.value if found else None,
-        "low": found.low if found else None,
-        "high": found.high if found else None,
-        "rows": rows,
-        "samples": samples,
-        "method": found.method if found else None,
-        "p": p,
-        "p_adjusted": p_adjusted,
-        "reason": found.reason if found else "nothing to compare",
-    }
+        return {name: getattr(found, name) for name in NUMBER_KEYS}
+    unknown: NumberData = dict.fromkeys(NUMBER_KEYS)
+    if found is None:
+        return unknown | {"rows": 0, "samples": 0, "reason": "nothing to compare"}
+    known = {name: getattr(found, name) for name in ("value", "low", "high", "method", "reason")}
+    return unknown | known | {"rows": found.clusters, "samples": found.n}
 
 
 class Inversion(NamedTuple):
@@ -513,7 +504,7 @@ _LEAST_P = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class PassCounts:
-    """What is known of a run without its attempts."""
+    """The counts of a run whose attempts are unknown."""
 
     passes: int
     samples: int
@@ -523,17 +514,13 @@ class PassCounts:
     def rate(self) -> float:
         return self.passes / self.samples
 
-    @property
-    def observations(self) -> int:
-        """As many as there are rows: however alike attempts on one row are, bounds from these hold."""
-        return min(self.samples, self.rows)
-
     def with_more(self, samples: int, passing: float) -> PassCounts:
         """Return the counts with more samples, a share of which passes."""
         return PassCounts(self.passes + round(samples * passing), self.samples + samples, self.rows)
 
     def interval(self, confidence: float) -> Interval:
-        return wilson_interval(self.rate, self.observations, confidence)
+        # With at most one observation per row, the bounds hold however alike the attempts on a row are.
+        return wilson_interval(self.rate, min(self.samples, self.rows), confidence)
 
 
 def unpaired_difference(
@@ -562,8 +549,10 @@ def unpaired_difference(
         return None if found is None else found.times(unit)
     value = float(b.mean()) - float(a.mean())
     plain = Difference(value, rows=a.size + b.size, samples=int(counts_a.sum() + counts_b.sum()))
-    if scale is None or min(_varied(means, scale) for means in (a, b)) >= LEAST_VARIED:
-        ends = scale or observed_range(values_a, values_b)
+    ends = scale or observed_range(values_a, values_b)
+    # In each run, the rows away from the lower end of the scale, or from the upper, whichever are fewer.
+    varied = min(min((means > ends[0]).sum(), (means < ends[1]).sum()) for means in (a, b))
+    if scale is None or varied >= LEAST_VARIED:
         return _welch(plain, a, b, confidence).within(ends[1] - ends[0], certain=scale is not None)
     least, width = scale[0], scale[1] - scale[0]
     parts = [(np.clip((means - least) / width, 0.0, 1.0), np.arange(means.size)) for means in (a, b)]
@@ -609,11 +598,6 @@ def difference_of_means(
     half, one_sided = (normal.inv_cdf(level) * stderr for level in ((1 + confidence) / 2, confidence))
     p = math.erfc(abs(value) / stderr / math.sqrt(2))
     return Difference(value).bounded(half, one_sided, method="standard-errors", p=p)
-
-
-def _varied(means: Floats, scale: tuple[float, float]) -> int:
-    """Return how many rows are away from the lower end, or from the upper, whichever are fewer."""
-    return min(int((means > scale[0]).sum()), int((means < scale[1]).sum()))
 
 
 def _welch(plain: Difference, a: Floats, b: Floats, confidence: float) -> Difference:

@@ -48,7 +48,7 @@ from osmosis_ai.decisions.changes import (
     quantity,
     values_of,
 )
-from osmosis_ai.decisions.differences import Difference
+from osmosis_ai.decisions.differences import NUMBER_KEYS, Difference
 from osmosis_ai.decisions.samples import RunPair
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.statistics.estimates import (
@@ -168,8 +168,7 @@ class Evidence:
     def number(self) -> dict[str, Any]:
         """Return the JSON form of a number (as ``differences.number_data``)."""
         reason = self.note or None if self.at_least is None and self.at_most is None else None
-        names = ("value", "low", "high", "rows", "samples", "method", "p")
-        return {**{name: getattr(self, name) for name in names}, "p_adjusted": None, "reason": reason}
+        return {name: getattr(self, name, None) for name in NUMBER_KEYS} | {"reason": reason}
 
 
 @dataclass(frozen=True)

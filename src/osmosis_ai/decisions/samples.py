@@ -12,17 +12,13 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from osmosis_ai.config.decisions import LARGEST_REWARD
-from osmosis_ai.config.issues import closest
 from osmosis_ai.controller.outcomes import STATUSES
-from osmosis_ai.datasets import iter_rows
-from osmosis_ai.datasets.readers import METADATA_COLUMN, open_reader, raise_for
-from osmosis_ai.datasets.rows import as_object, as_text, content_digest
 from osmosis_ai.decisions.differences import number_data
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.statistics.estimates import estimate_rate, estimate_reward, fitting_range
@@ -42,7 +38,7 @@ SAMPLE_FIELDS = [
     ("row", "i4"),  # position in RunSamples.row_keys
     ("selected", "i4"),  # position among the selected rows, where copies of a row are apart
     ("attempt", "i4"),  # from 0, as the run numbered it
-    ("status", "u1"),  # position in controller.classify.STATUSES
+    ("status", "u1"),  # position in controller.outcomes.STATUSES
     ("reward", "f8"),  # NaN: absent, as in all floats here
     ("cost_usd", "f8"),
     ("tokens", "f8"),
@@ -136,6 +132,7 @@ class RunSamples:
 
     def slice_values(self, column: str) -> list[str | None]:
         """Return of each distinct row the value of a column of the dataset, None where it has none."""
+        from osmosis_ai.evaluation.dataset_columns import read_slice_values
 
         if self.open_dataset is None:
             raise OsmosisError(
@@ -321,74 +318,7 @@ def _slices(run: RunSamples, column: str) -> list[RunSlice]:
     return found
 
 
-_MAX_SLICES = 50
-_MAX_KEYS = 1000
-
-
-def read_slice_values(path: Path, column: str, source_rows: Integers) -> list[str | None]:
-    """Return for each row the text of a column, or of a key of its metadata; None if the row has no value."""
-    positions = {row: position for position, row in enumerate(source_rows.tolist())}
-    values: list[str | None] = [None] * len(positions)
-    names: dict[str, None] = {}
-    distinct: set[str] = set()
-    for row, record in _records(path, column, names):
-        position = positions.get(row)
-        if position is None:
-            continue
-        value = as_text(record.get(column))
-        values[position] = value
-        if value is not None:
-            distinct.add(value)
-        if len(distinct) > _MAX_SLICES:
-            raise OsmosisError(
-                f"'{column}' has more than {_MAX_SLICES} values, which is too many for slices.",
-                details={"column": column},
-                hint="choose a column that divides the rows into a few groups",
-            )
-    if column not in names and not distinct:
-        suggestion = closest(column, names)
-        raise OsmosisError(
-            f"the dataset {path.name} has no column '{column}'.",
-            details={"column": column, "columns": list(names), "suggestion": suggestion},
-            hint=f"did you mean '{suggestion}'?" if suggestion else f"it has {', '.join(list(names)[:20])}",
-        )
-    return values
-
-
-def read_prompts(path: Path, source_rows: Integers) -> dict[int, str]:
-    """Return the digest of each row's messages by its position in the file, without rows that have none."""
-    wanted = set(source_rows.tolist())
-    found: dict[int, str] = {}
-    for row in iter_rows(path):
-        if row.source_row_index in wanted and row.messages:
-            found[row.source_row_index] = content_digest(row.messages)
-            if len(found) == len(wanted):
-                break
-    return found
-
-
-def _records(path: Path, column: str, names: dict[str, None]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (position, record or its metadata); ``names`` collects the columns and keys."""
-    report = raise_for(path)
-    reader = open_reader(path, report=report, only={column, METADATA_COLUMN})
-    for position, (number, record) in enumerate(reader):
-        if position == 0:
-            names.update(dict.fromkeys(name for name in reader.columns if name != METADATA_COLUMN))
-        if column in reader.columns:
-            yield position, record
-            continue
-        try:
-            metadata = as_object(record.get(METADATA_COLUMN)) or {}
-        except ValueError as error:
-            report(f"{reader.unit} {number}: {error}")
-            raise
-        if len(names) < _MAX_KEYS:
-            names.update(dict.fromkeys(metadata))
-        yield position, metadata
-
-
-@dataclass(frozen=True)
-class ChangedRow:
+class ChangedRow(NamedTuple):
     """The positions in two runs of a row whose prompt is the same and whose answer or metadata is not."""
 
     a: int
@@ -457,7 +387,18 @@ def _changed_rows(
     if not only_a.size or not only_b.size or a.inputs.dataset_sha256 == b.inputs.dataset_sha256:
         return (), ()
     places_a, places_b = a.source_rows[only_a], b.source_rows[only_b]
-    prompts = _prompts(a, places_a), _prompts(b, places_b)
+
+    def prompts_of(run: RunSamples, places: Integers) -> dict[int, str] | None:
+        from osmosis_ai.evaluation.dataset_columns import read_prompts
+
+        if run.open_dataset is None:
+            return None
+        try:
+            return read_prompts(run.open_dataset(), places)
+        except (OsmosisError, OSError):
+            return None
+
+    prompts = prompts_of(a, places_a), prompts_of(b, places_b)
     if prompts[0] is not None and prompts[1] is not None:
         found = {prompt: place for place, prompt in prompts[1].items()}
         pairs = [(place, found[prompt]) for place, prompt in prompts[0].items() if prompt in found]
@@ -474,17 +415,6 @@ def _changed_rows(
     row_b = dict(zip(places_b.tolist(), only_b.tolist(), strict=True))
     rows = tuple(ChangedRow(row_a[place], row_b[other]) for place, other in pairs)
     return rows, ((f"{counted_rows(len(rows))} {note}",) if rows else ())
-
-
-def _prompts(run: RunSamples, places: Integers) -> dict[int, str] | None:
-    """Return by place the digest of each row's prompt; None where the dataset cannot be read."""
-
-    if run.open_dataset is None:
-        return None
-    try:
-        return read_prompts(run.open_dataset(), places)
-    except (OsmosisError, OSError):
-        return None
 
 
 def counted_rows(count: int) -> str:

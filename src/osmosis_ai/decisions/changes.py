@@ -186,7 +186,7 @@ def metrics_of(pair: RunPair) -> list[str]:
     ks = [1 << exponent for exponent in range(1, min(attempts).bit_length())]
     of_k = [f"{name}{k}" for name in ("pass@", "pass^") for k in ks]
     sides = (pair.a, pair.b)
-    recorded = [name for name in RATIO_METRICS if all(quantity(side, name).values.size for side in sides)]
+    recorded = [name for name in RATIO_METRICS if all(side.values(name).values.size for side in sides)]
     return ["reward", "pass_rate", *of_k, "unscored", *recorded]
 
 
@@ -224,7 +224,7 @@ def _of_attempts(
 ) -> _Found:
     """Compare the mean of a number that every attempt has."""
     as_a, as_b = unscored or (None, None)
-    a, b = _on_common_rows(pair, values_of(pair.a, metric, as_a), values_of(pair.b, metric, as_b))
+    a, b = _on_common_rows(pair, pair.a.values(metric, as_a), pair.b.values(metric, as_b))
     estimates = _estimates(metric, a, b, settings)
     if not a.values.size or not b.values.size:
         return (*estimates, None, None)
@@ -232,15 +232,6 @@ def _of_attempts(
         change = unpaired_difference(*a, *b, confidence=settings.confidence, scale=scale)
         return (*estimates, change, None)
     return (*estimates, *_difference(Pairs.of(*a, *b, scale=scale), settings))
-
-
-def values_of(side: LabelledRun, metric: str, unscored_as: float | None = None) -> Attempts:
-    """Return a number of each attempt: a reward, or whether it passed, failed, has no score."""
-    if metric == "reward":
-        return side.rewards(unscored_as)
-    if metric == "pass_rate":
-        return side.passed(unscored_as)
-    return side.unscored() if metric == "unscored" else side.failed()
 
 
 def estimate_of(
@@ -252,7 +243,7 @@ def estimate_of(
     if k is not None:
         estimate = estimate_pass_at_k if metric.startswith("pass@") else estimate_pass_hat_k
         return estimate(*side.pass_counts(unscored_as), k, clusters, confidence=settings.confidence)
-    attempts = quantity(side, metric) if metric in RATIO_METRICS else values_of(side, metric, unscored_as)
+    attempts = side.values(metric, unscored_as)
     return _estimate(metric, attempts, settings, clusters[attempts.rows])
 
 
@@ -332,21 +323,11 @@ def _difference(pairs: Pairs | None, settings: ChangeSettings) -> tuple[Differen
 
 
 def _ratio(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricChange:
-    a, b = _on_common_rows(pair, quantity(pair.a, metric), quantity(pair.b, metric))
+    a, b = _on_common_rows(pair, pair.a.values(metric), pair.b.values(metric))
     pairs = Pairs.of(*a, *b) if pair.paired else None
     change = None if pairs is None else ratio_of_means(pairs, confidence=settings.confidence)
     unreported = sum(side.unreported(metric) for side in (pair.a, pair.b))
     return MetricChange(metric, *_estimates(metric, a, b, settings), change, unreported=unreported)
-
-
-def quantity(side: LabelledRun, metric: str) -> Attempts:
-    """Return tokens and seconds of each attempt, US dollars of each row."""
-    if metric == "cost_per_row":
-        return side.row_costs()
-    if metric == "tokens":
-        return side.recorded("tokens")
-    milliseconds, rows = side.recorded("duration_ms")
-    return Attempts(milliseconds / 1000, rows)
 
 
 def _of_counts(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricChange:
@@ -380,7 +361,7 @@ def _of_counts(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricCh
 def unscored_of(side: LabelledRun) -> int:
     """Return how many attempts have no score, as far as the run reports them."""
     counts = side.run.summary
-    return int(side.unscored().values.sum()) if counts is None else counts.unscored or 0
+    return int(side.values("unscored").values.sum()) if counts is None else counts.unscored or 0
 
 
 def _pass_counts(side: LabelledRun) -> PassCounts | None:

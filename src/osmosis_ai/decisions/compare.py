@@ -178,7 +178,7 @@ def row_changes(pair: RunPair, metric: str, *, shown: int) -> RowChanges:
     )
     rewards = np.empty(attempts.shape)
     for place, side in enumerate((pair.a, pair.b)):
-        values, rows = side.rewards()
+        values, rows = side.values("reward")
         rewards[place] = np.bincount(rows, weights=values, minlength=side.index.size)[both] / attempts[place]
     before, after = rewards if metric == "reward" else passes / attempts
     change = after - before

@@ -45,8 +45,6 @@ from osmosis_ai.decisions.changes import (
     UnscoredBounds,
     change_of,
     estimate_of,
-    quantity,
-    values_of,
 )
 from osmosis_ai.decisions.differences import NUMBER_KEYS, Difference
 from osmosis_ai.decisions.samples import RunPair
@@ -743,7 +741,7 @@ def sampled_evidence(side: LabelledRun, rule: Rule, settings: ChangeSettings) ->
 
 def with_unscored(found: Evidence, side: LabelledRun, metric: str, settings: ChangeSettings) -> Evidence:
     """Add to a metric what it would be with all unscored attempts at the lowest, and at the highest score."""
-    missing = int(side.unscored().values.sum()) if needs_scores(metric) else 0
+    missing = int(side.values("unscored").values.sum()) if needs_scores(metric) else 0
     if not missing:
         return found
     lowest, highest = settings.reward_range or (None, None) if metric == "reward" else (0.0, 1.0)
@@ -828,6 +826,4 @@ def _spread(pair: RunPair, found: MetricChange, settings: ChangeSettings) -> Var
 
 def _by_attempt(side: LabelledRun, metric: str) -> Attempts | None:
     """Return the number that each attempt, or row, has of a metric; None of one that needs several attempts."""
-    if metric in RATIO_METRICS:
-        return quantity(side, metric)
-    return None if attempts_asked(metric) is not None else values_of(side, metric)
+    return None if attempts_asked(metric) is not None else side.values(metric)

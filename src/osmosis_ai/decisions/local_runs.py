@@ -9,7 +9,7 @@ from pathlib import Path
 
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets import file_digest, find_row, row_digest
-from osmosis_ai.decisions.samples import ComparedInputs, RowTable, RunSamples, sample_array
+from osmosis_ai.decisions.samples import ComparedInputs, RunSamples, distinct_rows, sample_array
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.evaluation.journal import JournalCorruptionError, salvage_hint
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
@@ -25,8 +25,6 @@ _SEARCH_TIME_S = 1.0
 
 def read_local_samples(path: Path) -> RunSamples:
     """Read the attempts of a local run, complete or not."""
-    import numpy as np
-
     results = LocalResults(path)
     manifest, table, events = results.manifest, results.table, results.directory.events
     digests = [""] * table.rows
@@ -44,11 +42,9 @@ def read_local_samples(path: Path) -> RunSamples:
         judges.update(model for model in models if isinstance(model, str))
 
     results.advance(add)
-    distinct, row_of = RowTable(), np.full(table.rows, -1, dtype=np.int64)
     source_rows = (source_row for part in manifest.selected_rows() for source_row in part)
-    for row, source_row in enumerate(source_rows):
-        if digests[row]:
-            row_of[row] = distinct.position(digests[row], source_row)
+    known = ((row, digests[row], place) for row, place in enumerate(source_rows) if digests[row])
+    keys, places, row_of = distinct_rows(table.rows, known)
     return RunSamples(
         name=results.name,
         run_id=manifest.local_run_id,
@@ -56,9 +52,9 @@ def read_local_samples(path: Path) -> RunSamples:
         location=str(path),
         status=results.status,
         inputs=read_inputs(path, judges),
-        row_keys=distinct.keys,
+        row_keys=keys,
         keyed_by="row_digest",
-        source_rows=distinct.source_rows(),
+        source_rows=places,
         samples=sample_array(table.columns, row_of, table.n),
         planned=len(table),
         unfinished=results.unfinished,

@@ -141,30 +141,24 @@ class RunSamples:
         return read_slice_values(self.open_dataset(), column, self.source_rows)
 
 
-@dataclass
-class RowTable:
-    """Tells distinct rows apart while samples are read, in memory for one key each."""
+def distinct_rows(
+    rows: int, known: Iterable[tuple[int, str, int]]
+) -> tuple[tuple[str, ...], Integers, Integers]:
+    """Return the distinct keys, the first place of each in the dataset, and the key's position for each of the rows.
 
-    positions: dict[str, int] = field(default_factory=dict)
-    first_places: list[int] = field(default_factory=list)
+    ``known`` has the number, key and place of each row that takes part; the others have the position -1.
+    """
+    import numpy as np
 
-    def position(self, key: str, source_row: int) -> int:
-        """Return the position of a row, which is a new one when its key is."""
-        found = self.positions.setdefault(key, len(self.first_places))
-        if found == len(self.first_places):
-            self.first_places.append(source_row)
-        elif source_row < self.first_places[found]:
-            self.first_places[found] = source_row
-        return found
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return tuple(self.positions)
-
-    def source_rows(self) -> Integers:
-        import numpy as np
-
-        return np.array(self.first_places, dtype=np.int64)
+    positions: dict[str, int] = {}
+    places: list[int] = []
+    row_of = np.full(rows, -1, dtype=np.int64)
+    for row, key, place in known:
+        position = row_of[row] = positions.setdefault(key, len(places))
+        if position == len(places):
+            places.append(place)
+        places[position] = min(places[position], place)
+    return tuple(positions), np.array(places, dtype=np.int64), row_of
 
 
 def sample_array(columns: Any, row_of: Integers, n: int) -> NDArray[np.void]:
@@ -238,19 +232,19 @@ class ToldSamples:
         if not keyed and any(places[row] < 0 for row in tried):
             raise OsmosisError(f"the platform does not tell what the rows of {empty.name} are.")
         dataset = empty.inputs.dataset_sha256 or empty.run_id
-        distinct, row_of = RowTable(), np.full(self._rows, -1, dtype=np.int64)
-        for row in tried:
-            place = places[row]
-            row_of[row] = distinct.position(digests[row] if keyed else f"{dataset}:{place}", place)
+        keys, source_rows, row_of = distinct_rows(
+            self._rows,
+            ((row, digests[row] if keyed else f"{dataset}:{places[row]}", places[row]) for row in tried),
+        )
         note = (
             f"The rows of {empty.name} are matched by the dataset's digest and their position, because imported runs "
             "have no row digests."
         )
         return replace(
             empty,
-            row_keys=distinct.keys,
+            row_keys=keys,
             keyed_by="row_digest" if keyed else "dataset-and-index",
-            source_rows=distinct.source_rows(),
+            source_rows=source_rows,
             samples=sample_array({"status": status, **columns}, row_of, self._n),
             notes=empty.notes if keyed else (*empty.notes, note),
         )
@@ -422,6 +416,7 @@ def counted_rows(count: int) -> str:
 
 
 _FAILED, _SKIPPED = STATUSES.index("failed"), STATUSES.index("skipped")
+_AMOUNTS = {"cost_per_row": "cost_usd", "tokens": "tokens", "latency": "duration_ms"}
 NOWHERE = -1
 HUGE = LARGEST_REWARD
 
@@ -465,67 +460,58 @@ class LabelledRun:
         found: NDArray[np.bool_] = (self.rows >= 0) & (self.run.samples["status"] != _SKIPPED)
         return found
 
-    def rewards(self, unscored_as: float | None = None) -> Attempts:
-        """Return the rewards of scored attempts; of the unscored ones what is given, if anything is."""
-        return self._scored_or(self.run.samples["reward"], unscored_as)
+    def values(self, metric: str, unscored_as: float | None = None) -> Attempts:
+        """Return a number of each attempt; for ``cost_per_row``, of each row.
 
-    def passed(self, unscored_as: float | None = None) -> Attempts:
-        """Return 1 for each scored attempt that passed and 0 for the others, the unscored as :meth:`rewards`."""
-        return self._scored_or(self.run.passed.astype("f8"), unscored_as)
+        Rewards and passes are those of scored attempts, and of the others if ``unscored_as`` is their score. Tokens and
+        seconds are those of attempts that report them.
+        """
+        import numpy as np
 
-    def unscored(self) -> Attempts:
-        """Return 1 for each attempt without a score and 0 for the others."""
-        tried = self.tried()
-        return Attempts((~self.run.scored[tried]).astype("f8"), self.rows[tried])
+        if metric == "cost_per_row":
+            return self._row_costs()
+        samples, chosen, scored = self.run.samples, self.tried(), self.run.scored
+        if metric in _AMOUNTS:
+            numbers = samples[_AMOUNTS[metric]]
+            chosen &= np.abs(numbers) < HUGE
+            numbers = numbers / 1000 if metric == "latency" else numbers
+        elif metric == "unscored":
+            numbers = ~scored
+        elif metric == "failed":
+            numbers = samples["status"] == _FAILED
+        else:
+            numbers = samples["reward"] if metric == "reward" else self.run.passed
+            if unscored_as is None:
+                chosen = scored & (self.rows >= 0)
+            else:
+                numbers = np.where(scored, numbers, unscored_as)
+        return Attempts(numbers[chosen].astype(np.float64), self.rows[chosen])
 
-    def failed(self) -> Attempts:
-        """Return 1 for each attempt that failed and 0 for the others."""
-        tried = self.tried()
-        return Attempts((self.run.samples["status"][tried] == _FAILED).astype("f8"), self.rows[tried])
-
-    def row_costs(self) -> Attempts:
-        """Return what all attempts of a row cost together, in US dollars, of rows where each attempt tells."""
+    def _row_costs(self) -> Attempts:
+        """Return the cost of all attempts of a row, in US dollars, for rows where each attempt reports it."""
         import numpy as np
 
         tried = self.tried()
         costs, rows = self.run.samples["cost_usd"][tried], self.rows[tried]
-        # One that is not known makes the sum not known.
+        # An unknown cost makes the sum unknown.
         sums = np.bincount(rows, weights=costs, minlength=self.index.size).astype(np.float64)
         known = np.flatnonzero((np.bincount(rows, minlength=self.index.size) > 0) & (np.abs(sums) < HUGE))
         return Attempts(sums[known], known)
-
-    def recorded(self, field: str) -> Attempts:
-        """Return a quantity of every attempt that has it recorded."""
-        import numpy as np
-
-        values = self.run.samples[field]
-        known = self.tried() & (np.abs(values) < HUGE)
-        return Attempts(values[known], self.rows[known])
 
     def unreported(self, metric: str) -> int:
         """Return how many attempts did not report an amount."""
         import numpy as np
 
-        field = {"cost_per_row": "cost_usd", "tokens": "tokens", "latency": "duration_ms"}[metric]
-        return int((self.tried() & ~(np.abs(self.run.samples[field]) < HUGE)).sum())
+        return int((self.tried() & ~(np.abs(self.run.samples[_AMOUNTS[metric]]) < HUGE)).sum())
 
     def pass_counts(self, unscored_as: float | None = None) -> Passes:
         """Return scored attempts and passes of each label."""
         import numpy as np
 
-        values, rows = self.passed(unscored_as)
+        values, rows = self.values("pass_rate", unscored_as)
         counts = np.bincount(rows, minlength=self.index.size)
         passes = np.bincount(rows, weights=values, minlength=self.index.size)
         return Passes(counts, np.rint(passes).astype(np.int64))
-
-    def _scored_or(self, values: Floats, unscored_as: float | None) -> Attempts:
-        import numpy as np
-
-        scored = self.run.scored & (self.rows >= 0)
-        if unscored_as is None:
-            return Attempts(values[scored], self.rows[scored])
-        tried = self.tried()
-        return Attempts(np.where(scored, values, unscored_as)[tried], self.rows[tried])
 
 
 @dataclass(frozen=True, eq=False)
@@ -574,7 +560,7 @@ def mean_rewards(a: RunSamples, b: RunSamples, matched: MatchedRows) -> tuple[Fl
 
     pair, means = RunPair.of(a, b, matched), []
     for side in (pair.a, pair.b):
-        values, labels = side.rewards()
+        values, labels = side.values("reward")
         counts = np.bincount(labels, minlength=matched.common)
         sums = np.bincount(labels, weights=values, minlength=matched.common)
         means.append(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))

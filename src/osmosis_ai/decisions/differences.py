@@ -392,38 +392,40 @@ def mean_difference(pairs: Pairs, *, confidence: float = CONFIDENCE, seed: int =
     """Estimate by how much the mean of B lies above that of A, every row weighing the same."""
     import numpy as np
 
-    unit = _unit(pairs)
+    if pairs.scale is not None:
+        unit = pairs.scale[1] - pairs.scale[0]
+    else:
+        unit = workable_unit(pairs.a, pairs.b)
     by_row = pairs.b / unit - pairs.a / unit
     largest = max(float(np.abs(pairs.a).max()), float(np.abs(pairs.b).max())) / unit
     by_row[np.abs(by_row) <= _ROUNDING * largest] = 0.0
     by_row.sort()
-    turned = _is_the_lower_of_both_ways(by_row)
+    # Of A - B and B - A, the lower one is estimated, so that both have the same numbers.
+    unlike = np.flatnonzero(by_row + by_row[::-1])
+    turned = bool(unlike.size and (by_row + by_row[::-1])[unlike[0]] < 0)
     if turned:
         by_row = 0.0 - by_row[::-1]
-    found = _difference(by_row, pairs, unit, confidence=confidence, seed=seed)
+    method, bounds, warning = _interval(by_row, pairs.scale is not None, confidence, seed)
+    value = float(by_row.mean()) * unit
+    found = Difference(value, rows=by_row.size, samples=pairs.samples, method=method, warning=warning)
+    if bounds is None:
+        same = "every row has the same difference, so the variance cannot be estimated"
+        reason = f"{ONE_CLUSTER if by_row.size == 1 else same}; the range of the rewards is unknown"
+        found = replace(found, reason=reason)
+    elif all(math.isfinite(bound * unit) for bound in bounds[:2]):
+        found = replace(found, **bounds.times(unit)._asdict())
+    else:
+        at_least, at_most = (bound * unit for bound in (bounds.at_least, bounds.at_most))
+        found = replace(
+            found,
+            at_least=at_least if math.isfinite(at_least) else None,
+            at_most=at_most if math.isfinite(at_most) else None,
+            p=bounds.p,
+            reason="too few rows to rule out any difference: the range of the rewards is unknown",
+        )
     if pairs.scale is None and pairs.observed is not None:
         found = found.within(pairs.observed[1] - pairs.observed[0], certain=False)
     return found.reversed() if turned else found
-
-
-def _difference(by_row: Floats, pairs: Pairs, unit: float, *, confidence: float, seed: int) -> Difference:
-    rows = by_row.size
-    value = float(by_row.mean()) * unit
-    method, found, warning = _interval(by_row, pairs.scale is not None, confidence, seed)
-    plain = Difference(value, rows=rows, samples=pairs.samples, method=method, warning=warning)
-    if found is None:
-        same = "every row has the same difference, so the variance cannot be estimated"
-        return replace(
-            plain, reason=f"{ONE_CLUSTER if rows == 1 else same}; the range of the rewards is unknown"
-        )
-    bounds = found.times(unit)
-    if not (math.isfinite(bounds.low) and math.isfinite(bounds.high)):
-        at_least, at_most = (
-            bound if math.isfinite(bound) else None for bound in (bounds.at_least, bounds.at_most)
-        )
-        reason = "too few rows to rule out any difference: the range of the rewards is unknown"
-        return replace(plain, at_least=at_least, at_most=at_most, p=found.p, reason=reason)
-    return replace(plain, **bounds._asdict())
 
 
 def _interval(
@@ -475,28 +477,12 @@ def _student(by_row: Floats, confidence: float) -> Inversion | None:
     return Inversion(t.low, t.high, t.at_least, t.at_most, p)
 
 
-def _unit(pairs: Pairs) -> float:
-    """Return the divisor of differences: the scale's width, or one that keeps squares of the values finite."""
-    if pairs.scale is not None:
-        return pairs.scale[1] - pairs.scale[0]
-    return workable_unit(pairs.a, pairs.b)
-
-
 def workable_unit(*values: Floats) -> float:
     """Return by what to divide values so that their squares are neither infinite nor nothing."""
     import numpy as np
 
     largest = max(float(np.abs(part).max()) for part in values)
     return largest if largest > _HUGE or 0 < largest < 1 / _HUGE else 1.0
-
-
-def _is_the_lower_of_both_ways(by_row: Floats) -> bool:
-    """Tell whether sorted differences come before their negatives: of A - B and B - A one is worked with."""
-    import numpy as np
-
-    against = by_row + by_row[::-1]
-    unlike = np.flatnonzero(against)
-    return bool(unlike.size and against[unlike[0]] < 0)
 
 
 _LEAST_P = 1e-12

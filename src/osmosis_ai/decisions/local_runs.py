@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterator
-from contextlib import suppress
+from collections.abc import Collection
 from pathlib import Path
 
 from osmosis_ai.controller.record import TerminalRecord
-from osmosis_ai.datasets import file_digest, find_row, row_digest
+from osmosis_ai.datasets import file_digest
 from osmosis_ai.decisions.samples import ComparedInputs, RunSamples, distinct_rows, sample_array
-from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.errors import ConflictError, NotFoundError
 from osmosis_ai.evaluation.journal import JournalCorruptionError, salvage_hint
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
 from osmosis_ai.evaluation.local_results import LocalResults, pass_threshold_of
 from osmosis_ai.evaluation.manifest import Manifest, inputs_digest
+from osmosis_ai.evaluation.run_dataset import dataset_files, dataset_name
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.workspace.layout import DATASET_EXTENSIONS, WorkspaceDirectory, find_workspace
 
 # These inputs differ between runs with equal settings.
 _ROW_INPUTS = ("dataset", "n", "versions")
-_SEARCH_TIME_S = 1.0
 
 
 def read_local_samples(path: Path) -> RunSamples:
@@ -73,7 +70,7 @@ def read_inputs(path: Path, judges: Collection[str] = ()) -> ComparedInputs:
     settings = {name: value for name, value in inputs.items() if name not in _ROW_INPUTS}
     return ComparedInputs(
         model=as_text(inputs.get("model_path")),
-        dataset_name=_dataset_name(manifest, directory),
+        dataset_name=dataset_name(manifest, directory),
         dataset_sha256=as_text(dataset.get("sha256")),
         rollout=as_text(rollout.get("name")),
         entrypoint=as_text(rollout.get("entrypoint")),
@@ -102,7 +99,7 @@ def find_dataset_file(run: RunSamples, path: Path, start: Path | None = None) ->
     if run.inputs.dataset_sha256 is None:
         raise ConflictError(f"the run {run.name} did not record the digest of its dataset.")
     changed = []
-    for file in _dataset_files(path, start or path):
+    for file in dataset_files(path, start or path):
         digest = file_digest(file)
         if digest == run.inputs.dataset_sha256:
             return file
@@ -129,48 +126,3 @@ def require_unchanged(run: RunSamples, sha256: str, *, where: str) -> None:
             details={"found": sha256, "used": run.inputs.dataset_sha256},
             hint="restore the old file, or leave out slices, which need it",
         )
-
-
-def expected_answer(path: Path, source_row: int | None, digest: str | None) -> str | None:
-    """Return the expected answer of a run's row; None if the row has changed or is not found in time."""
-    if source_row is None:
-        return None
-    manifest = Manifest.load(RunDirectory(path).manifest)
-    sha256 = as_table(manifest.inputs.get("dataset")).get("sha256")
-    for file in _dataset_files(path, path):
-        with suppress(OsmosisError, OSError, ValueError, RecursionError):
-            if digest is None and file_digest(file) != sha256:
-                continue
-            row = find_row(file, source_row, look_s=_SEARCH_TIME_S)
-            if row is not None and digest in (None, row_digest(row)):
-                return row.label
-    return None
-
-
-def _dataset_name(manifest: Manifest, directory: RunDirectory) -> str | None:
-    name = as_text(manifest.provenance.get("dataset_name"))
-    return name or as_text(as_table((directory.read_metrics() or {}).get("eval_run")).get("dataset_name"))
-
-
-def _dataset_files(path: Path, start: Path) -> Iterator[Path]:
-    """Yield the files that may be the dataset of a run, the likeliest first."""
-    directory = RunDirectory(path)
-    manifest = Manifest.load(directory.manifest)
-    recorded = as_text(manifest.provenance.get("dataset_path"))
-    # `os.path` also accepts names that no file can have.
-    if recorded is not None and os.path.isfile(recorded):  # noqa: PTH113
-        yield Path(recorded)
-    name = _dataset_name(manifest, directory)
-    if name is None or Path(name).name != name:
-        return
-    # Reports ask for each of many samples, so find_workspace(), which runs Git, is the second choice.
-    workspace = WorkspaceDirectory(start.parents[2]) if len(start.parts) > 3 else None
-    if workspace is None or start.parent != workspace.evals_dir:
-        try:
-            workspace = find_workspace(start, require_scaffold=False)
-        except OsmosisError:
-            return
-    for extension in DATASET_EXTENSIONS:
-        file = workspace.data_dir / f"{name}.{extension}"
-        if str(file) != recorded and os.path.isfile(file):  # noqa: PTH113
-            yield file

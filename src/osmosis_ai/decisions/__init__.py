@@ -1,5 +1,5 @@
-"""Deciding between runs: is B better than A, by how much, and would more rows tell?
+"""Decisions about runs: compare them, check them against rules, and plan how many rows and attempts to evaluate.
 
-A row of the dataset is the unit of everything: its attempts are averaged, copies of it are one row, and
-what two runs say of the same row is taken together. Only ``local_samples`` and ``dataset_columns`` read files.
+A row of the dataset is the unit of everything: its attempts are averaged, and copies of it are one row.
+Only ``local_runs`` reads files.
 """

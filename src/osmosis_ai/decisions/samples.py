@@ -289,27 +289,21 @@ def run_slices(run: RunSamples, columns: Sequence[str]) -> tuple[RunSlice, ...]:
             f"the platform does not tell the attempts of {run.name}, so it cannot be cut into slices.",
             hint="leave out --slice",
         )
-    return tuple(found for column in dict.fromkeys(columns) for found in _slices(run, column))
-
-
-def _slices(run: RunSamples, column: str) -> list[RunSlice]:
     import numpy as np
 
-    values = run.slice_values(column)
-    names = sorted(set(values), key=lambda value: (value is None, value))
-    places = {name: place for place, name in enumerate(names)}
-    slice_of_row: Integers = np.array([places[value] for value in values], dtype=np.int64)
     scored = run.samples[run.scored]
-    slice_of_sample, passed = slice_of_row[scored["row"]], run.passed[run.scored].astype(np.float64)
     reward_range, _ = fitting_range(scored["reward"], run.reward_range)
     found = []
-    for name, place in places.items():
-        mine = slice_of_sample == place
-        rows = scored["row"][mine].astype(np.int64)
-        reward = estimate_reward(scored["reward"][mine], rows, reward_range=reward_range)
-        rate = estimate_rate(passed[mine], rows)
-        found.append(RunSlice(column, name, int((slice_of_row == place).sum()), reward, rate))
-    return found
+    for column in dict.fromkeys(columns):
+        values = run.slice_values(column)
+        for name in sorted(set(values), key=lambda value: (value is None, value)):
+            chosen = np.array([value == name for value in values], dtype=np.bool_)
+            mine = scored[chosen[scored["row"]]]
+            rows = mine["row"].astype(np.int64)
+            passed = (mine["reward"] >= run.inputs.pass_threshold).astype(np.float64)
+            reward = estimate_reward(mine["reward"], rows, reward_range=reward_range)
+            found.append(RunSlice(column, name, int(chosen.sum()), reward, estimate_rate(passed, rows)))
+    return tuple(found)
 
 
 class ChangedRow(NamedTuple):
@@ -527,18 +521,30 @@ class RunPair:
         """Lay two runs side by side by the rows that they share; without ``matched`` all rows of either take part."""
         import numpy as np
 
+        def labelled(run: RunSamples, index: Integers) -> LabelledRun:
+            labels = np.full(len(run.row_keys), NOWHERE, dtype=np.int64)
+            labels[index] = np.arange(index.size)
+            rows = labels[run.samples["row"]] if labels.size else np.zeros(0, dtype=np.int64)
+            return LabelledRun(run, rows, index)
+
         if matched is None:
             every_a, every_b = (np.arange(len(run.row_keys)) for run in (a, b))
-            return cls(_labelled(a, every_a), _labelled(b, every_b), paired=False)
-        return cls(_labelled(a, matched.index_a), _labelled(b, matched.index_b), paired=True)
+            return cls(labelled(a, every_a), labelled(b, every_b), paired=False)
+        return cls(labelled(a, matched.index_a), labelled(b, matched.index_b), paired=True)
 
 
 def by_slice(pair: RunPair, column: str) -> dict[tuple[str, str | None], RunPair]:
     """Return the pair of each value of a column; paired rows have the values of the baseline's dataset."""
+    import numpy as np
 
     def values_of(side: LabelledRun) -> list[str | None]:
         of_rows = side.run.slice_values(column)
         return [of_rows[row] for row in side.index.tolist()]
+
+    def only(side: LabelledRun, chosen: list[bool]) -> LabelledRun:
+        # One more for NOWHERE, which is the last place.
+        labels = np.append(np.where(chosen, np.arange(len(chosen)), NOWHERE), NOWHERE)
+        return replace(side, rows=labels[side.rows])
 
     values_a = values_of(pair.a)
     values_b = values_a if pair.paired else values_of(pair.b)
@@ -546,8 +552,8 @@ def by_slice(pair: RunPair, column: str) -> dict[tuple[str, str | None], RunPair
     return {
         (column, name): replace(
             pair,
-            a=_only(pair.a, [value == name for value in values_a]),
-            b=_only(pair.b, [value == name for value in values_b]),
+            a=only(pair.a, [value == name for value in values_a]),
+            b=only(pair.b, [value == name for value in values_b]),
         )
         for name in names
     }
@@ -566,20 +572,3 @@ def mean_rewards(a: RunSamples, b: RunSamples, matched: MatchedRows) -> tuple[Fl
         means.append(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))
     both = np.round(np.stack(means, axis=1), 3)
     return np.unique(both[~np.isnan(both).any(axis=1)], axis=0, return_counts=True)
-
-
-def _labelled(run: RunSamples, index: Integers) -> LabelledRun:
-    import numpy as np
-
-    labels = np.full(len(run.row_keys), NOWHERE, dtype=np.int64)
-    labels[index] = np.arange(index.size)
-    rows = labels[run.samples["row"]] if labels.size else np.zeros(0, dtype=np.int64)
-    return LabelledRun(run, rows, index)
-
-
-def _only(side: LabelledRun, chosen: Sequence[bool]) -> LabelledRun:
-    import numpy as np
-
-    # One more for NOWHERE, which is the last place.
-    labels = np.append(np.where(chosen, np.arange(len(chosen)), NOWHERE), NOWHERE)
-    return replace(side, rows=labels[side.rows])

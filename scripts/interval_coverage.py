@@ -33,17 +33,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtr
 
-from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
-from osmosis_ai.evaluation.comparison.gate_rules import judge_margin, margin_evidence
-from osmosis_ai.evaluation.comparison.metric_changes import ChangeSettings, change_of
-from osmosis_ai.evaluation.comparison.numbers import Difference
-from osmosis_ai.evaluation.comparison.planning import AttemptPrice, Goal, Outlook, make_plan
-from osmosis_ai.evaluation.comparison.run_pairs import LabelledRun, RunPair
-from osmosis_ai.evaluation.comparison.run_samples import SAMPLE_FIELDS, ComparedInputs, RunSamples
-from osmosis_ai.evaluation.comparison.verdict import direction_of
-from osmosis_ai.evaluation.gating import Rule
-from osmosis_ai.evaluation.pass_at_k import estimate_pass_at_k
-from osmosis_ai.evaluation.statistics import Estimate, estimate_rate, estimate_reward
+from osmosis_ai.decisions.changes import ChangeSettings, change_of
+from osmosis_ai.decisions.compare import direction_of
+from osmosis_ai.decisions.differences import Difference, Pairs, mean_difference
+from osmosis_ai.decisions.gate import Rule, judge_margin, margin_evidence
+from osmosis_ai.decisions.plan import AttemptPrice, Goal, Outlook, make_plan
+from osmosis_ai.decisions.samples import SAMPLE_FIELDS, ComparedInputs, LabelledRun, RunPair, RunSamples
+from osmosis_ai.statistics.estimates import Estimate, estimate_rate, estimate_reward
+from osmosis_ai.statistics.pass_at_k import estimate_pass_at_k
 
 ROWS = (10, 30, 100, 400)
 ATTEMPTS = (1, 4, 16)

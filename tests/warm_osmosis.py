@@ -38,7 +38,17 @@ from typing import Any, NoReturn
 SANDBOX_HOME = "/home/rollout"
 PACKAGES = [
     f"osmosis_ai.{name}"
-    for name in ("cli", "services", "api", "evaluation", "controller", "rollout", "platform")
+    for name in (
+        "cli",
+        "services",
+        "api",
+        "decisions",
+        "evaluation",
+        "controller",
+        "rollout",
+        "statistics",
+        "platform",
+    )
 ]
 ALSO = [
     "osmosis_ai.inference.server",

@@ -15,7 +15,7 @@ from osmosis_ai.evaluation.run_directory import RunDirectory
 from tests.cli import benchmark_replies, eval_replies, train_replies
 from tests.cli.maze import Maze
 from tests.datasets.builders import jsonl, prompt_rows
-from tests.evaluation.comparison.builders import write_journalled_run
+from tests.decisions.builders import write_journalled_run
 from tests.evaluation.recorded_runs import passing, write_run
 from tests.logins import VERIFIED
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.eval_replies import METRICS, RESULTS, run
 from tests.cli.maze import Maze, Outcome
-from tests.evaluation.comparison.builders import write_journalled_run
+from tests.decisions.builders import write_journalled_run
 
 HARD = [0, 1, 2, 3, 4, 2] * 5
 BETTER = [1, 2, 3, 4, 4, 3] * 5

@@ -18,8 +18,8 @@ from tests.cli.eval_downloads import FILES, DownloadableRun
 from tests.cli.eval_downloads import DownloadableRun as Run
 from tests.cli.eval_replies import DETAIL, OWN
 from tests.cli.maze import Maze, open_maze, sent
+from tests.decisions.builders import write_journalled_run
 from tests.evaluation.builders import record
-from tests.evaluation.comparison.builders import write_journalled_run
 from tests.evaluation.recorded_runs import journal_of
 
 

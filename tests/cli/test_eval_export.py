@@ -14,8 +14,8 @@ from tests.api.blob_server import serve
 from tests.cli.eval_downloads import DownloadableRun
 from tests.cli.eval_replies import DETAIL
 from tests.cli.maze import Maze
+from tests.decisions.builders import write_journalled_run
 from tests.evaluation.builders import record
-from tests.evaluation.comparison.builders import write_journalled_run
 from tests.evaluation.recorded_runs import journal_of, write_run
 
 TRAJECTORY: dict[str, Any] = {

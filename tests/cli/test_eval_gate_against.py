@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.eval_replies import DETAIL, METRICS, OWN, RESULTS
 from tests.cli.maze import Maze, Outcome
-from tests.evaluation.comparison.builders import write_journalled_run
+from tests.decisions.builders import write_journalled_run
 
 CONFIG = "configs/eval/maze.toml"
 ROWS, ATTEMPTS = 60, 4

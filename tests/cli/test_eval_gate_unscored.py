@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.eval_replies import DETAIL, METRICS, OWN, RESULTS
 from tests.cli.maze import Maze, Outcome
-from tests.evaluation.comparison.builders import write_journalled_run
+from tests.decisions.builders import write_journalled_run
 from tests.evaluation.recorded_runs import journal_of, passing, record, write_run
 
 ROWS, HARD, ATTEMPTS = 117, 11, 4

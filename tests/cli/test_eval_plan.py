@@ -7,7 +7,7 @@ import pytest
 from tests.cli.eval_replies import DETAIL, METRICS, OWN
 from tests.cli.maze import Maze, Outcome
 from tests.datasets.builders import jsonl, prompt_rows
-from tests.evaluation.comparison.builders import write_journalled_run
+from tests.decisions.builders import write_journalled_run
 
 CONFIG = """\
 [experiment]

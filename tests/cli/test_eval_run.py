@@ -21,7 +21,7 @@ from pyarrow.parquet import write_table
 from tests.cli.conftest import Cli
 from tests.cli.eval_world import CONFIG, Outcome, World
 from tests.cli.maze import Maze
-from tests.evaluation.comparison.builders import write_journalled_run
+from tests.decisions.builders import write_journalled_run
 from tests.evaluation.rollouts import write_rollout, write_rows
 from tests.full_disk import limit_files
 from tests.standin_model import Reply, StandInModel, error_reply

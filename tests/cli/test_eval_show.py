@@ -13,7 +13,7 @@ from tests.cli.eval_downloads import DownloadableRun
 from tests.cli.eval_replies import DETAIL, OWN
 from tests.cli.maze import Maze
 from tests.cli.trained_runs import trajectory
-from tests.evaluation.comparison.builders import write_journalled_run
+from tests.decisions.builders import write_journalled_run
 
 DIGESTS = ["a" * 32, "b" * 32]
 

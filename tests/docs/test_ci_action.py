@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.decisions.builders import write_journalled_run
 from tests.e2e.agent_workspace import copy_sample_workspace
-from tests.evaluation.comparison.builders import write_journalled_run
 
 from osmosis_ai.cli.main import main
 

@@ -16,9 +16,10 @@ from scipy import stats
 
 from osmosis_ai.datasets import DatasetRow, row_digest
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.comparison.dataset_columns import read_prompts, read_slice_values
 from osmosis_ai.evaluation.metrics import Estimates, RunMetrics, RunScore, describe_few_scored, total_of
-from osmosis_ai.evaluation.pass_at_k import (
+from osmosis_ai.evaluation.results import AttemptTable
+from osmosis_ai.evaluation.run_dataset import read_prompts, read_slice_values
+from osmosis_ai.statistics.pass_at_k import (
     estimate_pass_at_k,
     estimate_pass_hat_k,
     pass_at_k,
@@ -26,7 +27,6 @@ from osmosis_ai.evaluation.pass_at_k import (
     pass_hat_k,
     pass_hat_k_by_row,
 )
-from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.ui.run_numbers import describe_briefly, describe_score
 from tests.evaluation.builders import MeasuredResults
 

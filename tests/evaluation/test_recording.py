@@ -18,15 +18,15 @@ from osmosis_ai.controller.model_proxy import RolloutUsage
 from osmosis_ai.controller.outcomes import Verdict, failed
 from osmosis_ai.controller.record import PREVIEW_CHARS, Previews, TerminalRecord, previews_of
 from osmosis_ai.datasets import DatasetRow
+from osmosis_ai.decisions.local_runs import read_local_samples
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.comparison.local_samples import read_local_samples
 from osmosis_ai.evaluation.journal import JournalCorruptionError
 from osmosis_ai.evaluation.run_directory import IndexEntry, read_index
 from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.types import GraderCompleteRequest, GraderStatus, RolloutSample
 from tests.controller.attempts import ended, record_of_ended
-from tests.evaluation.comparison.builders import write_journalled_run
+from tests.decisions.builders import write_journalled_run
 from tests.evaluation.recorded_runs import append_records, with_crc
 
 

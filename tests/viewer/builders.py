@@ -9,7 +9,7 @@ import numpy as np
 
 from osmosis_ai.rubric.judge_agreement import measure_agreement
 from osmosis_ai.training.runs.curves import CurveMark, CurveValue, SavedAdapter, TrainingCurves, ViewedCurve
-from tests.evaluation.comparison.builders import run_of
+from tests.decisions.builders import run_of
 from tests.rubric.tables import simulated
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 

@@ -10,9 +10,9 @@ from difflib import get_close_matches
 from typing import Any, BinaryIO, Literal, TypeVar, get_args
 
 from osmosis_ai.api.wire.base import LogEntry, LogPage
+from osmosis_ai.decisions.samples import RunSamples
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversation
-from osmosis_ai.evaluation.comparison.run_samples import RunSamples
 from osmosis_ai.training.runs.curves import TrainingCurves
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.cursors import changes_cursor

@@ -14,7 +14,7 @@ import pytest
 
 from osmosis_ai.api.wire.base import LogEntry
 from osmosis_ai.api.wire.training_runs import ValidatedRows
-from osmosis_ai.evaluation.comparison.engine import CompareOptions, compare_runs
+from osmosis_ai.decisions.compare import CompareOptions, compare_runs
 from osmosis_ai.evaluation.metrics import RunScore
 from osmosis_ai.training.runs.curves import CurveValue, TrainingCurves, ViewedCurve, viewed_curves
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
@@ -23,8 +23,8 @@ from osmosis_ai.viewer.cursors import changes_cursor
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.source import FailureCount, Histogram, RunDetail
 from tests.datasets.builders import jsonl
+from tests.decisions.builders import run_of
 from tests.evaluation.builders import MeasuredResults
-from tests.evaluation.comparison.builders import run_of
 from tests.evaluation.recorded_runs import record
 from tests.viewer.browsing import gzipped, page_text, visitor
 from tests.viewer.builders import SCRIPT, a_document, learned, two_runs

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from osmosis_ai.decisions.compare import CompareOptions, compare_runs
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
-from osmosis_ai.evaluation.comparison.engine import CompareOptions, compare_runs
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.viewing import open_viewer, report_run
 from osmosis_ai.viewer.local.source import LocalSource

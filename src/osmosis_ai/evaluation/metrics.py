@@ -28,7 +28,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWr
 
 from osmosis_ai.controller.outcomes import ERROR_SOURCES, LimitedBy
 from osmosis_ai.datasets.selection import RowsDrawn
-from osmosis_ai.evaluation.pass_at_k import estimate_pass_at_k, estimate_pass_hat_k, pass_at_k_by_row
 from osmosis_ai.evaluation.results import (
     FAILED,
     LEFT_OUT,
@@ -39,7 +38,8 @@ from osmosis_ai.evaluation.results import (
     UNKNOWN,
     AttemptTable,
 )
-from osmosis_ai.evaluation.statistics import (
+from osmosis_ai.llm.replies import FLAGGED, FLAGGED_NAMES
+from osmosis_ai.statistics.estimates import (
     Description,
     Estimate,
     Percentiles,
@@ -49,14 +49,14 @@ from osmosis_ai.evaluation.statistics import (
     fitting_range,
     percentiles,
 )
-from osmosis_ai.evaluation.variance import FlakyRows, VarianceShares, flaky_rows, variance_shares
-from osmosis_ai.llm.replies import FLAGGED, FLAGGED_NAMES
+from osmosis_ai.statistics.pass_at_k import estimate_pass_at_k, estimate_pass_hat_k, pass_at_k_by_row
+from osmosis_ai.statistics.variance import FlakyRows, VarianceShares, flaky_rows, variance_shares
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from osmosis_ai.evaluation.statistics import Floats, Integers
+    from osmosis_ai.statistics.estimates import Floats, Integers
 
 # Failures that do not belong to the code being evaluated.
 _INFRASTRUCTURE = ("provider", "rollout_server", "platform")

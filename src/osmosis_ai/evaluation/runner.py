@@ -43,7 +43,6 @@ from osmosis_ai.evaluation.hooks import (
     describe_run,
     first_failures,
 )
-from osmosis_ai.evaluation.intervals import load_distributions
 from osmosis_ai.evaluation.journal import Journal, load_results, salvage
 from osmosis_ai.evaluation.lenient_json import as_number, as_table
 from osmosis_ai.evaluation.manifest import Manifest, RunPlan, open_run, run_inputs
@@ -55,6 +54,7 @@ from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, EvalRunSpec
 from osmosis_ai.files import cache_dir as default_cache_dir
 from osmosis_ai.processes import ServiceError
 from osmosis_ai.redaction import Redactor, exposure_warnings
+from osmosis_ai.statistics.estimates import load_distributions
 
 if TYPE_CHECKING:
     from osmosis_ai.controller.dispatcher import RolloutRunner

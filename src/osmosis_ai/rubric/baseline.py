@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from osmosis_ai.decisions.differences import Difference, Pairs, mean_difference, number_data
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
-from osmosis_ai.evaluation.comparison.numbers import Difference, number_data
 from osmosis_ai.evaluation.lenient_json import as_text
 from osmosis_ai.rubric.documents import read_calls
 from osmosis_ai.rubric.records import require_file

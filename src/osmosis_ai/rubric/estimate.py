@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from osmosis_ai.evaluation.statistics import CONFIDENCE, estimate_mean, estimate_rate
+from osmosis_ai.statistics.estimates import CONFIDENCE, estimate_mean, estimate_rate
 
 if TYPE_CHECKING:
     import numpy as np

@@ -21,8 +21,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
-from osmosis_ai.evaluation.comparison.numbers import holm
+from osmosis_ai.decisions.differences import Pairs, mean_difference
 from osmosis_ai.rubric.coefficients import (
     ONCE,
     Intraclass,
@@ -37,6 +36,7 @@ from osmosis_ai.rubric.coefficients import (
 )
 from osmosis_ai.rubric.estimate import BOOTSTRAP, CONFIDENCE, TOO_FEW, JudgeFigure, bootstrap_interval
 from osmosis_ai.rubric.scores import mean_where_known, score_ranges
+from osmosis_ai.statistics.estimates import holm
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.scores import Floats, Integers, ScoreTable

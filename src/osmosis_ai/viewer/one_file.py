@@ -14,8 +14,8 @@ from osmosis_ai.viewer.rendering import TEMPLATES, environment
 from osmosis_ai.viewer.source import ItemPage, RunDetail
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.comparison.engine import RunComparison
-    from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+    from osmosis_ai.decisions.compare import RunComparison
+    from osmosis_ai.decisions.samples import RunSamples
     from osmosis_ai.training.runs.curves import TrainingCurves
 
 MOST_RECORDS = 2_000

@@ -21,8 +21,8 @@ from osmosis_ai.viewer.local_runs import RunKind
 
 if TYPE_CHECKING:
     from osmosis_ai.config.decisions import Decisions
-    from osmosis_ai.evaluation.comparison.run_samples import RunSamples
-    from osmosis_ai.evaluation.statistics import Floats
+    from osmosis_ai.decisions.samples import RunSamples
+    from osmosis_ai.statistics.estimates import Floats
     from osmosis_ai.training.runs.curves import TrainingCurves
     from osmosis_ai.training.runs.validation_samples import ValidationSamples
 
@@ -327,7 +327,7 @@ class RunSource(Protocol):
         """Return of which kinds there is a run of each name."""
 
     def run_samples(self, runs: Sequence[str]) -> Sequence[RunSamples]:
-        """Return evaluations as ``evaluation.comparison`` reads them."""
+        """Return evaluations as ``decisions`` reads them."""
 
     def compared_training(self, runs: Sequence[str]) -> Sequence[tuple[RunDetail, TrainingCurves]]:
         """Return training runs with their curves, as far as a comparison reads them."""

@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 import pytest
 
+from osmosis_ai.decisions.samples import run_slices
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.evaluation.comparison.run_samples import run_slices
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.services import PlatformServices, build_services

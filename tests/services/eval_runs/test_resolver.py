@@ -21,7 +21,7 @@ from osmosis_ai.services.eval_runs.platform_samples import read_platform_samples
 from osmosis_ai.services.eval_runs.resolver import find_local_run, find_run_samples, resolve_run
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 from tests.cli.eval_replies import DETAIL, METRICS, OWN, RESULTS
-from tests.evaluation.comparison.builders import write_journalled_run
+from tests.decisions.builders import write_journalled_run
 from tests.workspace.builders import make_workspace
 
 

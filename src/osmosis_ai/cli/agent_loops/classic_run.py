@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from osmosis_ai.controller.record import TerminalRecord
     from osmosis_ai.evaluation.agent_loop.eval_run import ClassicResults
     from osmosis_ai.evaluation.agent_loop.runner import EvalEvalSummary
-    from osmosis_ai.evaluation.statistics import Estimate
     from osmosis_ai.services.classic_eval import ClassicEvalRequest, PreparedClassicEval
+    from osmosis_ai.statistics.estimates import Estimate
 
 
 _MAX_ERROR_CHARS = 160

@@ -41,10 +41,10 @@ from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
     from osmosis_ai.cli.output.reports import DecisionDocument
-    from osmosis_ai.evaluation.comparison.engine import CompareOptions, RunComparison
-    from osmosis_ai.evaluation.comparison.planning import Design, EvalPlan
-    from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
-    from osmosis_ai.evaluation.gating import RuleResult, Verdict
+    from osmosis_ai.decisions.compare import CompareOptions, RunComparison
+    from osmosis_ai.decisions.gate import RuleResult, Verdict
+    from osmosis_ai.decisions.plan import Design, EvalPlan
+    from osmosis_ai.decisions.samples import ComparedInputs, RunSamples
     from osmosis_ai.services.eval_runs.gate import GateReport
     from osmosis_ai.services.eval_runs.gate_decision import GateQuestion
     from osmosis_ai.services.eval_runs.plan import PlannedEval, PlanRequest
@@ -122,8 +122,8 @@ def compare(
         osmosis eval compare amber-otter-42 keen-owl-7
         osmosis eval compare amber-otter-42 keen-owl-7 --report compared.html
     """
-    from osmosis_ai.evaluation.comparison.comparability import Allowances
-    from osmosis_ai.evaluation.comparison.engine import CompareOptions
+    from osmosis_ai.decisions.comparability import Allowances
+    from osmosis_ai.decisions.compare import CompareOptions
 
     options = CompareOptions(
         metric=None if metric is None else _checked_metric(metric),
@@ -185,7 +185,7 @@ def _next_steps(found: RunComparison) -> list[str]:
 
 
 def _checked_metric(metric: str) -> str:
-    from osmosis_ai.evaluation.comparison.metric_changes import described
+    from osmosis_ai.decisions.changes import described
 
     try:
         described(metric)
@@ -317,8 +317,8 @@ def gate(
         osmosis eval gate amber-otter-42 --min pass_rate=0.8 --max unscored=0.05
         osmosis eval gate @last --against git:main --margin pass_rate=0.03 --max cost_per_row=0.02 --slice difficulty
     """
-    from osmosis_ai.evaluation.comparison.comparability import Allowances
-    from osmosis_ai.evaluation.gating import parse_rules
+    from osmosis_ai.decisions.comparability import Allowances
+    from osmosis_ai.decisions.gate import parse_rules
     from osmosis_ai.services.eval_runs.gate_decision import GateQuestion
 
     with _rule_errors():
@@ -466,7 +466,7 @@ def _why(judgement: RuleResult) -> str:
 
 def _numbers(judgement: RuleResult) -> tuple[str | None, ...]:
     """Return a number and its bounds in the unit of the rule; for a margin, the change."""
-    from osmosis_ai.evaluation.comparison.gate_rules import margin_number, margin_words
+    from osmosis_ai.decisions.gate import margin_number, margin_words
 
     rule, found = judgement.rule, judgement.evidence
     if rule.bound == "margin":

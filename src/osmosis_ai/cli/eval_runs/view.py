@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.controller.record import TerminalRecord
     from osmosis_ai.datasets.selection import RowsDrawn
-    from osmosis_ai.evaluation.comparison.run_samples import RunSlice
+    from osmosis_ai.decisions.samples import RunSlice
     from osmosis_ai.evaluation.hooks import RunSummary
     from osmosis_ai.evaluation.metrics import Estimates
     from osmosis_ai.services.context import PlatformContext
@@ -696,7 +696,7 @@ def _slices(directory: Path, columns: Sequence[str]) -> Sequence[RunSlice]:
     if is_download(directory):
         raise tells_no_rows(directory)
     from osmosis_ai.cli.connection import platform_when_needed
-    from osmosis_ai.evaluation.comparison.run_samples import run_slices
+    from osmosis_ai.decisions.samples import run_slices
     from osmosis_ai.services.eval_runs.resolver import read_run_directory
 
     with platform_when_needed() as client:

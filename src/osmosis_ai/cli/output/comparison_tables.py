@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.reports import DecisionDocument
 from osmosis_ai.cli.output.results import Cell, Column, Styled, Table, Text, Tone
-from osmosis_ai.evaluation.comparison.words import (
+from osmosis_ai.decisions.compare import (
     DECIDES,
     ComparedTable,
     changed_metrics,
@@ -21,7 +21,7 @@ from osmosis_ai.evaluation.comparison.words import (
 )
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.comparison.engine import ComparedCandidate, RunComparison, RunTotals
+    from osmosis_ai.decisions.compare import ComparedCandidate, RunComparison, RunTotals
 
 _TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "unclear": "warn", "too few rows": "dim"}
 # The name of a metric, and of a slice, is what can be wrapped and still be read.

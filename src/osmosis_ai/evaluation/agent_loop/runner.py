@@ -20,15 +20,12 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from pydantic import BaseModel
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation import pass_at_k as unbiased
-from osmosis_ai.evaluation import statistics
 from osmosis_ai.evaluation.agent_loop.inputs import (
     DEFAULT_MAX_TURNS,
     LocalExecutionError,
     ToolValidationError,
     dataset_row_to_request,
 )
-from osmosis_ai.evaluation.statistics import Estimate
 from osmosis_ai.llm.replies import FLAGGED_NAMES
 from osmosis_ai.rollout.backend.local.backend import DeadlineExceededError, awaitable, run_within
 from osmosis_ai.rollout.cli_utils import describe_failure
@@ -36,6 +33,9 @@ from osmosis_ai.rollout.core.base import AgentLoopContext, LLMClientProtocol, Ro
 from osmosis_ai.rollout.core.schemas import RolloutMetrics, RolloutRequest
 from osmosis_ai.rollout.eval_functions import EvalFnError, finite_score, wrap_eval_fns
 from osmosis_ai.rollout.tools import tool_problems
+from osmosis_ai.statistics import estimates as statistics
+from osmosis_ai.statistics import pass_at_k as unbiased
+from osmosis_ai.statistics.estimates import Estimate
 
 logger = logging.getLogger(__name__)
 

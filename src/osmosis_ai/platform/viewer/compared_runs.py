@@ -10,13 +10,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.eval_runs import RunOrigin
+from osmosis_ai.decisions.samples import SAMPLE_FIELDS, ComparedInputs, RunSamples, ToldSamples
 from osmosis_ai.errors import ConflictError
-from osmosis_ai.evaluation.comparison.run_samples import (
-    SAMPLE_FIELDS,
-    ComparedInputs,
-    RunSamples,
-    ToldSamples,
-)
 from osmosis_ai.platform.db.tables import DbRun, DbSample
 from osmosis_ai.platform.runs.read.merging import RunFamily
 from osmosis_ai.platform.viewer.sample_lists import SAMPLE_COLUMNS, sample_entry

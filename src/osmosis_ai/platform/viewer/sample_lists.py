@@ -234,7 +234,7 @@ class FamilySamples:
 
     def _flaky_rows(self) -> Select[Any]:
         """Select the rows with mixed results and their sample counts. Copies of a row count as one, as in
-        ``evaluation/variance.py``.
+        ``statistics/variance.py``.
         """
         passed = case((_SCORED, case((DbSample.reward >= self.family.pass_threshold, 1), else_=0)))
         of_row: tuple[Any, ...] = (

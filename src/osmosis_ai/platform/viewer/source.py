@@ -60,7 +60,7 @@ from osmosis_ai.viewer.source import (
 )
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+    from osmosis_ai.decisions.samples import RunSamples
 
 logger = logging.getLogger(__name__)
 
@@ -258,7 +258,7 @@ class PlatformSource:
             return kinds_of(session, self.workspace_id, names)
 
     def run_samples(self, runs: Sequence[str]) -> Sequence[RunSamples]:
-        """Return evaluations as ``evaluation.comparison`` reads them, in two statements."""
+        """Return evaluations as ``decisions`` reads them, in two statements."""
         from osmosis_ai.platform.viewer.compared_runs import compared_runs
         from osmosis_ai.platform.viewer.run_datasets import RunDataset
 

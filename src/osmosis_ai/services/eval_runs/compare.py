@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from osmosis_ai.decisions.compare import CompareOptions, RunComparison, compare_runs
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.comparison.engine import CompareOptions, RunComparison, compare_runs
 from osmosis_ai.services.eval_runs.resolver import find_run_samples, names_commit
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
+    from osmosis_ai.decisions.samples import ComparedInputs, RunSamples
     from osmosis_ai.services.report_files import ReportFile
 
 

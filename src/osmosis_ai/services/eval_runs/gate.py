@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from osmosis_ai.errors import ConflictError, OsmosisError
-from osmosis_ai.evaluation.gating import (
+from osmosis_ai.decisions.gate import (
     RUBRIC_METRICS,
     RUN_METRICS,
     Evidence,
@@ -31,13 +30,14 @@ from osmosis_ai.evaluation.gating import (
     require_pass_at,
     weakest,
 )
-from osmosis_ai.evaluation.statistics import CONFIDENCE
+from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.statistics.estimates import CONFIDENCE
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.evaluation.comparison.engine import RunTotals
-    from osmosis_ai.evaluation.comparison.metric_changes import ChangeSettings
-    from osmosis_ai.evaluation.comparison.run_samples import CountsOnly
+    from osmosis_ai.decisions.changes import ChangeSettings
+    from osmosis_ai.decisions.compare import RunTotals
+    from osmosis_ai.decisions.samples import CountsOnly
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def local_run(directory: Path) -> GatedRun:
 
 
 def _subject(directory: Path) -> str:
-    from osmosis_ai.evaluation.comparison.local_samples import read_inputs
+    from osmosis_ai.decisions.local_runs import read_inputs
 
     inputs = read_inputs(directory)
     return inputs.config or f"{inputs.rollout}/{inputs.dataset_name}"
@@ -311,7 +311,7 @@ def _with_unscored_calls(found: Evidence, judge: Mapping[str, Any]) -> Evidence:
 
 def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings) -> Evidence:
     """Return the evidence that counts give for a rule's metric."""
-    from osmosis_ai.evaluation.comparison.gate_rules import describe_unknown_range
+    from osmosis_ai.decisions.gate import describe_unknown_range
 
     metric, rows = rule.metric, counts.rows
     note = (

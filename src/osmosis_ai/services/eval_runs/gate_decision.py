@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from osmosis_ai.config.decisions import Decisions, needs_scores
-from osmosis_ai.errors import ConflictError, OsmosisError
-from osmosis_ai.evaluation.comparison.comparability import (
+from osmosis_ai.decisions.comparability import (
     Allowances,
     Comparability,
     require_comparable,
     require_vouched_for,
 )
-from osmosis_ai.evaluation.gating import (
+from osmosis_ai.decisions.gate import (
     SHARES,
     Evidence,
     Judge,
@@ -28,7 +27,7 @@ from osmosis_ai.evaluation.gating import (
     judge_together,
     require_rules,
 )
-from osmosis_ai.evaluation.statistics import CONFIDENCE
+from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import expanded
 from osmosis_ai.services.eval_runs.gate import (
     GatedRun,
@@ -47,12 +46,12 @@ from osmosis_ai.services.eval_runs.resolver import (
     resolve_run,
     run_of_file,
 )
+from osmosis_ai.statistics.estimates import CONFIDENCE
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.comparison.engine import RunTotals
-    from osmosis_ai.evaluation.comparison.metric_changes import ChangeSettings
-    from osmosis_ai.evaluation.comparison.run_pairs import LabelledRun, RunPair
-    from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+    from osmosis_ai.decisions.changes import ChangeSettings
+    from osmosis_ai.decisions.compare import RunTotals
+    from osmosis_ai.decisions.samples import LabelledRun, RunPair, RunSamples
 
 _OF_SAMPLES = ("cost_per_row", "tokens", "latency")
 """Metrics that are missing from a run's estimates and computed from its samples."""
@@ -182,8 +181,8 @@ def _require_askable(question: GateQuestion, asked: _Asked) -> None:
 
 def _decisions(question: GateQuestion, found: ResolvedRun | None) -> Decisions:
     """Return the named decide file, or else the one next to the run's config."""
+    from osmosis_ai.decisions.local_runs import read_inputs
     from osmosis_ai.errors import WorkspaceRequiredError
-    from osmosis_ai.evaluation.comparison.local_samples import read_inputs
     from osmosis_ai.workspace.config_files import decisions_of_run, load_decisions
     from osmosis_ai.workspace.layout import find_workspace
 
@@ -260,13 +259,13 @@ class _Gate:
             raise GateUsageError(error.message, hint=error.hint) from None
 
     def _settings(self, confidence: float) -> ChangeSettings:
-        from osmosis_ai.evaluation.comparison.metric_changes import ChangeSettings
+        from osmosis_ai.decisions.changes import ChangeSettings
 
         return ChangeSettings(confidence=confidence, reward_range=self._asked.reward_range)
 
     def _samples(self) -> RunSamples:
         if self._read is None:
-            from osmosis_ai.evaluation.comparison.engine import require_in_range
+            from osmosis_ai.decisions.compare import require_in_range
 
             assert self._found is not None  # a judge's file was refused
             if self._found.directory is None:
@@ -290,7 +289,7 @@ class _Gate:
 
     def _evidence(self, rule: Rule, confidence: float) -> Evidence:
         """Return the whole run's evidence for a rule's metric."""
-        from osmosis_ai.evaluation.comparison.gate_rules import sampled_evidence, with_unscored
+        from osmosis_ai.decisions.gate import sampled_evidence, with_unscored
 
         run, settings = self._run, self._settings(confidence)
         if rule.described.compared and (
@@ -318,7 +317,7 @@ class _Gate:
 
     def _attempts(self) -> LabelledRun | None:
         """Return the run's attempts; None for a judge's file or a platform that does not list attempts."""
-        from osmosis_ai.evaluation.comparison.gate_rules import alone
+        from osmosis_ai.decisions.gate import alone
 
         if self._run.source == "rubric" or (self._run.source == "platform" and not self._lists_attempts()):
             return None
@@ -344,7 +343,7 @@ class _Gate:
         return settled_by(found, attempts, self._asked.confidence)
 
     def _limits_of_slices(self) -> dict[Rule, Judge]:
-        from osmosis_ai.evaluation.comparison.gate_rules import alone, sampled_evidence
+        from osmosis_ai.decisions.gate import alone, sampled_evidence
 
         rules = [rule for rule in self._asked.rules if rule.bound != "margin"]
         if not rules or not self._asked.slices:
@@ -366,9 +365,9 @@ class _Gate:
     # -- margins ---------------------------------------------------------------------------
 
     def _compare(self) -> _Compared:
-        from osmosis_ai.evaluation.comparison.engine import RunTotals, require_in_range
-        from osmosis_ai.evaluation.comparison.metric_changes import unscored_of
-        from osmosis_ai.evaluation.comparison.run_pairs import RunPair
+        from osmosis_ai.decisions.changes import unscored_of
+        from osmosis_ai.decisions.compare import RunTotals, require_in_range
+        from osmosis_ai.decisions.samples import RunPair
 
         asked, run = self._asked, self._samples()
         assert asked.against is not None  # required with a margin
@@ -394,7 +393,7 @@ class _Gate:
         return _Compared(pair, comparability, RunTotals.of(baseline, baseline.name))
 
     def _margins(self, compared: _Compared) -> dict[Rule, Judge]:
-        from osmosis_ai.evaluation.comparison.gate_rules import judge_margin, margin_evidence
+        from osmosis_ai.decisions.gate import judge_margin, margin_evidence
 
         undecided = self._run.unfinished or compared.comparability.undecided
 
@@ -414,8 +413,9 @@ class _Gate:
 
     def _parts(self, pair: RunPair) -> dict[tuple[str, str | None], RunPair]:
         """Return the slices that are large enough for a verdict, and note the others."""
-        from osmosis_ai.evaluation.comparison.engine import FEWEST_ROWS
-        from osmosis_ai.evaluation.comparison.gate_rules import by_slice, rows_of
+        from osmosis_ai.decisions.compare import FEWEST_ROWS
+        from osmosis_ai.decisions.gate import rows_of
+        from osmosis_ai.decisions.samples import by_slice
 
         parts = {}
         for column in self._asked.slices:
@@ -432,8 +432,7 @@ class _Gate:
 
 def settled_by(found: RuleResult, attempts: LabelledRun, confidence: float) -> RuleResult:
     """Add what would settle an inconclusive result, if known."""
-    from osmosis_ai.evaluation.comparison.design import settle
-    from osmosis_ai.evaluation.comparison.gate_rules import attempts_of, cost_of_attempt, spread_of_run
+    from osmosis_ai.decisions.gate import attempts_of, cost_of_attempt, settle, spread_of_run
 
     evidence, rule = found.evidence, found.rule
     if evidence.value is None or evidence.rows is None:
@@ -454,8 +453,8 @@ def settled_by(found: RuleResult, attempts: LabelledRun, confidence: float) -> R
 
 def settled_by_counts(found: RuleResult, confidence: float) -> RuleResult:
     """Add how many independent rows would settle a share of which only counts are known."""
-    from osmosis_ai.evaluation.comparison.design import settle
-    from osmosis_ai.evaluation.variance import VarianceComponents
+    from osmosis_ai.decisions.gate import settle
+    from osmosis_ai.statistics.variance import VarianceComponents
 
     evidence, rule = found.evidence, found.rule
     share, rows = evidence.value, evidence.rows or evidence.samples

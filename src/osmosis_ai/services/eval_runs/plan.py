@@ -13,9 +13,9 @@ from osmosis_ai.config.decisions import MOST_CONFIDENCE
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.comparison.planning import AttemptPrice, EvalPlan, Goal, Outlook
-    from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
-    from osmosis_ai.evaluation.statistics import Floats, Integers
+    from osmosis_ai.decisions.plan import AttemptPrice, EvalPlan, Goal, Outlook
+    from osmosis_ai.decisions.samples import ComparedInputs, RunSamples
+    from osmosis_ai.statistics.estimates import Floats, Integers
     from osmosis_ai.workspace.config_files import EvalConfig
     from osmosis_ai.workspace.layout import WorkspaceDirectory
 
@@ -175,7 +175,7 @@ def plan_eval(
         PlanUsageError: an option is invalid.
         OsmosisError: the config or a run is missing or invalid, or gives no variance estimate.
     """
-    from osmosis_ai.evaluation.comparison.planning import Goal, make_plan
+    from osmosis_ai.decisions.plan import Goal, make_plan
     from osmosis_ai.workspace.config_files import decisions_about, load_eval_config
     from osmosis_ai.workspace.layout import find_workspace
 
@@ -230,7 +230,7 @@ def plan_eval(
 
 
 def _inputs_of(config: EvalConfig, workspace: WorkspaceDirectory) -> ComparedInputs:
-    from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs
+    from osmosis_ai.decisions.samples import ComparedInputs
 
     return ComparedInputs(
         config=config.path.relative_to(workspace.root).as_posix(),
@@ -268,7 +268,7 @@ class _Evidence:
 
     @classmethod
     def assumed(cls, request: PlanRequest) -> _Evidence:
-        from osmosis_ai.evaluation.comparison.planning import ICC_RANGE, Outlook
+        from osmosis_ai.decisions.plan import ICC_RANGE, Outlook
 
         rate = ASSUMED_PASS_RATE if request.pass_rate is None else request.pass_rate
         icc = ASSUMED_ICC if request.icc is None else request.icc
@@ -281,8 +281,8 @@ class _Evidence:
 
     @classmethod
     def of_one(cls, request: PlanRequest, goal: Goal, run: RunSamples) -> _Evidence:
-        from osmosis_ai.evaluation.comparison.planning import Outlook
-        from osmosis_ai.evaluation.variance import VarianceComponents
+        from osmosis_ai.decisions.plan import Outlook
+        from osmosis_ai.statistics.variance import VarianceComponents
 
         values, rows = _scored(run, request.metric)
         spread = VarianceComponents.of(values, rows)
@@ -306,9 +306,9 @@ class _Evidence:
 
     @classmethod
     def of_two(cls, request: PlanRequest, goal: Goal, run: RunSamples, base: RunSamples) -> _Evidence:
-        from osmosis_ai.evaluation.comparison.planning import Outlook
-        from osmosis_ai.evaluation.comparison.run_pairs import match_rows
-        from osmosis_ai.evaluation.variance import VarianceComponents
+        from osmosis_ai.decisions.plan import Outlook
+        from osmosis_ai.decisions.samples import match_rows
+        from osmosis_ai.statistics.variance import VarianceComponents
 
         if run.run_id == base.run_id:
             raise OsmosisError(
@@ -393,7 +393,7 @@ def _seconds(run: RunSamples) -> float | None:
 
 
 def _price(config: EvalConfig, evidence: _Evidence) -> AttemptPrice:
-    from osmosis_ai.evaluation.comparison.planning import AttemptPrice
+    from osmosis_ai.decisions.plan import AttemptPrice
 
     cost = evidence.cost_usd
     if cost is None and _is_free(config):
@@ -451,7 +451,7 @@ def _run_notes(run: RunSamples) -> list[str]:
 
 
 def _spread_notes(rows: int, negative: bool) -> list[str]:
-    from osmosis_ai.evaluation.comparison.planning import SMALL_PILOT
+    from osmosis_ai.decisions.plan import SMALL_PILOT
 
     notes = []
     if rows < SMALL_PILOT:

@@ -6,20 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from osmosis_ai.api.paging import iterate_samples
+from osmosis_ai.decisions.samples import ComparedInputs, CountsOnly, RunSamples, with_told_samples
 from osmosis_ai.errors import ConflictError, OsmosisError
-from osmosis_ai.evaluation.comparison.run_samples import (
-    ComparedInputs,
-    CountsOnly,
-    RunSamples,
-    with_told_samples,
-)
 from osmosis_ai.services.runs.finite import finite
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.wire.eval_runs import EvalResults, EvalRunDetail
-    from osmosis_ai.evaluation.statistics import Integers
     from osmosis_ai.services.eval_runs.info import DescribedEvaluation
+    from osmosis_ai.statistics.estimates import Integers
 
 _MOST_ATTEMPTS = 10**8
 
@@ -90,7 +85,7 @@ def _with_samples(client: PlatformClient, found: DescribedEvaluation) -> RunSamp
 def _without_samples(found: DescribedEvaluation) -> RunSamples:
     import numpy as np
 
-    from osmosis_ai.evaluation.comparison.run_samples import SAMPLE_FIELDS
+    from osmosis_ai.decisions.samples import SAMPLE_FIELDS
 
     run, detail = found.run, found.detail
     rows, n = _size(detail)

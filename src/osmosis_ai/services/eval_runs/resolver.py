@@ -24,7 +24,7 @@ from osmosis_ai.services.eval_runs.run_directories import (
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
+    from osmosis_ai.decisions.samples import ComparedInputs, RunSamples
 
 Client = Callable[[], "PlatformClient"]
 """Connects to the platform on call, which requires a login."""
@@ -92,7 +92,7 @@ def read_run_directory(
     Raises:
         OsmosisError: as ``read_local_samples``.
     """
-    from osmosis_ai.evaluation.comparison.local_samples import read_local_samples
+    from osmosis_ai.decisions.local_runs import read_local_samples
     from osmosis_ai.services.eval_runs.run_datasets import local_dataset
 
     run = replace(read_local_samples(directory), place=place)
@@ -327,7 +327,7 @@ def _of_commit_here(root: Path, commit: str, like: ComparedInputs | None) -> Pat
 
 def _clean_runs(root: Path, commit: str) -> Iterator[tuple[Path, ComparedInputs]]:
     """Yield readable runs of an unmodified commit, newest first."""
-    from osmosis_ai.evaluation.comparison.local_samples import read_inputs
+    from osmosis_ai.decisions.local_runs import read_inputs
 
     for directory in newest_runs(root):
         try:

@@ -14,7 +14,7 @@ from osmosis_ai.files import cache_dir, expanded
 
 if TYPE_CHECKING:
     from osmosis_ai.datasets import Selection
-    from osmosis_ai.evaluation.comparison.run_samples import RunSlice
+    from osmosis_ai.decisions.samples import RunSlice
     from osmosis_ai.evaluation.hooks import RunHooks, RunSummary
     from osmosis_ai.evaluation.sources import RolloutSource
     from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec

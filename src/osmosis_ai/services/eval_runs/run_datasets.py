@@ -10,7 +10,7 @@ from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+    from osmosis_ai.decisions.samples import RunSamples
 
 
 def local_dataset(
@@ -28,7 +28,7 @@ def local_dataset(
         ConflictError: the file has changed.
         NotFoundError: the file does not exist.
     """
-    from osmosis_ai.evaluation.comparison.local_samples import find_dataset_file
+    from osmosis_ai.decisions.local_runs import find_dataset_file
 
     return find_dataset_file(run, directory, start) or _of_platform(run, client)
 
@@ -56,7 +56,7 @@ def platform_dataset(client: PlatformClient, run: RunSamples) -> Path:
         PlatformError: the dataset no longer exists or the request failed.
         ConflictError: the dataset has changed.
     """
-    from osmosis_ai.evaluation.comparison.local_samples import require_unchanged
+    from osmosis_ai.decisions.local_runs import require_unchanged
     from osmosis_ai.services.datasets import fetch_dataset
 
     fetched = fetch_dataset(client, run.inputs.dataset_name or "")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.datasets import Selection
-    from osmosis_ai.evaluation.comparison.run_samples import RunSlice
+    from osmosis_ai.decisions.samples import RunSlice
 
 
 def require_sliceable(columns: Sequence[str], dataset: Path, selection: Selection) -> None:
@@ -23,7 +23,7 @@ def require_sliceable(columns: Sequence[str], dataset: Path, selection: Selectio
         return
     import numpy as np
 
-    from osmosis_ai.evaluation.comparison.dataset_columns import read_slice_values
+    from osmosis_ai.evaluation.run_dataset import read_slice_values
 
     places = np.asarray(selection.indices, dtype=np.int64)
     for column in columns:
@@ -43,8 +43,8 @@ def local_slices(run_dir: Path, dataset: Path, columns: Sequence[str]) -> tuple[
     """
     if not columns:
         return ()
-    from osmosis_ai.evaluation.comparison.local_samples import read_local_samples
-    from osmosis_ai.evaluation.comparison.run_samples import run_slices
+    from osmosis_ai.decisions.local_runs import read_local_samples
+    from osmosis_ai.decisions.samples import run_slices
 
     return run_slices(replace(read_local_samples(run_dir), open_dataset=lambda: dataset), columns)
 
@@ -57,7 +57,7 @@ def platform_slices(client: PlatformClient, name: str, columns: Sequence[str]) -
         OsmosisError: the platform does not list attempts, the dataset has changed since the run, or a column
             cannot be used for slices.
     """
-    from osmosis_ai.evaluation.comparison.run_samples import run_slices
+    from osmosis_ai.decisions.samples import run_slices
     from osmosis_ai.services.eval_runs.resolver import find_run_samples
 
     return run_slices(find_run_samples(f"platform:{name}", client=lambda: client), columns)

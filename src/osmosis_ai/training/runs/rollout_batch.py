@@ -24,7 +24,7 @@ from osmosis_ai.training.runs.sampler import Sample
 
 if TYPE_CHECKING:
     from osmosis_ai.datasets import DatasetRow
-    from osmosis_ai.evaluation.statistics import Estimate
+    from osmosis_ai.statistics.estimates import Estimate
     from osmosis_ai.training.objective.sequences import TokenSequence
 
 
@@ -135,7 +135,7 @@ def rollout_metrics(batch: RolloutBatch, statistics: GroupStatistics, version: i
 
 def _reward(batch: RolloutBatch) -> Estimate | None:
     """Estimate the policy's reward on prompts like the batch's: attempts on one prompt are no independent samples."""
-    from osmosis_ai.evaluation.statistics import estimate_mean
+    from osmosis_ai.statistics.estimates import estimate_mean
 
     scored = [
         (prompt, sample.reward)

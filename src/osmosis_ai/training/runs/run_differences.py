@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from osmosis_ai.evaluation.comparison.words import DECIDES
+from osmosis_ai.decisions.compare import DECIDES
 from osmosis_ai.training.runs.metrics import VALIDATION_PLANNED, VALIDATION_SCORED
 from osmosis_ai.ui import numbers
 
@@ -221,7 +221,7 @@ def _holds_at_worst(
     verdict: TrainingVerdict, rows: Sequence[str], told: Sequence[Mapping[str, float | None]]
 ) -> bool:
     """Tell whether a verdict is the same with the rows without a reward counted against it."""
-    from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference, scale_of_rewards
+    from osmosis_ai.decisions.differences import Pairs, mean_difference, scale_of_rewards
 
     is_better = verdict.direction == "better"
     values = []
@@ -266,7 +266,7 @@ def _by_validated_row(
     found: MetricDifference, step: int, a: ComparedTraining, b: ComparedTraining
 ) -> MetricDifference | None:
     """Compare a validation row by row; None where not both runs tell that step's rows, or no row is in both."""
-    from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference, scale_of_rewards
+    from osmosis_ai.decisions.differences import Pairs, mean_difference, scale_of_rewards
 
     known = [
         {row: reward for row, reward in told.rewards.items() if reward is not None}
@@ -302,7 +302,7 @@ def _at_last_step(
     errors: tuple[Mapping[int, float], Mapping[int, float]],
 ) -> MetricDifference:
     """Compare the values of one step, by the standard errors that the runs measured with them."""
-    from osmosis_ai.evaluation.comparison.differences import difference_of_means
+    from osmosis_ai.decisions.differences import difference_of_means
 
     value_a, value_b = (curve[step] for curve in curves)
     error_a, error_b = (error.get(step) for error in errors)

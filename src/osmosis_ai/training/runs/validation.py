@@ -19,8 +19,8 @@ from osmosis_ai.datasets import DatasetRow, iter_rows, row_digest, sample_rows
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.metrics import RunMetrics, compute_metrics, describe_few_scored
 from osmosis_ai.evaluation.results import AttemptTable
-from osmosis_ai.evaluation.statistics import CONFIDENCE
 from osmosis_ai.redaction import Redactor
+from osmosis_ai.statistics.estimates import CONFIDENCE
 from osmosis_ai.training.runs.metrics import (
     VALIDATION_PASS_RATE,
     VALIDATION_PLANNED,
@@ -183,7 +183,7 @@ def significant_fall(
     start: Sequence[float | None], now: Sequence[float | None], *, validations: int
 ) -> str | None:
     """Return by how much a validation is below the one at the start; None if the fall may be chance."""
-    from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference, scale_of_rewards
+    from osmosis_ai.decisions.differences import Pairs, mean_difference, scale_of_rewards
 
     known = [
         [(row, value) for row, value in enumerate(rewards) if value is not None] for rewards in (now, start)

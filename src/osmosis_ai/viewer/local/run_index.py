@@ -282,7 +282,7 @@ class RunIndex:
         self.read, self._seen = end, state
 
     def _count_rows(self, places: set[int]) -> None:
-        """Count the attempts of rows that have new ones; as ``evaluation/variance.py``, copies are one row."""
+        """Count the attempts of rows that have new ones; as ``statistics/variance.py``, copies are one row."""
         execute = self.connection.execute
         execute("CREATE TEMP TABLE IF NOT EXISTS touched (place INTEGER PRIMARY KEY)")
         execute("DELETE FROM touched")

@@ -13,6 +13,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, BinaryIO, TypeVar, get_args
 
 from osmosis_ai.config.issues import nearest
+from osmosis_ai.decisions.local_runs import read_local_samples, require_dataset_file
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import (
     AttemptFiles,
@@ -21,12 +22,8 @@ from osmosis_ai.evaluation.attempt_files import (
     read_config,
     read_diagnostics,
 )
-from osmosis_ai.evaluation.comparison.local_samples import (
-    expected_answer,
-    read_local_samples,
-    require_dataset_file,
-)
 from osmosis_ai.evaluation.local_results import LocalResults, describe_lost_results
+from osmosis_ai.evaluation.run_dataset import expected_answer
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import LogDirection, cursor_at, read_log
 from osmosis_ai.files import size_of
@@ -58,7 +55,7 @@ from osmosis_ai.workspace.config_files import decisions_around
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.base import LogPage
-    from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+    from osmosis_ai.decisions.samples import RunSamples
     from osmosis_ai.training.runs.validation_samples import ValidationSamples
 
 _OPEN_INDEXES = 8
@@ -262,7 +259,7 @@ class LocalSource:
         }
 
     def run_samples(self, runs: Sequence[str]) -> Sequence[RunSamples]:
-        """Return evaluations as ``evaluation.comparison`` reads them."""
+        """Return evaluations as ``decisions`` reads them."""
         return [self._run_samples(run) for run in runs]
 
     def compared_training(self, runs: Sequence[str]) -> Sequence[tuple[RunDetail, TrainingCurves]]:

@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from osmosis_ai.decisions import compare
+from osmosis_ai.decisions.comparability import Allowances
+from osmosis_ai.decisions.compare import row_counts
+from osmosis_ai.decisions.samples import RunSamples, mean_rewards
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.comparison import engine, words
-from osmosis_ai.evaluation.comparison.comparability import Allowances
-from osmosis_ai.evaluation.comparison.run_pairs import mean_rewards
-from osmosis_ai.evaluation.comparison.run_samples import RunSamples
-from osmosis_ai.evaluation.comparison.words import row_counts
 from osmosis_ai.ui import numbers
 from osmosis_ai.ui.charts.comparisons import forest, scatter
 from osmosis_ai.ui.charts.drawing import ChartPoint, ChartSeries, SvgChart
@@ -42,7 +41,7 @@ def allowance_for(refusal: OsmosisError) -> str | None:
     return next((name for name in ALLOWANCES if name.replace("_", "-") in options), None)
 
 
-def found(view: Viewing, names: Sequence[str], options: engine.CompareOptions) -> dict[str, Any]:
+def found(view: Viewing, names: Sequence[str], options: compare.CompareOptions) -> dict[str, Any]:
     """Return the values of the page."""
 
     def row_href(key: str, runs: tuple[str, str]) -> str:
@@ -51,11 +50,11 @@ def found(view: Viewing, names: Sequence[str], options: engine.CompareOptions) -
     baseline, *others = runs = view.source.run_samples(names)
     # As `eval compare` has it: the file beside the last run's config says between what rewards lie.
     options = replace(options, reward_range=runs[-1].reward_range)
-    return shown(engine.compare_runs(baseline, others, options), runs, row_href)
+    return shown(compare.compare_runs(baseline, others, options), runs, row_href)
 
 
 def shown(
-    comparison: engine.RunComparison, runs: Sequence[RunSamples], row_href: RowHref | None = None
+    comparison: compare.RunComparison, runs: Sequence[RunSamples], row_href: RowHref | None = None
 ) -> dict[str, Any]:
     """Return the values of a comparison that was made."""
     baseline, *others = runs
@@ -63,23 +62,23 @@ def shown(
         "row_href": row_href,
         "sentence": comparison.sentence,
         "notes": [note for each in comparison.candidates for note in each.comparability.notes],
-        "differs": words.differing_inputs(comparison),
+        "differs": compare.differing_inputs(comparison),
         "candidates": [
             _candidate(comparison, each, baseline, other)
             for each, other in zip(comparison.candidates, others, strict=True)
         ],
         "forest": _forest(comparison),
-        "totals": words.taken(comparison),
+        "totals": compare.taken(comparison),
     }
 
 
-def options_of(words: Words) -> engine.CompareOptions:
+def options_of(words: Words) -> compare.CompareOptions:
     """Return how an address asks to compare runs."""
     allowed = set(words.get("allow", ()))
     if strange := allowed - set(ALLOWANCES):
         raise OsmosisError(f"{sorted(strange)[0]!r} is nothing that a comparison can allow.")
     slices = [name.strip() for given in words.get("slice", ()) for name in given.split(",")]
-    return engine.CompareOptions(
+    return compare.CompareOptions(
         metric=word(words, "metric"),
         slices=tuple(dict.fromkeys(filter(None, slices))),
         rows_shown=_ROWS_SHOWN,
@@ -88,21 +87,21 @@ def options_of(words: Words) -> engine.CompareOptions:
 
 
 def _candidate(
-    comparison: engine.RunComparison, candidate: engine.ComparedCandidate, a: RunSamples, b: RunSamples
+    comparison: compare.RunComparison, candidate: compare.ComparedCandidate, a: RunSamples, b: RunSamples
 ) -> dict[str, Any]:
     rows, names = candidate.rows, (a.name, b.name)
     return {
         "name": candidate.name,
         "names": names,
-        "metrics": words.changed_metrics(comparison, candidate),
+        "metrics": compare.changed_metrics(comparison, candidate),
         "scatter": _scatter(candidate, a, b),
         "counts": None if rows is None else row_counts(rows),
-        "rows": words.changed_rows(names, rows, " are not shown"),
-        "slices": words.changed_slices(comparison, candidate),
+        "rows": compare.changed_rows(names, rows, " are not shown"),
+        "slices": compare.changed_slices(comparison, candidate),
     }
 
 
-def _forest(comparison: engine.RunComparison) -> SvgChart | None:
+def _forest(comparison: compare.RunComparison) -> SvgChart | None:
     """Return the deciding difference of every candidate, and of its slices, with the line of no difference."""
     names: list[str] = []
     points: list[ChartPoint] = []
@@ -132,7 +131,7 @@ def _forest(comparison: engine.RunComparison) -> SvgChart | None:
     )
 
 
-def _scatter(candidate: engine.ComparedCandidate, a: RunSamples, b: RunSamples) -> SvgChart | None:
+def _scatter(candidate: compare.ComparedCandidate, a: RunSamples, b: RunSamples) -> SvgChart | None:
     """Return each common row by its mean rewards in both runs; rows of the same means are one point."""
     matched = candidate.comparability.matched
     if matched is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from osmosis_ai.evaluation.comparison.words import ComparedTable
+from osmosis_ai.decisions.compare import ComparedTable
 from osmosis_ai.training.runs import run_differences
 from osmosis_ai.training.runs.curves import TrainingCurves
 from osmosis_ai.training.runs.run_differences import ComparedTraining, TrainingDifferences

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from osmosis_ai.decisions.samples import RunSlice, run_slices
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.evaluation.comparison.run_samples import RunSlice, run_slices
 from osmosis_ai.evaluation.metrics import LEAST_SCORED, RunScore, describe_few_scored
 from osmosis_ai.ui.charts.drawing import SvgChart
 from osmosis_ai.ui.numbers import amount, interval, percent

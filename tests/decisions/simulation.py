@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv
 
-from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
-from osmosis_ai.evaluation.comparison.numbers import Difference
+from osmosis_ai.decisions.differences import Difference, Pairs, mean_difference
 
 LEAST = 0.93
 SEED = 20261122

@@ -9,14 +9,10 @@ from typing import Any
 
 import pytest
 
+from osmosis_ai.decisions.comparability import Allowances, require_comparable
+from osmosis_ai.decisions.samples import RunSamples, match_rows, run_slices
 from osmosis_ai.errors import ConflictError
-from osmosis_ai.evaluation.comparison.comparability import (
-    Allowances,
-    require_comparable,
-)
-from osmosis_ai.evaluation.comparison.run_pairs import match_rows
-from osmosis_ai.evaluation.comparison.run_samples import RunSamples, run_slices
-from tests.evaluation.comparison.builders import INPUTS, run_of
+from tests.decisions.builders import INPUTS, run_of
 
 
 def other_model(**fields: Any) -> Any:

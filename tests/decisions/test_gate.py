@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from osmosis_ai.evaluation.gating import (
+from osmosis_ai.decisions.gate import (
     Evidence,
     Rule,
     evidence_of,

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import ttest_1samp, ttest_ind, ttest_rel
 
-from osmosis_ai.evaluation.comparison.differences import (
+from osmosis_ai.decisions.differences import (
+    Difference,
     Pairs,
     PassCounts,
     difference_of_counts,
@@ -23,7 +24,7 @@ from osmosis_ai.evaluation.comparison.differences import (
     score_interval,
     unpaired_difference,
 )
-from osmosis_ai.evaluation.comparison.numbers import Difference, benjamini_hochberg, holm
+from osmosis_ai.statistics.estimates import benjamini_hochberg, holm
 
 UNIT = (0.0, 1.0)
 BOUNDS = ("value", "low", "high", "at_least", "at_most")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from osmosis_ai.evaluation.statistics import Floats, Integers, Labels, Values
+    from osmosis_ai.statistics.estimates import Floats, Integers, Labels, Values
 
 
 # Sums of squares of such numbers are finite.

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 from scipy.special import stdtrit
 
-from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
-from osmosis_ai.evaluation.comparison.gate_rules import MarginEvidence, judge_margin
-from osmosis_ai.evaluation.comparison.metric_changes import UnscoredBounds
-from osmosis_ai.evaluation.comparison.numbers import Difference
-from osmosis_ai.evaluation.gating import Rule, RuleResult, judge_together
-from tests.evaluation.comparison.simulation import Cell, grid, run_passes
+from osmosis_ai.decisions.changes import UnscoredBounds
+from osmosis_ai.decisions.differences import Difference, Pairs, mean_difference
+from osmosis_ai.decisions.gate import MarginEvidence, Rule, RuleResult, judge_margin, judge_together
+from tests.decisions.simulation import Cell, grid, run_passes
 
 MARGIN = 0.05
 RATE = Rule("pass_rate", "margin", MARGIN)
@@ -125,7 +123,7 @@ def test_of_several_rules_that_fail_by_chance_alone_none_does() -> None:
 
 def test_unscored_attempts_count_with_the_interval_of_either_extreme() -> None:
     fine, worse = change(0.0, 0.02), change(-0.2, 0.02, 1e-6)
-    turned = UnscoredBounds(worst=change(-0.06, 0.02), best=change(0.06, 0.02), unscored_a=8, unscored_b=16)
+    turned = UnscoredBounds(worst=change(-0.06, 0.02), best=change(0.06, 0.02))
     found = judged(RATE, fine, bounds=turned, unscored=24)
     assert found.verdict == "unclear"
     assert (

@@ -16,10 +16,10 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from osmosis_ai.evaluation.statistics import CONFIDENCE, Estimate, estimate_rate_of_rows
+from osmosis_ai.statistics.estimates import CONFIDENCE, Estimate, estimate_rate_of_rows
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.statistics import Floats, Labels
+    from osmosis_ai.statistics.estimates import Floats, Labels
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

@@ -1,4 +1,7 @@
-"""The difference of two runs: row by row on the rows that both have, otherwise of two independent means, and of amounts the ratio.
+"""The difference of two runs with its interval: paired by row, of two independent means, or of amounts the ratio.
+
+The interval and the p-value come from one method, so that they never contradict each other: p is below 0.05 exactly if
+the 95 % interval excludes "no difference". A number without an interval says why.
 
 Rows are hard for both runs alike, so they are compared row by row. The rows alone choose the method:
 
@@ -39,37 +42,128 @@ Sources:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from osmosis_ai.evaluation.comparison.numbers import Difference
-from osmosis_ai.evaluation.intervals import (
+from osmosis_ai.statistics.estimates import (
+    CONFIDENCE,
     LEAST_VARIED,
+    MOST_SKEW,
     NO_SPREAD,
     ONE_CLUSTER,
+    SKEWED_ROWS,
+    Estimate,
     Interval,
+    estimate_rate,
+    skewness,
     student_interval,
     wilson_interval,
 )
-from osmosis_ai.evaluation.statistics import (
-    CONFIDENCE,
-    MOST_SKEW,
-    SKEWED_ROWS,
-    Estimate,
-    estimate_rate,
-    skewness,
-)
+from osmosis_ai.statistics.power import fewest_differing
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.statistics import Floats, Integers, Labels, Values
+    from osmosis_ai.statistics.estimates import Floats, Integers, Labels, Values
 
     BothRates: TypeAlias = Callable[[float], tuple["Interval | Estimate", "Interval | Estimate"]]
 
 
+NumberData: TypeAlias = dict[str, float | int | str | None]
+NUMBER_KEYS = ("value", "low", "high", "rows", "samples", "method", "p", "p_adjusted", "reason")
+_BOUNDS = ("low", "high", "at_least", "at_most")
+
+
 @dataclass(frozen=True, slots=True)
-class Inversion:
+class Difference:
+    """By how much B lies above A, or how many times A it is, and how far that can be trusted."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    rows: int = 0
+    samples: int = 0
+    method: str | None = None
+    p: float | None = None
+    p_adjusted: float | None = None
+    reason: str | None = None
+    warning: str | None = None
+    kind: Literal["difference", "ratio"] = "difference"
+
+    @property
+    def none(self) -> float:
+        """The value of no difference: 0, or 1 for a ratio."""
+        return 0.0 if self.kind == "difference" else 1.0
+
+    @property
+    def excludes_none(self) -> bool:
+        """Whether there is an interval and it leaves out no difference."""
+        if self.low is None or self.high is None:
+            return False
+        return self.low > self.none or self.high < self.none
+
+    def bounded(self, half: float, one_sided: float, *, method: str, p: float) -> Difference:
+        """Return the difference with symmetric bounds, given as distances from the value."""
+        return replace(
+            self,
+            low=self.value - half,
+            high=self.value + half,
+            at_least=self.value - one_sided,
+            at_most=self.value + one_sided,
+            method=method,
+            p=p,
+        )
+
+    def mapped(
+        self, change: Callable[[float], float], names: Sequence[str] = ("value", *_BOUNDS)
+    ) -> Difference:
+        """Return the difference with its value and bounds, or those named, changed by a function."""
+        numbers = {name: getattr(self, name) for name in names}
+        changed: dict[str, Any] = {name: None if n is None else change(n) for name, n in numbers.items()}
+        return replace(self, **changed)
+
+    def within(self, width: float, *, certain: bool) -> Difference:
+        """Return the difference with its interval limited to ``-width`` and ``width``."""
+        return self.mapped(lambda bound: min(max(bound, -width), width), _BOUNDS if certain else _BOUNDS[:2])
+
+    def times(self, factor: float) -> Difference:
+        """Return the difference of values ``factor`` times as large."""
+        return self.mapped(lambda number: number * factor)
+
+    def reversed(self) -> Difference:
+        """Return A against B."""
+
+        def turned(number: float | None) -> float | None:
+            if number is None:
+                return None
+            if self.kind == "difference":
+                return 0.0 - number  # 0.0 - 0.0 is 0.0, where -0.0 would print a sign
+            return 1 / number if number else math.inf
+
+        return replace(
+            self,
+            value=turned(self.value) or 0.0,
+            low=turned(self.high),
+            high=turned(self.low),
+            at_least=turned(self.at_most),
+            at_most=turned(self.at_least),
+        )
+
+
+def number_data(found: Estimate | Difference | None) -> NumberData:
+    """Return a number as documents show it: the same nine keys for every one."""
+    if isinstance(found, Difference):
+        return {name: getattr(found, name) for name in NUMBER_KEYS}
+    unknown: NumberData = dict.fromkeys(NUMBER_KEYS)
+    if found is None:
+        return unknown | {"rows": 0, "samples": 0, "reason": "nothing to compare"}
+    known = {name: getattr(found, name) for name in ("value", "low", "high", "method", "reason")}
+    return unknown | known | {"rows": found.clusters, "samples": found.n}
+
+
+class Inversion(NamedTuple):
     """What one test says: the mean differences it does not reject, and its p-value of none."""
 
     low: float
@@ -80,29 +174,16 @@ class Inversion:
 
     def or_wider(self, other: Inversion) -> Inversion:
         """Return what neither test rejects alone: the wider bounds and the larger p-value."""
-        return Inversion(
-            min(self.low, other.low),
-            max(self.high, other.high),
-            min(self.at_least, other.at_least),
-            max(self.at_most, other.at_most),
-            max(self.p, other.p),
-        )
+        ends = (min, max, min, max, max)
+        return Inversion(*(end(pair) for end, pair in zip(ends, zip(self, other, strict=True), strict=True)))
 
     def within(self, width: float) -> Inversion:
         """Return it bounded to differences between ``-width`` and ``width``."""
-        return Inversion(
-            max(self.low, -width),
-            min(self.high, width),
-            max(self.at_least, -width),
-            min(self.at_most, width),
-            self.p,
-        )
+        return Inversion._make([*(min(max(bound, -width), width) for bound in self[:4]), self.p])
 
     def times(self, width: float) -> Inversion:
         """Return it for differences ``width`` times as large."""
-        return Inversion(
-            self.low * width, self.high * width, self.at_least * width, self.at_most * width, self.p
-        )
+        return Inversion._make([*(bound * width for bound in self[:4]), self.p])
 
 
 def score_interval(by_row: Floats, *, confidence: float) -> Inversion:
@@ -215,10 +296,6 @@ def bootstrap_t(by_row: Floats, *, confidence: float, seed: int) -> Inversion:
     )
 
 
-NO_RANGE = "the range of the rewards is unknown"
-SAME_DIFFERENCE = "every row has the same difference, so the variance cannot be estimated"
-TOO_FEW = "too few rows to rule out any difference: the range of the rewards is unknown"
-
 _HUGE = 1e100
 _ROUNDING = 1e-12
 
@@ -259,17 +336,14 @@ class Pairs:
 
     @property
     def rows(self) -> int:
-        """How many rows both have."""
         return int(self.a.size)
 
     @property
     def samples(self) -> int:
-        """How many scored attempts there are on them."""
         return int(self.a_counts.sum() + self.b_counts.sum())
 
     @property
     def by_row(self) -> Floats:
-        """How much higher B is on each row."""
         found: Floats = self.b - self.a
         return found
 
@@ -318,41 +392,40 @@ def mean_difference(pairs: Pairs, *, confidence: float = CONFIDENCE, seed: int =
     """Estimate by how much the mean of B lies above that of A, every row weighing the same."""
     import numpy as np
 
-    unit = _unit(pairs)
+    if pairs.scale is not None:
+        unit = pairs.scale[1] - pairs.scale[0]
+    else:
+        unit = workable_unit(pairs.a, pairs.b)
     by_row = pairs.b / unit - pairs.a / unit
     largest = max(float(np.abs(pairs.a).max()), float(np.abs(pairs.b).max())) / unit
     by_row[np.abs(by_row) <= _ROUNDING * largest] = 0.0
     by_row.sort()
-    turned = _is_the_lower_of_both_ways(by_row)
+    # Of A - B and B - A, the lower one is estimated, so that both have the same numbers.
+    unlike = np.flatnonzero(by_row + by_row[::-1])
+    turned = bool(unlike.size and (by_row + by_row[::-1])[unlike[0]] < 0)
     if turned:
         by_row = 0.0 - by_row[::-1]
-    found = _difference(by_row, pairs, unit, confidence=confidence, seed=seed)
+    method, bounds, warning = _interval(by_row, pairs.scale is not None, confidence, seed)
+    value = float(by_row.mean()) * unit
+    found = Difference(value, rows=by_row.size, samples=pairs.samples, method=method, warning=warning)
+    if bounds is None:
+        same = "every row has the same difference, so the variance cannot be estimated"
+        reason = f"{ONE_CLUSTER if by_row.size == 1 else same}; the range of the rewards is unknown"
+        found = replace(found, reason=reason)
+    elif all(math.isfinite(bound * unit) for bound in bounds[:2]):
+        found = replace(found, **bounds.times(unit)._asdict())
+    else:
+        at_least, at_most = (bound * unit for bound in (bounds.at_least, bounds.at_most))
+        found = replace(
+            found,
+            at_least=at_least if math.isfinite(at_least) else None,
+            at_most=at_most if math.isfinite(at_most) else None,
+            p=bounds.p,
+            reason="too few rows to rule out any difference: the range of the rewards is unknown",
+        )
     if pairs.scale is None and pairs.observed is not None:
         found = found.within(pairs.observed[1] - pairs.observed[0], certain=False)
     return found.reversed() if turned else found
-
-
-def _difference(by_row: Floats, pairs: Pairs, unit: float, *, confidence: float, seed: int) -> Difference:
-    rows = by_row.size
-    plain = Difference(float(by_row.mean()) * unit, None, None, None, None, rows, pairs.samples)
-    method, found, warning = _interval(by_row, pairs.scale is not None, confidence, seed)
-    plain = replace(plain, method=method, warning=warning)
-    if found is None:
-        return replace(plain, reason=f"{ONE_CLUSTER if rows == 1 else SAME_DIFFERENCE}; {NO_RANGE}")
-    bounds = found.times(unit)
-    if not (math.isfinite(bounds.low) and math.isfinite(bounds.high)):
-        at_least, at_most = (
-            bound if math.isfinite(bound) else None for bound in (bounds.at_least, bounds.at_most)
-        )
-        return replace(plain, at_least=at_least, at_most=at_most, p=found.p, reason=TOO_FEW)
-    return replace(
-        plain,
-        low=bounds.low,
-        high=bounds.high,
-        at_least=bounds.at_least,
-        at_most=bounds.at_most,
-        p=found.p,
-    )
 
 
 def _interval(
@@ -388,11 +461,6 @@ def _interval(
     return "bootstrap-t", resampled, warning
 
 
-def fewest_differing(rows: int) -> float:
-    """Return how many rows have to differ before Student's t is used for differences with a known range."""
-    return min(max(rows / 2, 8), 15, rows)
-
-
 def _student(by_row: Floats, confidence: float) -> Inversion | None:
     """Return the paired t interval; None for one row, or if all rows differ by the same."""
     if by_row.size < 2:
@@ -409,14 +477,6 @@ def _student(by_row: Floats, confidence: float) -> Inversion | None:
     return Inversion(t.low, t.high, t.at_least, t.at_most, p)
 
 
-def _unit(pairs: Pairs) -> float:
-    """Return what differences are divided by: the scale's width, or what keeps squares of the values within a float."""
-
-    if pairs.scale is not None:
-        return pairs.scale[1] - pairs.scale[0]
-    return workable_unit(pairs.a, pairs.b)
-
-
 def workable_unit(*values: Floats) -> float:
     """Return by what to divide values so that their squares are neither infinite nor nothing."""
     import numpy as np
@@ -425,25 +485,12 @@ def workable_unit(*values: Floats) -> float:
     return largest if largest > _HUGE or 0 < largest < 1 / _HUGE else 1.0
 
 
-def _is_the_lower_of_both_ways(by_row: Floats) -> bool:
-    """Tell whether sorted differences come before their negatives: of A - B and B - A one is worked with."""
-    import numpy as np
-
-    against = by_row + by_row[::-1]
-    unlike = np.flatnonzero(against)
-    return bool(unlike.size and against[unlike[0]] < 0)
-
-
-COUNTS_ONLY = (
-    "from counts alone: a row counts once, whatever its attempts, since how alike they are is not known"
-)
-
 _LEAST_P = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class PassCounts:
-    """What is known of a run without its attempts."""
+    """The counts of a run whose attempts are unknown."""
 
     passes: int
     samples: int
@@ -451,21 +498,15 @@ class PassCounts:
 
     @property
     def rate(self) -> float:
-        """The share of samples that passed."""
         return self.passes / self.samples
-
-    @property
-    def observations(self) -> int:
-        """As many as there are rows: however alike attempts on one row are, bounds from these hold."""
-        return min(self.samples, self.rows)
 
     def with_more(self, samples: int, passing: float) -> PassCounts:
         """Return the counts with more samples, a share of which passes."""
         return PassCounts(self.passes + round(samples * passing), self.samples + samples, self.rows)
 
     def interval(self, confidence: float) -> Interval:
-        """Return Wilson's interval of the rate."""
-        return wilson_interval(self.rate, self.observations, confidence)
+        # With at most one observation per row, the bounds hold however alike the attempts on a row are.
+        return wilson_interval(self.rate, min(self.samples, self.rows), confidence)
 
 
 def unpaired_difference(
@@ -493,9 +534,11 @@ def unpaired_difference(
         )
         return None if found is None else found.times(unit)
     value = float(b.mean()) - float(a.mean())
-    plain = Difference(value, None, None, None, None, a.size + b.size, int(counts_a.sum() + counts_b.sum()))
-    if scale is None or min(_varied(means, scale) for means in (a, b)) >= LEAST_VARIED:
-        ends = scale or observed_range(values_a, values_b)
+    plain = Difference(value, rows=a.size + b.size, samples=int(counts_a.sum() + counts_b.sum()))
+    ends = scale or observed_range(values_a, values_b)
+    # In each run, the rows away from the lower end of the scale, or from the upper, whichever are fewer.
+    varied = min(min((means > ends[0]).sum(), (means < ends[1]).sum()) for means in (a, b))
+    if scale is None or varied >= LEAST_VARIED:
         return _welch(plain, a, b, confidence).within(ends[1] - ends[0], certain=scale is not None)
     least, width = scale[0], scale[1] - scale[0]
     parts = [(np.clip((means - least) / width, 0.0, 1.0), np.arange(means.size)) for means in (a, b)]
@@ -515,12 +558,12 @@ def difference_of_counts(a: PassCounts, b: PassCounts, *, confidence: float = CO
     """Estimate by how much the pass rate of B lies above that of A from counts alone: Newcombe's interval."""
     if not a.samples or not b.samples:
         raise ValueError("a rate needs samples")
-    plain = Difference(
-        b.rate - a.rate, None, None, None, None, a.rows + b.rows, a.samples + b.samples, method="newcombe"
-    )
-    many_attempts = a.samples > a.rows or b.samples > b.rows
+    warning = None
+    if a.samples > a.rows or b.samples > b.rows:
+        warning = "from counts alone: a row counts once, whatever its attempts, since how alike they are is not known"
+    rows, samples = a.rows + b.rows, a.samples + b.samples
     return _of_two_rates(
-        replace(plain, warning=COUNTS_ONLY if many_attempts else None),
+        Difference(b.rate - a.rate, rows=rows, samples=samples, method="newcombe", warning=warning),
         [a.rate, b.rate],
         lambda level: (a.interval(level), b.interval(level)),
         confidence,
@@ -535,25 +578,12 @@ def difference_of_means(
     ``(b - a) ± z sqrt(stderr_a^2 + stderr_b^2)`` (Miller 2024, section 4.1): the rows behind either are not known.
     """
     value, stderr = b - a, math.hypot(stderr_a, stderr_b)
-    plain = Difference(value, None, None, None, None, 0, 0)
     if stderr == 0 or not math.isfinite(stderr + value):
-        return replace(plain, reason=NO_SPREAD)
+        return Difference(value, reason=NO_SPREAD)
     normal = NormalDist()
     half, one_sided = (normal.inv_cdf(level) * stderr for level in ((1 + confidence) / 2, confidence))
-    return replace(
-        plain,
-        low=value - half,
-        high=value + half,
-        at_least=value - one_sided,
-        at_most=value + one_sided,
-        method="standard-errors",
-        p=math.erfc(abs(value) / stderr / math.sqrt(2)),
-    )
-
-
-def _varied(means: Floats, scale: tuple[float, float]) -> int:
-    """Return how many rows are away from the lower end, or from the upper, whichever are fewer."""
-    return min(int((means > scale[0]).sum()), int((means < scale[1]).sum()))
+    p = math.erfc(abs(value) / stderr / math.sqrt(2))
+    return Difference(value).bounded(half, one_sided, method="standard-errors", p=p)
 
 
 def _welch(plain: Difference, a: Floats, b: Floats, confidence: float) -> Difference:
@@ -569,15 +599,8 @@ def _welch(plain: Difference, a: Floats, b: Floats, confidence: float) -> Differ
     stderr = math.sqrt(sum(variances))
     half = float(stdtrit(freedom, (1 + confidence) / 2)) * stderr
     one_sided = float(stdtrit(freedom, confidence)) * stderr
-    return replace(
-        plain,
-        low=plain.value - half,
-        high=plain.value + half,
-        at_least=plain.value - one_sided,
-        at_most=plain.value + one_sided,
-        method="welch",
-        p=2 * float(stdtr(freedom, -abs(plain.value) / stderr)),
-    )
+    p = 2 * float(stdtr(freedom, -abs(plain.value) / stderr))
+    return plain.bounded(half, one_sided, method="welch", p=p)
 
 
 def _of_two_rates(plain: Difference, rates: list[float], both: BothRates, confidence: float) -> Difference:
@@ -617,8 +640,6 @@ def _rising_root(rising: Callable[[float], float]) -> float:
     )
 
 
-SAME_RATIO = "every row has the same ratio, so the variance cannot be estimated"
-TOO_FEW_RATIOS = "too few and too different rows to rule out any ratio"
 LARGEST_LOG = 700.0
 """Of the logarithm of a ratio; the ratio itself would be too large for a float."""
 
@@ -638,35 +659,16 @@ def ratio_of_means(pairs: Pairs, *, confidence: float = CONFIDENCE) -> Differenc
         warning = f"{pairs.rows - rows} of {pairs.rows} rows have nothing of it in a run, and are left out"
     value = float(logs.mean())
     stderr = float(logs.std(ddof=1)) / math.sqrt(rows) if rows > 1 else None
-    without_interval = Difference(
-        math.exp(min(value, LARGEST_LOG)),
-        None,
-        None,
-        None,
-        None,
-        rows,
-        samples,
-        warning=warning,
-        kind="ratio",
-    )
+    logs_only = Difference(value, rows=rows, samples=samples, warning=warning, kind="ratio")
+    without_interval = replace(logs_only, value=math.exp(min(value, LARGEST_LOG)))
     if not stderr:
-        return replace(without_interval, reason=ONE_CLUSTER if stderr is None else SAME_RATIO)
+        same = "every row has the same ratio, so the variance cannot be estimated"
+        return replace(without_interval, reason=ONE_CLUSTER if stderr is None else same)
     from scipy.special import stdtr, stdtrit
 
     half = float(stdtrit(rows - 1, (1 + confidence) / 2)) * stderr
     if abs(value) + half > LARGEST_LOG:
-        return replace(without_interval, reason=TOO_FEW_RATIOS)
+        return replace(without_interval, reason="too few and too different rows to rule out any ratio")
     one_sided = float(stdtrit(rows - 1, confidence)) * stderr
-    return Difference(
-        math.exp(value),
-        math.exp(value - half),
-        math.exp(value + half),
-        math.exp(value - one_sided),
-        math.exp(value + one_sided),
-        rows,
-        samples,
-        method="log-t",
-        p=2 * float(stdtr(rows - 1, -abs(value) / stderr)),
-        warning=warning,
-        kind="ratio",
-    )
+    p = 2 * float(stdtr(rows - 1, -abs(value) / stderr))
+    return logs_only.bounded(half, one_sided, method="log-t", p=p).mapped(math.exp)

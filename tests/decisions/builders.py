@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from osmosis_ai.controller.record import TerminalRecord
-from osmosis_ai.evaluation.comparison.run_samples import SAMPLE_FIELDS, ComparedInputs, RunSamples
+from osmosis_ai.decisions.samples import SAMPLE_FIELDS, ComparedInputs, RunSamples
 from osmosis_ai.evaluation.manifest import Manifest
 
 INPUTS = ComparedInputs(

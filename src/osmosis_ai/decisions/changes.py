@@ -14,7 +14,7 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.config.decisions import (
@@ -25,60 +25,54 @@ from osmosis_ai.config.decisions import (
     needs_scores,
     suggested_metric,
 )
-from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.comparison.differences import (
+from osmosis_ai.decisions.differences import (
+    Difference,
     Pairs,
     PassCounts,
     difference_of_counts,
     mean_difference,
+    number_data,
     ratio_of_means,
     unpaired_difference,
 )
-from osmosis_ai.evaluation.comparison.numbers import Difference, number_data
-from osmosis_ai.evaluation.comparison.run_pairs import Attempts, LabelledRun, RunPair
-from osmosis_ai.evaluation.pass_at_k import (
-    estimate_pass_at_k,
-    estimate_pass_hat_k,
-    pass_at_k_by_row,
-    pass_hat_k_by_row,
-)
-from osmosis_ai.evaluation.statistics import (
+from osmosis_ai.decisions.samples import Attempts, LabelledRun, RunPair
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.statistics.estimates import (
     CONFIDENCE,
     Estimate,
     estimate_mean,
     estimate_rate,
     estimate_reward,
 )
+from osmosis_ai.statistics.pass_at_k import (
+    estimate_pass_at_k,
+    estimate_pass_hat_k,
+    pass_at_k_by_row,
+    pass_hat_k_by_row,
+)
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.comparison.run_samples import RunSamples
-    from osmosis_ai.evaluation.statistics import Integers
+    from osmosis_ai.decisions.samples import RunSamples
+    from osmosis_ai.statistics.estimates import Integers
 
 
 @dataclass(frozen=True, slots=True)
 class UnscoredBounds:
-    """The difference at either extreme of what was not scored."""
+    """The difference with all unscored attempts against B, and in its favor."""
 
     worst: Difference
     best: Difference
-    unscored_a: int
-    unscored_b: int
 
-
-def worst_and_best(
-    difference: Callable[[float, float], Difference | None],
-    *,
-    scale: tuple[float, float],
-    unscored: tuple[int, int],
-) -> UnscoredBounds | None:
-    """Return the difference with everything unscored against B, then in its favour."""
-    least, most = scale
-    worst, best = difference(most, least), difference(least, most)
-    return None if worst is None or best is None else UnscoredBounds(worst, best, *unscored)
+    @classmethod
+    def of(
+        cls, difference: Callable[[float, float], Difference | None], scale: tuple[float, float]
+    ) -> UnscoredBounds | None:
+        """Return the bounds of a difference, given as a function of the scores of unscored attempts."""
+        worst, best = difference(scale[1], scale[0]), difference(*scale)
+        return None if worst is None or best is None else cls(worst, best)
 
 
 RATIO_METRICS = tuple(metric.name for metric in METRICS.values() if metric.scale == "amount")
-_Scale = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +91,9 @@ class MetricChange:
 
     @property
     def described(self) -> Metric:
-        """What its numbers are, and which way is good."""
         return described(self.metric)
 
     def data(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
         found: dict[str, Any] = {
             "metric": self.metric,
             "higher_is_better": self.described.higher_is_better,
@@ -137,40 +129,33 @@ def change_of(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricCha
         return _of_counts(pair, metric, settings)
     if metric in RATIO_METRICS:
         return _ratio(pair, metric, settings)
-    if attempts_asked(metric) is not None:
-        return _with_bounds(pair, metric, settings, _of_k)
-    return _with_bounds(pair, metric, settings, _of_attempts)
+    return _with_bounds(pair, metric, settings, _of_attempts if attempts_asked(metric) is None else _of_k)
 
 
 def adjust(
     changes: Sequence[MetricChange], by: Callable[[Sequence[float | None]], list[float | None]]
 ) -> list[MetricChange]:
     """Adjust the p-values of changes that are tested together, also those of the worst case of unscored attempts."""
+
+    def p_against(found: MetricChange) -> float | None:
+        change, against = found.change, found.against
+        if change is None or against is None:
+            return None if change is None else change.p
+        return against.p if against.value * change.value > 0 else 1.0
+
     found = list(changes)
     for place, p in enumerate(by([None if each.change is None else each.change.p for each in changes])):
         change = found[place].change
         if change is not None:
             found[place] = replace(found[place], change=replace(change, p_adjusted=p))
-    for place, p in enumerate(by([_p_against(each) for each in changes])):
+    for place, p in enumerate(by([p_against(each) for each in changes])):
         bounds, against = found[place].bounds, found[place].against
         if bounds is None or against is None:
             continue
-        adjusted = replace(against, p_adjusted=p)
-        found[place] = replace(
-            found[place],
-            bounds=replace(bounds, worst=adjusted)
-            if against is bounds.worst
-            else replace(bounds, best=adjusted),
-        )
+        name = "worst" if against is bounds.worst else "best"
+        bounds = replace(bounds, **{name: replace(against, p_adjusted=p)})
+        found[place] = replace(found[place], bounds=bounds)
     return found
-
-
-def _p_against(found: MetricChange) -> float | None:
-    """Return the p-value of a change with the unscored attempts placed against it."""
-    change, against = found.change, found.against
-    if change is None or against is None:
-        return None if change is None else change.p
-    return against.p if against.value * change.value > 0 else 1.0
 
 
 def described(metric: str) -> Metric:
@@ -189,11 +174,8 @@ def described(metric: str) -> Metric:
 
 def pass_or_fail(*runs: RunSamples) -> bool:
     """Whether every reward of the runs is 0 or 1."""
-    for run in runs:
-        rewards = run.samples["reward"][run.scored]
-        if not bool(((rewards == 0) | (rewards == 1)).all()):
-            return False
-    return True
+    scored = (run.samples["reward"][run.scored] for run in runs)
+    return all(bool(((rewards == 0) | (rewards == 1)).all()) for rewards in scored)
 
 
 def metrics_of(pair: RunPair) -> list[str]:
@@ -204,33 +186,30 @@ def metrics_of(pair: RunPair) -> list[str]:
     ks = [1 << exponent for exponent in range(1, min(attempts).bit_length())]
     of_k = [f"{name}{k}" for name in ("pass@", "pass^") for k in ks]
     sides = (pair.a, pair.b)
-    recorded = [name for name in RATIO_METRICS if all(quantity(side, name).values.size for side in sides)]
+    recorded = [name for name in RATIO_METRICS if all(side.values(name).values.size for side in sides)]
     return ["reward", "pass_rate", *of_k, "unscored", *recorded]
 
 
-# -- differences ---------------------------------------------------------------------------
-
+_Ends = tuple[float, float]
 _Found = tuple[Estimate | None, Estimate | None, Difference | None, float | None]
-_Finder = Callable[[RunPair, str, ChangeSettings, "_Scale | None", "tuple[float, float] | None"], _Found]
+_Finder = Callable[[RunPair, str, ChangeSettings, "_Ends | None", "_Ends | None"], _Found]
 
 
 def _with_bounds(pair: RunPair, metric: str, settings: ChangeSettings, find: _Finder) -> MetricChange:
     scale = _scale_of(pair, metric, settings)
     a, b, change, spread = find(pair, metric, settings, scale, None)
     bounds = None
-    missing = (0, 0)
-    if needs_scores(metric):
-        missing = unscored_of(pair.a), unscored_of(pair.b)
+    missing = [unscored_of(side) if needs_scores(metric) else 0 for side in (pair.a, pair.b)]
     if scale is not None and any(missing):
 
         def with_unscored(of_a: float, of_b: float) -> Difference | None:
             return find(pair, metric, settings, scale, (of_a, of_b))[2]
 
-        bounds = worst_and_best(with_unscored, scale=scale, unscored=missing)
+        bounds = UnscoredBounds.of(with_unscored, scale)
     return MetricChange(metric, a, b, change, bounds, spread, unscored=sum(missing))
 
 
-def _scale_of(pair: RunPair, metric: str, settings: ChangeSettings) -> _Scale | None:
+def _scale_of(pair: RunPair, metric: str, settings: ChangeSettings) -> _Ends | None:
     if metric == "reward" and (settings.reward_range or not pass_or_fail(pair.a.run, pair.b.run)):
         return settings.reward_range
     return (0.0, 1.0)
@@ -240,30 +219,19 @@ def _of_attempts(
     pair: RunPair,
     metric: str,
     settings: ChangeSettings,
-    scale: _Scale | None,
-    unscored: tuple[float, float] | None,
+    scale: _Ends | None,
+    unscored: _Ends | None,
 ) -> _Found:
     """Compare the mean of a number that every attempt has."""
-    sides = []
-    for side, unscored_as in zip((pair.a, pair.b), unscored or (None, None), strict=True):
-        sides.append(values_of(side, metric, unscored_as))
-    a, b = _on_common_rows(pair, *sides)
+    as_a, as_b = unscored or (None, None)
+    a, b = _on_common_rows(pair, pair.a.values(metric, as_a), pair.b.values(metric, as_b))
+    estimates = _estimates(metric, a, b, settings)
     if not a.values.size or not b.values.size:
-        return (*_estimates(metric, a, b, settings), None, None)
+        return (*estimates, None, None)
     if not pair.paired:
         change = unpaired_difference(*a, *b, confidence=settings.confidence, scale=scale)
-        return (*_estimates(metric, a, b, settings), change, None)
-    pairs = Pairs.of(*a, *b, scale=scale)
-    return (*_estimates(metric, a, b, settings), *_difference(pairs, settings))
-
-
-def values_of(side: LabelledRun, metric: str, unscored_as: float | None = None) -> Attempts:
-    """Return a number of each attempt: a reward, or whether it passed, failed, has no score."""
-    if metric == "reward":
-        return side.rewards(unscored_as)
-    if metric == "pass_rate":
-        return side.passed(unscored_as)
-    return side.unscored() if metric == "unscored" else side.failed()
+        return (*estimates, change, None)
+    return (*estimates, *_difference(Pairs.of(*a, *b, scale=scale), settings))
 
 
 def estimate_of(
@@ -275,7 +243,7 @@ def estimate_of(
     if k is not None:
         estimate = estimate_pass_at_k if metric.startswith("pass@") else estimate_pass_hat_k
         return estimate(*side.pass_counts(unscored_as), k, clusters, confidence=settings.confidence)
-    attempts = quantity(side, metric) if metric in RATIO_METRICS else values_of(side, metric, unscored_as)
+    attempts = side.values(metric, unscored_as)
     return _estimate(metric, attempts, settings, clusters[attempts.rows])
 
 
@@ -312,8 +280,8 @@ def _of_k(
     pair: RunPair,
     metric: str,
     settings: ChangeSettings,
-    scale: _Scale | None,
-    unscored: tuple[float, float] | None,
+    scale: _Ends | None,
+    unscored: _Ends | None,
 ) -> _Found:
     """Compare pass@k or pass^k over rows with at least k scored attempts."""
     import numpy as np
@@ -354,28 +322,12 @@ def _difference(pairs: Pairs | None, settings: ChangeSettings) -> tuple[Differen
     return mean_difference(pairs, confidence=settings.confidence, seed=settings.seed), spread
 
 
-# -- ratios --------------------------------------------------------------------------------
-
-
 def _ratio(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricChange:
-    a, b = _on_common_rows(pair, quantity(pair.a, metric), quantity(pair.b, metric))
+    a, b = _on_common_rows(pair, pair.a.values(metric), pair.b.values(metric))
     pairs = Pairs.of(*a, *b) if pair.paired else None
     change = None if pairs is None else ratio_of_means(pairs, confidence=settings.confidence)
     unreported = sum(side.unreported(metric) for side in (pair.a, pair.b))
     return MetricChange(metric, *_estimates(metric, a, b, settings), change, unreported=unreported)
-
-
-def quantity(side: LabelledRun, metric: str) -> Attempts:
-    """Return tokens and seconds of each attempt, US dollars of each row."""
-    if metric == "cost_per_row":
-        return side.row_costs()
-    if metric == "tokens":
-        return side.recorded("tokens")
-    milliseconds, rows = side.recorded("duration_ms")
-    return Attempts(milliseconds / 1000, rows)
-
-
-# -- counts --------------------------------------------------------------------------------
 
 
 def _of_counts(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricChange:
@@ -384,6 +336,11 @@ def _of_counts(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricCh
     if metric != "pass_rate" or a is None or b is None:
         return MetricChange(metric, None, None, None)
     missing = unscored_of(pair.a), unscored_of(pair.b)
+    unknown = [
+        f"the platform does not report how many attempts of {run.name} have no score."
+        for run in (pair.a.run, pair.b.run)
+        if run.summary is not None and run.summary.unscored is None
+    ]
 
     def with_unscored(of_a: float, of_b: float) -> Difference:
         return difference_of_counts(
@@ -395,25 +352,16 @@ def _of_counts(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricCh
         _rate_of(a, settings),
         _rate_of(b, settings),
         difference_of_counts(a, b, confidence=settings.confidence),
-        worst_and_best(with_unscored, scale=(0.0, 1.0), unscored=missing) if any(missing) else None,
+        UnscoredBounds.of(with_unscored, (0.0, 1.0)) if any(missing) else None,
         unscored=sum(missing),
-        undecided=_unknown_unscored(pair.a) or _unknown_unscored(pair.b),
+        undecided=next(iter(unknown), None),
     )
 
 
 def unscored_of(side: LabelledRun) -> int:
     """Return how many attempts have no score, as far as the run reports them."""
     counts = side.run.summary
-    return int(side.unscored().values.sum()) if counts is None else counts.unscored or 0
-
-
-def _unknown_unscored(side: LabelledRun) -> str | None:
-    """Say so if a platform does not report how many attempts of a run have no score; None if it is known."""
-    counts = side.run.summary
-    known = counts is None or counts.unscored is not None
-    return (
-        None if known else f"the platform does not report how many attempts of {side.run.name} have no score."
-    )
+    return int(side.values("unscored").values.sum()) if counts is None else counts.unscored or 0
 
 
 def _pass_counts(side: LabelledRun) -> PassCounts | None:
@@ -433,14 +381,4 @@ def _pass_counts(side: LabelledRun) -> PassCounts | None:
 
 def _rate_of(counts: PassCounts, settings: ChangeSettings) -> Estimate:
     found = counts.interval(settings.confidence)
-    return Estimate(
-        counts.rate,
-        None,
-        found.low,
-        found.high,
-        counts.samples,
-        counts.rows,
-        found.method,
-        found.at_least,
-        found.at_most,
-    )
+    return Estimate(counts.rate, None, n=counts.samples, clusters=counts.rows, **asdict(found))

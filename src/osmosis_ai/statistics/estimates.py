@@ -1,10 +1,16 @@
-"""Estimates with confidence intervals, and the numbers of samples and rows behind them.
+"""Estimates of means and rates with confidence intervals, and p-values adjusted for several tests.
 
 Every row has the same weight: its attempts are averaged first, then the rows. So a row with unscored attempts counts
 as much as the others. The row is also the unit of independence. Attempts on one row are correlated, and so are
 duplicate rows: each group is a cluster, since treating its samples as independent would make intervals too narrow.
-If the data do not determine the variance (one row, or no variation), a mean has no interval but a reason. A rate always
-has an interval (:mod:`~osmosis_ai.evaluation.intervals`).
+
+A mean has Student's t interval. If the data do not determine the variance (one row, or no variation), it has a reason
+instead. A rate always has an interval, that of Korn and Graubard: Clopper and Pearson's exact interval at the
+effective sample size. It lies between 0 and 1, is asymmetric near either end, and has a width even if all samples are
+equal. In simulations, t intervals of rates near 0 or 1 covered the true rate in as few as 57 % of runs.
+
+Holm's adjustment keeps the chance of any false discovery below the level, that of Benjamini and Hochberg the share of
+false discoveries.
 
 Sources:
     Miller 2024, "Adding Error Bars to Evals", section 2.2 (clustered errors), 3.1 (the mean over
@@ -13,22 +19,25 @@ Sources:
         and VI.D (the factor G/(G-1), Student's t with G-1 degrees of freedom).
     Joanes and Gill 1998, "Comparing Measures of Sample Skewness and Kurtosis" (b1), and Cochran 1977,
         "Sampling Techniques", section 2.15 (how many rows a skewed mean needs).
+    Korn and Graubard 1998, "Confidence Intervals for Proportions with Small Expected Number of
+        Positive Counts Estimated from Survey Data", Survey Methodology 24(2).
+    Clopper and Pearson 1934, "The Use of Confidence or Fiducial Limits Illustrated in the Case of the
+        Binomial".
+    Wilson 1927, "Probable Inference, the Law of Succession, and Statistical Inference".
+    Kish 1965, "Survey Sampling", section 11.7 (independent units behind unequal weights).
+    Johnson 1978, "Modified t Tests and Confidence Intervals for Asymmetrical Populations"; Hall 1992, "On
+        the Removal of Skewness by Transformation" (one-sided bounds of skewed means).
+    Holm 1979, "A Simple Sequentially Rejective Multiple Test Procedure".
+    Benjamini and Hochberg 1995, "Controlling the False Discovery Rate".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
-
-from osmosis_ai.evaluation.intervals import (
-    ClusteredRate,
-    Interval,
-    Method,
-    korn_graubard_interval,
-    student_interval,
-)
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +47,122 @@ if TYPE_CHECKING:
     Integers: TypeAlias = NDArray[np.int64]
     Values: TypeAlias = Sequence[float] | Floats
     Labels: TypeAlias = Sequence[int] | Integers
+
+
+Method: TypeAlias = Literal["student-t", "wilson", "korn-graubard"]
+
+STUDENT_T: Method = "student-t"
+WILSON: Method = "wilson"
+KORN_GRAUBARD: Method = "korn-graubard"
+
+# With fewer clusters above 0, or below 1, the correlation within clusters cannot be estimated.
+LEAST_VARIED = 10
+
+ONE_CLUSTER = "the variance cannot be estimated from one row"
+NO_SPREAD = "all rows have the same mean, so the variance cannot be estimated"
+TOO_LARGE = "the numbers are too large"
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A confidence interval (``low``, ``high``), and the one-sided bounds ``at_least`` and ``at_most``."""
+
+    low: float | None = None
+    high: float | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    method: Method | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusteredRate:
+    """The inputs of Korn and Graubard's interval."""
+
+    value: float
+    stderr: float | None
+    samples: float
+    clusters: int
+    independent: float
+    varied: int
+
+
+def student_interval(
+    value: float, stderr: float | None, clusters: int, confidence: float, *, skew: float = 0.0
+) -> Interval:
+    """Return Student's t interval with ``clusters - 1`` degrees of freedom, or the reason why there is none."""
+    if stderr is None:
+        return Interval(reason=ONE_CLUSTER)
+    if stderr == 0:
+        return Interval(reason=NO_SPREAD)
+    from scipy.special import stdtrit
+
+    two_sided, one_sided = (
+        float(stdtrit(clusters - 1, level)) for level in ((1 + confidence) / 2, confidence)
+    )
+    shifted = min(one_sided + abs(skew) * (1 + 2 * one_sided**2) / (6 * math.sqrt(clusters)), two_sided)
+    down, up = (shifted, one_sided) if skew < 0 else (one_sided, shifted)
+    low, high = value - two_sided * stderr, value + two_sided * stderr
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return Interval(reason=TOO_LARGE)
+    return Interval(low, high, value - down * stderr, value + up * stderr, STUDENT_T)
+
+
+def korn_graubard_interval(rate: ClusteredRate, confidence: float) -> Interval:
+    """Return Korn and Graubard's interval of a rate."""
+    tail = (1 - confidence) / 2
+    two_sided, one_sided = (_effective_size(rate, level) for level in (1 - tail, confidence))
+    return Interval(
+        low=_lower(rate.value, two_sided, tail),
+        high=_upper(rate.value, two_sided, tail),
+        at_least=_lower(rate.value, one_sided, 1 - confidence),
+        at_most=_upper(rate.value, one_sided, 1 - confidence),
+        method=KORN_GRAUBARD,
+    )
+
+
+def wilson_interval(rate: float, samples: int, confidence: float) -> Interval:
+    """Return Wilson's interval of a rate of independent samples: all rates that the score test accepts."""
+
+    def bounds(level: float) -> tuple[float, float]:
+        z = NormalDist().inv_cdf(level)
+        middle, size = rate + z * z / (2 * samples), 1 + z * z / samples
+        half = z * math.sqrt(rate * (1 - rate) / samples + z * z / (4 * samples**2))
+        return max((middle - half) / size, 0.0), min((middle + half) / size, 1.0)
+
+    low, high = bounds((1 + confidence) / 2)
+    at_least, at_most = bounds(confidence)
+    return Interval(low, high, at_least, at_most, WILSON)
+
+
+def _effective_size(rate: ClusteredRate, level: float) -> float:
+    if not rate.stderr or rate.varied < LEAST_VARIED or rate.samples <= rate.independent:
+        return rate.independent
+    from scipy.special import stdtrit
+
+    size = rate.value * (1 - rate.value) / rate.stderr**2
+    known = float(stdtrit(rate.samples - 1, level) / stdtrit(rate.clusters - 1, level))
+    return min(max(size * known**2, rate.independent), rate.samples)
+
+
+def _lower(rate: float, size: float, tail: float) -> float:
+    from scipy.special import betaincinv
+
+    hits = rate * size
+    return 0.0 if hits <= 0 else float(betaincinv(hits, size - hits + 1, tail))
+
+
+def _upper(rate: float, size: float, tail: float) -> float:
+    from scipy.special import betaincinv
+
+    misses = (1 - rate) * size
+    return 1.0 if misses <= 0 else float(betaincinv(size - misses + 1, misses, 1 - tail))
+
+
+def load_distributions() -> None:
+    """Import SciPy's distributions now; the import takes most of a second."""
+    from scipy import special  # noqa: F401
+
 
 CONFIDENCE = 0.95
 MOST_SKEW = 1.0
@@ -351,3 +476,37 @@ def _scale_of(data: Floats) -> float:
 
     largest = float(np.abs(data).max())
     return largest if largest > _HUGE else 1.0
+
+
+def holm(ps: Sequence[float | None]) -> list[float | None]:
+    """Return each p-value adjusted so that any false discovery is rarer than the level; None stays None."""
+    import numpy as np
+
+    def adjusted(ordered: Floats) -> Floats:
+        return np.maximum.accumulate(ordered * np.arange(ordered.size, 0, -1))
+
+    return _adjust(ps, adjusted)
+
+
+def benjamini_hochberg(ps: Sequence[float | None]) -> list[float | None]:
+    """Return each p-value adjusted so that the share of false discoveries is below the level; None stays
+    None."""
+    import numpy as np
+
+    def adjusted(ordered: Floats) -> Floats:
+        raised = ordered * ordered.size / np.arange(1, ordered.size + 1)
+        return np.minimum.accumulate(raised[::-1])[::-1]
+
+    return _adjust(ps, adjusted)
+
+
+def _adjust(ps: Sequence[float | None], by: Callable[[Floats], Floats]) -> list[float | None]:
+    import numpy as np
+
+    known = [place for place, p in enumerate(ps) if p is not None]
+    found = np.array([p for p in ps if p is not None], dtype=np.float64)
+    order = np.argsort(found, kind="stable")
+    adjusted: list[float | None] = [None] * len(ps)
+    for place, p in zip(order, np.minimum(by(found[order]), 1.0), strict=True):
+        adjusted[known[place]] = float(p)
+    return adjusted

@@ -1,20 +1,28 @@
-"""Values of a dataset that a comparison reads: those of a column to slice by, and the prompts."""
+"""The dataset of a run: its file on this machine, a column to slice by, prompts and expected answers."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.config.issues import closest
-from osmosis_ai.datasets import iter_rows
+from osmosis_ai.datasets import file_digest, find_row, iter_rows, row_digest
 from osmosis_ai.datasets.readers import METADATA_COLUMN, open_reader, raise_for
 from osmosis_ai.datasets.rows import as_object, as_text, content_digest
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.lenient_json import as_table
+from osmosis_ai.evaluation.lenient_json import as_text as text_of
+from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.workspace.layout import DATASET_EXTENSIONS, WorkspaceDirectory, find_workspace
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.statistics import Integers
+    from osmosis_ai.statistics.estimates import Integers
 
+_SEARCH_TIME_S = 1.0
 _MAX_SLICES = 50
 _MAX_KEYS = 1000
 
@@ -79,3 +87,49 @@ def _records(path: Path, column: str, names: dict[str, None]) -> Iterator[tuple[
         if len(names) < _MAX_KEYS:
             names.update(dict.fromkeys(metadata))
         yield position, metadata
+
+
+def expected_answer(path: Path, source_row: int | None, digest: str | None) -> str | None:
+    """Return the expected answer of a run's row; None if the row has changed or is not found in time."""
+    if source_row is None:
+        return None
+    manifest = Manifest.load(RunDirectory(path).manifest)
+    sha256 = as_table(manifest.inputs.get("dataset")).get("sha256")
+    for file in dataset_files(path, path):
+        with suppress(OsmosisError, OSError, ValueError, RecursionError):
+            if digest is None and file_digest(file) != sha256:
+                continue
+            row = find_row(file, source_row, look_s=_SEARCH_TIME_S)
+            if row is not None and digest in (None, row_digest(row)):
+                return row.label
+    return None
+
+
+def dataset_name(manifest: Manifest, directory: RunDirectory) -> str | None:
+    """Return the name of the dataset of a local run."""
+    name = text_of(manifest.provenance.get("dataset_name"))
+    return name or text_of(as_table((directory.read_metrics() or {}).get("eval_run")).get("dataset_name"))
+
+
+def dataset_files(path: Path, start: Path) -> Iterator[Path]:
+    """Yield the files that may be the dataset of a run, the likeliest first."""
+    directory = RunDirectory(path)
+    manifest = Manifest.load(directory.manifest)
+    recorded = text_of(manifest.provenance.get("dataset_path"))
+    # `os.path` also accepts names that no file can have.
+    if recorded is not None and os.path.isfile(recorded):  # noqa: PTH113
+        yield Path(recorded)
+    name = dataset_name(manifest, directory)
+    if name is None or Path(name).name != name:
+        return
+    # Reports ask for each of many samples, so find_workspace(), which runs Git, is the second choice.
+    workspace = WorkspaceDirectory(start.parents[2]) if len(start.parts) > 3 else None
+    if workspace is None or start.parent != workspace.evals_dir:
+        try:
+            workspace = find_workspace(start, require_scaffold=False)
+        except OsmosisError:
+            return
+    for extension in DATASET_EXTENSIONS:
+        file = workspace.data_dir / f"{name}.{extension}"
+        if str(file) != recorded and os.path.isfile(file):  # noqa: PTH113
+            yield file

@@ -1,7 +1,7 @@
-"""Whether two runs may be compared at all.
+"""Check whether two runs may be compared.
 
-A comparison that would mislead is refused with what is wrong with it, and the option that allows it all the same
-where one does. What only weakens it is said beside the numbers, and no gate decides on it.
+A comparison that would mislead is refused with the reason, and with the option that allows it if there is one. What only
+weakens a comparison is a note next to its numbers, and no gate decides on it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from osmosis_ai.decisions.samples import ComparedInputs, MatchedRows, RunSamples, counted_rows, match_rows
 from osmosis_ai.errors import ConflictError
-from osmosis_ai.evaluation.comparison.run_pairs import MatchedRows, counted_rows, match_rows
-from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
 
 LEAST_SHARED = 0.5
 """Of the smaller run's rows: with fewer in common, a gate decides nothing."""
@@ -46,27 +46,52 @@ class Comparability:
 
 
 def require_comparable(a: RunSamples, b: RunSamples, allowed: Allowances | None = None) -> Comparability:
-    """Find out whether ``b`` may be compared with the baseline ``a``, and what is to be said of it."""
+    """Check whether ``b`` may be compared with the baseline ``a``, and return the notes of the comparison."""
     allowed = allowed or Allowances()
-    _require_two_runs(a, b)
-    undecided = [_require_finished(run, allowed) for run in (a, b)]
-    label = _require_same_grader(a, b, allowed)
+    if a.run_id == b.run_id:
+        raise ConflictError(
+            f"{a.name} and {b.name} are the same run."
+            if a.name != b.name
+            else f"the run {a.name} is compared with itself.",
+            details={"run_id": a.run_id},
+            hint="name another run as the baseline",
+        )
+    undecided = [f"{run.name}: {run.unfinished}" for run in (a, b) if run.unfinished is not None]
+    if undecided and not allowed.partial:
+        raise ConflictError(undecided[0], hint="add --partial to compare the finished attempts")
+    graders = differing_graders(a, b)
+    if graders and not allowed.different_grader:
+        raise ConflictError(
+            f"{a.name} and {b.name} were graded by different rules: {'; '.join(graders)}.",
+            details={"differs": graders},
+            hint="a difference may be the grader's: grade both alike, or allow it with --allow-different-grader",
+        )
     counts_only = [run.name for run in (a, b) if run.summary is not None]
+    matched = None
     if counts_only or allowed.unpaired:
-        matched, notes = None, _unpaired_notes(a, b, counts_only)
+        notes = _unpaired_notes(a, b, counts_only)
     else:
         matched = match_rows(a, b)
-        notes = [*_require_common_rows(a, b, matched), *matched.notes]
-        undecided.append(_too_few_common(matched))
-        if matched.common:
-            _require_other_samples(a, b, allowed)
-            notes += _same_samples(a, b, matched)
-    said = [*notes, *_weaknesses(a, b), *a.notes, *b.notes]
+        _require_common_rows(a, b, matched)
+        if not allowed.same and _same_settings(a.inputs, b.inputs):
+            # No difference between them is news.
+            raise ConflictError(
+                f"{a.name} and {b.name} have the same samples: seed {a.inputs.seed}, model {a.inputs.model} and the "
+                "same code.",
+                hint="give one another --seed; or compare them all the same with --allow-same",
+            )
+        complete = not matched.only_a.size and not matched.only_b.size
+        notes = [*([] if complete else [f"{matched.words}."]), *matched.notes, *_same_samples(a, b, matched)]
+        if matched.share < LEAST_SHARED:
+            undecided.append(
+                f"only {matched.words}, {matched.share * 100:.0f} % of the smaller run: what they say of the others is "
+                "a guess."
+            )
     return Comparability(
         matched=matched,
-        notes=tuple(dict.fromkeys(said)),
-        label=label,
-        undecided=next(filter(None, undecided), None),
+        notes=tuple(dict.fromkeys([*notes, *_weaknesses(a, b), *a.notes, *b.notes])),
+        label=f"graded differently: {'; '.join(graders)}" if graders else None,
+        undecided=next(iter(undecided), None),
     )
 
 
@@ -98,67 +123,20 @@ def differing_graders(a: RunSamples, b: RunSamples) -> list[str]:
     return found
 
 
-def _require_two_runs(a: RunSamples, b: RunSamples) -> None:
-    if a.run_id == b.run_id:
-        raise ConflictError(
-            f"{a.name} and {b.name} are the same run."
-            if a.name != b.name
-            else f"the run {a.name} is compared with itself.",
-            details={"run_id": a.run_id},
-            hint="name another run as the baseline",
-        )
-
-
-def _require_finished(run: RunSamples, allowed: Allowances) -> str | None:
-    if run.unfinished is None:
-        return None
-    if not allowed.partial:
-        raise ConflictError(
-            f"{run.name}: {run.unfinished}",
-            hint="add --partial to compare the finished attempts",
-        )
-    return f"{run.name}: {run.unfinished}"
-
-
-def _require_same_grader(a: RunSamples, b: RunSamples, allowed: Allowances) -> str | None:
-    found = differing_graders(a, b)
-    if not found:
-        return None
-    if not allowed.different_grader:
-        raise ConflictError(
-            f"{a.name} and {b.name} were graded by different rules: {'; '.join(found)}.",
-            details={"differs": found},
-            hint="a difference may be the grader's: grade both alike, or allow it with --allow-different-grader",
-        )
-    return f"graded differently: {'; '.join(found)}"
-
-
-def _require_other_samples(a: RunSamples, b: RunSamples, allowed: Allowances) -> None:
-    """Refuse runs whose samples are the same by what they were computed from: no difference between them is news."""
-    one, other = a.inputs, b.inputs
-    if not allowed.same and _same_settings(one, other):
-        raise ConflictError(
-            f"{a.name} and {b.name} have the same samples: seed {one.seed}, model {one.model} and the same code.",
-            hint="give one another --seed; or compare them all the same with --allow-same",
-        )
-
-
 def _same_settings(one: ComparedInputs, other: ComparedInputs) -> bool:
-    """Tell whether all that samples depend on is known to be the same, rows aside."""
+    """Whether all that samples depend on is known to be the same, apart from rows."""
     if one.settings_digest is not None and other.settings_digest is not None:
         return one.settings_digest == other.settings_digest
-    alike = ("seed", "model", "entrypoint", "env")
-    known = one.seed is not None and one.model is not None
-    return (
-        known and _same_code(one, other) and all(getattr(one, name) == getattr(other, name) for name in alike)
-    )
-
-
-def _same_code(one: ComparedInputs, other: ComparedInputs) -> bool:
+    if one.seed is None or one.model is None:
+        return False
     if one.source_digest is not None and other.source_digest is not None:
-        return one.source_digest == other.source_digest
-    clean = one.dirty is False and other.dirty is False
-    return clean and one.commit is not None and (one.commit, one.rollout) == (other.commit, other.rollout)
+        same_code = one.source_digest == other.source_digest
+    else:
+        clean = one.dirty is False and other.dirty is False
+        same_commit = (one.commit, one.rollout) == (other.commit, other.rollout)
+        same_code = clean and one.commit is not None and same_commit
+    alike = ("seed", "model", "entrypoint", "env")
+    return same_code and all(getattr(one, name) == getattr(other, name) for name in alike)
 
 
 def _same_samples(a: RunSamples, b: RunSamples, matched: MatchedRows) -> list[str]:
@@ -207,41 +185,32 @@ def _common_attempts(
     return samples_a[in_a], samples_b[in_b]
 
 
-def _require_common_rows(a: RunSamples, b: RunSamples, matched: MatchedRows) -> list[str]:
+def _require_common_rows(a: RunSamples, b: RunSamples, matched: MatchedRows) -> None:
     if matched.common:
-        complete = not matched.only_a.size and not matched.only_b.size
-        return [] if complete else [f"{matched.words}."]
+        return
     for run in (a, b):
         if not run.row_keys:
             raise ConflictError(
                 f"the run {run.name} has no attempt yet: there is nothing to compare.",
                 hint="wait until it has some, or run it again to go on",
             )
+
+    def short(key: str) -> str:
+        digest, colon, place = key.partition(":")
+        return f"{digest[:12]}{colon}{place}"
+
+    def rows_words(run: RunSamples) -> str:
+        shown = ", ".join(map(short, run.row_keys[:_SHOWN_KEYS]))
+        more = ", …" if len(run.row_keys) > _SHOWN_KEYS else ""
+        dataset = run.inputs.dataset_name or "a dataset whose name is not known"
+        return f"{run.name} has {counted_rows(len(run.row_keys))} of {dataset} ({shown}{more})"
+
     raise ConflictError(
-        f"no row of {a.name} is in {b.name}: {_rows_words(a)}; {_rows_words(b)}.",
+        f"no row of {a.name} is in {b.name}: {rows_words(a)}; {rows_words(b)}.",
         details={"rows": [len(a.row_keys), len(b.row_keys)], "changed": len(matched.changed)},
         hint=(f"{matched.notes[-1].rstrip('.')}; " if matched.changed else "")
         + "to compare them as runs on different rows: --unpaired",
     )
-
-
-def _rows_words(run: RunSamples) -> str:
-    """Return ``run-a has 100 rows of multiply (1f2e…, …)``."""
-    shown = ", ".join(_short(key) for key in run.row_keys[:_SHOWN_KEYS])
-    more = ", …" if len(run.row_keys) > _SHOWN_KEYS else ""
-    dataset = run.inputs.dataset_name or "a dataset whose name is not known"
-    return f"{run.name} has {counted_rows(len(run.row_keys))} of {dataset} ({shown}{more})"
-
-
-def _short(key: str) -> str:
-    digest, colon, place = key.partition(":")
-    return f"{digest[:12]}{colon}{place}"
-
-
-def _too_few_common(matched: MatchedRows) -> str | None:
-    if matched.share >= LEAST_SHARED:
-        return None
-    return f"only {matched.words}, {matched.share * 100:.0f} % of the smaller run: what they say of the others is a guess."
 
 
 def _unpaired_notes(a: RunSamples, b: RunSamples, counts_only: list[str]) -> list[str]:
@@ -260,7 +229,10 @@ def _weaknesses(a: RunSamples, b: RunSamples) -> Iterator[str]:
     """Yield what weakens a comparison without making it wrong."""
     one, other = a.inputs, b.inputs
     if one.n is not None and other.n is not None and one.n != other.n:
-        yield f"{_attempts(one.n)} a row in {a.name}, {_attempts(other.n)} in {b.name}: the means of rows are compared."
+        first, second = ("one attempt" if n == 1 else f"{n} attempts" for n in (one.n, other.n))
+        yield f"{first} a row in {a.name}, {second} in {b.name}: the means of rows are compared."
+    alike = one.source_digest is not None and one.source_digest == other.source_digest
+    known = alike or differing_graders(a, b)
     for run in (a, b):
         if run.summary is None and run.samples.size and not run.scored.any():
             yield f"no attempt of {run.name} has a score."
@@ -268,16 +240,5 @@ def _weaknesses(a: RunSamples, b: RunSamples) -> Iterator[str]:
             yield f"{run.name} was imported ({run.imported}): the platform cannot vouch for its results."
         if run.unfinished is not None:
             yield f"{run.name}: {run.unfinished}"
-        if run.inputs.grader_digest is None and _may_be_graded_differently(a, b):
+        if run.inputs.grader_digest is None and not known:
             yield f"The grader of {run.name} is unknown; the two runs may have been graded differently."
-
-
-def _may_be_graded_differently(a: RunSamples, b: RunSamples) -> bool:
-    """Whether it is unknown if two runs, one of them without a grader digest, were graded alike."""
-    one, other = a.inputs, b.inputs
-    alike = one.source_digest is not None and one.source_digest == other.source_digest
-    return not (alike or differing_graders(a, b))
-
-
-def _attempts(n: int) -> str:
-    return "one attempt" if n == 1 else f"{n} attempts"

@@ -1,9 +1,12 @@
-"""The rules of a gate and their verdicts.
+"""Check a run against rules.
 
 A rule compares a metric with a limit; a metric measured on a sample is only known within bounds. ``--min`` passes if the
 one-sided 95% lower bound is at or above the limit, fails if the upper bound is below it, and is inconclusive in between.
 ``--max`` is the mirror image. So an agent below the limit passes at most once in twenty times, however small the run.
-``--margin`` compares a run with a baseline (:mod:`~osmosis_ai.evaluation.comparison.gate_rules`).
+
+``--margin`` limits how much worse than a baseline a run may be: a test of non-inferiority. With a difference of candidate
+minus baseline and a margin m, it passes if the one-sided lower bound is above -m, fails if the upper bound is below -m,
+and is inconclusive otherwise. So a run that is worse by the margin passes at most once in twenty times.
 
 Attempts without a score are missing evidence. A verdict on a score must also hold with all of them at the lowest score
 and with all of them at the highest, each with its own interval.
@@ -15,15 +18,16 @@ Sources:
     Berger 1982, "Multiparameter Hypothesis Testing and Acceptance Sampling", Technometrics 24(4).
     Holm 1979, "A Simple Sequentially Rejective Multiple Test Procedure".
     Manski 1990, "Nonparametric Bounds on Treatment Effects" (worst and best case of missing outcomes).
+    Walker and Nowacki 2011, "Understanding Equivalence and Noninferiority Testing", J. Gen. Intern. Med. 26(2).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from osmosis_ai.config.decisions import (
     METRICS,
@@ -32,12 +36,33 @@ from osmosis_ai.config.decisions import (
     limit_problem,
     margin_problem,
     metric_named,
+    needs_scores,
     suggested_metric,
 )
 from osmosis_ai.config.issues import closest
+from osmosis_ai.decisions.changes import (
+    RATIO_METRICS,
+    UnscoredBounds,
+    change_of,
+    estimate_of,
+)
+from osmosis_ai.decisions.differences import NUMBER_KEYS, Difference
+from osmosis_ai.decisions.samples import RunPair
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.intervals import ClusteredRate, korn_graubard_interval, student_interval
-from osmosis_ai.evaluation.statistics import CONFIDENCE
+from osmosis_ai.statistics.estimates import (
+    CONFIDENCE,
+    ClusteredRate,
+    Estimate,
+    korn_graubard_interval,
+    student_interval,
+)
+from osmosis_ai.statistics.power import MOST_ROWS, POWER, n_needed, rows_needed
+from osmosis_ai.statistics.variance import VarianceComponents
+
+if TYPE_CHECKING:
+    from osmosis_ai.decisions.changes import ChangeSettings, MetricChange
+    from osmosis_ai.decisions.samples import Attempts, LabelledRun, RunSamples
+
 
 Bound = Literal["min", "max", "margin"]
 Verdict = Literal["pass", "fail", "unclear"]
@@ -62,8 +87,7 @@ class Rule:
     @property
     def kind(self) -> str:
         """The name of the metric in :data:`RUN_METRICS`."""
-        described = metric_named(self.metric)
-        return self.metric if described is None else described.name
+        return self.described.name
 
     @property
     def described(self) -> Metric:
@@ -78,22 +102,18 @@ class Rule:
         )
         if self.bound == "margin" and self.limit == 0:
             sign = sign.rstrip("=")
-        text = f"{self.metric} {sign} {self._limit_words()}"
+        limit = f"{self.limit:g}"
+        if self.bound == "margin" and self.limit == 0:
+            limit = "baseline"
+        elif self.bound == "margin":
+            unit = {"share": f"{100 * self.limit:g} points", "amount": f"{100 * self.limit:g} %"}
+            loss = unit.get(self.described.scale, limit)
+            limit = f"baseline {'-' if self.described.higher_is_better else '+'} {loss}"
+        text = f"{self.metric} {sign} {limit}"
         if self.slice is None:
             return text
         column, value = self.slice
         return f"{text} where {column} {'is missing' if value is None else f'= {value}'}"
-
-    def _limit_words(self) -> str:
-        if self.bound != "margin":
-            return f"{self.limit:g}"
-        if self.limit == 0:
-            return "baseline"
-        metric = self.described
-        unit = {"share": f"{100 * self.limit:g} points", "amount": f"{100 * self.limit:g} %"}
-        return (
-            f"baseline {'-' if metric.higher_is_better else '+'} {unit.get(metric.scale, f'{self.limit:g}')}"
-        )
 
 
 @dataclass(frozen=True)
@@ -115,6 +135,24 @@ class Evidence:
     undecided: str | None = None
     unreported: int = 0
 
+    @classmethod
+    def of(cls, found: Estimate | Difference | None) -> Evidence:
+        """Return a number and its bounds as evidence."""
+        if found is None:
+            return cls(note="no sample has this number.")
+        if isinstance(found, Difference):
+            rows, samples, p, note = found.rows, found.samples, found.p, found.reason or ""
+        else:
+            clauses = [part.rstrip(".") for part in (found.reason, found.warning) if part]
+            rows, samples, p, note = (
+                found.clusters,
+                found.n,
+                None,
+                f"{'; '.join(clauses)}." if clauses else "",
+            )
+        bounds = found.at_least, found.at_most
+        return cls(found.value, *bounds, rows, samples, note, found.low, found.high, found.method, p)
+
     def shown(self) -> Evidence:
         """Return the evidence as printed, with no one-sided bound beyond the two-sided interval."""
         if self.low is None or self.high is None:
@@ -126,10 +164,9 @@ class Evidence:
         return replace(self, at_least=at_least, at_most=at_most)
 
     def number(self) -> dict[str, Any]:
-        """Return the JSON form of a number (as ``comparison.numbers.number_data``)."""
+        """Return the JSON form of a number (as ``differences.number_data``)."""
         reason = self.note or None if self.at_least is None and self.at_most is None else None
-        names = ("value", "low", "high", "rows", "samples", "method", "p")
-        return {**{name: getattr(self, name) for name in names}, "p_adjusted": None, "reason": reason}
+        return {name: getattr(self, name, None) for name in NUMBER_KEYS} | {"reason": reason}
 
 
 @dataclass(frozen=True)
@@ -144,16 +181,11 @@ class RuleResult:
 
     def data(self) -> dict[str, Any]:
         rule, evidence = self.rule, self.evidence
+        numbers = ("value", "at_least", "at_most", "rows", "samples")
         found: dict[str, Any] = {
-            "metric": rule.metric,
-            "bound": rule.bound,
-            "limit": rule.limit,
+            **{name: getattr(rule, name) for name in ("metric", "bound", "limit")},
             "slice": None if rule.slice is None else dict(zip(("column", "value"), rule.slice, strict=True)),
-            "value": evidence.value,
-            "at_least": evidence.at_least,
-            "at_most": evidence.at_most,
-            "rows": evidence.rows,
-            "samples": evidence.samples,
+            **{name: getattr(evidence, name) for name in numbers},
             "number": evidence.number(),
             "verdict": self.verdict,
             "reason": self.reason,
@@ -263,7 +295,9 @@ def _measured(rule: Rule, evidence: Evidence, confidence: float) -> RuleResult:
     if evidence.value is None:
         return RuleResult(rule, evidence, "unclear", _why(evidence, "the run does not have this metric."))
     if is_exact(rule):
-        return _exactly_zero(rule, evidence)
+        # No upper bound ever reaches a limit of 0, so the share itself decides.
+        clause = f"the share is {_number(evidence.value)}"
+        return RuleResult(rule, evidence, "fail" if evidence.value else "pass", _sentence(clause, evidence))
     is_amount = rule.described.scale == "amount"
     if is_amount and rule.bound == "max" and evidence.value == 0 and not evidence.unreported:
         return RuleResult(rule, evidence, "pass", _sentence("it is zero", evidence))
@@ -278,7 +312,11 @@ def _measured(rule: Rule, evidence: Evidence, confidence: float) -> RuleResult:
     if missed:
         return RuleResult(rule, evidence, "fail", _sentence(f"it is {beyond} {level}", evidence))
     if low is None or high is None:
-        return RuleResult(rule, evidence, "unclear", _why(evidence, _no_spread(evidence)))
+        some = "the variance cannot be estimated from one row; evaluate more."
+        no_variance = (
+            some if evidence.rows == 1 else "the data do not determine the variance; evaluate more rows."
+        )
+        return RuleResult(rule, evidence, "unclear", _why(evidence, no_variance))
     between = f"it is between {_number(evidence.at_least)} and {_number(evidence.at_most)}"
     return RuleResult(rule, evidence, "unclear", _sentence(between, evidence, "evaluate more rows"))
 
@@ -341,22 +379,16 @@ def evidence_of(
         known = estimates.get("pass_at_k" if metric.startswith("pass@") else "pass_hat_k") or {}
         found = known.get(str(wanted_k))
         if found is None:
-            return Evidence(note=_unknown_k(metric, known))
+            name = metric[: len("pass@")]
+            has = ", ".join(f"{name}{k}" for k in sorted(known, key=int))
+            none = f"the run has no {name}k: it has one attempt per row (use pass_rate), or no scores."
+            return Evidence(note=f"the run has no {metric}, only {has}." if known else none)
     else:
         found = estimates.get(metric)
     if not isinstance(found, Mapping):
         return Evidence(note="no attempt of the run has a score.")
-    return Evidence(
-        value=found.get("value"),
-        at_least=found.get("at_least"),
-        at_most=found.get("at_most"),
-        rows=found.get("clusters"),
-        samples=found.get("n"),
-        note=_clause(found),
-        low=found.get("low"),
-        high=found.get("high"),
-        method=found.get("method"),
-    )
+    told: dict[str, Any] = {each.name: found.get(each.name) for each in fields(Estimate)}
+    return Evidence.of(Estimate(**told))
 
 
 def evidence_of_share(
@@ -446,13 +478,6 @@ def _rule(text: str, bound: Bound) -> Rule:
     return replace(rule, limit=limit)
 
 
-def _exactly_zero(rule: Rule, evidence: Evidence) -> RuleResult:
-    """Apply a limit of 0, which no upper bound ever reaches, to the share itself."""
-    if evidence.value == 0:
-        return RuleResult(rule, evidence, "pass", _sentence("the share is 0", evidence))
-    return RuleResult(rule, evidence, "fail", _sentence(f"the share is {_number(evidence.value)}", evidence))
-
-
 def _counted_share(metric: str, counts: Mapping[str, Any], rows: int | None, confidence: float) -> Evidence:
     planned, pending, skipped = (counts.get(key) or 0 for key in ("planned", "pending", "skipped"))
     made = planned - pending - skipped
@@ -466,18 +491,6 @@ def _counted_share(metric: str, counts: Mapping[str, Any], rows: int | None, con
     return evidence_of_share(hits, made, rows, confidence=confidence)
 
 
-def _clause(found: Mapping[str, Any]) -> str:
-    parts = [found[key].rstrip(".") for key in ("reason", "warning") if found.get(key)]
-    return f"{'; '.join(parts)}." if parts else ""
-
-
-def _unknown_k(metric: str, known: Mapping[str, Any]) -> str:
-    name = metric[: len("pass@")]
-    if not known:
-        return f"the run has no {name}k: it has one attempt per row (use pass_rate), or no scores."
-    return f"the run has no {metric}, only {', '.join(f'{name}{each}' for each in sorted(known, key=int))}."
-
-
 def describe_unreported(count: int) -> str:
     """Return "3 attempts did not report it"."""
     return f"{count:,} {'attempt' if count == 1 else 'attempts'} did not report it"
@@ -487,12 +500,6 @@ def _why(evidence: Evidence, otherwise: str) -> str:
     """Return the reason for missing bounds, with the number of unreported attempts."""
     why = evidence.note or otherwise
     return f"{why.rstrip('.')}; {describe_unreported(evidence.unreported)}." if evidence.unreported else why
-
-
-def _no_spread(evidence: Evidence) -> str:
-    if evidence.rows == 1:
-        return "the variance cannot be estimated from one row; evaluate more."
-    return "the data do not determine the variance; evaluate more rows."
 
 
 def _sentence(clause: str, evidence: Evidence, advice: str = "") -> str:
@@ -508,3 +515,315 @@ def _sentence(clause: str, evidence: Evidence, advice: str = "") -> str:
 
 def _number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.4g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """The additional rows, or the attempts a row, that would decide an inconclusive result."""
+
+    words: str
+    more_rows: int | None = None
+    n: int | None = None
+
+
+def settle(
+    spread: VarianceComponents | None,
+    distance: float,
+    rows: int,
+    n: int,
+    *,
+    confidence: float = CONFIDENCE,
+    power: float = POWER,
+    sides: int = 1,
+    cost_attempt: float | None = None,
+    rows_left: int | None = None,
+) -> Settlement:
+    """Say what would settle a question, if the value stayed where it was found."""
+    if spread is None:
+        return Settlement("more rows: one says nothing about others")
+    if distance == 0 or not math.isfinite(distance):
+        return Settlement("no number of rows or attempts would do: the value lies on the limit itself")
+    if spread.row_mean_variance(n) == 0:
+        return Settlement(
+            "more rows: those there are came out all the same, which says nothing of the spread"
+        )
+    asked = rows_needed(distance, spread, n, confidence=confidence, power=power, sides=sides)
+    # Where t would have been enough, a more careful method was at work: a tenth more is the least that may tell.
+    more_rows = None if asked is None else _about(max(asked - rows, math.ceil(rows / 10)))
+    attempts = n_needed(distance, spread, rows, confidence=confidence, power=power, sides=sides)
+    if attempts is not None:
+        attempts = max(attempts, n + 1)
+    if rows_left is not None and more_rows is not None and more_rows > rows_left:
+        more_rows = None
+    price = cost_attempt if cost_attempt is not None and cost_attempt >= 0 else None
+
+    def cost(of_rows: int, of_n: int) -> str:
+        if price is None:
+            return ""
+        dollars = price * of_rows * of_n
+        return f": ${dollars:,.2f}" if dollars >= 0.01 or not dollars else ": under $0.01"
+
+    ways = []
+    if more_rows is not None:
+        ways.append(f"about {more_rows:,} more {'row' if more_rows == 1 else 'rows'}{cost(more_rows, n)}")
+    if attempts is not None:
+        ways.append(f"n = {attempts:,}{cost(rows, attempts - n)}")
+    if rows_left is not None:
+        none = f"no number of attempts on {rows + rows_left:,} rows: the dataset has no more"
+    else:
+        none = f"no number of attempts on {rows:,} rows, nor {MOST_ROWS:,} of them"
+    return Settlement(", or ".join(ways) or none, more_rows, attempts)
+
+
+def _about(count: int) -> int:
+    """Return a count with two digits that matter, rounded up: it comes from an estimate."""
+    unit: int = 10 ** max(0, len(str(count)) - 2)
+    return math.ceil(count / unit) * unit
+
+
+@dataclass(frozen=True)
+class MarginEvidence:
+    """What two runs say of the metric of a margin rule."""
+
+    change: Difference | None
+    bounds: UnscoredBounds | None = None
+    spread: VarianceComponents | None = None
+    attempts: int = 1
+    cost_attempt: float | None = None
+    undecided: str | None = None
+    unscored: int = 0
+    unreported: int = 0
+
+
+def judge_margin(rule: Rule, found: MarginEvidence, *, confidence: float = CONFIDENCE) -> RuleResult:
+    """Apply a margin rule."""
+    margin, change, bounds = _Margin(rule), found.change, found.bounds
+    attempts = count_unscored(found.unscored)
+    if change is None:
+        evidence = Evidence(note=_nothing_to_compare(rule), unscored=found.unscored)
+    else:
+        extremes = None if bounds is None else (Evidence.of(bounds.worst), Evidence.of(bounds.best))
+        evidence = replace(
+            Evidence.of(change), unscored=found.unscored, extremes=extremes, unreported=found.unreported
+        )
+
+    def result(verdict: Verdict, reason: str, settles: str | None = None) -> RuleResult:
+        return RuleResult(rule, evidence.shown(), verdict, reason, settles)
+
+    if found.undecided is not None:
+        return result("unclear", found.undecided)
+    if change is None:
+        return result("unclear", evidence.note)
+    text = f"it is {margin_words(rule, change.value)} against the baseline"
+    if change.at_least is None or change.at_most is None:
+        return result("unclear", f"{text}; {change.reason}.")
+    verdict = margin.verdict(change)
+    if bounds is not None and verdict != "unclear":
+        for extreme, how in ((bounds.worst, "against it"), (bounds.best, "in its favor")):
+            if margin.verdict(extreme) != verdict:
+                between = f"between {margin.between(extreme)} with {attempts} counted {how}"
+                reason = f"{text} over scored attempts, but {between}."
+                return result("unclear", reason, f"score {attempts}")
+    if verdict == "unclear":
+        text = f"{text}, between {margin.between(change)}"
+        if bounds is not None:
+            text = (
+                f"{text}; between {margin.between(bounds.worst)} with {attempts} counted against it, "
+                f"and between {margin.between(bounds.best)} in its favor"
+            )
+    else:
+        passes = verdict == "pass"
+        end = 0 if passes == rule.described.higher_is_better else 1
+        bound = margin.shown_bounds(change)[end]
+        text = f"{text}, at {'worst' if passes else 'best'} {bound} with {100 * confidence:g} % confidence"
+        if bounds is not None:
+            bound = margin.shown_bounds(bounds.worst if passes else bounds.best)[end]
+            text = f"{text}, {bound} with {attempts} counted {'against it' if passes else 'in its favor'}"
+    counted = f"{change.rows:,} {'row' if change.rows == 1 else 'rows'}"
+    method = "" if change.method is None else f", {change.method}"
+    notes = [] if change.warning is None else [change.warning.rstrip(".")]
+    notes += [describe_unreported(found.unreported)] if found.unreported else []
+    reason = f"{'; '.join([f'{text} ({counted}{method})', *notes])}."
+    if verdict == "pass":
+        return result(verdict, reason)
+    distance = margin.turned(change.value) - margin.limit
+    settles = settle(
+        found.spread,
+        distance,
+        change.rows,
+        found.attempts,
+        confidence=confidence,
+        cost_attempt=found.cost_attempt,
+    )
+    return result(verdict, reason, settles.words)
+
+
+@dataclass(frozen=True)
+class _Margin:
+    """A margin rule, with changes turned so that higher is better and 0 is no difference."""
+
+    rule: Rule
+
+    @property
+    def limit(self) -> float:
+        """The change on the margin: better ones are acceptable, worse ones are not."""
+        return -math.log1p(self.rule.limit) if self.rule.described.scale == "amount" else -self.rule.limit
+
+    def turned(self, number: float) -> float:
+        if self.rule.described.scale == "amount":
+            number = math.log(number) if number > 0 else -math.inf
+        return number if self.rule.described.higher_is_better else -number
+
+    def verdict(self, change: Difference) -> Verdict:
+        """Return what the bounds of a change prove about the margin."""
+        if change.at_least is None or change.at_most is None:
+            return "unclear"
+        worst, best = sorted((self.turned(change.at_least), self.turned(change.at_most)))
+        return "pass" if worst > self.limit else "fail" if best < self.limit else "unclear"
+
+    def shown_bounds(self, change: Difference) -> tuple[str, str]:
+        shown = Evidence.of(change).shown()
+        return margin_words(self.rule, shown.at_least), margin_words(self.rule, shown.at_most)
+
+    def between(self, change: Difference) -> str:
+        return " and ".join(self.shown_bounds(change))
+
+
+def _nothing_to_compare(rule: Rule) -> str:
+    asked = attempts_asked(rule.metric)
+    if asked is not None and asked > 1:
+        return f"no row has {asked} attempts with a score in both runs."
+    if rule.described.scale == "amount":
+        return "no row has more than nothing of it in both runs."
+    return "no row has this number in both runs."
+
+
+def margin_words(rule: Rule, number: float | None) -> str:
+    """Return a change in the words of its rule: points, percent or as it is; always with its sign."""
+    if number is None:
+        return "unknown"
+    unit = {"amount": " %", "share": " points"}.get(rule.described.scale, "")
+    return f"{margin_number(rule, number)}{unit}"
+
+
+def margin_number(rule: Rule, number: float) -> str:
+    """Return a change without its unit: ``-3.6`` points or percent, ``+0.033``."""
+    scale = rule.described.scale
+    digits = 3 if scale == "value" else 1
+    number = {"amount": 100 * (number - 1), "share": 100 * number}.get(scale, number)
+    text = f"{number:+.{digits}f}"
+    return text.lstrip("+-") if float(text) == 0 else text
+
+
+def alone(run: RunSamples) -> RunPair:
+    """Return a run as a pair of which only the candidate's side is looked at."""
+    return RunPair.of(run, run, None)
+
+
+def rows_of(pair: RunPair) -> int:
+    """Return on how many rows the candidate has samples."""
+    import numpy as np
+
+    rows = pair.b.rows
+    return int(np.unique(rows[rows >= 0]).size)
+
+
+def sampled_evidence(side: LabelledRun, rule: Rule, settings: ChangeSettings) -> Evidence:
+    """Return what the attempts of a run say about the metric of a rule."""
+    metric = rule.metric
+    if not rule.described.compared:
+        return Evidence(note=f"`{metric}` is known only for a whole run.")
+    found = Evidence.of(estimate_of(side, metric, settings))
+    if metric in RATIO_METRICS:
+        return replace(found, unreported=side.unreported(metric))
+    return with_unscored(found, side, metric, settings)
+
+
+def with_unscored(found: Evidence, side: LabelledRun, metric: str, settings: ChangeSettings) -> Evidence:
+    """Add to a metric what it would be with all unscored attempts at the lowest, and at the highest score."""
+    missing = int(side.values("unscored").values.sum()) if needs_scores(metric) else 0
+    if not missing:
+        return found
+    lowest, highest = settings.reward_range or (None, None) if metric == "reward" else (0.0, 1.0)
+    if lowest is None or highest is None:
+        return replace(found, unscored=missing, undecided=describe_unknown_range(missing))
+    at_lowest, at_highest = (
+        Evidence.of(estimate_of(side, metric, settings, score)) for score in (lowest, highest)
+    )
+    return replace(found, unscored=missing, extremes=(at_lowest, at_highest))
+
+
+def describe_unknown_range(missing: int) -> str:
+    """Explain why a rule on rewards has no verdict."""
+    what = "1 attempt has" if missing == 1 else f"{missing:,} attempts have"
+    return f"{what} no score and the range of rewards is unknown; set it with --reward-range LOW,HIGH."
+
+
+def spread_of_run(side: LabelledRun, metric: str) -> VarianceComponents | None:
+    """Return the variance of a metric in a run; None if the metric is not one number per attempt."""
+    attempts = _by_attempt(side, metric)
+    return None if attempts is None else VarianceComponents.of(*attempts)
+
+
+def margin_evidence(
+    pair: RunPair, rule: Rule, settings: ChangeSettings, undecided: str | None = None
+) -> MarginEvidence:
+    """Return what two runs say of the metric of a margin rule."""
+    found = change_of(pair, rule.metric, settings)
+    costs = [cost_of_attempt(side.run) for side in (pair.a, pair.b)]
+    undecided = undecided or found.undecided
+    if undecided is None and rule.metric == "reward" and found.unscored and settings.reward_range is None:
+        undecided = describe_unknown_range(found.unscored)
+    return MarginEvidence(
+        change=found.change,
+        bounds=found.bounds,
+        spread=_spread(pair, found, settings),
+        attempts=attempts_of(pair.b.run),
+        cost_attempt=None if None in costs else math.fsum(cost or 0.0 for cost in costs),
+        undecided=undecided,
+        unscored=found.unscored,
+        unreported=found.unreported,
+    )
+
+
+def cost_of_attempt(run: RunSamples) -> float | None:
+    """Return what one attempt of a run costs, in US dollars, on average of those that tell; None of what is free, too."""
+    import numpy as np
+
+    costs = run.samples["cost_usd"]
+    known = costs[np.isfinite(costs)]
+    return float(known.mean()) or None if known.size else None
+
+
+def attempts_of(run: RunSamples) -> int:
+    """Return how many attempts a run makes on each row."""
+    import numpy as np
+
+    if run.inputs.n is not None:
+        return run.inputs.n
+    return max(1, int(np.bincount(run.samples["row"]).max(initial=1)))
+
+
+def _spread(pair: RunPair, found: MetricChange, settings: ChangeSettings) -> VarianceComponents | None:
+    a, b, change = _by_attempt(pair.a, found.metric), _by_attempt(pair.b, found.metric), found.change
+    if pair.paired and a is not None and b is not None and found.described.scale != "amount":
+        return VarianceComponents.of_pairs(*a, *b)
+    if change is not None and found.spread is not None:
+        return VarianceComponents(found.spread, None, change.rows, 1.0)
+    if change is None or change.low is None or change.high is None or change.rows < 2:
+        return None
+    # The variance behind the interval; for a ratio, that of its logarithm.
+    low, high = change.low, change.high
+    if change.kind == "ratio":
+        if low <= 0:
+            return None
+        low, high = math.log(low), math.log(high)
+    from scipy.special import stdtrit
+
+    stderr = (high - low) / 2 / float(stdtrit(change.rows - 1, (1 + settings.confidence) / 2))
+    return VarianceComponents(stderr**2 * change.rows, None, change.rows, 1.0)
+
+
+def _by_attempt(side: LabelledRun, metric: str) -> Attempts | None:
+    """Return the number that each attempt, or row, has of a metric; None of one that needs several attempts."""
+    return None if attempts_asked(metric) is not None else side.values(metric)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from osmosis_ai.evaluation.statistics import (
+from osmosis_ai.statistics.estimates import (
     Estimate,
     describe,
     estimate_mean,
@@ -23,7 +23,7 @@ from osmosis_ai.evaluation.statistics import (
     estimate_reward,
     percentiles,
 )
-from osmosis_ai.evaluation.variance import VarianceComponents
+from osmosis_ai.statistics.variance import VarianceComponents
 
 finite = st.floats(-1e6, 1e6)
 
@@ -321,7 +321,7 @@ def test_percentiles_are_interpolated() -> None:
 @pytest.mark.integration
 def test_importing_the_module_loads_neither_numpy_nor_scipy() -> None:
     code = (
-        "import sys, osmosis_ai.evaluation.statistics, osmosis_ai.evaluation.metrics as m\n"
+        "import sys, osmosis_ai.statistics.estimates, osmosis_ai.evaluation.metrics as m\n"
         "assert not {'numpy', 'scipy'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

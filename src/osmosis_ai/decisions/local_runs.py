@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterator
-from contextlib import suppress
+from collections.abc import Collection
 from pathlib import Path
 
 from osmosis_ai.controller.record import TerminalRecord
-from osmosis_ai.datasets import file_digest, find_row, row_digest
-from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
-from osmosis_ai.evaluation.comparison.run_samples import SAMPLE_FIELDS, ComparedInputs, RowTable, RunSamples
+from osmosis_ai.datasets import file_digest
+from osmosis_ai.decisions.samples import ComparedInputs, RunSamples, distinct_rows, sample_array
+from osmosis_ai.errors import ConflictError, NotFoundError
 from osmosis_ai.evaluation.journal import JournalCorruptionError, salvage_hint
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
 from osmosis_ai.evaluation.local_results import LocalResults, pass_threshold_of
 from osmosis_ai.evaluation.manifest import Manifest, inputs_digest
+from osmosis_ai.evaluation.run_dataset import dataset_files, dataset_name
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.workspace.layout import DATASET_EXTENSIONS, WorkspaceDirectory, find_workspace
 
 # These inputs differ between runs with equal settings.
 _ROW_INPUTS = ("dataset", "n", "versions")
-_SEARCH_TIME_S = 1.0
 
 
 def read_local_samples(path: Path) -> RunSamples:
     """Read the attempts of a local run, complete or not."""
-    import numpy as np
-
     results = LocalResults(path)
     manifest, table, events = results.manifest, results.table, results.directory.events
     digests = [""] * table.rows
@@ -44,19 +39,9 @@ def read_local_samples(path: Path) -> RunSamples:
         judges.update(model for model in models if isinstance(model, str))
 
     results.advance(add)
-    distinct, row_of = RowTable(), np.full(table.rows, -1, dtype=np.int64)
     source_rows = (source_row for part in manifest.selected_rows() for source_row in part)
-    for row, source_row in enumerate(source_rows):
-        if digests[row]:
-            row_of[row] = distinct.position(digests[row], source_row)
-    finished = np.flatnonzero(table.columns["status"])
-    finished = finished[np.argsort(row_of[finished // table.n], kind="stable")]
-    samples = np.zeros(finished.size, dtype=np.dtype(SAMPLE_FIELDS))
-    samples["row"], samples["selected"] = row_of[finished // table.n], finished // table.n
-    samples["attempt"] = finished % table.n
-    samples["status"] = table.columns["status"][finished] - 1  # 0 is pending there
-    for name in ("reward", "cost_usd", "tokens", "duration_ms", "model_latency_ms"):
-        samples[name] = table.columns[name][finished]
+    known = ((row, digests[row], place) for row, place in enumerate(source_rows) if digests[row])
+    keys, places, row_of = distinct_rows(table.rows, known)
     return RunSamples(
         name=results.name,
         run_id=manifest.local_run_id,
@@ -64,10 +49,10 @@ def read_local_samples(path: Path) -> RunSamples:
         location=str(path),
         status=results.status,
         inputs=read_inputs(path, judges),
-        row_keys=distinct.keys,
+        row_keys=keys,
         keyed_by="row_digest",
-        source_rows=distinct.source_rows(),
-        samples=samples,
+        source_rows=places,
+        samples=sample_array(table.columns, row_of, table.n),
         planned=len(table),
         unfinished=results.unfinished,
         reward_range=manifest.reward_range,
@@ -85,7 +70,7 @@ def read_inputs(path: Path, judges: Collection[str] = ()) -> ComparedInputs:
     settings = {name: value for name, value in inputs.items() if name not in _ROW_INPUTS}
     return ComparedInputs(
         model=as_text(inputs.get("model_path")),
-        dataset_name=_dataset_name(manifest, directory),
+        dataset_name=dataset_name(manifest, directory),
         dataset_sha256=as_text(dataset.get("sha256")),
         rollout=as_text(rollout.get("name")),
         entrypoint=as_text(rollout.get("entrypoint")),
@@ -114,7 +99,7 @@ def find_dataset_file(run: RunSamples, path: Path, start: Path | None = None) ->
     if run.inputs.dataset_sha256 is None:
         raise ConflictError(f"the run {run.name} did not record the digest of its dataset.")
     changed = []
-    for file in _dataset_files(path, start or path):
+    for file in dataset_files(path, start or path):
         digest = file_digest(file)
         if digest == run.inputs.dataset_sha256:
             return file
@@ -141,48 +126,3 @@ def require_unchanged(run: RunSamples, sha256: str, *, where: str) -> None:
             details={"found": sha256, "used": run.inputs.dataset_sha256},
             hint="restore the old file, or leave out slices, which need it",
         )
-
-
-def expected_answer(path: Path, source_row: int | None, digest: str | None) -> str | None:
-    """Return the expected answer of a run's row; None if the row has changed or is not found in time."""
-    if source_row is None:
-        return None
-    manifest = Manifest.load(RunDirectory(path).manifest)
-    sha256 = as_table(manifest.inputs.get("dataset")).get("sha256")
-    for file in _dataset_files(path, path):
-        with suppress(OsmosisError, OSError, ValueError, RecursionError):
-            if digest is None and file_digest(file) != sha256:
-                continue
-            row = find_row(file, source_row, look_s=_SEARCH_TIME_S)
-            if row is not None and digest in (None, row_digest(row)):
-                return row.label
-    return None
-
-
-def _dataset_name(manifest: Manifest, directory: RunDirectory) -> str | None:
-    name = as_text(manifest.provenance.get("dataset_name"))
-    return name or as_text(as_table((directory.read_metrics() or {}).get("eval_run")).get("dataset_name"))
-
-
-def _dataset_files(path: Path, start: Path) -> Iterator[Path]:
-    """Yield the files that may be the dataset of a run, the likeliest first."""
-    directory = RunDirectory(path)
-    manifest = Manifest.load(directory.manifest)
-    recorded = as_text(manifest.provenance.get("dataset_path"))
-    # `os.path` also accepts names that no file can have.
-    if recorded is not None and os.path.isfile(recorded):  # noqa: PTH113
-        yield Path(recorded)
-    name = _dataset_name(manifest, directory)
-    if name is None or Path(name).name != name:
-        return
-    # Reports ask for each of many samples, so find_workspace(), which runs Git, is the second choice.
-    workspace = WorkspaceDirectory(start.parents[2]) if len(start.parts) > 3 else None
-    if workspace is None or start.parent != workspace.evals_dir:
-        try:
-            workspace = find_workspace(start, require_scaffold=False)
-        except OsmosisError:
-            return
-    for extension in DATASET_EXTENSIONS:
-        file = workspace.data_dir / f"{name}.{extension}"
-        if str(file) != recorded and os.path.isfile(file):  # noqa: PTH113
-            yield file

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scripts.interval_coverage import VERDICT_CELLS, VerdictCell, verdict_share
 
-from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference, unpaired_difference
-from osmosis_ai.evaluation.comparison.numbers import benjamini_hochberg, holm
-from tests.evaluation.comparison.simulation import SEED, Cell, Coverage, chances, grid, run_passes, simulate
+from osmosis_ai.decisions.differences import Pairs, mean_difference, unpaired_difference
+from osmosis_ai.statistics.estimates import benjamini_hochberg, holm
+from tests.decisions.simulation import SEED, Cell, Coverage, chances, grid, run_passes, simulate
 
 pytestmark = pytest.mark.integration
 

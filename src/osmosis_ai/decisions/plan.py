@@ -1,20 +1,21 @@
-"""How much has to be run to see a difference: designs, what each of them sees, costs and takes.
+"""Plan a comparison: sample sizes, the difference that each detects, its cost and duration.
 
-A plan is about the difference of two runs of the same design on the same rows. How much rows differ in it is measured
-where there are two runs. Of one run, half of what differs between its rows is taken to be shared with the other run
+A plan is about the difference of two runs of the same design on the same rows. With two runs, the variance between rows
+is measured. With one run, half of the variance between its rows is assumed to be shared with the other run
 (correlation 0.5), so that the difference varies between rows as a run does, and within rows as two do. Numbers from a
-pilot allow for what a pilot does not know (:func:`~osmosis_ai.evaluation.comparison.design.allowing_for_the_pilot`).
+pilot allow for the pilot's own uncertainty (:func:`~osmosis_ai.statistics.power.allowing_for_the_pilot`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from osmosis_ai.evaluation.comparison.design import (
-    CONFIDENCE,
+from osmosis_ai.decisions.differences import Difference, number_data
+from osmosis_ai.statistics.estimates import CONFIDENCE
+from osmosis_ai.statistics.power import (
     MOST_ROWS,
     POWER,
     allowing_for_the_pilot,
@@ -23,15 +24,14 @@ from osmosis_ai.evaluation.comparison.design import (
     power_of,
     rows_needed,
 )
-from osmosis_ai.evaluation.comparison.numbers import Difference, number_data
-from osmosis_ai.evaluation.variance import VarianceComponents
+from osmosis_ai.statistics.variance import VarianceComponents
 
 Basis: TypeAlias = Literal["two runs", "one run", "assumed"]
 
 SMALL_PILOT = 10
 ICC_RANGE = (0.1, 0.7)
 USUAL_CHANGE = 0.03
-"""What a config is judged by where nobody says which change matters: three points of a rate."""
+"""The difference that a config is judged by unless one is given: three points of a rate."""
 
 _ROWS = [step * 10**power for power in range(1, 7) for step in (1, 2, 5)]
 _SHOWN_ROWS = 4
@@ -42,7 +42,7 @@ _MANY_ATTEMPTS = (24, 32, 48, 64, 96, 128, 192, 256)
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What is known of the spread of a difference before it is measured."""
+    """The assumed variance of a difference before it is measured."""
 
     basis: Basis
     likely: VarianceComponents
@@ -78,7 +78,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a plan is to reach, and within which limits."""
+    """The difference to detect, and the limits of a plan."""
 
     detect: float | None = None
     power: float = POWER
@@ -91,7 +91,7 @@ class Goal:
 
     @property
     def judged_by(self) -> float | None:
-        """The difference that designs are judged by; None where rewards have no scale and nobody named one."""
+        """The difference that designs are judged by; None if none was given and rewards have no scale."""
         if self.detect is not None:
             return self.detect
         return None if self.width is None else USUAL_CHANGE * self.width
@@ -99,7 +99,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class AttemptPrice:
-    """What one attempt takes; None where that is not known."""
+    """Cost and duration of one attempt; None if unknown."""
 
     cost_usd: float | None = None
     duration_s: float | None = None
@@ -108,7 +108,7 @@ class AttemptPrice:
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """So many rows, so many attempts on each, and what that brings."""
+    """A sample size: rows, attempts on each, and the difference that it detects (``sees``)."""
 
     rows: int
     n: int
@@ -121,13 +121,12 @@ class Design:
 
     @property
     def attempts(self) -> int:
-        """Of one run."""
         return self.rows * self.n
 
 
 @dataclass(frozen=True, slots=True)
 class EvalPlan:
-    """Designs and what to make of them."""
+    """Designs, and those among them that answer a question."""
 
     goal: Goal
     outlook: Outlook
@@ -142,8 +141,8 @@ class EvalPlan:
     more_attempts: Design | None
 
     def data(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
-        goal, likely, price = self.goal, self.outlook.likely, self.price
+        goal, outlook = self.goal, self.outlook
+        spread = {name: getattr(outlook.likely, name) for name in ("between", "within", "rows")}
         return {
             "detect": goal.detect,
             "power": goal.power,
@@ -151,18 +150,12 @@ class EvalPlan:
             "max_cost_usd": goal.most_cost_usd,
             "rows_at_most": goal.most_rows,
             "spread": {
-                "basis": self.outlook.basis,
-                "between": likely.between,
-                "within": likely.within,
-                "rows": likely.rows,
-                "samples": self.outlook.samples,
-                "negative": likely.negative,
+                "basis": outlook.basis,
+                **spread,
+                "samples": outlook.samples,
+                "negative": outlook.likely.negative,
             },
-            "attempt": {
-                "cost_usd": price.cost_usd,
-                "duration_s": price.duration_s,
-                "at_once": price.at_once,
-            },
+            "attempt": asdict(self.price),
             "designs": [self._data(design) for design in self.designs],
             "config_design": self._data(self.own),
             "cheapest": self._data(self.cheapest),
@@ -174,25 +167,47 @@ class EvalPlan:
     def _data(self, design: Design | None) -> dict[str, Any] | None:
         if design is None:
             return None
-        return {
-            "rows": design.rows,
-            "n": design.n,
-            "attempts": design.attempts,
-            "sees": number_data(
-                None if design.sees is None else _as_number(design, design.sees, self.outlook)
+        sees = number_data(None) | {"reason": "no difference within the scale is large enough"}
+        if design.sees is not None:
+            found = Difference(
+                value=design.sees,
+                low=design.least,
+                high=design.greatest,
+                rows=self.outlook.likely.rows,
+                samples=self.outlook.samples,
+                method="paired-t",
+                reason=None if self.outlook.possible else "the spread is taken as known",
             )
-            | ({"reason": "no difference within the scale is large enough"} if design.sees is None else {}),
-            "power": design.power,
-            "cost_usd": design.cost_usd,
-            "duration_s": design.duration_s,
-        }
+            sees = number_data(found)
+        known = {name: getattr(design, name) for name in ("power", "cost_usd", "duration_s")}
+        return {"rows": design.rows, "n": design.n, "attempts": design.attempts, "sees": sees, **known}
 
 
 def make_plan(
     goal: Goal, outlook: Outlook, price: AttemptPrice, *, own_rows: int | None, own_n: int
 ) -> EvalPlan:
-    """Look for the designs that reach a goal."""
-    return _Planner(goal, outlook, price).plan(own_rows, own_n)
+    """Return the designs that reach a goal, with the design of the config, if its rows are known."""
+    planner = _Planner(goal, outlook, price)
+    own = None if own_rows is None else planner.design(own_rows, own_n)
+    cheapest, best = planner.cheapest(), planner.best()
+    more_rows = more_attempts = None
+    if own is not None and planner.allowed(2 * own.rows):
+        more_rows = planner.design(2 * own.rows, own.n)
+    if own is not None and planner.parted:
+        more_attempts = planner.design(own.rows, 2 * own.n)
+    return EvalPlan(
+        goal=goal,
+        outlook=outlook,
+        price=price,
+        designs=planner.table(own_n, [each for each in (own, cheapest, best) if each is not None]),
+        own=own,
+        cheapest=cheapest,
+        rows_wanted=None if goal.detect is None else planner.rows_needed(own_n),
+        best=best,
+        best_n=planner.best_n(),
+        more_rows=more_rows,
+        more_attempts=more_attempts,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,26 +215,6 @@ class _Planner:
     goal: Goal
     outlook: Outlook
     price: AttemptPrice
-
-    def plan(self, own_rows: int | None, own_n: int) -> EvalPlan:
-        own = None if own_rows is None else self.design(own_rows, own_n)
-        cheapest, best = self.cheapest(), self.best()
-        more_rows = (
-            None if own is None or not self.allowed(2 * own.rows) else self.design(2 * own.rows, own.n)
-        )
-        return EvalPlan(
-            goal=self.goal,
-            outlook=self.outlook,
-            price=self.price,
-            designs=self.table(own_n, [each for each in (own, cheapest, best) if each is not None]),
-            own=own,
-            cheapest=cheapest,
-            rows_wanted=None if self.goal.detect is None else self.rows_needed(own_n),
-            best=best,
-            best_n=self.best_n(),
-            more_rows=more_rows,
-            more_attempts=None if own is None or not self.parted else self.design(own.rows, 2 * own.n),
-        )
 
     @property
     def parted(self) -> bool:
@@ -233,63 +228,46 @@ class _Planner:
         sees = self.sees(self.outlook.likely, rows, n)
         possible = [self.sees(spread, rows, n) for spread in (self.outlook.likely, *self.outlook.possible)]
         known = [each for each in possible if each is not None] if len(possible) > 1 else []
-        power = None
+
+        def within_scale(difference: float | None) -> float | None:
+            width = self.goal.width
+            return None if difference is None or (width is not None and difference > width) else difference
+
+        power = duration = None
         if self.goal.judged_by is not None:
-            power = power_of(
-                self.goal.judged_by,
-                self.outlook.likely,
-                rows,
-                n,
-                confidence=self.goal.confidence,
-                pass_or_fail=self.goal.pass_or_fail,
-            )
+            test: dict[str, Any] = {key: self.test[key] for key in ("confidence", "pass_or_fail")}
+            power = power_of(self.goal.judged_by, self.outlook.likely, rows, n, **test)
+        if self.price.duration_s is not None:
+            # The last round of attempts takes as long as a full one.
+            duration = math.ceil(rows * n / self.price.at_once) * self.price.duration_s
         return Design(
             rows=rows,
             n=n,
-            sees=self.within_scale(sees),
-            least=self.within_scale(min(known, default=None)),
-            greatest=self.within_scale(max(known, default=None)),
+            sees=within_scale(sees),
+            least=within_scale(min(known, default=None)),
+            greatest=within_scale(max(known, default=None)),
             power=power,
             cost_usd=self.cost(rows, n),
-            duration_s=self.duration(rows, n),
+            duration_s=duration,
         )
+
+    @property
+    def test(self) -> dict[str, Any]:
+        goal = self.goal
+        return {"confidence": goal.confidence, "power": goal.power, "pass_or_fail": goal.pass_or_fail}
 
     def sees(self, spread: VarianceComponents, rows: int, n: int) -> float | None:
-        return detectable(
-            spread,
-            rows,
-            n,
-            confidence=self.goal.confidence,
-            power=self.goal.power,
-            pass_or_fail=self.goal.pass_or_fail,
-        )
-
-    def within_scale(self, difference: float | None) -> float | None:
-        width = self.goal.width
-        return None if difference is None or (width is not None and difference > width) else difference
+        return detectable(spread, rows, n, **self.test)
 
     def cost(self, rows: int, n: int) -> float | None:
         if self.price.cost_usd is None:
             return None
         return rows * (self.goal.row_cost_usd + n * self.price.cost_usd)
 
-    def duration(self, rows: int, n: int) -> float | None:
-        if self.price.duration_s is None:
-            return None
-        # The last round of attempts takes as long as a full one.
-        return math.ceil(rows * n / self.price.at_once) * self.price.duration_s
-
     def rows_needed(self, n: int) -> int | None:
         if self.goal.detect is None:
             return None
-        return rows_needed(
-            self.goal.detect,
-            self.outlook.likely,
-            n,
-            confidence=self.goal.confidence,
-            power=self.goal.power,
-            pass_or_fail=self.goal.pass_or_fail,
-        )
+        return rows_needed(self.goal.detect, self.outlook.likely, n, **self.test)
 
     def cheapest(self) -> Design | None:
         """Return the design that reaches the goal for the least money; for the fewest attempts where none is known."""
@@ -330,28 +308,10 @@ class _Planner:
         )
 
     def table(self, own_n: int, more: Iterable[Design]) -> tuple[Design, ...]:
-        attempts = {*_ATTEMPTS, own_n} if self.parted else {1}
-        found = {(rows, n) for rows in self.shown_rows() for n in attempts}
-        found |= {(design.rows, design.n) for design in more}
-        return tuple(self.design(rows, n) for rows, n in sorted(found))
-
-    def shown_rows(self) -> list[int]:
-        """Return numbers of rows that are round, up to all there are."""
         most = self.goal.most_rows
-        if most is None:
-            return [50, 100, 200, 500, 1000]
-        return [*[rows for rows in _ROWS if rows < most][-_SHOWN_ROWS:], most]
-
-
-def _as_number(design: Design, sees: float, outlook: Outlook) -> Difference:
-    return Difference(
-        value=sees,
-        low=design.least,
-        high=design.greatest,
-        at_least=None,
-        at_most=None,
-        rows=outlook.likely.rows,
-        samples=outlook.samples,
-        method="paired-t",
-        reason=None if outlook.possible else "the spread is taken as known",
-    )
+        shown = [50, 100, 200, 500, 1000]
+        if most is not None:
+            shown = [*[rows for rows in _ROWS if rows < most][-_SHOWN_ROWS:], most]
+        attempts = {*_ATTEMPTS, own_n} if self.parted else {1}
+        found = {(rows, n) for rows in shown for n in attempts} | {(design.rows, design.n) for design in more}
+        return tuple(self.design(rows, n) for rows, n in sorted(found))

@@ -1,8 +1,8 @@
-"""How many rows and attempts a difference takes before it shows, and what would settle an open question.
+"""Statistical power: the rows and attempts that detect a difference, and the difference that they detect.
 
-A design is a number of rows and of attempts on each. It detects a difference when a test at the chosen confidence
-finds it in ``power`` of all repetitions. What is known of the spread is a
-:class:`~osmosis_ai.evaluation.variance.VarianceComponents`; of a difference of two runs, that of pairs.
+A sample size is a number of rows and of attempts on each. It detects a difference if a test at the chosen confidence
+finds it in ``power`` of all repetitions. The variance is a :class:`~osmosis_ai.statistics.variance.VarianceComponents`;
+for a difference of two runs, that of pairs.
 
 Sources:
     Cochran 1977, "Sampling Techniques", section 10.6 (how many attempts a row for the money).
@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
-from osmosis_ai.evaluation.comparison.differences import fewest_differing
-from osmosis_ai.evaluation.variance import VarianceComponents
+from osmosis_ai.statistics.estimates import CONFIDENCE
+from osmosis_ai.statistics.variance import VarianceComponents
 
-CONFIDENCE = 0.95
 POWER = 0.8
 
 MOST_ROWS = 10_000_000
@@ -207,89 +205,6 @@ def best_n(spread: VarianceComponents, *, cost_row: float, cost_attempt: float) 
     return max(1, round(math.sqrt(cost_row / cost_attempt * spread.within / spread.between)))
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """What would settle a question that a run has left open."""
-
-    words: str
-    more_rows: int | None = None
-    n: int | None = None
-    rows_cost_usd: float | None = None
-    n_cost_usd: float | None = None
-
-    @property
-    def cost_usd(self) -> float | None:
-        """What the cheaper of both costs."""
-        known = [cost for cost in (self.rows_cost_usd, self.n_cost_usd) if cost is not None]
-        return min(known, default=None)
-
-
-def settle(
-    spread: VarianceComponents | None,
-    distance: float,
-    rows: int,
-    n: int,
-    *,
-    confidence: float = CONFIDENCE,
-    power: float = POWER,
-    sides: int = 1,
-    cost_attempt: float | None = None,
-    rows_left: int | None = None,
-) -> Settlement:
-    """Say what would settle a question, if the value stayed where it was found."""
-    if spread is None:
-        return Settlement("more rows: one says nothing about others")
-    if distance == 0 or not math.isfinite(distance):
-        return Settlement("no number of rows or attempts would do: the value lies on the limit itself")
-    if spread.row_mean_variance(n) == 0:
-        return Settlement(
-            "more rows: those there are came out all the same, which says nothing of the spread"
-        )
-    asked = rows_needed(distance, spread, n, confidence=confidence, power=power, sides=sides)
-    # Where t would have been enough, a more careful method was at work: a tenth more is the least that may tell.
-    more_rows = None if asked is None else _about(max(asked - rows, math.ceil(rows / 10)))
-    attempts = n_needed(distance, spread, rows, confidence=confidence, power=power, sides=sides)
-    if attempts is not None:
-        attempts = max(attempts, n + 1)
-    if rows_left is not None and more_rows is not None and more_rows > rows_left:
-        more_rows = None
-    price = cost_attempt if cost_attempt is not None and cost_attempt >= 0 else None
-    found = Settlement(
-        "",
-        more_rows,
-        attempts,
-        None if price is None or more_rows is None else price * more_rows * n,
-        None if price is None or attempts is None else price * rows * (attempts - n),
-    )
-    return replace(found, words=_words(found, rows, rows_left))
-
-
-def _words(found: Settlement, rows: int, rows_left: int | None) -> str:
-    ways = []
-    if found.more_rows is not None:
-        noun = "row" if found.more_rows == 1 else "rows"
-        ways.append(f"about {found.more_rows:,} more {noun}{_at(found.rows_cost_usd)}")
-    if found.n is not None:
-        ways.append(f"n = {found.n:,}{_at(found.n_cost_usd)}")
-    if ways:
-        return ", or ".join(ways)
-    if rows_left is not None:
-        return f"no number of attempts on {rows + rows_left:,} rows: the dataset has no more"
-    return f"no number of attempts on {rows:,} rows, nor {MOST_ROWS:,} of them"
-
-
-def _at(cost: float | None) -> str:
-    if cost is None:
-        return ""
-    return f": ${cost:,.2f}" if cost >= 0.01 or not cost else ": under $0.01"
-
-
-def _about(count: int) -> int:
-    """Return a count with two digits that matter, rounded up: it comes from an estimate."""
-    unit: int = 10 ** max(0, len(str(count)) - 2)
-    return math.ceil(count / unit) * unit
-
-
 def _level(confidence: float, sides: int) -> float:
     return 1 - (1 - confidence) / sides
 
@@ -312,3 +227,8 @@ def _least(holds: Callable[[int], bool], low: int, most: int) -> int | None:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle + 1, high)
     return high
+
+
+def fewest_differing(rows: int) -> float:
+    """Return how many rows have to differ before Student's t is used for differences with a known range."""
+    return min(max(rows / 2, 8), 15, rows)

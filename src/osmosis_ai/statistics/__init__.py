@@ -1,0 +1,1 @@
+"""Estimates with confidence intervals, variance components and statistical power. The unit of independence is a row."""

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from osmosis_ai.datasets import DatasetRow, row_digest
+from osmosis_ai.decisions.run_dataset import read_prompts, read_slice_values
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.metrics import Estimates, RunMetrics, RunScore, describe_few_scored, total_of
 from osmosis_ai.evaluation.results import AttemptTable
-from osmosis_ai.evaluation.run_dataset import read_prompts, read_slice_values
 from osmosis_ai.statistics.pass_at_k import (
     estimate_pass_at_k,
     estimate_pass_hat_k,

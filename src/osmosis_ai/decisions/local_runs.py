@@ -7,13 +7,13 @@ from pathlib import Path
 
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets import file_digest
+from osmosis_ai.decisions.run_dataset import dataset_files, dataset_name
 from osmosis_ai.decisions.samples import ComparedInputs, RunSamples, distinct_rows, sample_array
 from osmosis_ai.errors import ConflictError, NotFoundError
 from osmosis_ai.evaluation.journal import JournalCorruptionError, salvage_hint
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
 from osmosis_ai.evaluation.local_results import LocalResults, pass_threshold_of
 from osmosis_ai.evaluation.manifest import Manifest, inputs_digest
-from osmosis_ai.evaluation.run_dataset import dataset_files, dataset_name
 from osmosis_ai.evaluation.run_directory import RunDirectory
 
 # These inputs differ between runs with equal settings.

@@ -132,7 +132,7 @@ class RunSamples:
 
     def slice_values(self, column: str) -> list[str | None]:
         """Return of each distinct row the value of a column of the dataset, None where it has none."""
-        from osmosis_ai.evaluation.run_dataset import read_slice_values
+        from osmosis_ai.decisions.run_dataset import read_slice_values
 
         if self.open_dataset is None:
             raise OsmosisError(
@@ -377,7 +377,7 @@ def _changed_rows(
     places_a, places_b = a.source_rows[only_a], b.source_rows[only_b]
 
     def prompts_of(run: RunSamples, places: Integers) -> dict[int, str] | None:
-        from osmosis_ai.evaluation.run_dataset import read_prompts
+        from osmosis_ai.decisions.run_dataset import read_prompts
 
         if run.open_dataset is None:
             return None

@@ -23,7 +23,7 @@ def require_sliceable(columns: Sequence[str], dataset: Path, selection: Selectio
         return
     import numpy as np
 
-    from osmosis_ai.evaluation.run_dataset import read_slice_values
+    from osmosis_ai.decisions.run_dataset import read_slice_values
 
     places = np.asarray(selection.indices, dtype=np.int64)
     for column in columns:

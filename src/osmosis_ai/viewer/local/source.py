@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar, get_args
 
 from osmosis_ai.config.issues import nearest
 from osmosis_ai.decisions.local_runs import read_local_samples, require_dataset_file
+from osmosis_ai.decisions.run_dataset import expected_answer
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import (
     AttemptFiles,
@@ -23,7 +24,6 @@ from osmosis_ai.evaluation.attempt_files import (
     read_diagnostics,
 )
 from osmosis_ai.evaluation.local_results import LocalResults, describe_lost_results
-from osmosis_ai.evaluation.run_dataset import expected_answer
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import LogDirection, cursor_at, read_log
 from osmosis_ai.files import size_of

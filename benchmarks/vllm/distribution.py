@@ -29,8 +29,7 @@ from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.inference.chat import BuiltInChat
 from osmosis_ai.inference.torch_engine import end_tokens_of
 from osmosis_ai.training.engines.sampling_probe import DistributionMismatchError, Probe, probe, probe_prompts
-from osmosis_ai.training.engines.vllm_engine import VllmEngine
-from osmosis_ai.training.engines.vllm_server import VllmServer
+from osmosis_ai.training.engines.vllm_engine import VllmEngine, VllmServer
 from osmosis_ai.training.learner.learner import Learner
 from osmosis_ai.training.objective.sequences import SampledTurn, merge_turns
 

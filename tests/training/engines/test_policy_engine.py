@@ -41,7 +41,7 @@ with lazily("torch"):
 
     from osmosis_ai.inference.torch_engine import TorchModel
     from osmosis_ai.training.learner.learner import Learner
-    from osmosis_ai.training.runs.engine_factory import chat_format_of
+    from osmosis_ai.training.runs.trainer import chat_format_of
     from tests.training.learner_builders import tiny_learner
 
 

@@ -14,7 +14,7 @@ from osmosis_ai.datasets import DatasetRow, row_digest
 from osmosis_ai.training.engines.recording import RecordedRollout
 from osmosis_ai.training.objective.advantages import group_advantages
 from osmosis_ai.training.objective.sequences import TokenSequence
-from osmosis_ai.training.runs.data_order import DataOrder
+from osmosis_ai.training.runs.curves import ValidationHeadline
 from osmosis_ai.training.runs.metrics import (
     HistoryError,
     MetricsHistory,
@@ -23,16 +23,16 @@ from osmosis_ai.training.runs.metrics import (
     read_history,
     series,
 )
-from osmosis_ai.training.runs.rollout_batch import (
+from osmosis_ai.training.runs.rollouts import (
     RolloutBatch,
+    Sample,
     attempts_of_step,
     learner_batch,
     rollout_metrics,
+    with_truncation_rule,
 )
-from osmosis_ai.training.runs.sampler import Sample
-from osmosis_ai.training.runs.truncation import with_truncation_rule
+from osmosis_ai.training.runs.spec import DataOrder
 from osmosis_ai.training.runs.validation import rewards_by_row
-from osmosis_ai.training.runs.validation_headline import ValidationHeadline
 from tests.full_disk import files_of_at_most
 from tests.lazily import lazily
 from tests.training.samples import dataset_row, failed, recorded, sample, scored

@@ -24,12 +24,15 @@ from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.learner.checkpoints import CheckpointDirectory, checkpoints_in
-from osmosis_ai.training.runs import resume_archive
 from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord, read_history
-from osmosis_ai.training.runs.resume_archive import DamagedArchiveError, pack, unpack
-from osmosis_ai.training.runs.run_directory import TrainingDirectory
+from osmosis_ai.training.runs.run_directory import (
+    DamagedArchiveError,
+    TrainingDirectory,
+    ValidationSamples,
+    pack,
+    unpack,
+)
 from osmosis_ai.training.runs.spec import TrainingSpec
-from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from tests.deep_directories import deep_directories
 from tests.evaluation.rollouts import write_rollout, write_rows
 
@@ -254,7 +257,7 @@ def test_a_full_disk_leaves_the_run_as_it_was(second, archive, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(resume_archive.shutil, "copyfileobj", full)
+    monkeypatch.setattr(shutil, "copyfileobj", full)
     with pytest.raises(OSError, match="No space left"):
         unpack(archive, second, STEP)
     assert contents(second.path) == before

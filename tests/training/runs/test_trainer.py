@@ -11,7 +11,7 @@ import pytest
 
 from osmosis_ai.controller.outcomes import Verdict
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.training.runs.loop_state import (
+from osmosis_ai.training.runs.loop import (
     REFUSED_STEPS_END,
     SILENT_STEPS_END,
     SILENT_STEPS_WARNING,
@@ -21,7 +21,7 @@ from osmosis_ai.training.runs.loop_state import (
     TrainingLoopState,
 )
 from osmosis_ai.training.runs.metrics import read_history, series
-from osmosis_ai.training.runs.validation_samples import ValidationSamples
+from osmosis_ai.training.runs.run_directory import ValidationSamples
 from tests.lazily import lazily
 
 with lazily("torch"):

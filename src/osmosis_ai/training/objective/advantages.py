@@ -20,8 +20,6 @@ _SAME_REWARD = 1e-9
 
 @dataclass(frozen=True)
 class GroupStatistics:
-    """What the rewards of one batch look like."""
-
     groups: int
     groups_zero_variance: int
     groups_too_few_scores: int
@@ -42,8 +40,6 @@ class GroupStatistics:
 
 @dataclass(frozen=True)
 class GroupAdvantages:
-    """The result of :func:`group_advantages`."""
-
     advantages_PG: list[list[float | None]]
     statistics: GroupStatistics
 

@@ -17,7 +17,7 @@ the allocator's fragmentation.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from osmosis_ai.config.training import TrainingSettings
@@ -37,8 +37,6 @@ _LAYER_BACKWARD = 1.4
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a model that decide about memory."""
-
     parameters: int
     outside_layers: int
     adapted_parameters: int
@@ -52,7 +50,6 @@ class ModelShape:
 
     @classmethod
     def read(cls, model_path: str, settings: TrainingSettings) -> ModelShape:
-        """Read the sizes of a model from its configuration; no weights are loaded."""
         import torch
         from peft import LoraConfig, get_peft_model
         from peft.tuners.lora import LoraLayer
@@ -81,7 +78,7 @@ class ModelShape:
             outside_layers=parameters - inside,
             adapted_parameters=sum(layer.weight.numel() for layer in adapted),
             adapter_parameters=sum(p.numel() for p in policy.parameters() if p.requires_grad),
-            **_widths(config.get_text_config()),
+            **_sizes(config.get_text_config()),
         )
 
 
@@ -105,17 +102,14 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        """All of it."""
         return sum(self.parts().values())
 
     @property
     def step_peak(self) -> int:
-        """What a step adds for its own time: gradients, activations and logits."""
         return self.gradients + self.activations + self.logits
 
     @property
     def fits(self) -> bool | None:
-        """Whether the device has that much; None when its size is not known."""
         return None if self.gpu_bytes is None else self.total <= self.gpu_bytes
 
     @property
@@ -127,18 +121,8 @@ class MemoryEstimate:
 
     def parts(self) -> dict[str, int]:
         """Return the summands of :attr:`total` by name."""
-        return {
-            "weights": self.weights,
-            "gathered": self.gathered,
-            "adapter": self.adapter,
-            "gradients": self.gradients,
-            "optimizer": self.optimizer,
-            "activations": self.activations,
-            "logits": self.logits,
-            "serving_weights": self.serving_weights,
-            "kv_cache": self.kv_cache,
-            "reserve": self.reserve,
-        }
+        others = ("kv_bytes_per_session", "micro_batch_tokens", "gpu_bytes")
+        return {name: value for name, value in asdict(self).items() if name not in others}
 
 
 def estimate(
@@ -205,7 +189,6 @@ def micro_batch_tokens(settings: TrainingSettings) -> int:
 
 
 def kv_bytes(shape: ModelShape, weight_bytes: int, tokens: int) -> int:
-    """Return the keys and values of ``tokens`` tokens in all layers."""
     return 2 * shape.layers * shape.key_width * weight_bytes * tokens
 
 
@@ -238,7 +221,7 @@ def activation_bytes(shape: ModelShape, lora_rank: int, weight_bytes: int) -> in
 
 def logit_bytes(shape: ModelShape, settings: TrainingSettings, tokens: int, weight_bytes: int) -> int:
     """Return the logits of a micro-batch's responses, their gradient and the float32 copies of one chunk."""
-    from osmosis_ai.training.objective.logprobs import CHUNK_ELEMENTS
+    from osmosis_ai.training.objective.losses import CHUNK_ELEMENTS
 
     share = settings.max_response_length / (settings.max_prompt_length + settings.max_response_length)
     elements = round(tokens * share) * shape.vocabulary
@@ -248,22 +231,19 @@ def logit_bytes(shape: ModelShape, settings: TrainingSettings, tokens: int, weig
     return (3 if in_chunks else 1) * elements * weight_bytes + 4 * FLOAT32 * min(elements, CHUNK_ELEMENTS)
 
 
-def _widths(config: Any) -> dict[str, int]:
+def _sizes(config: Any) -> dict[str, int]:
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    intermediate = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    experts = getattr(config, "num_experts_per_tok", None)
+    width = getattr(config, "moe_intermediate_size", None)
+    if experts and width:
+        intermediate = experts * width + (getattr(config, "shared_expert_intermediate_size", None) or 0)
     return {
         "layers": config.num_hidden_layers,
         "hidden": config.hidden_size,
         "vocabulary": config.vocab_size,
-        "intermediate": _intermediate(config),
+        "intermediate": int(intermediate),
         "query_width": heads * head_dim,
         "key_width": (getattr(config, "num_key_value_heads", None) or heads) * head_dim,
     }
-
-
-def _intermediate(config: Any) -> int:
-    experts = getattr(config, "num_experts_per_tok", None)
-    width = getattr(config, "moe_intermediate_size", None)
-    if experts and width:
-        return int(experts * width + (getattr(config, "shared_expert_intermediate_size", None) or 0))
-    return int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)

@@ -15,44 +15,45 @@ import gc
 import os
 import secrets
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
 from osmosis_ai.files import cache_dir
+from osmosis_ai.inference.catalog import served_models
+from osmosis_ai.inference.chat import BuiltInChat, ChatFormat
 from osmosis_ai.redaction import Redactor, exposure_warnings
 from osmosis_ai.training import require_train_extra
+from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine, PolicyEngine
 from osmosis_ai.training.learner.ranks import LearnerRanks
-from osmosis_ai.training.runs.data_order import DataOrder
-from osmosis_ai.training.runs.hooks import LoggedHooks, TrainingHooks, TrainingPlan
-from osmosis_ai.training.runs.loop_state import Ending, TrainingLoopState
+from osmosis_ai.training.runs.loop import Ending, LoggedHooks, TrainingHooks, TrainingLoopState, TrainingPlan
 from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord, read_history
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.training.runs.spec import TrainingSpec
-from osmosis_ai.training.runs.validation import SplitRows, split_rows
+from osmosis_ai.training.runs.spec import DataOrder, SplitRows, TrainingSpec, split_rows
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
     from osmosis_ai.controller.remote_agents import RemoteAgent
     from osmosis_ai.controller.server_process import RolloutServer
-    from osmosis_ai.inference.chat import ChatFormat
     from osmosis_ai.sandbox import Sandbox
-    from osmosis_ai.training.engines.policy_engine import PolicyEngine
     from osmosis_ai.training.learner.checkpoints import CheckpointStore
     from osmosis_ai.training.learner.learner import Learner
     from osmosis_ai.training.runs.loop import TrainingLoop
-    from osmosis_ai.training.runs.sampler import RolloutSampler
+    from osmosis_ai.training.runs.rollouts import RolloutSampler
+
 
 T = TypeVar("T")
 MakeLearner = Callable[[TrainingSpec], "Learner"]
+# Sequences that an engine in this process generates at once, and ended ones whose prefixes it remembers.
+ENGINE_BATCH = 128
+# vLLM's own variable for the key of a server.
+SERVER_KEY_ENV = "VLLM_API_KEY"
 
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """How a session ended."""
-
     run_dir: Path
     ending: Ending
     steps_done: int
@@ -61,15 +62,12 @@ class TrainingSummary:
 
 
 def new_learner(spec: TrainingSpec) -> Learner:
-    """Load the model and put the adapter on it."""
     from osmosis_ai.training.learner.learner import Learner
 
     return Learner(spec.model_path, spec.settings, spec.device, adapter=spec.adapter)
 
 
 class Trainer:
-    """Starts or resumes a training."""
-
     def __init__(
         self,
         spec: TrainingSpec,
@@ -97,15 +95,15 @@ class Trainer:
         self._stop_requested = False
 
     def stop(self) -> None:
-        """Ask for a graceful end; what is being loaded is loaded first. Call it on the run's event loop."""
+        """Request a graceful end, after what is being loaded. Call it on the run's event loop."""
         self._stop_requested = True
         if self._loop is not None:
             self._loop.stop()
 
     async def run(self) -> TrainingSummary:
-        """Train to the end, to a stop, or to where there is no point in going on."""
+        """Train to the end, to a stop, or until there is nothing left to learn."""
         require_train_extra()
-        with self._directory.held(), self._log() as log:
+        with self._directory.held(), closing(RunLog(self._directory.log, self._redact)) as log:
             hooks = LoggedHooks(self._hooks, log)
             try:
                 return await self._run(hooks)
@@ -129,7 +127,7 @@ class Trainer:
             asyncio.to_thread(spec.inputs),
         )
         directory.claim(inputs, self._provenance)
-        order = data_order(rows, spec.settings)
+        order = DataOrder.of(rows, spec.settings)
         async with AsyncExitStack() as stack:
             loop = self._loop = await self._open(stack, hooks, rows, order)
             if self._stop_requested:
@@ -147,9 +145,7 @@ class Trainer:
     async def _open(
         self, stack: AsyncExitStack, hooks: TrainingHooks, rows: SplitRows, order: DataOrder
     ) -> TrainingLoop:
-        """Open everything; the cheap and the likely to fail come first."""
         from osmosis_ai.training.learner.checkpoints import CheckpointStore
-        from osmosis_ai.training.runs.engine_factory import chat_format_of, open_policy_engine
         from osmosis_ai.training.runs.loop import LoopParts, TrainingLoop
 
         spec, directory = self._spec, self._directory
@@ -166,26 +162,40 @@ class Trainer:
         state = await self._run_blocking_with_ranks(lambda: _resume(checkpoints, learner, history))
         directory.forget_validation_after(state.step)
         hooks.stage(f"opening the policy's engine ({spec.settings.policy_engine})")
-        engine = await open_policy_engine(
-            stack,
-            spec,
-            directory,
-            device=str(learner.device),
-            environ=self._environ,
-            note=hooks.note,
-        )
-        if (
-            learner.updates or spec.adapter is not None
-        ):  # else the policy is the base, which is served already
+        if spec.settings.policy_engine == "vllm":
+            engine: PolicyEngine = await self._open_vllm(stack, str(learner.device), hooks)
+        else:
+            engine = await asyncio.to_thread(self._open_torch, stack, str(learner.device))
+        # Otherwise the policy is the base, which is served already.
+        if learner.updates or spec.adapter is not None:
             await self._run_with_ranks(engine.publish(learner, learner.updates))
         chat = chat_format_of(spec, note=hooks.note)
         await self._run_with_ranks(self._probe(engine, learner, chat, rows, hooks))
         one = spec.served is not None or spec.servers == 1
         hooks.stage(f"starting the rollout's {'server' if one else f'{spec.servers} servers'}")
         sampler = await self._open_sampler(stack, engine, chat, server, hooks)
-        hooks.plan(self._plan(rows, order, state, str(learner.device)))
+        settings = spec.settings
+        plan = TrainingPlan(
+            run_dir=directory.path,
+            model_path=spec.model_path,
+            training_rows=len(rows.training),
+            held_out_rows=len(rows.held_out),
+            rollouts_per_step=settings.rollout_batch_size * settings.n_samples_per_prompt,
+            total_steps=order.total_steps,
+            steps_done=state.step,
+            device=str(learner.device),
+        )
+        hooks.plan(plan)
+        # Every copy of an adapter carries the provenance.
+        provenance = {
+            **self._provenance,
+            "model_path": spec.model_path,
+            "dataset": {"name": spec.dataset.name, "sha256": spec.dataset.sha256},
+            "rollout": spec.rollout_dir.name,
+            "settings": settings.model_dump(mode="json"),
+        }
         parts = LoopParts(
-            settings=spec.settings,
+            settings=settings,
             rows=rows,
             order=order,
             validation=spec.validation,
@@ -195,7 +205,7 @@ class Trainer:
             history=history,
             checkpoints=checkpoints,
             hooks=hooks,
-            provenance=self._checkpoint_provenance(),
+            provenance=provenance,
             redact=self._redact,
             keep_validation=directory.write_validation,
         )
@@ -233,12 +243,70 @@ class Trainer:
         hooks.environment(environment.description)
         return server
 
+    def _open_torch(self, stack: AsyncExitStack, device: str) -> PolicyEngine:
+        import torch
+
+        from osmosis_ai.inference.engine import InferenceEngine
+        from osmosis_ai.inference.torch_engine import TorchModel
+        from osmosis_ai.training.learner.policy_model import model_source
+
+        spec, settings = self._spec, self._spec.settings
+        built_in = spec.model_path in served_models() and device == "cpu"
+        if built_in:
+            # The model is so small that a second thread costs more than it brings.
+            torch.set_num_threads(1)
+        rollouts = settings.rollout_batch_size * settings.n_samples_per_prompt
+        network = TorchModel.load(
+            model_source(spec.model_path, allow_download=settings.allow_download),
+            device=device,
+            # In float64 a rollout's tokens do not depend on what else is sampled at the same time.
+            dtype=torch.float64 if built_in else None,
+            max_positions=settings.max_prompt_length + settings.max_response_length,
+        )
+        batch = min(ENGINE_BATCH, rollouts)
+        engine = InferenceEngine(network, max_batch=batch, max_waiting=max(1024, 2 * rollouts), kept=batch)
+        return InProcessPolicyEngine(stack.enter_context(engine), unmerged=network.rounds_weights)
+
+    async def _open_vllm(self, stack: AsyncExitStack, device: str, hooks: TrainingHooks) -> PolicyEngine:
+        from osmosis_ai.inference.torch_engine import end_tokens_of
+        from osmosis_ai.training.engines.vllm_engine import VllmEngine, VllmServer
+        from osmosis_ai.training.learner.policy_model import model_source
+
+        spec, settings, directory = self._spec, self._spec.settings, self._directory
+        source = model_source(spec.model_path, allow_download=settings.allow_download)
+        server = None
+        if settings.vllm_command is not None:
+            server = VllmServer(
+                settings.vllm_command,
+                model=source,
+                served_as=spec.model_path,
+                lora_rank=settings.lora_rank,
+                dtype="float32" if device == "cpu" else "bfloat16",
+                max_positions=settings.max_prompt_length + settings.max_response_length,
+                args=settings.vllm_args,
+                environ=self._environ,
+                log_path=directory.engine_log,
+                start_timeout_s=settings.vllm_start_timeout_s,
+            )
+            await stack.enter_async_context(server)
+        engine = VllmEngine(
+            server.url if server is not None else str(settings.vllm_url),
+            model=spec.model_path,
+            end_token_ids=end_tokens_of(source),
+            adapters_dir=directory.served_adapters,
+            api_key={**self._environ, **spec.env, **spec.secret_values}.get(SERVER_KEY_ENV),
+            # No other run on the server has this name, even if both directories have the same one.
+            run=f"{directory.path.name}-{os.urandom(4).hex()}",
+            server=server,
+            note=hooks.note,
+        )
+        return await stack.enter_async_context(engine)
+
     async def _probe(
         self, engine: PolicyEngine, learner: Learner, chat: ChatFormat, rows: SplitRows, hooks: TrainingHooks
     ) -> None:
-        """Make sure that what samples samples from what is learned; raises DistributionMismatchError."""
+        """Require that the engine samples from the distribution that the learner computes."""
         from osmosis_ai.training.engines.sampling_probe import probe, probe_prompts
-        from osmosis_ai.training.runs.engine_factory import computes_in_float32
 
         settings = self._spec.settings
         hooks.stage("comparing what is sampled with what is learned")
@@ -261,16 +329,15 @@ class Trainer:
     ) -> RolloutSampler:
         from osmosis_ai.controller.callbacks import AttemptTimeouts
         from osmosis_ai.controller.dispatcher import RolloutRunner
-        from osmosis_ai.training.engines.policy_bridge import PolicyBridge, RolloutLimits, RolloutSampling
-        from osmosis_ai.training.runs.sampler import RolloutSampler
+        from osmosis_ai.training.engines.policy_bridge import PolicyBridge
+        from osmosis_ai.training.runs.rollouts import RolloutSampler
 
         settings, token = self._spec.settings, secrets.token_urlsafe(32)
         bridge = PolicyBridge(
             engine,
             chat,
             model_path=self._spec.model_path,
-            limits=RolloutLimits(settings.max_prompt_length, settings.max_response_length),
-            sampling=RolloutSampling(settings.rollout_temperature, settings.rollout_top_p),
+            settings=settings,
         )
         runner = RolloutRunner(
             bridge,
@@ -284,59 +351,15 @@ class Trainer:
         )
         return RolloutSampler(await stack.enter_async_context(runner), bridge)
 
-    def _checkpoint_provenance(self) -> dict[str, Any]:
-        """Return what an adapter says of the run that made it, wherever it is copied to."""
-        spec = self._spec
-        return {
-            **self._provenance,
-            "model_path": spec.model_path,
-            "dataset": {"name": spec.dataset.name, "sha256": spec.dataset.sha256},
-            "rollout": spec.rollout_dir.name,
-            "settings": spec.settings.model_dump(mode="json"),
-        }
-
-    def _plan(self, rows: SplitRows, order: DataOrder, state: TrainingLoopState, device: str) -> TrainingPlan:
-        settings = self._spec.settings
-        return TrainingPlan(
-            run_dir=self._directory.path,
-            model_path=self._spec.model_path,
-            training_rows=len(rows.training),
-            held_out_rows=len(rows.held_out),
-            rollouts_per_step=settings.rollout_batch_size * settings.n_samples_per_prompt,
-            total_steps=order.total_steps,
-            steps_done=state.step,
-            device=device,
-        )
-
-    @contextmanager
-    def _log(self) -> Iterator[RunLog]:
-        log = RunLog(self._directory.log, self._redact)
-        try:
-            yield log
-        finally:
-            log.close()
-
-
-def data_order(rows: SplitRows, settings: TrainingSettings) -> DataOrder:
-    """Return the order in which a run goes through its training rows."""
-    return DataOrder(
-        tuple(rows.training),
-        settings.rollout_batch_size,
-        settings.total_epochs,
-        settings.seed,
-        settings.max_steps,
-    )
-
 
 def follow_leader(spec: TrainingSpec, make_learner: MakeLearner = new_learner) -> None:
-    """Do the share of a rank that does not lead, until the leader is done."""
     require_train_extra()
     make_learner(spec).follow()
 
 
 @contextmanager
 def _loaded_objects_frozen() -> Iterator[None]:
-    """Keep the garbage collector off what is loaded: torch alone is half a million objects, 0.2 s a look."""
+    """Exclude loaded objects from garbage collection: torch alone has half a million, 0.2 s per collection."""
     gc.collect()
     gc.freeze()
     try:
@@ -346,7 +369,7 @@ def _loaded_objects_frozen() -> Iterator[None]:
 
 
 def _resume(checkpoints: CheckpointStore, learner: Learner, history: MetricsHistory) -> TrainingLoopState:
-    """Put learner and history back to the last checkpoint; what came after it is computed again."""
+    """Restore learner and history from the last checkpoint; later steps are computed again."""
     checkpoint = checkpoints.latest()
     if checkpoint is None:
         history.rewind(-1)
@@ -357,6 +380,24 @@ def _resume(checkpoints: CheckpointStore, learner: Learner, history: MetricsHist
 
 
 def _call_if_alive(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    """Call ``function`` on the loop's thread, from any; nothing is left to do once the loop is closed."""
+    """Call ``function`` on the loop's thread, unless the loop is closed."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(function)
+
+
+def chat_format_of(spec: TrainingSpec, *, note: Callable[[str], None] | None = None) -> ChatFormat:
+    from osmosis_ai.inference.torch_engine import PretrainedChat
+    from osmosis_ai.training.learner.policy_model import model_source
+
+    chosen = spec.settings.tool_call_format
+    source = model_source(spec.model_path, allow_download=spec.settings.allow_download)
+    if spec.model_path in served_models():
+        return BuiltInChat(Path(source), tool_call_format=chosen)
+    return PretrainedChat.load(source, tool_call_format=chosen, note=note)
+
+
+def computes_in_float32(settings: TrainingSettings, device: str) -> bool:
+    """Whether the engine computes in float32 or better where a learner on ``device`` does."""
+    if settings.policy_engine == "torch":
+        return device == "cpu"
+    return settings.vllm_command is not None and device == "cpu" and "--dtype" not in settings.vllm_args

@@ -53,7 +53,7 @@ def trainer(
             }
         ),
         run_dir,
-        hooks,
+        hooks or TrainingHooks(),
         **{name: value for name, value in given.items() if value is not None},
     )
 

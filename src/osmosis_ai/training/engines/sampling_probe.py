@@ -115,10 +115,19 @@ async def probe(
         first = len(sequences)
         # As many as would do if they are as long as those before.
         wanted = max(PROMPTS, math.ceil((TOKENS - drawn) * first / drawn)) if drawn else PROMPTS
-        generations = [
-            _continuation(engine, prompts[number % len(prompts)], number, settings)
-            for number in range(first, min(first + wanted, MOST_CONTINUATIONS))
-        ]
+        generations = []
+        for number in range(first, min(first + wanted, MOST_CONTINUATIONS)):
+            prompt = prompts[number % len(prompts)]
+            room = engine.model.config.max_positions - len(prompt)
+            generation = Generation(
+                prompt=prompt,
+                max_tokens=max(1, min(CONTINUATION_TOKENS, settings.max_response_length, room)),
+                stream=random_stream(settings.seed, number + 1),
+                stop_tokens=engine.model.config.end_token_ids,
+                temperature=settings.rollout_temperature,
+                top_p=settings.rollout_top_p,
+            )
+            generations.append(generation)
         sequences += await _drawn(engine, generations)
         drawn = sum(sum(sequence.mask) for sequence in sequences)
     return compare(sequences, await asyncio.to_thread(learner.scores, sequences))
@@ -127,23 +136,14 @@ async def probe(
 def compare(sequences: Sequence[TokenSequence], scores: Sequence[SequenceScores]) -> Probe:
     import numpy as np
 
-    rows = np.array(
-        [
-            (logged, *of_learner)
-            for sequence, known in zip(sequences, scores, strict=True)
-            for sampled, logged, *of_learner in zip(
-                sequence.mask,
-                sequence.logprobs,
-                known.logprobs,
-                known.entropies,
-                known.variances,
-                strict=True,
-            )
-            if sampled
+    columns = [
+        np.array([s.logprobs, known.logprobs, known.entropies, known.variances])[
+            :, np.array(s.mask, dtype=bool)
         ]
-    )
-    logged, logprobs, entropies, variances = rows.T
-    gaps, count = logged - logprobs, len(rows)
+        for s, known in zip(sequences, scores, strict=True)
+    ]
+    logged, logprobs, entropies, variances = np.concatenate(columns, axis=1)
+    gaps, count = logged - logprobs, len(logged)
     return Probe(
         tokens=count,
         mean_abs_gap=float(np.abs(gaps).mean()),
@@ -168,20 +168,6 @@ def probe_prompts(rows: Iterable[DatasetRow], chat: ChatFormat, *, longest: int)
         if len(found) >= PROMPTS:
             break
     return list(found)
-
-
-def _continuation(
-    engine: PolicyEngine, prompt: tuple[int, ...], number: int, settings: TrainingSettings
-) -> Generation:
-    room = engine.model.config.max_positions - len(prompt)
-    return Generation(
-        prompt=prompt,
-        max_tokens=max(1, min(CONTINUATION_TOKENS, settings.max_response_length, room)),
-        stream=random_stream(settings.seed, number + 1),
-        stop_tokens=engine.model.config.end_token_ids,
-        temperature=settings.rollout_temperature,
-        top_p=settings.rollout_top_p,
-    )
 
 
 async def _drawn(engine: PolicyEngine, generations: Sequence[Generation]) -> list[TokenSequence]:

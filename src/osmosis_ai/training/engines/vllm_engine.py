@@ -13,9 +13,8 @@ The server's options are checked before sampling, since a wrong one would only s
 vLLM fills omitted parameters from the model's ``generation_config.json`` (Qwen3 samples from the 20 likeliest
 tokens at temperature 0.6), so every request sets all parameters.
 
-The trainer's own server (:mod:`vllm_server`) is started with these options and restarted if it dies.
-
-SGLang is not supported: its documentation does not state the temperature of its log-probabilities.
+The trainer's own server (:class:`VllmServer`) is started with these options and restarted if it dies. SGLang is not
+supported: its documentation does not state the temperature of its log-probabilities.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -49,47 +47,51 @@ from osmosis_ai.llm.transport import open_session
 from osmosis_ai.processes import Service, ServiceSpec, free_port
 
 if TYPE_CHECKING:
+    from osmosis_ai.config.training import TrainingSettings
     from osmosis_ai.training.learner.learner import Learner
 
-# How often a server that died is started again in one session: more has a cause that a person must find.
+# Restarts of a dead server in one session. More have a cause that a user must find.
 RESTARTS = 3
 STOP_GRACE_S = 20.0
-# The adapter that is served and the one before, which calls under way still use.
+# The served adapter and the previous one, which running calls still use.
 _ADAPTERS = 2
-# What is for this process and not for vLLM.
+# Variables of this process that vLLM must not inherit.
 _NOT_INHERITED = ("VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH", "OSMOSIS_TOKEN")
 # What vLLM accepts as --max-lora-rank.
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class VllmServer(Service):
+    """A vLLM server of the trainer, in its own environment.
+
+    It listens on the loopback interface and requires a generated key. It can be restarted after a crash, because its
+    adapter is on disk.
+    """
+
     def __init__(
         self,
-        command: str | Sequence[str],
+        settings: TrainingSettings,
         *,
         model: str,
         served_as: str,
-        lora_rank: int,
-        max_positions: int,
-        log_path: Path,
-        dtype: str = "auto",
-        args: Sequence[str] = (),
+        dtype: str,
         environ: Mapping[str, str],
-        offline: bool = True,
-        start_timeout_s: float = 1800.0,
+        log_path: Path,
     ) -> None:
         self.api_key = secrets.token_urlsafe(32)
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        program = shlex.split(command) if isinstance(command, str) else [*command]
+        command = settings.vllm_command or []
+        program = shlex.split(command) if isinstance(command, str) else command
+        rank = next((allowed for allowed in _RANKS if allowed >= settings.lora_rank), settings.lora_rank)
         options = {
             "--host": "127.0.0.1",
             "--port": str(port),
             "--served-model-name": served_as,
-            "--max-model-len": str(max_positions),
-            "--max-lora-rank": str(next((allowed for allowed in _RANKS if allowed >= lora_rank), lora_rank)),
+            "--max-model-len": str(settings.max_prompt_length + settings.max_response_length),
+            "--max-lora-rank": str(rank),
             "--max-loras": str(_ADAPTERS),
-            "--dtype": dtype,  # by itself it makes 16 bits of a float32 model
+            "--dtype": dtype,  # vLLM's default is 16 bits for a float32 model
             "--logprobs-mode": "processed_logprobs",
             # Not the model's own defaults for what a request might leave out.
             "--generation-config": "vllm",
@@ -99,18 +101,17 @@ class VllmServer(Service):
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
             "VLLM_API_KEY": self.api_key,
             "PYTHONUNBUFFERED": "1",
+            "HF_HUB_OFFLINE": "1",
         }
-        if offline:
-            env["HF_HUB_OFFLINE"] = "1"
         ours = [part for option in options.items() for part in option]
         spec = ServiceSpec(
             name="the vLLM server",
-            command=[*program, "serve", model, "--enable-lora", *ours, *args],
+            command=[*program, "serve", model, "--enable-lora", *ours, *settings.vllm_args],
             env=env,
             cwd=Path.cwd(),
             log_path=log_path,
             addresses=[self.url],
-            start_timeout_s=start_timeout_s,
+            start_timeout_s=settings.vllm_start_timeout_s,
             late_hint="[advanced].vllm_start_timeout_s gives it longer",
             stop_grace_s=STOP_GRACE_S,
             restarts=RESTARTS,
@@ -211,9 +212,7 @@ class VllmEngine:
             raise
         return self
 
-    async def __aexit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_exc: object) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -132,11 +132,7 @@ class CheckpointStore:
 
         final = self.directory / _name(step)
         writing = self.directory / f"{_UNFINISHED}{final.name}"
-        described = {
-            **(provenance or {}),
-            "step": step,
-            "saved_at": datetime.now(timezone.utc).isoformat(),
-        }
+        described = {**(provenance or {}), "step": step, "saved_at": datetime.now(timezone.utc).isoformat()}
         try:
             shutil.rmtree(writing, ignore_errors=True)
             writing.mkdir()

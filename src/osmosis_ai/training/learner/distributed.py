@@ -53,7 +53,7 @@ def _meet(rank: int, size: int) -> dist.TCPStore:
 
 @dataclass(frozen=True)
 class World:
-    """The processes that learn together; one by default."""
+    """The processes that learn together; one by default. Rank 0 samples, saves and reports."""
 
     rank: int = 0
     size: int = 1
@@ -75,11 +75,6 @@ class World:
                 dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_EXCHANGE)
         talk = dist.new_group(backend="gloo", timeout=_PATIENCE)
         return cls(rank=dist.get_rank(), size=dist.get_world_size(), talk=talk)
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process is the one that samples, saves and reports."""
-        return self.rank == 0
 
     def share(self, value: Any) -> Any:
         if self.size == 1:

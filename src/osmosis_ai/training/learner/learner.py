@@ -117,7 +117,7 @@ class Learner:
 
     def close(self) -> None:
         """Release the other ranks, if they still run."""
-        if self.world.leads and not self._ranks_diverged:
+        if self.world.rank == 0 and not self._ranks_diverged:
             with contextlib.suppress(RuntimeError):  # a peer does not answer
                 self.world.share(("close", None))
                 self.world.leave()
@@ -136,7 +136,15 @@ class Learner:
             done = self._accumulate_within_memory(step)
             if not math.isfinite(done.sums.loss):
                 raise self._not_finite("loss")
-            self._require_equal_logprobs(float(done.largest_gap))
+            gap, limit = float(done.largest_gap), self._mismatch_limits.limit
+            if gap > limit:
+                raise StepRefusedError(
+                    f"update {self.updates + 1} was refused: the log-probabilities that the server recorded differ "
+                    f"from the learner's by up to {gap:.2g} (limit {limit:g}), so the two do not see the same "
+                    "tokens or weights; the policy is unchanged.",
+                    hint="a serving engine that rounds differently needs [advanced].importance_cap = 2.0; "
+                    "[advanced].logprob_gap_limit sets the limit",
+                )
             grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.grad_clip)
             if not math.isfinite(grad_norm):
                 raise self._not_finite("gradient")
@@ -164,10 +172,8 @@ class Learner:
                     step, micro_batch_tokens=self._micro_batch_tokens
                 )
             except RuntimeError as error:
-                # On a CPU torch raises a plain RuntimeError.
-                if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(
-                    error
-                ):
+                on_cpu = "can't allocate memory" in str(error)  # torch raises a plain RuntimeError there
+                if not on_cpu and not isinstance(error, torch.OutOfMemoryError):
                     raise
                 if self._sharded:  # the other ranks wait in the middle of a layer: there is no second try
                     self._ranks_diverged = True
@@ -198,17 +204,6 @@ class Learner:
             hint="lower [training].max_response_length, max_prompt_length or [advanced].micro_batch_tokens; "
             "`osmosis train estimate` says what fits",
         )
-
-    def _require_equal_logprobs(self, gap: float) -> None:
-        limit = self._mismatch_limits.limit
-        if gap > limit:
-            raise StepRefusedError(
-                f"update {self.updates + 1} was refused: the log-probabilities that the server recorded differ "
-                f"from the learner's by up to {gap:.2g} (limit {limit:g}), so the two do not see the same "
-                "tokens or weights; the policy is unchanged.",
-                hint="a serving engine that rounds differently needs [advanced].importance_cap = 2.0; "
-                "[advanced].logprob_gap_limit sets the limit",
-            )
 
     def _not_finite(self, what: str) -> StepRefusedError:
         return StepRefusedError(
@@ -254,7 +249,7 @@ class Learner:
     def _merge(self) -> dict[str, Tensor]:
         # A sharded matrix is put together by all ranks; only the one that serves has a use for it.
         merged = policy_model.merged_tensors(self.model)
-        return {name: tensor for name, tensor in merged if self.world.leads}
+        return {name: tensor for name, tensor in merged if self.world.rank == 0}
 
     def save_adapter(self, directory: Path) -> None:
         policy_model.save_adapter(self.model, directory)

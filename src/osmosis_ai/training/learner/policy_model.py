@@ -46,7 +46,7 @@ def model_source(model_path: str, *, allow_download: bool = False, weights: bool
     except HFValidationError as error:
         raise OsmosisError(
             f"the model `{model_path}` cannot be loaded: it is not a built-in model, a folder or a name on the "
-            "Hugging Face hub.",
+            "Hugging Face hub."
         ) from error
     except LocalEntryNotFoundError as error:
         where, hint = "could not be fetched", None

@@ -72,20 +72,27 @@ class LearnerRanks:
                 "this process is still connected with those of an earlier learner, one of which was lost.",
                 hint="train in a new Python process; the run resumes from its last checkpoint",
             )
-        size = self._spec.settings.learner_processes
+        spec, size, path = self._spec, self._spec.settings.learner_processes, self._directory / "learner.json"
         meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         self._directory.mkdir(exist_ok=True)
-        spec = self._spec
         document = {
             "model_path": spec.model_path,
             "settings": spec.settings.model_dump(mode="json", exclude={"ignored"}),
             "device": spec.device,
             "adapter": str(spec.adapter.resolve()) if spec.adapter else None,
         }
-        write_json(self._directory / "learner.json", document, durable=False)
+        write_json(path, document, durable=False)
         try:
             for rank in range(1, size):
-                self._ranks.append(self._rank(rank, meeting))
+                follower = ServiceSpec(
+                    name=f"process {rank} of the learner",
+                    command=[sys.executable, "-m", "osmosis_ai.training.learner.ranks", str(path)],
+                    env={**self._environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    cwd=Path.cwd(),
+                    log_path=self._directory / f"process-{rank}.log",
+                    stop_grace_s=STOP_GRACE_S,
+                )
+                self._ranks.append(Service(follower))
                 await self._ranks[-1].start()
         except BaseException:
             await self.__aexit__()
@@ -109,7 +116,14 @@ class LearnerRanks:
         """Run ``work`` in a thread; raise OsmosisError if a follower ends first."""
         # A daemon thread: a waiter for a missing rank must not block process exit.
         done: Future[T] = Future()
-        threading.Thread(target=_fulfil, args=(done, work), name="learner-start", daemon=True).start()
+
+        def fulfil() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:  # the thread's edge: the future reports it
+                done.set_exception(error)
+
+        threading.Thread(target=fulfil, name="learner-start", daemon=True).start()
         doing = asyncio.wrap_future(done)
         async with self._deaths() as deaths:
             waiting: set[asyncio.Future[Any]] = {doing, *deaths}
@@ -155,26 +169,6 @@ class LearnerRanks:
 
     def _loss(self) -> ServiceError | None:
         return next((failure for rank in self._ranks if (failure := rank.failure()) is not None), None)
-
-    def _rank(self, rank: int, meeting: Mapping[str, str]) -> Service:
-        document = str(self._directory / "learner.json")
-        return Service(
-            ServiceSpec(
-                name=f"process {rank} of the learner",
-                command=[sys.executable, "-m", "osmosis_ai.training.learner.ranks", document],
-                env={**self._environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                cwd=Path.cwd(),
-                log_path=self._directory / f"process-{rank}.log",
-                stop_grace_s=STOP_GRACE_S,
-            )
-        )
-
-
-def _fulfil(done: Future[T], work: Callable[[], T]) -> None:
-    try:
-        done.set_result(work())
-    except BaseException as error:  # the edge of the thread: the future reports it
-        done.set_exception(error)
 
 
 def main(document: str) -> None:

@@ -63,7 +63,15 @@ def training_rows(
         lengths = {len(sequence.ids), len(sequence.mask), len(sequence.logprobs), len(sequence.versions)}
         if len(lengths) > 1:
             raise ValueError(f"the lists of rollout {sequence.rollout_id} differ in length")
-        _require_sampled(sequence)
+        # Prompts and tool replies have no version, so a mask that covers them is detected.
+        marked = zip(sequence.mask, sequence.versions, strict=True)
+        strangers = sum(1 for is_sampled, version in marked if is_sampled and version <= NOT_SAMPLED)
+        if strangers:
+            raise UnsampledTokenError(
+                f"{strangers} of {len(sequence.ids)} tokens of rollout {sequence.rollout_id} are marked as sampled, but "
+                "no policy sampled them (prompt, tool reply or template); learning from them would teach the "
+                "policy to talk like its users and tools, so nothing was learned."
+            )
         response_lengths[sequence.rollout_id] += sum(sequence.mask[1:])
     rows = [
         TrainingRow(
@@ -78,18 +86,6 @@ def training_rows(
         if sum(sequence.mask[1:])
     ]
     return rows, sum(length > 0 for length in response_lengths.values())
-
-
-def _require_sampled(sequence: TokenSequence) -> None:
-    """Check versions: prompts and tool replies have none, so a mask that covers them is detected."""
-    marked = zip(sequence.mask, sequence.versions, strict=True)
-    strangers = sum(1 for is_sampled, version in marked if is_sampled and version <= NOT_SAMPLED)
-    if strangers:
-        raise UnsampledTokenError(
-            f"{strangers} of {len(sequence.ids)} tokens of rollout {sequence.rollout_id} are marked as sampled, but "
-            "no policy sampled them (prompt, tool reply or template); learning from them would teach the "
-            "policy to talk like its users and tools, so nothing was learned."
-        )
 
 
 def batch_totals(rows: Sequence[TrainingRow], rollouts: int, max_response_length: int) -> BatchTotals:

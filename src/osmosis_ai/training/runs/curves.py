@@ -183,11 +183,14 @@ class TrainingCurves:
 
     def headline(self) -> ValidationHeadline | None:
         """Return the summary of the newest validation; None before the first one."""
-        newest: dict[str, list[tuple[int, float]]] = {}
-        for last in self.points(VALIDATION_REWARD)[-1:]:
-            values = zip(CURVES, (last.value, last.low, last.high, last.over, last.of), strict=True)
-            newest = {key: [(last.step, value)] for key, value in values if value is not None}
-        return ValidationHeadline.of(newest)
+        points = self.points(VALIDATION_REWARD)
+        if not points:
+            return None
+        last = points[-1]
+        values = zip(CURVES, (last.value, last.low, last.high, last.over, last.of), strict=True)
+        return ValidationHeadline.of(
+            {key: [(last.step, value)] for key, value in values if value is not None}
+        )
 
 
 def after_steps(steps: Sequence[int]) -> str:

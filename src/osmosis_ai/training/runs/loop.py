@@ -132,17 +132,15 @@ class LoggedHooks(TrainingHooks):
     def __init__(self, hooks: TrainingHooks, log: RunLog) -> None:
         self._hooks = hooks
         self._log = log
+        # These are not logged.
+        self.progress = hooks.progress  # type: ignore[method-assign]
+        self.started = hooks.started  # type: ignore[method-assign]
+        self.goes_on = hooks.goes_on  # type: ignore[method-assign]
 
     def plan(self, plan: TrainingPlan) -> None:
-        self._log.write(
-            "plan",
-            f"training {plan.model_path}",
-            steps_done=plan.steps_done,
-            total_steps=plan.total_steps,
-            training_rows=plan.training_rows,
-            held_out_rows=plan.held_out_rows,
-            device=plan.device,
-        )
+        names = ("steps_done", "total_steps", "training_rows", "held_out_rows", "device")
+        facts = {name: getattr(plan, name) for name in names}
+        self._log.write("plan", f"training {plan.model_path}", **facts)
         self._hooks.plan(plan)
 
     def note(self, message: str) -> None:
@@ -161,9 +159,6 @@ class LoggedHooks(TrainingHooks):
         self._log.write("deps", words)
         self._hooks.environment(words)
 
-    def progress(self, progress: SamplingProgress) -> None:
-        self._hooks.progress(progress)
-
     def step(self, record: StepRecord, total_steps: int) -> None:
         self._log.write("step", f"step {record.step} of {total_steps}", metrics=record.metrics)
         self._hooks.step(record, total_steps)
@@ -172,12 +167,6 @@ class LoggedHooks(TrainingHooks):
         if saved.kept:
             self._log.write("checkpoint", f"step {saved.step}", path=str(saved.directory))
         self._hooks.checkpoint(saved)
-
-    def started(self, stop: Callable[[], None]) -> None:
-        self._hooks.started(stop)
-
-    async def goes_on(self) -> bool:
-        return await self._hooks.goes_on()
 
 
 # Steps in a row in which every group agreed: worth a warning, and the end of the run.
@@ -247,11 +236,9 @@ class TrainingLoopState:
             self.start_rewards = rewards
             return None
         self.fallen = significant_fall(self.start_rewards, rewards, validations=validations)
-        return (
-            f"{self.fallen}: the policy gets worse at rows that it does not learn from."
-            if self.fallen
-            else None
-        )
+        if self.fallen is None:
+            return None
+        return f"{self.fallen}: the policy gets worse at rows that it does not learn from."
 
     def end_without_signal(self, updates: int) -> Ending | None:
         if self.silent < SILENT_STEPS_END:
@@ -279,7 +266,7 @@ class TrainingLoopState:
     def _without_rewards(self, batch: RolloutBatch) -> str:
         reasons = ", ".join(f"{count} x {reason}" for reason, count in batch.unscored().items())
         what = f"none of the {len(batch.samples)} rollouts of step {batch.step} got a reward ({reasons})"
-        failure = batch.first_failure() or "no grader gave one"
+        failure = next((s.record.error for s in batch.samples if s.record.error), "no grader gave one")
         if self.unscored >= UNSCORED_STEPS_END:
             raise NoRewardsError(
                 f"{what}, and so it was in {self.unscored} steps in a row. The first of them: {failure}",
@@ -307,20 +294,14 @@ class LoopParts:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     redact: Redactor | None = None
     keep_validation: Callable[[ValidationSamples], None] = lambda _: None
+    between_steps: Callable[[int], None] = lambda _: None
 
 
 class TrainingLoop:
-    def __init__(
-        self,
-        parts: LoopParts,
-        state: TrainingLoopState,
-        *,
-        between_steps: Callable[[int], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, parts: LoopParts, state: TrainingLoopState) -> None:
         self._parts = parts
         self._settings = parts.settings
         self._hooks = parts.hooks
-        self._between_steps = between_steps
         self._cleanup: asyncio.Future[None] | None = None
         self.state = state
         self._stop = asyncio.Event()
@@ -336,7 +317,9 @@ class TrainingLoop:
         """Train to the end of the data, to a stop, or to where nothing is left to learn."""
         try:
             ending = await self._run()
-            await self._keep_last_checkpoint()
+            latest = self._parts.checkpoints.latest()
+            if latest is not None and not latest.kept:  # later sessions must not replace it
+                await self._save_checkpoint(latest.provenance(), keep=True)
             if self.state.fallen is None:
                 return ending
             warning = f"{self.state.fallen}; look at the curve before you deploy its last checkpoint."
@@ -349,15 +332,18 @@ class TrainingLoop:
 
     async def _run(self) -> Ending:
         last = self._parts.order.total_steps
-        is_going = True
-        while is_going:
+        is_running = True
+        while is_running:
             try:
                 if ending := await self._take_steps(last):
                     return ending
-                is_going = False
+                is_running = False
             except _Stopped:
-                is_going = await self._goes_on()
-                if not is_going and self.state.step < last:
+                # A pause after the last step, with everything loaded. A stop from then on is another one.
+                await self._abandon_batches()
+                self._stop.clear()
+                is_running = await self._hooks.goes_on()
+                if not is_running and self.state.step < last:
                     return Ending("stopped", f"stopped after step {self.state.step} of {last}.")
         self.state.require_a_reward()
         return Ending("finished", f"all {last} steps are done.")
@@ -366,31 +352,25 @@ class TrainingLoop:
         if self._stop.is_set():
             raise _Stopped
         if await asyncio.to_thread(self._lacks_validation):
-            began = "before the first step" if self.state.step == 0 else "where the run was interrupted"
-            await self._validate_alone(f"validating the policy {began}")
+            step = self.state.step
+            began = "before the first step" if step == 0 else "where the run was interrupted"
+            self._hooks.stage(f"validating the policy {began}")
+            await self._record(step, {}, await self._unless_stopped(self._validate(step)))
         for step in range(self.state.step + 1, last + 1):
             await self._take_step(step)
             if ending := self.state.end_without_signal(self._parts.learner.updates):
                 return ending
         return None
 
-    async def _goes_on(self) -> bool:
-        """Pause after the last step with everything loaded; return whether the run then continues."""
-        await self._abandon_batches()
-        # Cleared before the question: a stop from then on is another one.
-        self._stop.clear()
-        return await self._hooks.goes_on()
-
     async def _take_step(self, step: int) -> None:
         started = time.monotonic()
         batch = await self._unless_stopped(self._batch(step))
         if failure := self._parts.engine.failure:
-            raise failure  # what was sampled before it failed is not worth a step
+            raise failure  # the rollouts before the failure are too few for a step
         version = self._parts.learner.updates
         learnable = learner_batch(batch, normalise=self._settings.normalise_advantages)
         metrics = rollout_metrics(batch, learnable.statistics, version)
         warnings = self.state.judge_rewards(batch, learnable)
-
         learned, learning_s, refusal = await self._learn(learnable, version)
         published = time.monotonic()
         if learned.learned:
@@ -401,18 +381,13 @@ class TrainingLoop:
         validated = await self._validate_if_due(step)
         metrics |= validated.metrics
         warnings += validated.warnings
-        metrics |= finite(
-            {
-                "time/publishing_s": publishing_s,
-                "time/checkpoint_s": self._checkpoint_s,
-                "time/step_s": time.monotonic() - started,
-            }
-        )
+        times = {"time/publishing_s": publishing_s, "time/checkpoint_s": self._checkpoint_s}
+        metrics |= finite({**times, "time/step_s": time.monotonic() - started})
         self.state.step = step
-        await self._record(step, metrics, batch.unscored(), warnings, validated.rewards)
+        await self._record(step, batch.unscored(), Validated(metrics, warnings, validated.rewards))
         await self._save_checkpoint({**self._parts.provenance, "metrics": metrics})
         await self._cleaned_up()
-        self._cleanup = asyncio.ensure_future(asyncio.to_thread(self._between_steps, step))
+        self._cleanup = asyncio.ensure_future(asyncio.to_thread(self._parts.between_steps, step))
         if self._stop.is_set():
             raise _Stopped
 
@@ -489,11 +464,6 @@ class TrainingLoop:
             for record in read_history(self._parts.history.path)
         )
 
-    async def _validate_alone(self, doing: str) -> None:
-        self._hooks.stage(doing)
-        found = await self._unless_stopped(self._validate(self.state.step))
-        await self._record(self.state.step, found.metrics, {}, found.warnings, found.rewards)
-
     async def _validate_if_due(self, step: int) -> Validated:
         if not self._is_due(step):
             return Validated()
@@ -521,30 +491,23 @@ class TrainingLoop:
             few_scored(validation.metrics),
             self.state.judge_validation(validation.rewards, validations=validations),
         ]
-        samples = ValidationSamples.of(
-            validation.records, step=step, pass_threshold=parts.validation.pass_threshold
-        )
+        threshold = parts.validation.pass_threshold
+        samples = ValidationSamples.of(validation.records, step=step, pass_threshold=threshold)
         try:
             await asyncio.to_thread(parts.keep_validation, samples)
         except (
             OSError,
             TypeError,
-        ) as error:  # the disk is full, or JSON cannot hold a text: no reason to end a run
+        ) as error:  # a full disk, or a text that JSON cannot hold, does not end a run
             warnings.append(f"validation: its conversations cannot be listed ({error})")
         rewards = rewards_by_row(parts.rows.held_out, validation.rewards)
         return Validated(numbers, [warning for warning in warnings if warning], finite(rewards))
 
-    async def _record(
-        self,
-        step: int,
-        metrics: dict[str, float],
-        unscored: dict[str, int],
-        warnings: list[str],
-        rewards: dict[str, float],
-    ) -> None:
-        record = StepRecord(step, round(time.time() * 1000), metrics, unscored, warnings, rewards)
+    async def _record(self, step: int, unscored: dict[str, int], found: Validated) -> None:
+        now = round(time.time() * 1000)
+        record = StepRecord(step, now, found.metrics, unscored, found.warnings, found.rewards)
         await asyncio.to_thread(self._parts.history.append, record)
-        for warning in warnings:
+        for warning in record.warnings:
             self._hooks.warning(step, warning)
         self._hooks.step(record, self._parts.order.total_steps)
 
@@ -556,11 +519,6 @@ class TrainingLoop:
         )
         self._checkpoint_s = time.monotonic() - started
         self._hooks.checkpoint(SavedCheckpoint(step, saved.directory, saved.kept))
-
-    async def _keep_last_checkpoint(self) -> None:
-        latest = self._parts.checkpoints.latest()
-        if latest is not None and not latest.kept:
-            await self._save_checkpoint(latest.provenance(), keep=True)
 
     async def _cleaned_up(self) -> None:
         """Wait for the cleanup between steps: removing files can take longer than a step."""

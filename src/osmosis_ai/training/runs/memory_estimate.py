@@ -29,7 +29,7 @@ FLOAT32 = 4
 # Driver context, kernels, and memory that the allocator cannot return.
 GPU_RESERVE_BYTES = GIB
 DEFAULT_SERVING_SESSIONS = 32
-# Of a split model: the layer at work and the next, which is fetched meanwhile.
+# Layers of a sharded model that a device holds while it computes: the current one and the prefetched one.
 _LAYERS_AT_HAND = 2
 # The backward pass of a layer holds gradients beside that layer's activations; measured 1.25 to 1.46.
 _LAYER_BACKWARD = 1.4
@@ -84,7 +84,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes on one device at the peak of a step: on the first, which also serves, where there are several."""
+    """Bytes at the peak of a step on one device: on the first of several, which also serves."""
 
     weights: int
     gathered: int
@@ -114,7 +114,7 @@ class MemoryEstimate:
 
     @property
     def sessions_that_fit(self) -> int | None:
-        """How many sessions of the greatest length could be served in the memory that is left."""
+        """Number of sessions of the greatest length that the remaining memory can serve."""
         if self.gpu_bytes is None or not self.serving_weights:
             return None
         return max(0, self.gpu_bytes - (self.total - self.kv_cache)) // self.kv_bytes_per_session
@@ -138,22 +138,21 @@ def estimate(
     """Estimate the memory of the device that needs the most.
 
     Args:
-        shape: Shape of the model.
-        settings: Settings of the run.
         gpu_bytes: Memory of the device.
         weight_bytes: Bytes per weight: 2 for bfloat16 (GPU), 4 for float32 (CPU).
         recompute_activations: Whether the backward pass recomputes activations, as the learner does on a GPU.
         serves: Whether the policy server shares the device.
         serving_sessions: Concurrent sessions; None uses the number of rollouts per step, at most 32.
     """
-    tokens = micro_batch_tokens(settings)
+    longest = settings.max_prompt_length + settings.max_response_length
+    tokens = max(settings.micro_batch_tokens, longest)
     activations, logits = _peak_of_a_step(shape, settings, tokens, weight_bytes, recompute_activations)
     if serves:
         publishing = shape.adapted_parameters * weight_bytes
         if publishing > activations + logits:
             activations, logits = publishing, 0
     adapter = shape.adapter_parameters * FLOAT32
-    per_session = kv_bytes(shape, weight_bytes, settings.max_prompt_length + settings.max_response_length)
+    per_session = 2 * shape.layers * shape.key_width * weight_bytes * longest
     rollouts = settings.rollout_batch_size * settings.n_samples_per_prompt
     sessions = min(rollouts, DEFAULT_SERVING_SESSIONS) if serving_sessions is None else serving_sessions
     weights, gathered = _frozen_parameters(shape, settings)
@@ -175,7 +174,7 @@ def estimate(
 
 
 def _frozen_parameters(shape: ModelShape, settings: TrainingSettings) -> tuple[int, int]:
-    """Return how many of the frozen parameters one device holds, and how many more while it computes."""
+    """Return the frozen parameters that one device holds, and the additional ones while it computes."""
     if not settings.shard_model or settings.learner_processes == 1:
         return shape.parameters, 0
     layer = (shape.parameters - shape.outside_layers) // shape.layers
@@ -183,19 +182,10 @@ def _frozen_parameters(shape: ModelShape, settings: TrainingSettings) -> tuple[i
     return math.ceil(shape.parameters / settings.learner_processes), at_hand
 
 
-def micro_batch_tokens(settings: TrainingSettings) -> int:
-    """Return the largest micro-batch: the setting, or one sequence of the greatest length if that is longer."""
-    return max(settings.micro_batch_tokens, settings.max_prompt_length + settings.max_response_length)
-
-
-def kv_bytes(shape: ModelShape, weight_bytes: int, tokens: int) -> int:
-    return 2 * shape.layers * shape.key_width * weight_bytes * tokens
-
-
 def _peak_of_a_step(
     shape: ModelShape, settings: TrainingSettings, tokens: int, weight_bytes: int, recompute: bool
 ) -> tuple[int, int]:
-    """Return activations and logits at the moment when they are the most together."""
+    """Return activations and logits at the moment when their sum is largest."""
     layer = activation_bytes(shape, settings.lora_rank, weight_bytes) * tokens
     logits = logit_bytes(shape, settings, tokens, weight_bytes)
     if not recompute:
@@ -206,7 +196,7 @@ def _peak_of_a_step(
 
 
 def activation_bytes(shape: ModelShape, lora_rank: int, weight_bytes: int) -> int:
-    """Return what one layer keeps of one token for its backward pass."""
+    """Return the bytes that one layer keeps of one token for its backward pass."""
     hidden, wide = shape.hidden, shape.intermediate
     query, key = shape.query_width, shape.key_width
     shared = weight_bytes == FLOAT32

@@ -135,8 +135,14 @@ class MetricsHistory:
         created = not self.path.exists()
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            size, line = os.fstat(descriptor).st_size, memoryview(record.to_line())
             try:
-                _write_whole(descriptor, record.to_line())
+                while line:
+                    line = line[os.write(descriptor, line) :]
+                os.fsync(descriptor)
+            except OSError:
+                os.ftruncate(descriptor, size)
+                raise
             finally:
                 os.close(descriptor)
             if created:
@@ -145,7 +151,7 @@ class MetricsHistory:
             raise _refused(self.path, error) from error
 
     def rewind(self, step: int) -> list[StepRecord]:
-        """Drop the records of later steps than ``step``, and a torn last line; return what is left."""
+        """Drop the records after ``step``, and a torn last line; return the remaining ones."""
         if not self.path.exists():
             return []
         kept = [record for record in read_history(self.path) if record.step <= step]
@@ -157,7 +163,7 @@ class MetricsHistory:
 
 
 def read_history(path: Path) -> Iterator[StepRecord]:
-    """Yield the records of a run, also of one that is being written; nothing when there are none yet."""
+    """Yield the records of a run, even while it is running."""
     if not path.exists():
         return
     with open_regular(path) as lines:
@@ -171,12 +177,11 @@ def read_history(path: Path) -> Iterator[StepRecord]:
 
 
 def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """Leave out what was not measured or is no finite number."""
+    """Omit missing values and those that are not finite."""
     return {key: float(value) for key, value in metrics.items() if value is not None and math.isfinite(value)}
 
 
 def learning_metrics(learned: StepMetrics, learning_s: float) -> dict[str, float]:
-    """Return a learner's step as a step's metrics; what was not learned has no numbers."""
     if not learned.learned:
         return finite({"train/updates": learned.updates, "time/learning_s": learning_s})
     return finite(
@@ -203,18 +208,6 @@ def learning_metrics(learned: StepMetrics, learning_s: float) -> dict[str, float
 
 def series(records: Sequence[StepRecord], key: str) -> list[tuple[int, float]]:
     return [(record.step, record.metrics[key]) for record in records if key in record.metrics]
-
-
-def _write_whole(descriptor: int, line: bytes) -> None:
-    size = os.fstat(descriptor).st_size
-    view = memoryview(line)
-    try:
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
-    except OSError:
-        os.ftruncate(descriptor, size)
-        raise
 
 
 def _refused(path: Path, error: OSError) -> HistoryError:

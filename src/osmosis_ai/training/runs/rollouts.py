@@ -32,12 +32,11 @@ from osmosis_ai.training.runs.metrics import (
 )
 
 if TYPE_CHECKING:
-    from osmosis_ai.config.training import TrainingSettings, WhenCutOff
+    from osmosis_ai.config.training import TrainingSettings
     from osmosis_ai.controller.dispatcher import RolloutRunner
     from osmosis_ai.controller.model_proxy import RolloutUsage
     from osmosis_ai.datasets import DatasetRow
     from osmosis_ai.evaluation.statistics import Estimate
-    from osmosis_ai.rollout.types import GraderCompleteRequest
     from osmosis_ai.training.engines.policy_bridge import PolicyBridge
     from osmosis_ai.training.engines.recording import RecordedRollout
     from osmosis_ai.training.objective.sequences import TokenSequence
@@ -79,33 +78,27 @@ class RolloutSampler:
     async def sample(
         self, attempts: Sequence[Attempt], *, finished: Callable[[Sample], None] = lambda _: None
     ) -> list[Sample]:
-        recorder = _SampleRecorder(self.bridge, finished)
-        await self.runner.run_all(attempts, recorder)
-        return [recorder.samples[attempt] for attempt in attempts]
+        samples: dict[Attempt, Sample] = {}
+        bridge = self.bridge
 
+        class Recorder(AttemptResults):
+            """Nothing is durable here: a batch counts when its step does."""
 
-class _SampleRecorder(AttemptResults):
-    """Keeps results with their tokens. Nothing is durable here: a batch counts when its step does."""
+            async def record(self, record: TerminalRecord, running: RunningAttempt) -> None:
+                reward, grader = None, running.grader
+                if grader is not None and grader.status.value == "success" and grader.sample is not None:
+                    reward = grader.sample.reward
+                if reward is not None and not math.isfinite(reward):
+                    reward = None
+                sample = Sample(record, bridge.take(record.rollout_id), reward)
+                samples[running.attempt] = sample
+                finished(sample)
 
-    def __init__(self, bridge: PolicyBridge, finished: Callable[[Sample], None]) -> None:
-        self.samples: dict[Attempt, Sample] = {}
-        self._bridge = bridge
-        self._finished = finished
+            def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:
+                bridge.discard(rollout_id)
 
-    async def record(self, record: TerminalRecord, running: RunningAttempt) -> None:
-        sample = Sample(record, self._bridge.take(record.rollout_id), _grader_reward(running.grader))
-        self.samples[running.attempt] = sample
-        self._finished(sample)
-
-    def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:
-        self._bridge.discard(rollout_id)
-
-
-def _grader_reward(grader: GraderCompleteRequest | None) -> float | None:
-    if grader is None or grader.status.value != "success" or grader.sample is None:
-        return None
-    reward = grader.sample.reward
-    return reward if reward is not None and math.isfinite(reward) else None
+        await self.runner.run_all(attempts, Recorder())
+        return [samples[attempt] for attempt in attempts]
 
 
 def timed_out(sample: Sample) -> bool:
@@ -119,27 +112,19 @@ def with_truncation_rule(sample: Sample, settings: TrainingSettings) -> Sample:
     signal against long answers. A zero teaches it to be short. Grading them rewards what was right so far. Validation
     always grades the truncated result. A sample that its grader removed stays removed.
     """
-    if sample.record.status == "skipped":
+    late = timed_out(sample)
+    if sample.record.status == "skipped" or not (late or sample.recorded.truncated):
         return sample
-    if timed_out(sample):
-        return _by_rule(sample, settings.on_timeout, _TIMEOUT)
-    if sample.recorded.truncated:
-        return _by_rule(sample, settings.on_truncation, TRUNCATED)
-    return sample
-
-
-def _by_rule(sample: Sample, rule: WhenCutOff, reason: str) -> Sample:
+    rule, reason = (settings.on_timeout, _TIMEOUT) if late else (settings.on_truncation, TRUNCATED)
     if rule == "zero":
-        return _with_verdict(sample, Verdict("success", reward=0.0))
-    if rule == "exclude":
+        verdict = Verdict("success", reward=0.0)
+    elif rule == "exclude":
         error = sample.record.error or f"the rollout was {reason} and is left out"
-        return _with_verdict(sample, Verdict("failed", error_type=reason, boundary="agent", error=error))
-    if sample.reward is None and sample.grader_reward is not None:
-        return _with_verdict(sample, Verdict("success", reward=sample.grader_reward))
-    return sample
-
-
-def _with_verdict(sample: Sample, verdict: Verdict) -> Sample:
+        verdict = Verdict("failed", error_type=reason, boundary="agent", error=error)
+    elif sample.reward is None and sample.grader_reward is not None:
+        verdict = Verdict("success", reward=sample.grader_reward)
+    else:
+        return sample
     return replace(sample, record=msgspec.structs.replace(sample.record, **verdict._asdict()))
 
 
@@ -158,9 +143,6 @@ class RolloutBatch:
         """Count the samples without a reward by reason, the commonest first."""
         reasons = Counter(reason for sample in self.samples if (reason := sample.unscored_because))
         return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
-
-    def first_failure(self) -> str | None:
-        return next((sample.record.error for sample in self.samples if sample.record.error), None)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ import orjson
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest, file_lock, is_locked
-from osmosis_ai.evaluation.run_directory import ENVIRONMENT_FILE
 from osmosis_ai.files import open_regular, remove_tree, sync_directory, write_atomic
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.learner.checkpoints import CheckpointDirectory, adopt_checkpoint
@@ -131,9 +130,6 @@ class TrainingDirectory:
         manifest.write(self.manifest)
         return manifest
 
-    def write_environment(self, words: str) -> None:
-        write_atomic(self.path / ENVIRONMENT_FILE, f"{words}\n")
-
     def write_validation(self, samples: ValidationSamples) -> None:
         """Replace the newest validation's samples, whose trajectories stay until the next validation."""
         write_atomic(self.validation, samples.to_bytes())
@@ -160,10 +156,10 @@ class TrainingDirectory:
 
     def sweep_trials(self, step: int) -> None:
         """Remove the trajectories of all but the last steps and the newest validation, which would fill the disk."""
-        kept = set()
+        kept: set[str] = set()
         with contextlib.suppress(OsmosisError):
-            samples = self.read_validation()
-            kept = {record.rollout_id for record in samples.records} if samples is not None else set()
+            if (samples := self.read_validation()) is not None:
+                kept = {record.rollout_id for record in samples.records}
         for name in os.listdir(self.trials):  # noqa: PTH208 - a run has hundreds, and most of them stay
             match = _STEP_OF_TRIAL.match(name)
             if match is not None and int(match[1]) <= step - KEPT_TRIAL_STEPS and name not in kept:
@@ -223,7 +219,14 @@ def unpack(archive: Path, directory: TrainingDirectory, step: int) -> None:
     shutil.rmtree(stage, ignore_errors=True)
     (stage / _CHECKPOINT).mkdir(parents=True, mode=0o700)
     try:
-        _extract(archive, stage)
+        try:
+            with tarfile.open(archive, mode="r:") as entries:
+                for count, entry in enumerate(entries):
+                    if count == _MOST_FILES:
+                        raise DamagedArchiveError("it has too many files")
+                    _extract_file(entries, entry, stage)
+        except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+            raise DamagedArchiveError(f"it cannot be read ({type(error).__name__})") from error
         unpacked = TrainingDirectory(stage)
         _require_whole(unpacked, CheckpointDirectory(step, stage / _CHECKPOINT))
         # A manifest without the rest is a run that has not begun: after a kill here, the next session starts over.
@@ -240,17 +243,6 @@ def _add(archive: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> 
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = size, 0o600
     archive.addfile(entry, content)
-
-
-def _extract(archive: Path, stage: Path) -> None:
-    try:
-        with tarfile.open(archive, mode="r:") as entries:
-            for count, entry in enumerate(entries):
-                if count == _MOST_FILES:
-                    raise DamagedArchiveError("it has too many files")
-                _extract_file(entries, entry, stage)
-    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
-        raise DamagedArchiveError(f"it cannot be read ({type(error).__name__})") from error
 
 
 def _extract_file(entries: tarfile.TarFile, entry: tarfile.TarInfo, stage: Path) -> None:

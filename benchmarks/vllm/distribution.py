@@ -28,7 +28,7 @@ from osmosis_ai.datasets import iter_rows
 from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.inference.chat import BuiltInChat
 from osmosis_ai.inference.torch_engine import end_tokens_of
-from osmosis_ai.training.engines.sampling_probe import DistributionMismatchError, Probe, probe, probe_prompts
+from osmosis_ai.training.engines.logprob_check import DistributionMismatchError, Probe, probe, probe_prompts
 from osmosis_ai.training.engines.vllm_engine import VllmEngine, VllmServer
 from osmosis_ai.training.learner.learner import Learner
 from osmosis_ai.training.objective.sequences import SampledTurn, merge_turns

@@ -212,7 +212,7 @@ class TrainingLoopState:
     refused: int = 0
     reward: float | None = None
     start_rewards: list[float | None] | None = None
-    fallen: str | None = None
+    reward_dropped: str | None = None
 
     def judge_rewards(self, batch: RolloutBatch, learnable: LearnerBatch) -> list[str]:
         statistics = learnable.statistics
@@ -235,10 +235,10 @@ class TrainingLoopState:
         if self.start_rewards is None:
             self.start_rewards = rewards
             return None
-        self.fallen = significant_fall(self.start_rewards, rewards, validations=validations)
-        if self.fallen is None:
+        self.reward_dropped = significant_fall(self.start_rewards, rewards, validations=validations)
+        if self.reward_dropped is None:
             return None
-        return f"{self.fallen}: the policy gets worse at rows that it does not learn from."
+        return f"{self.reward_dropped}: the policy gets worse at rows that it does not learn from."
 
     def end_without_signal(self, updates: int) -> Ending | None:
         if self.silent < SILENT_STEPS_END:
@@ -320,9 +320,9 @@ class TrainingLoop:
             latest = self._parts.checkpoints.latest()
             if latest is not None and not latest.kept:  # later sessions must not replace it
                 await self._save_checkpoint(latest.provenance(), keep=True)
-            if self.state.fallen is None:
+            if self.state.reward_dropped is None:
                 return ending
-            warning = f"{self.state.fallen}; look at the curve before you deploy its last checkpoint."
+            warning = f"{self.state.reward_dropped}; look at the curve before you deploy its last checkpoint."
             self._hooks.note(warning)
             return replace(ending, warning=warning)
         finally:

@@ -298,7 +298,7 @@ class Trainer:
         self, engine: PolicyEngine, learner: Learner, chat: ChatFormat, rows: SplitRows
     ) -> None:
         """Require that the engine samples from the distribution that the learner computes."""
-        from osmosis_ai.training.engines.sampling_probe import probe, probe_prompts
+        from osmosis_ai.training.engines.logprob_check import probe, probe_prompts
 
         settings, hooks = self.spec.settings, self.hooks
         hooks.stage("comparing what is sampled with what is learned")

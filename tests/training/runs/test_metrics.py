@@ -28,11 +28,11 @@ from osmosis_ai.training.runs.rollouts import (
     Sample,
     attempts_of_step,
     learner_batch,
+    rewards_by_row,
     rollout_metrics,
     with_truncation_rule,
 )
 from osmosis_ai.training.runs.spec import DataOrder
-from osmosis_ai.training.runs.validation import rewards_by_row
 from tests.full_disk import files_of_at_most
 from tests.training.samples import dataset_row, failed, recorded, sample, scored
 

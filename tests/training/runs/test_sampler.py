@@ -21,9 +21,14 @@ from osmosis_ai.processes import ServiceDiedError
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.engines.policy_bridge import PolicyBridge
 from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine
-from osmosis_ai.training.runs.rollouts import RolloutSampler, Sample, attempts_of_step
+from osmosis_ai.training.runs.rollouts import (
+    RolloutSampler,
+    Sample,
+    attempts_of_step,
+    validate,
+    validation_metrics,
+)
 from osmosis_ai.training.runs.spec import ValidationPlan, split_rows
-from osmosis_ai.training.runs.validation import validate, validation_metrics
 from tests.evaluation.rollouts import AGENT, write_rollout, write_rows
 from tests.training.policy_world import MODEL_DIR, TOKEN
 

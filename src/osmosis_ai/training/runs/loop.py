@@ -32,21 +32,19 @@ from osmosis_ai.training.runs.metrics import (
 from osmosis_ai.training.runs.rollouts import (
     LearnerBatch,
     RolloutBatch,
+    Validated,
     attempts_of_step,
+    few_scored,
     learner_batch,
+    rewards_by_row,
     rollout_metrics,
+    significant_fall,
     timed_out,
+    validate,
+    validation_metrics,
     with_truncation_rule,
 )
 from osmosis_ai.training.runs.run_directory import ValidationSamples
-from osmosis_ai.training.runs.validation import (
-    Validated,
-    few_scored,
-    rewards_by_row,
-    significant_fall,
-    validate,
-    validation_metrics,
-)
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings

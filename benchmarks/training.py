@@ -333,11 +333,10 @@ async def whole_steps(
     """
     from osmosis_ai.datasets import file_digest
     from osmosis_ai.evaluation.spec import DatasetInput
-    from osmosis_ai.training.runs.hooks import TrainingHooks
+    from osmosis_ai.training.runs.loop import TrainingHooks
     from osmosis_ai.training.runs.metrics import StepRecord, series
-    from osmosis_ai.training.runs.spec import TrainingSpec
+    from osmosis_ai.training.runs.spec import TrainingSpec, ValidationPlan
     from osmosis_ai.training.runs.trainer import Trainer
-    from osmosis_ai.training.runs.validation import ValidationPlan
 
     learning, sampling_clock = [0.0], ForwardClock(cpu_s)
     marks: list[tuple[float, float, float]] = []

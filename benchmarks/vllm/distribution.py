@@ -28,14 +28,12 @@ from osmosis_ai.datasets import iter_rows
 from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.inference.chat import BuiltInChat
 from osmosis_ai.inference.torch_engine import end_tokens_of
-from osmosis_ai.training.engines.sampling_probe import DistributionMismatchError, Probe, probe, probe_prompts
-from osmosis_ai.training.engines.vllm_engine import VllmEngine
-from osmosis_ai.training.engines.vllm_server import VllmServer
+from osmosis_ai.training.engines.logprob_check import DistributionMismatchError, Probe, probe, probe_prompts
+from osmosis_ai.training.engines.vllm_engine import VllmEngine, VllmServer
 from osmosis_ai.training.learner.learner import Learner
 from osmosis_ai.training.objective.sequences import SampledTurn, merge_turns
 
 DATASET = Path(__file__).parents[2] / "data" / "multiply_train.jsonl"
-POSITIONS = 512
 SETTINGS = TrainingSettings(
     lr=1e-3, max_prompt_length=384, max_response_length=128, policy_engine="vllm", vllm_url="http://none"
 )
@@ -52,10 +50,10 @@ SAID_CARELESSLY = {
 class CarelessEngine(VllmEngine):
     """Leaves out what one easily leaves out."""
 
-    async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        if path == "/v1/completions":
+    async def _send(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        if path == "/v1/completions" and body is not None:
             body = {key: value for key, value in body.items() if key in SAID_CARELESSLY}
-        return await super()._post(path, body)
+        return await super()._send(path, body)
 
 
 @dataclass(frozen=True)
@@ -97,14 +95,11 @@ async def measure(case: Case, program: str, folder: Path) -> bool:
     learner = Learner("osmosis/tiny", SETTINGS, "cpu")
     prompts = probe_prompts(iter_rows(DATASET), BuiltInChat(model), longest=SETTINGS.max_prompt_length)
     server = VllmServer(
-        program,
+        SETTINGS.model_copy(update={"vllm_command": [program], "vllm_args": ("--enforce-eager", *case.args)}),
         model=str(model),
         served_as="osmosis/tiny",
-        lora_rank=SETTINGS.lora_rank,
-        max_positions=POSITIONS,
         dtype="float32",
         log_path=folder / "server.log",
-        args=("--enforce-eager", *case.args),
         environ={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"},
     )
     started = time.monotonic()

@@ -19,7 +19,7 @@ from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, DbRun
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.server import run_platform
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.training.runs.validation_samples import ValidationSamples
+from osmosis_ai.training.runs.run_directory import ValidationSamples
 from tests.browser.site import HOSTILE, LONG
 from tests.logins import hash_passwords_quickly
 from tests.platform.conftest import Member, World

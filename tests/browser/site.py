@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from osmosis_ai.api.wire.base import LogEntry
 from osmosis_ai.evaluation.metrics import RunScore
-from osmosis_ai.training.runs.validation_samples import ValidationSamples
+from osmosis_ai.training.runs.run_directory import ValidationSamples
 from osmosis_ai.viewer.serving.app import viewer_app
 from osmosis_ai.viewer.serving.entry import ViewerKeys
 from osmosis_ai.viewer.serving.meeting import opening_address

@@ -8,8 +8,7 @@ from typing import Any
 
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord
-from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.training.runs.validation_samples import ValidationSamples
+from osmosis_ai.training.runs.run_directory import TrainingDirectory, ValidationSamples
 from tests.cli.maze import Maze
 from tests.viewer.source_contract import leave_validation, sample_record
 

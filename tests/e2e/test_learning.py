@@ -26,10 +26,10 @@ pytest.importorskip("torch")
 import osmosis_ai.training.learner.forward_backward as passes_module
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.training.learner.learner import Learner
-from osmosis_ai.training.learner.step_metrics import StepMetrics
+from osmosis_ai.training.learner.step import StepMetrics
 from osmosis_ai.training.objective.batches import MicroBatch, TrainingRow, collate
 from osmosis_ai.training.objective.sequences import TokenSequence
-from osmosis_ai.training.runs.hooks import SamplingProgress, TrainingHooks
+from osmosis_ai.training.runs.loop import SamplingProgress, TrainingHooks
 from osmosis_ai.training.runs.metrics import VALIDATION_REWARD, StepRecord, read_history, series
 from tests.e2e.training import WORKSPACE
 from tests.e2e.training import trainer as make_trainer

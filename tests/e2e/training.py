@@ -9,14 +9,13 @@ from typing import Any
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.evaluation.spec import DatasetInput
-from osmosis_ai.training.runs.hooks import SavedCheckpoint as SavedCheckpoint
-from osmosis_ai.training.runs.hooks import TrainingHooks
+from osmosis_ai.training.runs.loop import SavedCheckpoint as SavedCheckpoint
+from osmosis_ai.training.runs.loop import TrainingHooks
 from osmosis_ai.training.runs.metrics import StepRecord
 from osmosis_ai.training.runs.metrics import series as series
-from osmosis_ai.training.runs.spec import TrainingSpec
+from osmosis_ai.training.runs.spec import TrainingSpec, ValidationPlan
 from osmosis_ai.training.runs.trainer import Trainer
 from osmosis_ai.training.runs.trainer import TrainingSummary as TrainingSummary
-from osmosis_ai.training.runs.validation import ValidationPlan
 
 WORKSPACE = Path(__file__).parents[2]
 DATASET = WORKSPACE / "data" / "multiply_train.jsonl"
@@ -54,7 +53,7 @@ def trainer(
             }
         ),
         run_dir,
-        hooks,
+        hooks or TrainingHooks(),
         **{name: value for name, value in given.items() if value is not None},
     )
 

@@ -20,9 +20,8 @@ import osmosis_ai.training.runs.loop  # noqa: F401 - likewise
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.evaluation.spec import DatasetInput
-from osmosis_ai.training.runs.spec import TrainingSpec
+from osmosis_ai.training.runs.spec import TrainingSpec, ValidationPlan
 from osmosis_ai.training.runs.trainer import Trainer
-from osmosis_ai.training.runs.validation import ValidationPlan
 
 STEPS = 10
 

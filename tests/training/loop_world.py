@@ -22,14 +22,19 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.training.engines.recording import RecordedRollout
 from osmosis_ai.training.learner.checkpoints import CheckpointStore
 from osmosis_ai.training.learner.learner import StepRefusedError
-from osmosis_ai.training.learner.step_metrics import StepMetrics
-from osmosis_ai.training.runs.data_order import DataOrder
-from osmosis_ai.training.runs.hooks import SamplingProgress, SavedCheckpoint, TrainingHooks
-from osmosis_ai.training.runs.loop import LoopParts, TrainingLoop
-from osmosis_ai.training.runs.loop_state import Ending, TrainingLoopState
+from osmosis_ai.training.learner.step import StepMetrics
+from osmosis_ai.training.runs.loop import (
+    Ending,
+    LoopParts,
+    SamplingProgress,
+    SavedCheckpoint,
+    TrainingHooks,
+    TrainingLoop,
+    TrainingLoopState,
+)
 from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord
-from osmosis_ai.training.runs.sampler import RolloutSampler
-from osmosis_ai.training.runs.validation import SplitRows, ValidationPlan
+from osmosis_ai.training.runs.rollouts import RolloutSampler
+from osmosis_ai.training.runs.spec import DataOrder, SplitRows, ValidationPlan
 from tests.controller.attempts import ended, record_of_ended
 from tests.training.samples import recorded
 

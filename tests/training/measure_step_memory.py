@@ -17,7 +17,6 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from osmosis_ai.config.training import TrainingSettings
-from osmosis_ai.training.learner import policy_model
 from osmosis_ai.training.learner.learner import Learner
 from osmosis_ai.training.runs.memory_estimate import ModelShape, estimate
 from tests.training.learner_builders import Sequence
@@ -66,9 +65,10 @@ def main(directory: Path) -> None:
     make_model(directory, json.loads(sys.stdin.read()))
     shape = ModelShape.read(str(directory), settings(max(ROWS.values())))
     results = []
+    from_pretrained = AutoModelForCausalLM.from_pretrained
     for dtype, recompute in itertools.product((torch.float32, torch.bfloat16), (False, True)):
-        load = functools.partial(AutoModelForCausalLM.from_pretrained, dtype=dtype)
-        policy_model._load_base = lambda path, settings, device, load=load: load(path)
+        load = functools.partial(from_pretrained, dtype=dtype)
+        AutoModelForCausalLM.from_pretrained = lambda path, load=load, **_: load(path)
         chosen = settings(ROWS[dtype])
         learner = Learner(str(directory), chosen, "cpu")
         if recompute:

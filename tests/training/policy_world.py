@@ -11,19 +11,20 @@ from typing import Any
 
 import aiohttp
 
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.inference.chat import BuiltInChat, ChatFormat
 from osmosis_ai.inference.engine import Generation, InferenceEngine, Listener
 from osmosis_ai.inference.model import Model
 from osmosis_ai.inference.openai_api import Cancellable
-from osmosis_ai.training.engines.policy_bridge import PolicyBridge, RolloutLimits, RolloutSampling
-from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine, PublishablePolicy
+from osmosis_ai.training.engines.policy_bridge import PolicyBridge
+from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine
 from tests.controller.proxy_world import serve_proxy
 
 TOKEN = "a-token"
 END = 2  # <|im_end|>
 MODEL_DIR = built_in_model("osmosis/tiny").directory
-LIMITS = RolloutLimits(max_prompt_length=400, max_response_length=200)
+SETTINGS = TrainingSettings(max_prompt_length=400, max_response_length=200)
 properties = {"a": {"type": "integer"}, "b": {"type": "integer"}}
 MULTIPLY = {"type": "function", "function": {"name": "multiply", "parameters": {"properties": properties}}}
 
@@ -61,7 +62,7 @@ class Prompter:
         self.asked += generations
         return self._engine.submit(generations, listener)
 
-    async def publish(self, policy: PublishablePolicy, version: int) -> None:
+    async def publish(self, policy: Any, version: int) -> None:
         await self._engine.publish(policy, version)
 
 
@@ -114,10 +115,9 @@ class PolicyWorld:
 @asynccontextmanager
 async def policy_world(
     *,
-    limits: RolloutLimits = LIMITS,
-    sampling: RolloutSampling | None = RolloutSampling(),  # noqa: B008 - frozen
+    settings: TrainingSettings = SETTINGS,
     chat: ChatFormat | None = None,
-    **settings: Any,
+    **options: Any,
 ) -> AsyncIterator[PolicyWorld]:
     """Serve the tiny model to the open rollout `r1`, whose calls have the seeds 0, 1, 2 ..."""
     chat = chat or BuiltInChat(MODEL_DIR)
@@ -127,9 +127,8 @@ async def policy_world(
             engine,
             chat,
             model_path="osmosis/tiny",
-            limits=limits,
-            sampling=sampling,
-            **settings,
+            settings=settings,
+            **options,
         )
         timeout = aiohttp.ClientTimeout(total=60)
         async with serve_proxy(bridge, TOKEN) as url, aiohttp.ClientSession(timeout=timeout) as http:

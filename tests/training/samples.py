@@ -9,7 +9,7 @@ from osmosis_ai.controller.outcomes import Verdict
 from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.training.engines.recording import RecordedRollout
 from osmosis_ai.training.objective.sequences import NOT_SAMPLED, TokenSequence
-from osmosis_ai.training.runs.sampler import Sample
+from osmosis_ai.training.runs.rollouts import Sample
 from tests.controller.attempts import ended, record_of_ended
 
 _numbers = itertools.count()
@@ -35,9 +35,7 @@ def recorded(*, sequences: int = 1, versions: tuple[int, ...] = (0,)) -> Recorde
     return RecordedRollout(
         whole,
         forks=sequences - 1,
-        versions=versions,
         calls=sequences,
-        prompt_tokens=3 * sequences,
         sampled_tokens=2 * sequences,
     )
 

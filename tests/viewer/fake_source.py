@@ -14,7 +14,7 @@ from osmosis_ai.decisions.samples import RunSamples
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversation
 from osmosis_ai.training.runs.curves import TrainingCurves
-from osmosis_ai.training.runs.validation_samples import ValidationSamples
+from osmosis_ai.training.runs.run_directory import ValidationSamples
 from osmosis_ai.viewer.cursors import changes_cursor
 from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.source import (

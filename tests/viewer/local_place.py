@@ -9,8 +9,7 @@ from typing import Any
 
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.training.runs.validation_samples import ValidationSamples
+from osmosis_ai.training.runs.run_directory import TrainingDirectory, ValidationSamples
 from osmosis_ai.viewer.local.source import LocalSource
 from tests.evaluation.recorded_runs import append_records
 from tests.viewer.source_contract import leave_validation

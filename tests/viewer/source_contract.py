@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.training.runs.validation_samples import ValidationSamples
+from osmosis_ai.training.runs.run_directory import TrainingDirectory, ValidationSamples
 from osmosis_ai.viewer.source import (
     ItemPage,
     Outcome,

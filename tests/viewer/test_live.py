@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.training.runs.validation_samples import ValidationSamples
+from osmosis_ai.training.runs.run_directory import ValidationSamples
 from osmosis_ai.viewer.cursors import changes_cursor, encode
 from osmosis_ai.viewer.live import LiveHub, LiveNews, Watched
 from osmosis_ai.viewer.local_runs import RunKind

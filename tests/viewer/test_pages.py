@@ -17,8 +17,7 @@ from osmosis_ai.api.wire.training_runs import ValidatedRows
 from osmosis_ai.decisions.compare import CompareOptions, compare_runs
 from osmosis_ai.evaluation.metrics import RunScore
 from osmosis_ai.training.runs.curves import CurveValue, TrainingCurves, ViewedCurve, viewed_curves
-from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.training.runs.validation_samples import ValidationSamples
+from osmosis_ai.training.runs.run_directory import TrainingDirectory, ValidationSamples
 from osmosis_ai.viewer.cursors import changes_cursor
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.source import FailureCount, Histogram, RunDetail

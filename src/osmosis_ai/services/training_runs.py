@@ -37,9 +37,8 @@ if TYPE_CHECKING:
         ValidationPage,
     )
     from osmosis_ai.services.listing import Listing
-    from osmosis_ai.training.runs.curves import TrainingCurves
+    from osmosis_ai.training.runs.curves import TrainingCurves, ValidationHeadline
     from osmosis_ai.training.runs.run_differences import ComparedTraining, TrainingDifferences
-    from osmosis_ai.training.runs.validation_headline import ValidationHeadline
     from osmosis_ai.viewer.source import RunDetail
     from osmosis_ai.workspace.layout import WorkspaceDirectory
 
@@ -87,7 +86,7 @@ class DescribedTraining(DescribedRun):
     @property
     def validation(self) -> ValidationHeadline | None:
         """The newest validation; None before the first one."""
-        from osmosis_ai.training.runs.validation_headline import CURVES, ValidationHeadline
+        from osmosis_ai.training.runs.curves import CURVES, ValidationHeadline
 
         return ValidationHeadline.of({key: points(self.metrics, key) for key in CURVES})
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from osmosis_ai.decisions.samples import RunSamples
     from osmosis_ai.statistics.estimates import Floats
     from osmosis_ai.training.runs.curves import TrainingCurves
-    from osmosis_ai.training.runs.validation_samples import ValidationSamples
+    from osmosis_ai.training.runs.run_directory import ValidationSamples
 
 ItemT = TypeVar("ItemT")
 _NEAREST = 3

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from osmosis_ai.controller.record import TerminalRecord
-from osmosis_ai.training.runs.validation_samples import ValidationSamples, reward_of
+from osmosis_ai.training.runs.run_directory import ValidationSamples, reward_of
 from osmosis_ai.viewer.source import SampleDetail, SampleEntry, no_sample
 
 _SAME = (

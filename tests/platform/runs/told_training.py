@@ -8,7 +8,7 @@ from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.training_names import version_of
 from osmosis_ai.platform.runs.work.validation_files import ValidationFiles
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
-from osmosis_ai.training.runs.validation_samples import ValidationSamples
+from osmosis_ai.training.runs.run_directory import ValidationSamples
 from tests.platform.conftest import ManualClock
 from tests.platform.evaluations import Submits, training_body
 from tests.platform.platform_parts import PlatformServices, Redactor

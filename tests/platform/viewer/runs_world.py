@@ -25,7 +25,7 @@ from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.redaction import Redactor
-from osmosis_ai.training.runs.validation_samples import ValidationSamples
+from osmosis_ai.training.runs.run_directory import ValidationSamples
 from osmosis_ai.viewer.source import SampleEntry, SampleQuery
 from tests.platform.conftest import Member
 from tests.platform.training_desk import DeskSink

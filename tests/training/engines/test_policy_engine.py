@@ -19,15 +19,15 @@ from osmosis_ai.inference.chat import BuiltInChat
 from osmosis_ai.inference.engine import Emission, Generation, InferenceEngine, Listener, SampledToken
 from osmosis_ai.inference.model import Model, load_adapted_model
 from osmosis_ai.inference.openai_api import TokenFeed
-from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine, PolicyEngine
-from osmosis_ai.training.engines.recording import Recording
-from osmosis_ai.training.engines.sampling_probe import (
+from osmosis_ai.training.engines.logprob_check import (
     TOKENS,
     DistributionMismatchError,
     Probe,
     probe,
     probe_prompts,
 )
+from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine, PolicyEngine
+from osmosis_ai.training.engines.recording import Recording
 from osmosis_ai.training.engines.vllm_engine import VllmEngine
 from osmosis_ai.training.objective.sequences import TokenSequence
 from tests.inference.call_templates import TEMPLATES, UNKNOWN_CALLS, template
@@ -41,7 +41,7 @@ with lazily("torch"):
 
     from osmosis_ai.inference.torch_engine import TorchModel
     from osmosis_ai.training.learner.learner import Learner
-    from osmosis_ai.training.runs.engine_factory import chat_format_of
+    from osmosis_ai.training.runs.trainer import chat_format_of
     from tests.training.learner_builders import tiny_learner
 
 

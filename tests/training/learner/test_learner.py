@@ -23,8 +23,7 @@ with lazily("torch", "huggingface_hub"):
     from osmosis_ai.training.learner.forward_backward import ForwardBackward
     from osmosis_ai.training.learner.learner import Learner, OutOfMemoryError, StepRefusedError, warmed_up
     from osmosis_ai.training.learner.policy_model import model_source
-    from osmosis_ai.training.learner.step_errors import DivergedError
-    from osmosis_ai.training.objective.logprob_mismatch import MismatchLimits
+    from osmosis_ai.training.learner.step import DivergedError, MismatchLimits
     from tests.training.learner_builders import (
         TINY,
         as_sampled_by,
@@ -121,7 +120,7 @@ def test_metrics_describe_the_step():
     assert metrics.max_abs_logprob_gap < 1e-4 and metrics.mean_abs_logprob_gap <= metrics.max_abs_logprob_gap
     assert (metrics.clip_fraction, metrics.stale_fraction, metrics.learning_rate) == (0.0, 0.0, 1e-3)
     assert metrics.kl_base == pytest.approx(0, abs=1e-6) and metrics.grad_norm > 0 and metrics.entropy > 0
-    assert metrics.as_dict()["warnings"] == []
+    assert metrics.warnings == ()
 
 
 def test_under_an_importance_cap_the_distance_to_the_policy_that_sampled_is_still_told():

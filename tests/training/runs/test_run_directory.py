@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,15 @@ from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.learner.checkpoints import CheckpointDirectory, checkpoints_in
-from osmosis_ai.training.runs import resume_archive
 from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord, read_history
-from osmosis_ai.training.runs.resume_archive import DamagedArchiveError, pack, unpack
-from osmosis_ai.training.runs.run_directory import TrainingDirectory
+from osmosis_ai.training.runs.run_directory import (
+    DamagedArchiveError,
+    TrainingDirectory,
+    ValidationSamples,
+    pack,
+    unpack,
+)
 from osmosis_ai.training.runs.spec import TrainingSpec
-from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from tests.deep_directories import deep_directories
 from tests.evaluation.rollouts import write_rollout, write_rows
 
@@ -58,6 +61,13 @@ def spec(tmp_path: Path, *, env: dict[str, str] | None = None, **settings: Any) 
     )
 
 
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[TrainingDirectory]:
+    directory = TrainingDirectory(tmp_path / "run")
+    with directory.held():
+        yield directory
+
+
 def test_a_directory_is_held_by_one_process_at_a_time(tmp_path):
     directory = TrainingDirectory(tmp_path / "run")
     with directory.held(), pytest.raises(ConflictError, match="another process"), directory.held():
@@ -69,81 +79,65 @@ def test_a_directory_is_held_by_one_process_at_a_time(tmp_path):
         assert not directory.is_running()
 
 
-def test_a_run_goes_on_with_the_same_inputs(tmp_path):
-    directory = TrainingDirectory(tmp_path / "run")
-    with directory.held():
-        first = directory.claim(spec(tmp_path).inputs(), {"commit_sha": "4be1"})
-        assert directory.claim(spec(tmp_path).inputs(), {}) == first
+def test_a_run_goes_on_with_the_same_inputs(directory, tmp_path):
+    first = directory.claim(spec(tmp_path).inputs(), {"commit_sha": "4be1"})
+    assert directory.claim(spec(tmp_path).inputs(), {}) == first
 
 
 @pytest.mark.parametrize("changed", [{"total_epochs": 7}, {"max_steps": 9}, {"eval_interval": 3}])
-def test_how_long_and_how_often_may_change(tmp_path, changed):
-    directory = TrainingDirectory(tmp_path / "run")
-    with directory.held():
-        directory.claim(spec(tmp_path).inputs(), {})
-        directory.claim(spec(tmp_path, **changed).inputs(), {})
+def test_how_long_and_how_often_may_change(directory, tmp_path, changed):
+    directory.claim(spec(tmp_path).inputs(), {})
+    directory.claim(spec(tmp_path, **changed).inputs(), {})
 
 
 @pytest.mark.parametrize(
     ("changed", "named"), [({"lr": 0.5}, "lr"), ({"seed": 3}, "seed"), ({"env": {"MODE": "x"}}, "MODE")]
 )
-def test_what_would_bend_the_curve_is_refused_and_named(tmp_path, changed, named):
-    directory = TrainingDirectory(tmp_path / "run")
-    with directory.held():
+def test_what_would_bend_the_curve_is_refused_and_named(directory, tmp_path, changed, named):
+    directory.claim(spec(tmp_path).inputs(), {})
+    with pytest.raises(ResumeRefusedError, match=named):
+        directory.claim(spec(tmp_path, **changed).inputs(), {})
+
+
+def test_an_edited_rollout_is_refused(directory, tmp_path):
+    directory.claim(spec(tmp_path).inputs(), {})
+    (tmp_path / "agent" / "main.py").write_text("other")
+    with pytest.raises(ResumeRefusedError, match="its files were edited"):
         directory.claim(spec(tmp_path).inputs(), {})
-        with pytest.raises(ResumeRefusedError, match=named):
-            directory.claim(spec(tmp_path, **changed).inputs(), {})
 
 
-def test_an_edited_rollout_is_refused(tmp_path):
-    directory = TrainingDirectory(tmp_path / "run")
-    with directory.held():
-        directory.claim(spec(tmp_path).inputs(), {})
-        (tmp_path / "agent" / "main.py").write_text("other")
-        with pytest.raises(ResumeRefusedError, match="its files were edited"):
-            directory.claim(spec(tmp_path).inputs(), {})
-
-
-def test_no_secret_is_written(tmp_path):
-    directory = TrainingDirectory(tmp_path / "run")
-    with directory.held():
-        directory.claim(spec(tmp_path).inputs(), {})
+def test_no_secret_is_written(directory, tmp_path):
+    directory.claim(spec(tmp_path).inputs(), {})
     assert "very-secret-value" not in directory.manifest.read_text()
     assert "very-secret-value" not in repr(spec(tmp_path))
 
 
-def test_trajectories_of_the_last_steps_stay_and_older_ones_go(tmp_path):
-    directory = TrainingDirectory(tmp_path / "run")
-    with directory.held():
-        for name in ("train-000001-row-0-0-a", "valid-000001-row-0-0-b", "train-000003-row-0-0-c", "other"):
-            (directory.trials / name).mkdir()
+def test_trajectories_of_the_last_steps_stay_and_older_ones_go(directory):
+    for name in ("train-000001-row-0-0-a", "valid-000001-row-0-0-b", "train-000003-row-0-0-c", "other"):
+        (directory.trials / name).mkdir()
+    directory.sweep_trials(3)
+    assert sorted(path.name for path in directory.trials.iterdir()) == [
+        "other", "train-000003-row-0-0-c"
+    ]  # fmt: skip
+
+
+def test_what_a_rollout_left_goes_with_its_step_however_deep_it_is(directory):
+    deep = directory.trials / "train-000001-row-0-0-a"
+    deep.mkdir()
+    with deep_directories(deep):
         directory.sweep_trials(3)
-        assert sorted(path.name for path in directory.trials.iterdir()) == [
-            "other", "train-000003-row-0-0-c"
-        ]  # fmt: skip
+        assert list(directory.trials.iterdir()) == []
 
 
-def test_what_a_rollout_left_goes_with_its_step_however_deep_it_is(tmp_path):
-    directory = TrainingDirectory(tmp_path / "run")
-    with directory.held():
-        deep = directory.trials / "train-000001-row-0-0-a"
-        deep.mkdir()
-        with deep_directories(deep):
-            directory.sweep_trials(3)
-            assert list(directory.trials.iterdir()) == []
-
-
-def test_trajectories_of_the_newest_validation_stay_until_the_next_ones_are_there(tmp_path):
-    directory = TrainingDirectory(tmp_path / "run")
-    with directory.held():
-        for step in (2, 4):
-            names = [f"valid-{step:06d}-row-{row}-0" for row in range(3)]
-            for name in names:
-                (directory.trials / name).mkdir()
-            # The third is not among the worst that the record has.
-            directory.write_validation(validation_of(step, names[:2]))
-            directory.sweep_trials(step + 3)
-            assert sorted(path.name for path in directory.trials.iterdir()) == names[:2]
+def test_trajectories_of_the_newest_validation_stay_until_the_next_ones_are_there(directory):
+    for step in (2, 4):
+        names = [f"valid-{step:06d}-row-{row}-0" for row in range(3)]
+        for name in names:
+            (directory.trials / name).mkdir()
+        # The third is not among the worst that the record has.
+        directory.write_validation(validation_of(step, names[:2]))
+        directory.sweep_trials(step + 3)
+        assert sorted(path.name for path in directory.trials.iterdir()) == names[:2]
 
 
 def test_a_validation_after_the_step_that_a_run_goes_on_from_is_forgotten(tmp_path):
@@ -254,7 +248,7 @@ def test_a_full_disk_leaves_the_run_as_it_was(second, archive, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(resume_archive.shutil, "copyfileobj", full)
+    monkeypatch.setattr(shutil, "copyfileobj", full)
     with pytest.raises(OSError, match="No space left"):
         unpack(archive, second, STEP)
     assert contents(second.path) == before
@@ -342,9 +336,7 @@ def test_an_archive_of_another_step_is_refused(second, archive):
         unpack(archive, second, STEP + 1)
 
 
-def test_a_directory_with_steps_but_no_manifest_is_left_alone(tmp_path):
-    directory = TrainingDirectory(tmp_path / "run")
-    with directory.held():
-        directory.metrics.write_text("{}\n")
-        with pytest.raises(OsmosisError, match="no manifest"):
-            directory.claim(spec(tmp_path).inputs(), {})
+def test_a_directory_with_steps_but_no_manifest_is_left_alone(directory, tmp_path):
+    directory.metrics.write_text("{}\n")
+    with pytest.raises(OsmosisError, match="no manifest"):
+        directory.claim(spec(tmp_path).inputs(), {})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.controller.attempt import MAX_LOSSES
 from osmosis_ai.controller.callbacks import AttemptTimeouts
 from osmosis_ai.controller.dispatcher import RolloutRunner
@@ -18,11 +19,16 @@ from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.model import Model
 from osmosis_ai.processes import ServiceDiedError
 from osmosis_ai.redaction import Redactor
-from osmosis_ai.training.engines.policy_bridge import PolicyBridge, RolloutLimits, RolloutSampling
+from osmosis_ai.training.engines.policy_bridge import PolicyBridge
 from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine
-from osmosis_ai.training.runs.rollout_batch import attempts_of_step
-from osmosis_ai.training.runs.sampler import RolloutSampler, Sample
-from osmosis_ai.training.runs.validation import ValidationPlan, split_rows, validate, validation_metrics
+from osmosis_ai.training.runs.rollouts import (
+    RolloutSampler,
+    Sample,
+    attempts_of_step,
+    validate,
+    validation_metrics,
+)
+from osmosis_ai.training.runs.spec import ValidationPlan, split_rows
 from tests.evaluation.rollouts import AGENT, write_rollout, write_rows
 from tests.training.policy_world import MODEL_DIR, TOKEN
 
@@ -51,8 +57,7 @@ async def sampling(
             InProcessPolicyEngine(engine),
             BuiltInChat(MODEL_DIR),
             model_path="osmosis/tiny",
-            limits=RolloutLimits(max_prompt_length=200, max_response_length=24),
-            sampling=RolloutSampling(),
+            settings=TrainingSettings(max_prompt_length=200, max_response_length=24),
         )
         runner = RolloutRunner(
             bridge,

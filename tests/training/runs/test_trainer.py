@@ -4,6 +4,7 @@ import asyncio
 import errno
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,17 +12,19 @@ import pytest
 
 from osmosis_ai.controller.outcomes import Verdict
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.training.runs.loop_state import (
+from osmosis_ai.training.learner.checkpoints import CheckpointDirectory
+from osmosis_ai.training.runs.loop import (
     REFUSED_STEPS_END,
     SILENT_STEPS_END,
     SILENT_STEPS_WARNING,
     UNSCORED_STEPS_END,
+    Ending,
     NoRewardsError,
     NothingToLearnError,
     TrainingLoopState,
 )
 from osmosis_ai.training.runs.metrics import read_history, series
-from osmosis_ai.training.runs.validation_samples import ValidationSamples
+from osmosis_ai.training.runs.run_directory import ValidationSamples
 from tests.lazily import lazily
 
 with lazily("torch"):
@@ -46,13 +49,36 @@ def solved_after_two_steps(step: int, index: int) -> float | None:
     return float(index % 2) if step <= 2 else 1.0
 
 
+def validations(world: LoopWorld) -> list[tuple[int, float]]:
+    return series(list(read_history(world.history.path)), "eval/validation/reward")
+
+
+def latest_of(world: LoopWorld) -> CheckpointDirectory:
+    latest = world.checkpoints.latest()
+    assert latest is not None
+    return latest
+
+
+async def undisturbed_in(tmp_path: Path, **settings: Any) -> LoopWorld:
+    world = LoopWorld(tmp_path / "undisturbed", **settings)
+    await world.run()
+    return world
+
+
+async def stop_where_it_hangs(world: LoopWorld, hang_at: int, hang_in: str = "train") -> Ending:
+    world.runner.hang_at, world.runner.hang_in = hang_at, hang_in
+    running = asyncio.create_task(world.run())
+    await world.runner.hanging.wait()
+    world.loop.stop()
+    return await running
+
+
 async def test_a_run_validates_the_base_and_takes_every_step(tmp_path):
     world = LoopWorld(tmp_path, eval_interval=2)
     ending = await world.run()
     assert (ending.because, world.loop.state.step) == ("finished", 4)
     assert steps(world) == [0, 1, 2, 3, 4]
-    validated = [step for step, _ in series(list(read_history(world.history.path)), "eval/validation/reward")]
-    assert validated == [0, 2, 4]
+    assert [step for step, _ in validations(world)] == [0, 2, 4]
     assert world.runner.asked == [
         "valid 0", "train 1", "train 2", "valid 2", "train 3", "train 4", "valid 4"
     ]  # fmt: skip
@@ -117,15 +143,10 @@ async def test_a_checkpoint_follows_every_step_and_only_those_due_are_kept(tmp_p
 
 async def test_a_stop_while_sampling_cancels_the_rollouts_and_leaves_a_kept_checkpoint(tmp_path):
     world = LoopWorld(tmp_path)
-    world.runner.hang_at = 3
-    running = asyncio.create_task(world.run())
-    await world.runner.hanging.wait()
-    world.loop.stop()
-    ending = await running
+    ending = await stop_where_it_hangs(world, 3)
     assert (ending.because, world.loop.state.step) == ("stopped", 2)
     assert world.runner.cancelled
-    latest = world.checkpoints.latest()
-    assert latest is not None
+    latest = latest_of(world)
     assert (latest.step, latest.kept) == (2, True)
 
 
@@ -138,22 +159,13 @@ async def test_a_stop_while_learning_keeps_the_update_that_has_begun(tmp_path):
     world.learner.go_on.set()
     assert (await running).because == "stopped"
     assert steps(world) == [0, 1]
-    latest = world.checkpoints.latest()
-    assert latest is not None
-    assert latest.step == 1
+    assert latest_of(world).step == 1
 
 
 async def test_a_stopped_run_goes_on_to_the_history_of_an_undisturbed_one(tmp_path):
-    undisturbed = LoopWorld(tmp_path / "undisturbed")
-    (tmp_path / "undisturbed").mkdir(exist_ok=True)
-    await undisturbed.run()
-
+    undisturbed = await undisturbed_in(tmp_path)
     world = LoopWorld(tmp_path / "stopped")
-    world.runner.hang_at = 3
-    running = asyncio.create_task(world.run())
-    await world.runner.hanging.wait()
-    world.loop.stop()
-    await running
+    await stop_where_it_hangs(world, 3)
     world.runner.hang_at = None
     world.resume()
     assert (await world.run()).because == "finished"
@@ -166,12 +178,8 @@ async def test_a_stopped_run_goes_on_to_the_history_of_an_undisturbed_one(tmp_pa
 async def test_a_run_that_is_let_go_on_behind_a_stop_does_so_with_what_is_loaded(
     tmp_path, hang_in, hang_at, max_staleness
 ):
-    undisturbed = LoopWorld(tmp_path / "undisturbed", eval_interval=2)
-    (tmp_path / "undisturbed").mkdir(exist_ok=True)
-    await undisturbed.run()
-
+    undisturbed = await undisturbed_in(tmp_path, eval_interval=2)
     world = LoopWorld(tmp_path / "stopped", eval_interval=2, max_staleness=max_staleness)
-    world.runner.hang_at, world.runner.hang_in = hang_at, hang_in
     asked_at_rest = []
 
     def rest() -> None:
@@ -183,30 +191,18 @@ async def test_a_run_that_is_let_go_on_behind_a_stop_does_so_with_what_is_loaded
             world.loop.stop()  # cut off again, before anything is begun
 
     world.told.rests = [rest, rest]
-    running = asyncio.create_task(world.run())
-    await world.runner.hanging.wait()
-    world.loop.stop()
-    assert (await running).because == "finished"
+    assert (await stop_where_it_hangs(world, hang_at, hang_in)).because == "finished"
     assert asked_at_rest[0] == asked_at_rest[1], (
         "a stop that came before anything was begun lets nothing begin"
     )
-    key = "eval/validation/reward"
-    calm, stormy = (series(list(read_history(each.history.path)), key) for each in (undisturbed, world))
-    assert stormy == calm
+    assert validations(world) == validations(undisturbed)
     assert max_staleness or world.learner.seen == undisturbed.learner.seen
 
 
 async def test_a_validation_that_a_stop_cut_off_is_made_by_who_goes_on_and_stands_once(tmp_path):
-    undisturbed = LoopWorld(tmp_path / "undisturbed", eval_interval=2)
-    (tmp_path / "undisturbed").mkdir(exist_ok=True)
-    await undisturbed.run()
-
+    undisturbed = await undisturbed_in(tmp_path, eval_interval=2)
     world = LoopWorld(tmp_path / "stopped", eval_interval=2)
-    world.runner.hang_at, world.runner.hang_in = 2, "valid"
-    running = asyncio.create_task(world.run())
-    await world.runner.hanging.wait()
-    world.loop.stop()
-    assert (await running).because == "stopped"
+    assert (await stop_where_it_hangs(world, 2, "valid")).because == "stopped"
     assert world.loop.state.step == 2, "the update that had been made counts"
     world.runner.hang_at = None
     for _ in range(2):  # the second session is ended right behind the validation
@@ -214,9 +210,7 @@ async def test_a_validation_that_a_stop_cut_off_is_made_by_who_goes_on_and_stand
         world.told.on_step = lambda record: world.loop.stop() if record.step == 2 else None
         await world.run()
         world.told.on_step = lambda record: None
-    key = "eval/validation/reward"
-    calm, stormy = (series(list(read_history(each.history.path)), key) for each in (undisturbed, world))
-    assert stormy == calm
+    assert validations(world) == validations(undisturbed)
     assert world.learner.seen == undisturbed.learner.seen
 
 
@@ -245,9 +239,7 @@ async def test_a_task_that_is_solved_ends_the_run_with_what_was_learned(tmp_path
     assert "equal rewards (1 on average in the last of them): ended after step" in ending.message
     assert world.loop.state.step == 2 + SILENT_STEPS_END
     assert world.learner.updates == 2
-    latest = world.checkpoints.latest()
-    assert latest is not None
-    assert latest.kept
+    assert latest_of(world).kept
 
 
 async def test_rollouts_that_never_get_a_reward_end_the_run_with_the_first_failures_words(tmp_path):
@@ -349,9 +341,7 @@ async def test_steps_refused_again_and_again_end_the_run(tmp_path):
     ):
         await world.run()
     assert world.loop.state.step == REFUSED_STEPS_END  # one learned, all but the last refusal recorded
-    latest = world.checkpoints.latest()
-    assert latest is not None
-    assert latest.step == REFUSED_STEPS_END
+    assert latest_of(world).step == REFUSED_STEPS_END
 
 
 async def test_an_engine_that_failed_ends_the_run_at_once_with_its_own_words(tmp_path):
@@ -379,9 +369,7 @@ async def test_a_step_that_does_not_fit_into_memory_ends_the_run_and_a_later_ses
     with pytest.raises(OutOfMemoryError, match="does not suffice"):
         await world.run()
     assert steps(world) == [0, 1, 2]
-    latest = world.checkpoints.latest()
-    assert latest is not None
-    assert latest.step == 2
+    assert latest_of(world).step == 2
     learner.step = step
     world.resume()
     assert (await world.run()).because == "finished"

@@ -43,7 +43,7 @@ from osmosis_ai.platform.viewer.run_details import (
 from osmosis_ai.platform.viewer.run_lists import SUMMARIES, WorkspaceRuns
 from osmosis_ai.platform.viewer.sample_lists import SAMPLE_COLUMNS, FamilySamples, sample_entry
 from osmosis_ai.training.runs.curves import TrainingCurves
-from osmosis_ai.training.runs.validation_samples import LARGEST_BYTES, ValidationSamples
+from osmosis_ai.training.runs.run_directory import LARGEST_BYTES, ValidationSamples
 from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.source import (
     Capability,

@@ -12,9 +12,9 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
 from typing import NoReturn
 
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.controller.model_proxy import (
     DONE,
     Body,
@@ -35,53 +35,32 @@ from osmosis_ai.llm.errors import Category, ModelCallError
 from osmosis_ai.llm.prices import read_usage
 from osmosis_ai.llm.replies import dumps
 from osmosis_ai.training.engines.policy_engine import PolicyEngine
-from osmosis_ai.training.engines.prompt_prefix_cache import PromptPrefixCache
-from osmosis_ai.training.engines.recording import Prompt, RecordedRollout, Recording
+from osmosis_ai.training.engines.recording import Prompt, PromptPrefixCache, RecordedRollout, Recording
 
 _CATEGORIES: dict[int, Category] = {400: "bad_request", 404: "not_found", 429: "rate_limit"}
 
 
-@dataclass(frozen=True)
-class RolloutLimits:
-    """How long a rollout may become, in tokens."""
-
-    max_prompt_length: int
-    max_response_length: int
-
-
-@dataclass(frozen=True)
-class RolloutSampling:
-    """What every call of a training run is sampled with."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-
-
 class PolicyBridge(ModelProxy):
-    """Serves the policy to the agents of many rollouts, and records them."""
-
     def __init__(
         self,
         engine: PolicyEngine,
         chat: ChatFormat,
         *,
         model_path: str,
-        limits: RolloutLimits,
-        sampling: RolloutSampling | None = None,
+        settings: TrainingSettings,
         kept: int = 16_384,
     ) -> None:
         super().__init__(model_path)
         self._engine = engine
         self._chat = chat
         self._prefix_cache = PromptPrefixCache(chat)
-        self._limits = limits
-        self._sampling = sampling
+        self._settings = settings
         self._kept = kept
         self._recordings: dict[str, Recording] = {}
         self._closed: OrderedDict[str, Recording] = OrderedDict()
 
     def close(self, rollout_id: str) -> RolloutUsage:
-        """Serve no more calls of a rollout; what it recorded waits for :meth:`take`."""
+        """Serve no more calls of a rollout, whose record remains for :meth:`take`."""
         usage = super().close(rollout_id)
         recording = self._recordings.pop(rollout_id, None)
         if recording is not None:
@@ -91,7 +70,7 @@ class PolicyBridge(ModelProxy):
         return usage
 
     def take(self, rollout_id: str) -> RecordedRollout:
-        """Hand over what a rollout recorded, once; a rollout that is still open is closed."""
+        """Close a rollout and return its record, once."""
         self.close(rollout_id)
         recording = self._closed.pop(rollout_id, None)
         if recording is None:
@@ -99,7 +78,7 @@ class PolicyBridge(ModelProxy):
         return recording.recorded()
 
     def discard(self, rollout_id: str) -> None:
-        """Close a rollout and forget what it recorded; harmless when there is nothing."""
+        """Close a rollout and forget its record, if any."""
         self.close(rollout_id)
         self._closed.pop(rollout_id, None)
 
@@ -112,7 +91,7 @@ class PolicyBridge(ModelProxy):
         )
 
     def _begin(self, calls: RolloutCalls, call: Call, body: Body, optional: Names = ()) -> None:
-        if self._sampling is not None and calls.seed_for is not None:
+        if calls.seed_for is not None:
             body.pop("seed", None)
         super()._begin(calls, call, body, optional)
 
@@ -123,7 +102,7 @@ class PolicyBridge(ModelProxy):
         except OpenAIError as error:
             self._raise(error)
         call.answer += dumps(response)
-        # The learner has the tokens; the rollout's trajectory does without, and tells when the policy was called.
+        # The learner has the tokens. The trajectory only records when the policy was called.
         metrics = CallMetrics(
             read_usage(response["usage"]), cost_usd=0.0, latency_s=time.perf_counter() - started
         )
@@ -146,14 +125,14 @@ class PolicyBridge(ModelProxy):
         return metrics
 
     def _completion(self, recording: Recording, body: Body) -> ChatCompletion:
-        """Accept a call and submit it to the engine; raises ApiError."""
+        """Accept a call and submit it to the engine."""
         request = parse_request({"model": self.model_path, **body})
         try:
             prompt = recording.prompt(request.template_messages(), request.offered_tools)
         except TemplateError as error:
             raise OpenAIError(400, f"{error}.", param="messages", code="invalid_value") from error
-        if self._sampling is not None:
-            request = request.model_copy(update=asdict(self._sampling))
+        sampling = {"temperature": self._settings.rollout_temperature, "top_p": self._settings.rollout_top_p}
+        request = request.model_copy(update=sampling)
         room = self._room(recording, prompt)
         asked = request.max_completion_tokens or request.max_tokens
 
@@ -174,8 +153,8 @@ class PolicyBridge(ModelProxy):
         )
 
     def _room(self, recording: Recording, prompt: Prompt) -> int:
-        """Return how many tokens a call may sample; raises ApiError when there is none left."""
-        read, limits = len(prompt.ids), self._limits
+        """Return how many tokens a call may sample; raise OpenAIError if none is left."""
+        read, limits = len(prompt.ids), self._settings
         positions = self._engine.model.config.max_positions
         most = limits.max_prompt_length + recording.sampled_tokens
         if read > most or read >= positions:
@@ -193,7 +172,7 @@ class PolicyBridge(ModelProxy):
         return min(left, positions - read)
 
     def _raise(self, error: OpenAIError) -> NoReturn:
-        """Raise a refusal as the failed model call that the endpoint's rules are about."""
+        """Raise a refusal as a failed model call, to which the endpoint's rules apply."""
         said = error.body()["error"]
         too_long = said["code"] == "context_length_exceeded"
         category = "context_length" if too_long else _CATEGORIES.get(error.status, "server")

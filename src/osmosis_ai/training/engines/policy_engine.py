@@ -8,26 +8,15 @@ carries the policy version that sampled it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.engine import Generation, InferenceEngine, Listener
 from osmosis_ai.inference.openai_api import Cancellable, ServedModel, TokenEngine
 
-
-class PublishablePolicy(Protocol):
-    """What is published: the learner, which gives the form an engine wants."""
-
-    def merged_state(self) -> Mapping[str, Any]:
-        """Return the tensors of the base model that the adapter changes, with the adapter merged into them."""
-
-    def low_rank_state(self) -> Mapping[str, Any]:
-        """Return the adapter's updates of these tensors, to be added to what they compute."""
-
-    def save_adapter(self, directory: Path) -> None:
-        """Write the adapter in PEFT's format."""
+if TYPE_CHECKING:
+    from osmosis_ai.training.learner.learner import Learner
 
 
 class PolicyEngine(TokenEngine, Protocol):
@@ -35,18 +24,18 @@ class PolicyEngine(TokenEngine, Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Of the base model's weights."""
+        """Fingerprint of the base model's weights."""
 
     @property
     def failure(self) -> OsmosisError | None:
-        """Why it generates no more; None while it does."""
+        """Why it cannot generate any more; None while it can."""
 
-    async def publish(self, policy: PublishablePolicy, version: int) -> None:
-        """Draw tokens with ``policy`` from now on; calls under way go on with it, or end with the one before."""
+    async def publish(self, policy: Learner, version: int) -> None:
+        """Sample from ``policy`` from now on; running calls switch to it, or end with the previous one."""
 
 
 class InProcessPolicyEngine:
-    """An engine in this process."""
+    """The inference engine of this process; with ``unmerged``, the adapter is applied next to its base."""
 
     def __init__(self, engine: InferenceEngine, *, unmerged: bool = False) -> None:
         self._engine = engine
@@ -54,24 +43,20 @@ class InProcessPolicyEngine:
 
     @property
     def model(self) -> ServedModel:
-        """What it serves."""
         return self._engine.model
 
     @property
     def fingerprint(self) -> str:
-        """Of the base model's weights."""
         return self._engine.model.fingerprint
 
     @property
     def failure(self) -> OsmosisError | None:
-        """Why it generates no more; None while it does."""
         return self._engine.failure
 
     def submit(self, generations: Sequence[Generation], listener: Listener) -> Cancellable:
-        """Queue the choices of one request."""
         return self._engine.submit(generations, listener)
 
-    async def publish(self, policy: PublishablePolicy, version: int) -> None:
-        """Exchange the weights between two steps; calls under way go on with the new ones."""
+    async def publish(self, policy: Learner, version: int) -> None:
+        """Exchange the weights between two forward passes; running calls continue with the new ones."""
         state = policy.low_rank_state() if self._unmerged else policy.merged_state()
         await asyncio.to_thread(self._engine.publish, state, version)

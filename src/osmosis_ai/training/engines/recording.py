@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,23 +25,42 @@ import orjson
 
 from osmosis_ai.inference.chat import ChatFormat
 from osmosis_ai.inference.engine import SampledToken
-from osmosis_ai.training.engines.prompt_prefix_cache import PromptPrefixCache
 from osmosis_ai.training.objective.sequences import SampledTurn, TokenSequence, merge_turns
+
+KEPT = 256
+
+
+class PromptPrefixCache:
+    """The latest prompts without a recorded turn, at most :data:`KEPT` of them."""
+
+    def __init__(self, chat: ChatFormat) -> None:
+        self._chat = chat
+        self._known: OrderedDict[str, tuple[str, tuple[int, ...]]] = OrderedDict()
+
+    def read(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[str, tuple[int, ...]]:
+        key = repr((messages, tools))  # in the order of their keys, which templates write out
+        known = self._known.pop(key, None)
+        if known is None:
+            text = self._chat.render(messages, tools)
+            known = text, tuple(self._chat.encode(text))
+            while len(self._known) >= KEPT:
+                self._known.popitem(last=False)
+        self._known[key] = known
+        return known
+
 
 Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class RecordedRollout:
-    """All of a rollout, for the learner."""
-
     sequences: list[TokenSequence]
     forks: int = 0
     realigned: int = 0
     truncated: bool = False
-    versions: tuple[int, ...] = ()
     calls: int = 0
-    prompt_tokens: int = 0
     sampled_tokens: int = 0
 
 
@@ -56,8 +76,6 @@ class _RecordedTurn(SampledTurn):
 
 @dataclass(frozen=True)
 class Prompt:
-    """What one call reads."""
-
     ids: tuple[int, ...]
     text: str
     given: list[int]
@@ -68,8 +86,6 @@ class Prompt:
 
 
 class Recording:
-    """The turns of one rollout."""
-
     def __init__(
         self,
         rollout_id: str,
@@ -83,30 +99,29 @@ class Recording:
         self._end_tokens = end_tokens
         self._end_texts = [chat.token_bytes(token).decode() for token in end_tokens]
         self._turns: list[_RecordedTurn] = []
-        self._realigned = self._prompt_tokens = 0
-        self.sampled_tokens = 0
+        self._realigned = self.sampled_tokens = 0
         self.truncated = False
 
     def prompt(self, messages: Messages, tools: Messages) -> Prompt:
-        """Return what a call with these messages reads."""
         if not self._turns:
             text, opening = self._prefix_cache.read(messages, tools)
             return Prompt(opening, text, list(opening), None, False, messages, tools)
         text = self._chat.render(messages, tools)
         turn = self._written_turn(text)
         if turn:
-            return self._continuing(turn, text, text[turn.text_length :], messages, tools, realigned=False)
+            given = self._chat.encode(text[turn.text_length :])
+            return Prompt((*turn.ids(), *given), text, given, turn, False, messages, tools)
         for turn in self._remembered_turns(messages, tools):
             suffix = self._behind(turn, text, messages, tools)
             if suffix is not None:
-                # The text the policy saw: its own writing of the turn, not the template's.
-                own = self._written(turn.ids())
-                return self._continuing(turn, own + suffix, suffix, messages, tools, realigned=True)
+                given, ids = self._chat.encode(suffix), turn.ids()
+                # The policy saw its own text of the turn, not the template's.
+                own = self._written(ids)
+                return Prompt((*ids, *given), own + suffix, given, turn, True, messages, tools)
         ids = self._chat.encode(text)
         return Prompt(tuple(ids), text, ids, None, False, messages, tools)
 
     def add(self, prompt: Prompt, tokens: Sequence[SampledToken], reply: Mapping[str, Any]) -> None:
-        """Record an answered call."""
         ids = [token.id for token in tokens]
         text = prompt.text + self._written(ids)
         self._turns.append(
@@ -123,20 +138,16 @@ class Recording:
             )
         )
         self._realigned += prompt.realigned
-        self._prompt_tokens += len(prompt.ids)
         self.sampled_tokens += len(ids)
 
     def recorded(self) -> RecordedRollout:
-        """Return everything so far."""
         sequences, forks = merge_turns(self._turns, self._rollout_id)
         return RecordedRollout(
             sequences,
             forks=forks,
             realigned=self._realigned,
             truncated=self.truncated,
-            versions=tuple(sorted({version for turn in self._turns for version in turn.versions})),
             calls=len(self._turns),
-            prompt_tokens=self._prompt_tokens,
             sampled_tokens=self.sampled_tokens,
         )
 
@@ -173,34 +184,18 @@ class Recording:
         ended = turn.sampled[-1] in self._end_tokens
         return text[end + width if ended else end :]
 
-    def _continuing(
-        self,
-        turn: _RecordedTurn,
-        text: str,
-        suffix: str,
-        messages: Messages,
-        tools: Messages,
-        *,
-        realigned: bool,
-    ) -> Prompt:
-        given = self._chat.encode(suffix)
-        return Prompt((*turn.ids(), *given), text, given, turn, realigned, messages, tools)
-
     def _written(self, ids: Sequence[int]) -> str:
         decoder = self._chat.decoder()
         return decoder.feed(*ids) + decoder.finish()
 
 
-def _digest(text: str) -> bytes:
-    return _digest_of(text.encode("utf-8", "surrogatepass"))
-
-
-def _digest_of(content: bytes) -> bytes:
+def _digest(text: str | bytes) -> bytes:
+    content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def _messages_digest(messages: Messages, tools: Messages) -> bytes:
-    """Of what the messages say; identifiers of calls and the spelling of arguments are no part of it."""
+    """Digest the content of messages without identifiers of calls and the spelling of arguments."""
     said = [
         [
             message["role"],
@@ -212,14 +207,10 @@ def _messages_digest(messages: Messages, tools: Messages) -> bytes:
         ]
         for message in messages
     ]
-    return _digest_of(_sorted_json([said, tools]))
-
-
-def _sorted_json(value: Any) -> bytes:
     try:
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+        return _digest(orjson.dumps([said, tools], option=orjson.OPT_SORT_KEYS))
     except TypeError:  # half of a surrogate pair, or an integer of more than 64 bits
-        return json.dumps(value, sort_keys=True).encode()
+        return _digest(json.dumps([said, tools], sort_keys=True))
 
 
 def _read_arguments(arguments: str) -> Any:

@@ -13,9 +13,8 @@ The server's options are checked before sampling, since a wrong one would only s
 vLLM fills omitted parameters from the model's ``generation_config.json`` (Qwen3 samples from the 20 likeliest
 tokens at temperature 0.6), so every request sets all parameters.
 
-The trainer's own server (:mod:`vllm_server`) is started with these options and restarted if it dies.
-
-SGLang is not supported: its documentation does not state the temperature of its log-probabilities.
+The trainer's own server (:class:`VllmServer`) is started with these options and restarted if it dies. SGLang is not
+supported: its documentation does not state the temperature of its log-probabilities.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import secrets
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import stamina
@@ -45,8 +45,81 @@ from osmosis_ai.inference.engine import (
     SampledToken,
 )
 from osmosis_ai.llm.transport import open_session
-from osmosis_ai.training.engines.policy_engine import PublishablePolicy
-from osmosis_ai.training.engines.vllm_server import VllmServer
+from osmosis_ai.processes import Service, ServiceSpec, free_port
+
+if TYPE_CHECKING:
+    from osmosis_ai.config.training import TrainingSettings
+    from osmosis_ai.training.learner.learner import Learner
+
+# Restarts of a dead server in one session. More have a cause that a user must find.
+RESTARTS = 3
+STOP_GRACE_S = 20.0
+# The served adapter and the previous one, which running calls still use.
+_ADAPTERS = 2
+# Variables of this process that vLLM must not inherit.
+_NOT_INHERITED = ("VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH", "OSMOSIS_TOKEN")
+# What vLLM accepts as --max-lora-rank.
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+class VllmServer(Service):
+    """A vLLM server of the trainer, in its own environment.
+
+    It listens on the loopback interface and requires a generated key. It can be restarted after a crash, because its
+    adapter is on disk.
+    """
+
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        *,
+        model: str,
+        served_as: str,
+        dtype: str,
+        environ: Mapping[str, str],
+        log_path: Path,
+    ) -> None:
+        self.api_key = secrets.token_urlsafe(32)
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        command = settings.vllm_command or []
+        program = shlex.split(command) if isinstance(command, str) else command
+        rank = next((allowed for allowed in _RANKS if allowed >= settings.lora_rank), settings.lora_rank)
+        options = {
+            "--host": "127.0.0.1",
+            "--port": str(port),
+            "--served-model-name": served_as,
+            "--max-model-len": str(settings.max_prompt_length + settings.max_response_length),
+            "--max-lora-rank": str(rank),
+            "--max-loras": str(_ADAPTERS),
+            "--dtype": dtype,  # vLLM's default is 16 bits for a float32 model
+            "--logprobs-mode": "processed_logprobs",
+            # Not the model's own defaults for what a request might leave out.
+            "--generation-config": "vllm",
+        }
+        env = {name: value for name, value in environ.items() if name not in _NOT_INHERITED}
+        env |= {
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+            "VLLM_API_KEY": self.api_key,
+            "PYTHONUNBUFFERED": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        ours = [part for option in options.items() for part in option]
+        spec = ServiceSpec(
+            name="the vLLM server",
+            command=[*program, "serve", model, "--enable-lora", *ours, *settings.vllm_args],
+            env=env,
+            cwd=Path.cwd(),
+            log_path=log_path,
+            addresses=[self.url],
+            start_timeout_s=settings.vllm_start_timeout_s,
+            late_hint="[advanced].vllm_start_timeout_s gives it longer",
+            stop_grace_s=STOP_GRACE_S,
+            restarts=RESTARTS,
+            guarded=True,
+        )
+        super().__init__(spec)
+
 
 logger = logging.getLogger(__name__)
 
@@ -77,23 +150,20 @@ class _Served:
 
 
 class _TransientError(Exception):
-    """Asking again may help: a request's tokens depend on its seed alone."""
+    """A retry may help; it gives the same tokens, which depend on the seed alone."""
 
 
 class _UnknownError(OsmosisError):
-    """The server does not know what it was asked for."""
+    """The server does not know the requested model or adapter."""
 
 
+@dataclass(eq=False)
 class _Request:
-    """The tasks of one submission."""
-
-    def __init__(self, tasks: Sequence[asyncio.Task[None]]) -> None:
-        self._tasks = tasks
+    tasks: Sequence[asyncio.Task[None]]
 
     def cancel(self) -> None:
-        """Give up; vLLM stops generating for a client that goes away."""
-        for task in self._tasks:
-            task.cancel()
+        for task in self.tasks:
+            task.cancel()  # vLLM stops generating for a client that disconnects
 
 
 class VllmEngine:
@@ -137,9 +207,7 @@ class VllmEngine:
             raise
         return self
 
-    async def __aexit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_exc: object) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -150,22 +218,19 @@ class VllmEngine:
 
     @property
     def model(self) -> _Served:
-        """What it serves."""
         assert self._model is not None, "the engine is used outside of `async with`"
         return self._model
 
     @property
     def fingerprint(self) -> str:
-        """Of the model's name: the server does not tell of its weights."""
+        """Digest of the model's name, since the server does not describe its weights."""
         return hashlib.sha256(self._base_model.encode()).hexdigest()
 
     @property
     def failure(self) -> OsmosisError | None:
-        """Why the server is unusable; None while it works."""
         return self._failure
 
     def submit(self, generations: Sequence[Generation], listener: Listener) -> _Request:
-        """Ask the server for each of ``generations``; call it in the event loop."""
         if any(generation.top_p < 1.0 for generation in generations):
             raise OsmosisError(
                 "vLLM gives log-probabilities after `top_p`, which no policy gradient can be computed from.",
@@ -180,8 +245,8 @@ class VllmEngine:
             task.add_done_callback(self._tasks.discard)
         return _Request(tasks)
 
-    async def publish(self, policy: PublishablePolicy, version: int) -> None:
-        """Load ``policy`` under a new name and ask for it from now on; calls under way keep theirs."""
+    async def publish(self, policy: Learner, version: int) -> None:
+        """Load ``policy`` under a new name for later calls; running calls keep theirs."""
         name = f"{self._run}-v{version}"
         directory = self._adapters_dir / name
         await asyncio.to_thread(policy.save_adapter, directory)
@@ -195,21 +260,21 @@ class VllmEngine:
 
     async def _load(self, name: str) -> None:
         path = str((self._adapters_dir / name).resolve())
-        await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+        await self._send("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
 
     async def _complete(self, generation: Generation, name: str) -> dict[str, Any]:
         question = _completion_request(generation, name)
         try:
-            return await self._post("/v1/completions", question)
+            return await self._send("/v1/completions", question)
         except _UnknownError:
             if name == self._base_model:
                 raise
-        async with self._loading:  # one of the calls that met it gives the server its adapter
+        async with self._loading:  # only one of the failed calls loads the adapter again
             try:
-                return await self._post("/v1/completions", question)
+                return await self._send("/v1/completions", question)
             except _UnknownError:
                 await self._load(name)
-        return await self._post("/v1/completions", question)
+        return await self._send("/v1/completions", question)
 
     async def _answer(self, generation: Generation, listener: Listener) -> None:
         name, version = self._serving, self._version
@@ -221,7 +286,7 @@ class VllmEngine:
         except OsmosisError as error:
             listener.failed(EngineStoppedError(error.message, hint=error.hint))
         except Exception:
-            # The edge of the task: without this, the caller would wait for ever.
+            # The task's edge: without this, the caller would wait forever.
             logger.exception("a call of vLLM could not be read")
             listener.failed(
                 EngineStoppedError("a reply of vLLM could not be read; the log has the traceback.")
@@ -231,20 +296,20 @@ class VllmEngine:
             await self._retire(name)
 
     async def _retire(self, name: str) -> None:
-        """Unload a version that is not served any more and has no calls under way."""
+        """Unload a version that is no longer served and has no running calls."""
         if name not in (self._serving, self._base_model) and not self._calls[name]:
             del self._calls[name]
             await self._unload(name)
 
     async def _unload(self, name: str) -> None:
         try:
-            await self._post("/v1/unload_lora_adapter", {"lora_name": name})
-        except OsmosisError as error:  # the server evicts what is not used; nothing depends on it
+            await self._send("/v1/unload_lora_adapter", {"lora_name": name})
+        except OsmosisError as error:  # harmless: the server evicts unused adapters
             logger.warning("the adapter %s could not be unloaded: %s", name, error.message)
         shutil.rmtree(self._adapters_dir / name, ignore_errors=True)
 
     async def _context_length(self) -> int:
-        listed = await self._send("GET", "/v1/models", None)
+        listed = await self._send("/v1/models")
         for entry in listed.get("data") or ():
             if entry.get("id") == self._base_model and entry.get("max_model_len"):
                 return int(entry["max_model_len"])
@@ -254,12 +319,12 @@ class VllmEngine:
         )
 
     async def _check_logprobs(self) -> None:
-        """Make sure that ids come back, and that log-probabilities follow the temperature."""
+        """Require token ids, and log-probabilities that follow the temperature."""
         likeliest = []
         for temperature in (1.0, 0.5):
             probe = Generation((1,), 1, 0, frozenset(), temperature=temperature, top_logprobs=1)
             [emission] = _emissions(
-                probe, await self._post("/v1/completions", _completion_request(probe, self._base_model)), 0
+                probe, await self._send("/v1/completions", _completion_request(probe, self._base_model)), 0
             )
             likeliest.append(emission.token.top[0][1])
         if likeliest[0] == likeliest[1] and likeliest[0] < -1e-6:
@@ -268,22 +333,20 @@ class VllmEngine:
                 hint=f"start it with `{_START}`",
             )
 
-    async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        return await self._send("POST", path, body)
-
-    async def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
-        """One request, tried again while that can help; raises OsmosisError."""
+    async def _send(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """POST ``body``, or GET without one, with retries of transient errors."""
         try:
             async for trial in stamina.retry_context(on=_TransientError, attempts=ATTEMPTS, timeout=None):
                 with trial:
-                    return await self._try(method, path, body)
+                    return await self._try(path, body)
         except _TransientError as error:
             self._failure = NetworkError(f"vLLM at {self._url} cannot be reached: {error}")
             raise self._failure from error
         raise AssertionError("stamina yields at least one attempt")
 
-    async def _try(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+    async def _try(self, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         assert self._http is not None, "the engine is used outside of `async with`"
+        method = "GET" if body is None else "POST"
         try:
             async with self._http.request(method, self._url + path, json=body) as response:
                 text = await response.text()
@@ -300,19 +363,14 @@ class VllmEngine:
                 # Loading an adapter is answered with a sentence.
                 reply = await response.json() if "json" in response.content_type else {}
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-            await self._revive_server()
+            if self._server is not None:
+                try:
+                    await self._server.revive(self._note)
+                except OsmosisError as lost:
+                    self._failure = lost
+                    raise
             raise _TransientError(str(error) or type(error).__name__) from error
         return reply if isinstance(reply, dict) else {}
-
-    async def _revive_server(self) -> None:
-        """Restart our own server if it died. Raises OsmosisError if that fails."""
-        if self._server is None:
-            return
-        try:
-            await self._server.revive(self._note)
-        except OsmosisError as error:
-            self._failure = error
-            raise
 
 
 def _completion_request(generation: Generation, model: str) -> dict[str, Any]:
@@ -332,7 +390,7 @@ def _completion_request(generation: Generation, model: str) -> dict[str, Any]:
 
 
 def _emissions(generation: Generation, reply: Mapping[str, Any], version: int) -> list[Emission]:
-    """Read a completion; raises OsmosisError when it is not the one that was asked for, token by token."""
+    """Read a completion; refuse one that is not the requested one, token by token."""
     choice = (reply.get("choices") or [{}])[0]
     ids, scores = choice.get("token_ids"), choice.get("logprobs") or {}
     logprobs = scores.get("token_logprobs")
@@ -359,9 +417,7 @@ def _emissions(generation: Generation, reply: Mapping[str, Any], version: int) -
 
 def _alternatives(top: Mapping[str, float] | None, count: int) -> tuple[tuple[int, float], ...]:
     """The likeliest tokens; vLLM names them ``token_id:N`` and adds the sampled one to them."""
-    named = (
-        [(int(name.removeprefix("token_id:")), logprob) for name, logprob in (top or {}).items()]
-        if count
-        else []
-    )
+    if not count:
+        return ()
+    named = [(int(name.removeprefix("token_id:")), logprob) for name, logprob in (top or {}).items()]
     return tuple(sorted(named, key=lambda pair: -pair[1])[:count])

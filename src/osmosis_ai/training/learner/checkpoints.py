@@ -15,7 +15,6 @@ the store reverts an interrupted replacement and removes the rest. Only one proc
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -24,10 +23,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.files import replacing, sync_directory, write_atomic, write_json
+from osmosis_ai.files import is_disk_full, replacing, sync_directory, write_atomic, write_json
+
+if TYPE_CHECKING:
+    from osmosis_ai.training.learner.learner import Learner
 
 ADAPTER_DIR, LEARNER_FILE = "adapter", "learner.pt"
 TRAINER_FILE, PROVENANCE_FILE = "trainer_state.json", "provenance.json"
@@ -36,41 +38,28 @@ _NAME = re.compile(r"step-(\d{8,})")
 _UNFINISHED, _REPLACED, _DISCARDED = ".writing-", ".replaced-", ".discarded-"
 
 
-class CheckpointableLearner(Protocol):
-    """What a checkpoint needs of a learner."""
-
-    def save_adapter(self, directory: Path) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
 @dataclass(frozen=True)
 class CheckpointDirectory:
-    """A checkpoint on the disk."""
-
     step: int
     directory: Path
 
     @property
     def adapter_dir(self) -> Path:
-        """The PEFT adapter."""
         return self.directory / ADAPTER_DIR
 
     @property
     def kept(self) -> bool:
-        """Whether it stays when later ones are written."""
         return (self.directory / _KEEP_MARK).exists()
 
     def trainer_state(self) -> dict[str, Any]:
-        """Return what the trainer gave to :meth:`CheckpointStore.save`."""
         return self._read_json(TRAINER_FILE)
 
     def provenance(self) -> dict[str, Any]:
-        """Return what made it, with ``step`` and ``saved_at`` (ISO 8601) added."""
+        """Return its provenance, with ``step`` and ``saved_at`` (ISO 8601) added."""
         return self._read_json(PROVENANCE_FILE)
 
-    def load_into(self, learner: CheckpointableLearner) -> dict[str, Any]:
-        """Put ``learner`` into the state in which it was saved; return the trainer's state."""
+    def load_into(self, learner: Learner) -> dict[str, Any]:
+        """Restore ``learner``; return the trainer's state."""
         import pickle
 
         import torch
@@ -98,7 +87,7 @@ class CheckpointDirectory:
 
 
 def checkpoints_in(directory: Path) -> tuple[CheckpointDirectory, ...]:
-    """Return the checkpoints in a store's directory, the earliest first, also while another process writes them."""
+    """Return the checkpoints in a directory, the earliest first, also while another process writes them."""
     if not directory.is_dir():
         return ()
     found = [
@@ -116,37 +105,46 @@ def adopt_checkpoint(written: Path, directory: Path, step: int) -> None:
 
 
 class CheckpointStore:
-    """The checkpoints of one run."""
-
     def __init__(self, directory: Path, *, keep_every: int) -> None:
         self.directory = directory
         self._keep_every = keep_every
         directory.mkdir(parents=True, exist_ok=True)
-        self._settle_unfinished_business()
+        self._clean_up()
 
     def list(self) -> tuple[CheckpointDirectory, ...]:
-        """Return all checkpoints, the earliest first."""
         return checkpoints_in(self.directory)
 
     def latest(self) -> CheckpointDirectory | None:
-        """Return the checkpoint to go on from, if there is one."""
         checkpoints = self.list()
         return checkpoints[-1] if checkpoints else None
 
     def save(
         self,
         step: int,
-        learner: CheckpointableLearner,
+        learner: Learner,
         trainer_state: Mapping[str, Any],
         provenance: Mapping[str, Any] | None = None,
         *,
         keep: bool = False,
     ) -> CheckpointDirectory:
-        """Write the checkpoint of ``step``, durably, and drop earlier ones that were not to be kept."""
+        """Write the checkpoint of ``step`` durably, and remove earlier ones that are not kept."""
+        import torch
+
         final = self.directory / _name(step)
         writing = self.directory / f"{_UNFINISHED}{final.name}"
+        described = {**(provenance or {}), "step": step, "saved_at": datetime.now(timezone.utc).isoformat()}
         try:
-            self._write(writing, step, learner, trainer_state, provenance or {}, keep=keep)
+            shutil.rmtree(writing, ignore_errors=True)
+            writing.mkdir()
+            learner.save_adapter(writing / ADAPTER_DIR)
+            with replacing(writing / LEARNER_FILE, durable=False) as file:
+                torch.save(learner.state_dict(), file)
+            write_json(writing / TRAINER_FILE, dict(trainer_state), durable=False)
+            for folder in (writing, writing / ADAPTER_DIR):  # every copy of the adapter carries it
+                write_json(folder / PROVENANCE_FILE, described, durable=False)
+            if keep or step % self._keep_every == 0:
+                write_atomic(writing / _KEEP_MARK, b"", durable=False)
+            _flush(writing)
             _put_in_place(writing, final)
         except (OSError, RuntimeError) as error:
             raise self._not_written(step, _disk_error(error)) from error
@@ -154,32 +152,6 @@ class CheckpointStore:
             shutil.rmtree(writing, ignore_errors=True)
         self._drop_superseded(step)
         return CheckpointDirectory(step, final)
-
-    def _write(
-        self,
-        directory: Path,
-        step: int,
-        learner: CheckpointableLearner,
-        trainer_state: Mapping[str, Any],
-        provenance: Mapping[str, Any],
-        *,
-        keep: bool,
-    ) -> None:
-        import torch
-
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir()
-        learner.save_adapter(directory / ADAPTER_DIR)
-        with replacing(directory / LEARNER_FILE, durable=False) as file:
-            torch.save(learner.state_dict(), file)
-        write_json(directory / TRAINER_FILE, dict(trainer_state), durable=False)
-        now = datetime.now(timezone.utc).isoformat()
-        described = {**provenance, "step": step, "saved_at": now}
-        for folder in (directory, directory / ADAPTER_DIR):  # the adapter carries it wherever it is copied to
-            write_json(folder / PROVENANCE_FILE, described, durable=False)
-        if keep or step % self._keep_every == 0:
-            write_atomic(directory / _KEEP_MARK, b"", durable=False)
-        _flush(directory)
 
     def _drop_superseded(self, step: int) -> None:
         for checkpoint in self.list():
@@ -190,7 +162,7 @@ class CheckpointStore:
                 checkpoint.directory.rename(discarded)
                 shutil.rmtree(discarded, ignore_errors=True)
 
-    def _settle_unfinished_business(self) -> None:
+    def _clean_up(self) -> None:
         for path in self.directory.glob(f"{_REPLACED}*"):
             final = self.directory / path.name.removeprefix(_REPLACED)
             if not final.exists():
@@ -198,13 +170,13 @@ class CheckpointStore:
         for prefix in (_UNFINISHED, _REPLACED, _DISCARDED):
             for path in self.directory.glob(f"{prefix}*"):
                 shutil.rmtree(path, ignore_errors=True)
-        # A save that was killed once its checkpoint was in place had still to drop those before it.
+        # A save that was killed after its checkpoint was in place has not removed the earlier ones.
         latest = self.latest()
         if latest is not None:
             self._drop_superseded(latest.step)
 
     def _not_written(self, step: int, error: Exception) -> OsmosisError:
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        full = isinstance(error, OSError) and is_disk_full(error)
         reason = "the disk is full" if full else str(error)
         latest = self.latest()
         left = f"the one of step {latest.step} is intact" if latest else "there is no earlier one"
@@ -229,7 +201,7 @@ def _put_in_place(written: Path, final: Path) -> None:
 
 
 def _disk_error(error: Exception) -> Exception:
-    """Return the disk's own words: torch tells of a refused write as a position it did not expect."""
+    """Return the disk's error: torch reports a refused write as an unexpected position."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError):

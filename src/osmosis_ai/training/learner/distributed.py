@@ -28,9 +28,7 @@ from torch import Tensor
 _PATIENCE = timedelta(days=1)
 # All ranks begin an exchange of numbers within the time of a layer or two. NCCL ends a process that waits longer.
 _EXCHANGE = timedelta(minutes=30)
-
-
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 
 def _meet(rank: int, size: int) -> dist.TCPStore:
@@ -49,13 +47,13 @@ def _meet(rank: int, size: int) -> dist.TCPStore:
     while rank == 0 and not store.check(everybody):
         if os.environ.get("MASTER_PORT") != port:
             raise RuntimeError("not all processes of the learner came")
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return store
 
 
 @dataclass(frozen=True)
 class World:
-    """The processes that learn together; alone by default."""
+    """The processes that learn together; one by default. Rank 0 samples, saves and reports."""
 
     rank: int = 0
     size: int = 1
@@ -63,7 +61,7 @@ class World:
 
     @classmethod
     def join(cls, device: torch.device) -> World:
-        """Join the processes that `torchrun` started, or be alone without it."""
+        """Join the processes in the environment's variables, if any."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size <= 1:
             return cls()
@@ -78,13 +76,7 @@ class World:
         talk = dist.new_group(backend="gloo", timeout=_PATIENCE)
         return cls(rank=dist.get_rank(), size=dist.get_world_size(), talk=talk)
 
-    @property
-    def leads(self) -> bool:
-        """Whether this process is the one that samples, saves and reports."""
-        return self.rank == 0
-
     def share(self, value: Any) -> Any:
-        """Return rank 0's ``value`` on every rank."""
         if self.size == 1:
             return value
         box = [value]
@@ -92,22 +84,23 @@ class World:
         return box[0]
 
     def any(self, value: bool) -> bool:
-        """Return whether ``value`` is true on any rank, after all ranks have reported."""
         said = torch.tensor(float(value))
         if self.size > 1:
             dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self.talk)
         return bool(said)
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return the sum over all ranks."""
-        return self._reduced(values, dist.ReduceOp.SUM)
+        if self.size > 1:
+            dist.all_reduce(values, op=dist.ReduceOp.SUM)
+        return values
 
     def max(self, values: Tensor) -> Tensor:
-        """Return the largest over all ranks, element by element."""
-        return self._reduced(values, dist.ReduceOp.MAX)
+        if self.size > 1:
+            dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        return values
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Replace every gradient by its sum over all ranks, in one exchange; a missing one counts as zero."""
+        """Replace every gradient by its sum over all ranks, in one exchange. A missing one counts as zero."""
         if self.size == 1:
             return
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
@@ -117,7 +110,6 @@ class World:
             parameter.grad = piece.view_as(parameter)
 
     def equalise(self, parameters: Sequence[Tensor]) -> None:
-        """Give every rank the values of rank 0."""
         if self.size == 1:
             return
         dist.barrier(group=self.talk)  # loading takes one longer than another
@@ -125,26 +117,19 @@ class World:
             dist.broadcast(parameter.data, src=0)
 
     def leave(self) -> None:
-        """End the exchange; a process that was alone has nothing to end."""
         if self.size > 1 and dist.is_initialized():
-            dist.barrier(group=self.talk)  # nobody goes while another still reads the last message
+            dist.barrier(group=self.talk)  # another rank may still read the last message
             dist.destroy_process_group()
 
     @staticmethod
     def drop() -> None:
-        """Close what connects this process with peers that are gone, so that it can join others."""
+        """Close the connections with lost peers, so that this process can join others."""
         if dist.is_initialized() and dist.get_backend() == dist.Backend.GLOO:
             dist.destroy_process_group()
 
     @staticmethod
     def is_joined() -> bool:
-        """Whether this process is connected with peers."""
         return bool(dist.is_initialized())
-
-    def _reduced(self, values: Tensor, operation: Any) -> Tensor:
-        if self.size > 1:
-            dist.all_reduce(values, op=operation)
-        return values
 
 
 def local_device(kind: str | None = None) -> torch.device:

@@ -14,23 +14,25 @@ import torch
 from torch import Tensor
 
 from osmosis_ai.config.training import TrainingSettings
-from osmosis_ai.training.learner.step_metrics import StepSums
+from osmosis_ai.training.learner.distributed import World
+from osmosis_ai.training.learner.step import StepSums
 from osmosis_ai.training.objective.batches import (
     MicroBatch,
-    SampledSequence,
     TrainingRow,
     collate,
     plan_micro_batches,
     training_rows,
 )
-from osmosis_ai.training.objective.logprobs import sampled_logprobs, surprise_moments
 from osmosis_ai.training.objective.losses import (
     BatchTotals,
     drift,
     k3_divergence,
     policy_loss,
+    sampled_logprobs,
+    surprise_moments,
     truncated_importance,
 )
+from osmosis_ai.training.objective.sequences import TokenSequence
 
 
 @dataclass(frozen=True)
@@ -62,52 +64,41 @@ class SequenceScores:
 
 
 class ForwardBackward:
-    """The passes of one rank."""
-
     def __init__(
-        self,
-        model: Any,
-        settings: TrainingSettings,
-        device: torch.device,
-        *,
-        rank: int,
-        ranks: int,
-        sharded: bool,
+        self, model: Any, settings: TrainingSettings, device: torch.device, world: World, *, sharded: bool
     ) -> None:
         self._model = model
         self._settings = settings
         self._device = device
-        self._rank = rank
-        self._ranks = ranks
+        self._world = world
         self._sharded = sharded
 
     def accumulate(self, step: LearnerStep, *, micro_batch_tokens: int) -> Accumulated:
-        """Add up the gradients and sums of this rank's micro-batches."""
         plan = plan_micro_batches([len(row.ids) for row in step.rows], micro_batch_tokens)
         sums = StepSums.zeros(self._device)
         largest_gap = torch.zeros((), device=self._device)
-        share = plan[self._rank :: self._ranks]
+        share = plan[self._world.rank :: self._world.size]
         for indices in share:
             batch = collate([step.rows[index] for index in indices], self._device)
             gap_BK = self._learn_from(batch, step, sums)
             largest_gap = torch.maximum(largest_gap, gap_BK.max())
-        if self._sharded and len(share) < math.ceil(len(plan) / self._ranks):
-            self._keep_pace(collate([step.rows[index] for index in plan[0]], self._device), step)
+        if self._sharded and len(share) < math.ceil(len(plan) / self._world.size):
+            # All ranks assemble a sharded layer at once, so this one joins them with a masked micro-batch.
+            batch = collate([step.rows[index] for index in plan[0]], self._device)
+            masked = replace(batch, mask_BK=torch.zeros_like(batch.mask_BK))
+            self._learn_from(masked, step, StepSums.zeros(self._device))
         return Accumulated(sums, largest_gap, len(plan))
 
-    def scores(
-        self, sequences: Sequence[SampledSequence], *, micro_batch_tokens: int
-    ) -> list[SequenceScores]:
-        """Return what the policy gives the tokens of ``sequences``."""
+    def scores(self, sequences: Sequence[TokenSequence], *, micro_batch_tokens: int) -> list[SequenceScores]:
         rows, _ = training_rows(sequences, [0.0] * len(sequences))
         places = [index for index, sequence in enumerate(sequences) if sum(sequence.mask[1:])]
         found = [SequenceScores(*([0.0] * len(sequence.ids) for _ in range(3))) for sequence in sequences]
         for indices in plan_micro_batches([len(row.ids) for row in rows], micro_batch_tokens):
             batch = collate([rows[index] for index in indices], self._device)
             with torch.no_grad():
-                logits = self._logits(batch)
-                logprobs_BK, _ = self._of_targets(logits, batch)
-                moments = surprise_moments(logits, self._settings.rollout_temperature)
+                logits, temperature = self._logits(batch), self._settings.rollout_temperature
+                logprobs_BK, _ = sampled_logprobs(logits, batch.targets_BK, temperature)
+                moments = surprise_moments(logits, temperature)
             columns = (batch.columns_K + 1).tolist()
             values = [tensor.tolist() for tensor in (logprobs_BK, *moments, batch.mask_BK)]
             for index, *of_row, sampled in zip(indices, *values, strict=True):
@@ -119,51 +110,42 @@ class ForwardBackward:
                             target[column] = value
         return found
 
-    def _keep_pace(self, batch: MicroBatch, step: LearnerStep) -> None:
-        """Make a pass that teaches nothing: a layer that is split is put together by all ranks at once."""
-        nothing = replace(batch, mask_BK=torch.zeros_like(batch.mask_BK))
-        self._learn_from(nothing, step, StepSums.zeros(self._device))
-
     def _learn_from(self, batch: MicroBatch, step: LearnerStep, sums: StepSums) -> Tensor:
         """Add one micro-batch's gradient and sums; return the gaps to the server's log-probabilities."""
         mask_BK, logged_BK = batch.mask_BK, batch.logged_logprobs_BK
-        base_BK = self._base_logprobs(batch) if step.measure_kl else None
+        base_BK = None
+        if step.measure_kl:
+            with torch.no_grad(), self._model.disable_adapter():
+                base_BK = self._forward(batch)[0]
         logprobs_BK, entropies_BK = self._forward(batch)
         cap = self._settings.importance_cap
         weight_BK = None if cap is None else truncated_importance(logprobs_BK, logged_BK, mask_BK, cap)
-        output = policy_loss(
+        clip = {"clip_low": self._settings.clip_low, "clip_high": self._settings.clip_high}
+        loss = policy_loss(
             self._settings.loss_type,
             logprobs_BK,
+            # With importance weights, the loss's own ratio is 1.
             logged_BK if cap is None else logprobs_BK.detach(),
             batch.advantages_B,
             mask_BK,
-            clip_low=self._settings.clip_low,
-            clip_high=self._settings.clip_high,
+            **clip,
             totals=step.totals,
             response_lengths_B=batch.response_lengths_B,
             importance_BT=weight_BK,
             base_logprobs_BT=base_BK,
             kl_coef=self._settings.kl_coef,
         )
-        output.loss.backward()
-        clipped_BK, approx_kl_BK = output.clipped_BT, output.approx_kl_BT
-        if cap is not None:  # the loss's own ratio is 1
-            clipped_BK, approx_kl_BK = drift(
-                self._settings.loss_type,
-                logprobs_BK,
-                logged_BK,
-                batch.advantages_B,
-                mask_BK,
-                clip_low=self._settings.clip_low,
-                clip_high=self._settings.clip_high,
-            )
+        loss.backward()
+        clipped_BK, approx_kl_BK = drift(
+            self._settings.loss_type, logprobs_BK, logged_BK, batch.advantages_B, mask_BK, **clip
+        )
         with torch.no_grad():
             fresh_BK = mask_BK.clone()
             if step.policy_version is not None:
                 fresh_BK &= batch.versions_BK == step.policy_version
             gap_BK = torch.where(fresh_BK, (logprobs_BK - logged_BK).abs(), torch.zeros_like(logprobs_BK))
             sums.add(
-                loss=output.loss,
+                loss=loss,
                 tokens=mask_BK,
                 clipped=clipped_BK,
                 approx_kl=approx_kl_BK,
@@ -178,16 +160,9 @@ class ForwardBackward:
         return gap_BK
 
     def _forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        return self._of_targets(self._logits(batch), batch)
+        return sampled_logprobs(self._logits(batch), batch.targets_BK, self._settings.rollout_temperature)
 
     def _logits(self, batch: MicroBatch) -> Tensor:
         output = self._model(input_ids=batch.ids_BT, logits_to_keep=batch.columns_K, use_cache=False)
         logits: Tensor = output.logits
         return logits
-
-    def _of_targets(self, logits_BKV: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        return sampled_logprobs(logits_BKV, batch.targets_BK, self._settings.rollout_temperature)
-
-    def _base_logprobs(self, batch: MicroBatch) -> Tensor:
-        with torch.no_grad(), self._model.disable_adapter():
-            return self._forward(batch)[0]

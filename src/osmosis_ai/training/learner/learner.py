@@ -26,25 +26,21 @@ from osmosis_ai.training.learner.forward_backward import (
     LearnerStep,
     SequenceScores,
 )
-from osmosis_ai.training.learner.step_errors import (
+from osmosis_ai.training.learner.step import (
+    DivergedError,
+    MismatchLimits,
     OutOfMemoryError,
+    StepMetrics,
     StepRefusedError,
-    divergence_error,
-    is_out_of_memory,
-    logprob_mismatch_error,
-    not_finite_error,
-    out_of_memory_error,
+    StepSums,
 )
-from osmosis_ai.training.learner.step_metrics import StepMetrics, StepSums
-from osmosis_ai.training.objective.batches import SampledSequence, batch_totals, training_rows
-from osmosis_ai.training.objective.logprob_mismatch import MismatchLimits
+from osmosis_ai.training.objective.batches import batch_totals, training_rows
+from osmosis_ai.training.objective.sequences import TokenSequence
 
 __all__ = ["Learner", "OutOfMemoryError", "StepRefusedError", "warmed_up"]
 
 
 class Learner:
-    """A policy that learns."""
-
     def __init__(
         self,
         model_path: str,
@@ -65,14 +61,7 @@ class Learner:
             shard_frozen(self.model, self.device)
         else:
             self.model.to(self.device)
-        self._passes = ForwardBackward(
-            self.model,
-            settings,
-            self.device,
-            rank=self.world.rank,
-            ranks=self.world.size,
-            sharded=self._sharded,
-        )
+        self._passes = ForwardBackward(self.model, settings, self.device, self.world, sharded=self._sharded)
         self.updates = 0
         self._micro_batch_tokens = settings.micro_batch_tokens
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -85,21 +74,20 @@ class Learner:
             fused=True,
         )
 
-    # --- learning ---------------------------------------------------------------------------------
-
     def step(
         self,
-        sequences: Sequence[SampledSequence],
+        sequences: Sequence[TokenSequence],
         advantages: Sequence[float],
         *,
         policy_version: int | None = None,
     ) -> StepMetrics:
-        """Update the policy once."""
         rows, rollouts = training_rows(sequences, advantages)
         if not rows:
             return StepMetrics(updates=self.updates, micro_batch_tokens=self._micro_batch_tokens)
         totals = batch_totals(rows, rollouts, self.settings.max_response_length)
-        step = LearnerStep(rows, totals, policy_version, self._measures_kl())
+        every = self.settings.kl_interval
+        measure_kl = self.settings.kl_coef > 0 or (every > 0 and self.updates % every == 0)
+        step = LearnerStep(rows, totals, policy_version, measure_kl)
         self.world.share(("step", step))
         return self._take(step)
 
@@ -112,68 +100,80 @@ class Learner:
                 return
             if command == "load":
                 self._load(argument)
-                continue
-            if command == "merge":
+            elif command == "merge":
                 self._merge()
-                continue
-            if command == "scores":
+            elif command == "scores":
                 self._passes.scores(argument, micro_batch_tokens=self._micro_batch_tokens)
-                continue
-            try:
-                self._take(argument)
-            except (StepRefusedError, OutOfMemoryError):
-                if self._ranks_diverged:
-                    raise
+            else:
+                try:
+                    self._take(argument)
+                except (StepRefusedError, OutOfMemoryError):
+                    if self._ranks_diverged:
+                        raise
 
     def abandon(self) -> None:
-        """Ask nothing more of the other ranks, one of which is lost: some may never answer."""
+        """Send no more commands to the other ranks: one is lost, and some may never answer."""
         self._ranks_diverged = True
 
     def close(self) -> None:
-        """Let the other ranks go; harmless when they are gone."""
-        if self.world.leads and not self._ranks_diverged:
-            with contextlib.suppress(RuntimeError):  # how torch says that a peer does not answer
+        """Release the other ranks, if they still run."""
+        if self.world.rank == 0 and not self._ranks_diverged:
+            with contextlib.suppress(RuntimeError):  # a peer does not answer
                 self.world.share(("close", None))
                 self.world.leave()
 
-    def logprobs(self, sequences: Sequence[SampledSequence]) -> list[list[float]]:
-        """Return what the policy now gives the tokens of ``sequences``; 0.0 where none was sampled."""
+    def logprobs(self, sequences: Sequence[TokenSequence]) -> list[list[float]]:
         return [scores.logprobs for scores in self.scores(sequences)]
 
-    def scores(self, sequences: Sequence[SampledSequence]) -> list[SequenceScores]:
-        """Return what the policy now gives the tokens of ``sequences``, and how surprising tokens are there."""
+    def scores(self, sequences: Sequence[TokenSequence]) -> list[SequenceScores]:
+        """Return the current log-probabilities of ``sequences``, and the moments of the surprise at each token."""
         if self._sharded:
             self.world.share(("scores", sequences))
         return self._passes.scores(sequences, micro_batch_tokens=self._micro_batch_tokens)
 
-    def _measures_kl(self) -> bool:
-        every = self.settings.kl_interval
-        return self.settings.kl_coef > 0 or (every > 0 and self.updates % every == 0)
-
     def _take(self, step: LearnerStep) -> StepMetrics:
         try:
             done = self._accumulate_within_memory(step)
-            self._refuse_unless_sound(done)
+            if not math.isfinite(done.sums.loss):
+                raise self._not_finite("loss")
+            gap, limit = float(done.largest_gap), self._mismatch_limits.limit
+            if gap > limit:
+                raise StepRefusedError(
+                    f"update {self.updates + 1} was refused: the log-probabilities that the server recorded differ "
+                    f"from the learner's by up to {gap:.2g} (limit {limit:g}), so the two do not see the same "
+                    "tokens or weights; the policy is unchanged.",
+                    hint="a serving engine that rounds differently needs [advanced].importance_cap = 2.0; "
+                    "[advanced].logprob_gap_limit sets the limit",
+                )
             grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.grad_clip)
             if not math.isfinite(grad_norm):
-                raise not_finite_error("gradient", self.updates + 1)
-            learning_rate = self._set_learning_rate()
+                raise self._not_finite("gradient")
+            learning_rate = warmed_up(self.settings.lr, self.updates, self.settings.warmup_steps)
+            for group in self._optimizer.param_groups:
+                group["lr"] = learning_rate
             self._optimizer.step()
         finally:
             self._optimizer.zero_grad(set_to_none=True)
         self.updates += 1
-        self._end_unless_finite(learning_rate)
+        norms = torch.stack(torch._foreach_norm(self._parameters))
+        if not bool(torch.isfinite(norms).all()):
+            raise DivergedError(
+                f"update {self.updates} made the adapter's numbers too large to compute with (lr = "
+                f"{learning_rate:g}): the policy is lost.",
+                hint="lower [training].lr",
+            )
         return self._metrics(step, done, float(grad_norm), learning_rate)
 
     def _accumulate_within_memory(self, step: LearnerStep) -> Accumulated:
-        """Compute gradients and sums over all ranks; once, with micro-batches of half the size."""
+        """Compute gradients and sums over all ranks; retry once with half the micro-batch size."""
         for attempt in range(2):
             try:
                 local: Accumulated | None = self._passes.accumulate(
                     step, micro_batch_tokens=self._micro_batch_tokens
                 )
             except RuntimeError as error:
-                if not is_out_of_memory(error):
+                on_cpu = "can't allocate memory" in str(error)  # torch raises a plain RuntimeError there
+                if not on_cpu and not isinstance(error, torch.OutOfMemoryError):
                     raise
                 if self._sharded:  # the other ranks wait in the middle of a layer: there is no second try
                     self._ranks_diverged = True
@@ -182,7 +182,12 @@ class Learner:
             # Every rank must know before any exchanges gradients.
             if not self.world.any(local is None):
                 assert local is not None
-                return self._exchanged(local)
+                self.world.sum_gradients(self._parameters)
+                return replace(
+                    local,
+                    sums=StepSums.from_vector(self.world.sum(local.sums.vector())),
+                    largest_gap=self.world.max(local.largest_gap),
+                )
             del local
             self._optimizer.zero_grad(set_to_none=True)
             if self.device.type == "cuda":
@@ -193,38 +198,18 @@ class Learner:
 
     def _out_of_memory(self, step: LearnerStep) -> OutOfMemoryError:
         longest = max(len(row.ids) for row in step.rows)
-        return out_of_memory_error(self.device, longest, self._micro_batch_tokens)
-
-    def _exchanged(self, local: Accumulated) -> Accumulated:
-        self.world.sum_gradients(self._parameters)
-        return replace(
-            local,
-            sums=StepSums.from_vector(self.world.sum(local.sums.vector())),
-            largest_gap=self.world.max(local.largest_gap),
+        return OutOfMemoryError(
+            f"the memory of {self.device} does not suffice to learn from sequences of up to {longest} tokens in "
+            f"micro-batches of {self._micro_batch_tokens} tokens.",
+            hint="lower [training].max_response_length, max_prompt_length or [advanced].micro_batch_tokens; "
+            "`osmosis train estimate` says what fits",
         )
 
-    # --- what makes a step unsound ------------------------------------------------------------------
-
-    def _refuse_unless_sound(self, done: Accumulated) -> None:
-        if not math.isfinite(done.sums.loss):
-            raise not_finite_error("loss", self.updates + 1)
-        limit, gap = self._mismatch_limits.limit, float(done.largest_gap)
-        if gap > limit:
-            raise logprob_mismatch_error(gap, limit, self.updates + 1)
-
-    def _end_unless_finite(self, learning_rate: float) -> None:
-        """Raise when the update has made numbers that nothing can be computed with any more."""
-        norms = torch.stack(torch._foreach_norm(self._parameters))
-        if not bool(torch.isfinite(norms).all()):
-            raise divergence_error(self.updates, learning_rate)
-
-    # --- bookkeeping --------------------------------------------------------------------------------
-
-    def _set_learning_rate(self) -> float:
-        rate = warmed_up(self.settings.lr, self.updates, self.settings.warmup_steps)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        return rate
+    def _not_finite(self, what: str) -> StepRefusedError:
+        return StepRefusedError(
+            f"update {self.updates + 1} was refused: its {what} is not a finite number; the policy is unchanged.",
+            hint="lower [training].lr, or look for such numbers in the model's weights",
+        )
 
     def _metrics(self, step: LearnerStep, done: Accumulated, grad_norm: float, rate: float) -> StepMetrics:
         sums, tokens = done.sums, float(done.sums.tokens)
@@ -251,8 +236,6 @@ class Learner:
             warnings=self._mismatch_limits.warnings(float(done.largest_gap), mean_gap),
         )
 
-    # --- state --------------------------------------------------------------------------------------
-
     def merged_state(self) -> dict[str, Tensor]:
         """Return the adapted matrices with the adapter merged in, by their names in the base model."""
         if self._sharded:
@@ -266,10 +249,9 @@ class Learner:
     def _merge(self) -> dict[str, Tensor]:
         # A sharded matrix is put together by all ranks; only the one that serves has a use for it.
         merged = policy_model.merged_tensors(self.model)
-        return {name: tensor for name, tensor in merged if self.world.leads}
+        return {name: tensor for name, tensor in merged if self.world.rank == 0}
 
     def save_adapter(self, directory: Path) -> None:
-        """Write the adapter into ``directory`` in PEFT's format."""
         policy_model.save_adapter(self.model, directory)
 
     def state_dict(self) -> dict[str, Any]:
@@ -283,11 +265,7 @@ class Learner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore ``state`` on every rank.
-
-        Raises:
-            OsmosisError: It belongs to an adapter of another shape. The learner is then unusable.
-        """
+        """Restore ``state`` on every rank. If its adapter has another shape, the learner is then unusable."""
         self.world.share(("load", state))
         self._load(state)
 

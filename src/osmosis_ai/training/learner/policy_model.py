@@ -7,6 +7,7 @@ always off, since the learner must reproduce the sampling probabilities.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,43 +26,36 @@ if TYPE_CHECKING:
 ADAPTER = "default"
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PEFT_PREFIX = "base_model.model."
+# The files of a causal language model in transformers' format, without other formats of the same weights.
+_CONFIG_FILES = ["*.json"]
+_MODEL_FILES = [*_CONFIG_FILES, "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 
 
 def model_source(model_path: str, *, allow_download: bool = False, weights: bool = True) -> str:
-    """Return the folder that holds ``model_path``; what loads from it never asks the network."""
+    """Return the folder that holds ``model_path``, from which loading needs no network."""
     if model_path in served_models():
         return str(built_in_model(model_path).directory)
     if Path(model_path).is_dir():
         return model_path
-    return _snapshot(model_path, _MODEL_FILES if weights else _CONFIG_FILES, allow_download=allow_download)
-
-
-# What a causal language model in transformers' format consists of; other formats of the same weights are not.
-_CONFIG_FILES = ("*.json",)
-_MODEL_FILES = (*_CONFIG_FILES, "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken")
-
-
-def _snapshot(name: str, files: tuple[str, ...], *, allow_download: bool) -> str:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
+    files = _MODEL_FILES if weights else _CONFIG_FILES
     try:
-        folder: str = snapshot_download(name, local_files_only=not allow_download, allow_patterns=list(files))
+        folder: str = snapshot_download(model_path, local_files_only=not allow_download, allow_patterns=files)
     except HFValidationError as error:
         raise OsmosisError(
-            f"the model `{name}` cannot be loaded: it is not a built-in model, a folder or a name on the "
-            "Hugging Face hub.",
+            f"the model `{model_path}` cannot be loaded: it is not a built-in model, a folder or a name on the "
+            "Hugging Face hub."
         ) from error
     except LocalEntryNotFoundError as error:
-        where = "could not be fetched" if allow_download else "is not on this machine"
-        raise OsmosisError(
-            f"the model `{name}` cannot be loaded: it {where}.",
-            hint=None
-            if allow_download
-            else f"fetch it with `hf download {name}`, or set [advanced].allow_download = true",
-        ) from error
-    except OSError as error:  # no such repository, no right to it, no network
-        raise OsmosisError(f"the model `{name}` cannot be fetched: {error}") from error
+        where, hint = "could not be fetched", None
+        if not allow_download:
+            where = "is not on this machine"
+            hint = f"fetch it with `hf download {model_path}`, or set [advanced].allow_download = true"
+        raise OsmosisError(f"the model `{model_path}` cannot be loaded: it {where}.", hint=hint) from error
+    except OSError as error:  # no such repository, no access to it, no network
+        raise OsmosisError(f"the model `{model_path}` cannot be fetched: {error}") from error
     return folder
 
 
@@ -69,69 +63,52 @@ def load_policy(
     model_path: str, settings: TrainingSettings, device: torch.device, *, adapter: Path | None = None
 ) -> Any:
     """Load the base model and put an adapter on it."""
-    base = _load_base(model_path, settings, device)
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # the caller decides how progress is shown
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    source = model_source(model_path, allow_download=settings.allow_download)
+    try:
+        base = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+    except (OSError, ValueError, ImportError) as error:
+        raise OsmosisError(f"the model `{model_path}` cannot be loaded: {error}") from error
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             # peft asks transformers by a name that transformers is about to drop.
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
             torch.manual_seed(settings.seed)
-            policy = _with_adapter(base, model_path, settings, adapter)
+            if adapter is not None:
+                policy = PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
+            else:
+                lora = LoraConfig(
+                    r=settings.lora_rank,
+                    lora_alpha=settings.lora_alpha,
+                    lora_dropout=0.0,
+                    target_modules=settings.lora_targets,
+                    task_type="CAUSAL_LM",
+                )
+                policy = get_peft_model(base, lora)
+            # The adapter names its base model, not where this machine keeps the files.
+            policy.peft_config[ADAPTER].base_model_name_or_path = model_path
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         whence = f"the adapter in {adapter}" if adapter else f"an adapter on {settings.lora_targets}"
         raise OsmosisError(f"`{model_path}` cannot take {whence}: {error}") from error
-    switch_dropout_off(policy)
+    # Training mode must compute what inference mode computes.
+    for module in policy.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
     if device.type != "cpu":
         policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     # Recomputing activations works in training mode only; without dropout the two modes are the same.
     return policy.train()
 
 
-def _load_base(model_path: str, settings: TrainingSettings, device: torch.device) -> Any:
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    # How progress is shown is the caller's matter.
-    logging.disable_progress_bar()
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    source = model_source(model_path, allow_download=settings.allow_download)
-    try:
-        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
-    except (OSError, ValueError, ImportError) as error:
-        raise OsmosisError(f"the model `{model_path}` cannot be loaded: {error}") from error
-
-
-def _with_adapter(base: Any, model_path: str, settings: TrainingSettings, adapter: Path | None) -> Any:
-    from peft import LoraConfig, PeftModel, get_peft_model
-
-    if adapter is not None:
-        policy = PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
-    else:
-        policy = get_peft_model(
-            base,
-            LoraConfig(
-                r=settings.lora_rank,
-                lora_alpha=settings.lora_alpha,
-                lora_dropout=0.0,
-                target_modules=settings.lora_targets,
-                task_type="CAUSAL_LM",
-            ),
-        )
-    # What the adapter says it belongs to: the name, not where this machine keeps the files.
-    policy.peft_config[ADAPTER].base_model_name_or_path = model_path
-    return policy
-
-
-def switch_dropout_off(model: Any) -> None:
-    """Make training mode compute what inference mode computes."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
-
-
 def adapter_state(policy: Any) -> dict[str, Tensor]:
-    """Return the adapter's tensors on the CPU, by the names that PEFT stores them under."""
+    """Return the adapter's tensors on the CPU, by PEFT's names."""
     from peft import get_peft_model_state_dict
 
     state = get_peft_model_state_dict(policy, save_embedding_layers=False)
@@ -139,7 +116,6 @@ def adapter_state(policy: Any) -> dict[str, Tensor]:
 
 
 def load_adapter_state(policy: Any, state: dict[str, Tensor]) -> None:
-    """Put back what :func:`adapter_state` returned."""
     from peft import set_peft_model_state_dict
 
     if state.keys() != adapter_state(policy).keys():
@@ -151,13 +127,11 @@ def load_adapter_state(policy: Any, state: dict[str, Tensor]) -> None:
 
 
 def save_adapter(policy: Any, directory: Path) -> None:
-    """Write a PEFT adapter into ``directory``, which is created: weights and configuration, nothing else."""
-    import copy
-
+    """Write the weights and configuration of a PEFT adapter to a new ``directory``."""
     from safetensors.torch import save
 
     directory.mkdir(parents=True, exist_ok=True)
-    # Not by `save_file`, whose errors are not the system's own.
+    # `save_file` hides the system's errors.
     (directory / ADAPTER_WEIGHTS).write_bytes(save(adapter_state(policy), metadata={"format": "pt"}))
     config = copy.deepcopy(policy.peft_config[ADAPTER])
     config.inference_mode = True

@@ -27,11 +27,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from osmosis_ai.config.training import TrainingSettings
-    from osmosis_ai.training.learner.learner import Learner
 
 T = TypeVar("T")
 
-# For what was under way when one was lost: it may wait in a driver for an answer that never comes.
+# Grace for running work when a process is lost: it may wait in a driver forever.
 GIVE_UP_S = 10.0
 # From a broken connection to the end of the process that held its other end.
 LOSS_S = 2.0
@@ -39,7 +38,7 @@ STOP_GRACE_S = 10.0
 
 
 class LearnerSpec(Protocol):
-    """Whose learner it is; a run's spec has it."""
+    """The arguments of a learner, which a run's spec has."""
 
     @property
     def model_path(self) -> str: ...
@@ -52,7 +51,7 @@ class LearnerSpec(Protocol):
 
 
 class LearnerProcessLostError(OsmosisError):
-    """A process of the learner ended while the run was under way; another session can go on."""
+    """A process of the learner ended during the run; another session can resume."""
 
 
 class LearnerRanks:
@@ -66,7 +65,6 @@ class LearnerRanks:
         self._before: dict[str, str | None] = {}
 
     async def __aenter__(self) -> Self:
-        """Start them."""
         from osmosis_ai.training.learner.distributed import World
 
         if World.is_joined():
@@ -74,13 +72,27 @@ class LearnerRanks:
                 "this process is still connected with those of an earlier learner, one of which was lost.",
                 hint="train in a new Python process; the run resumes from its last checkpoint",
             )
-        size = self._spec.settings.learner_processes
+        spec, size, path = self._spec, self._spec.settings.learner_processes, self._directory / "learner.json"
         meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         self._directory.mkdir(exist_ok=True)
-        write_json(self._directory / "learner.json", _learner_document(self._spec), durable=False)
+        document = {
+            "model_path": spec.model_path,
+            "settings": spec.settings.model_dump(mode="json", exclude={"ignored"}),
+            "device": spec.device,
+            "adapter": str(spec.adapter.resolve()) if spec.adapter else None,
+        }
+        write_json(path, document, durable=False)
         try:
             for rank in range(1, size):
-                self._ranks.append(self._rank(rank, meeting))
+                follower = ServiceSpec(
+                    name=f"process {rank} of the learner",
+                    command=[sys.executable, "-m", "osmosis_ai.training.learner.ranks", str(path)],
+                    env={**self._environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    cwd=Path.cwd(),
+                    log_path=self._directory / f"process-{rank}.log",
+                    stop_grace_s=STOP_GRACE_S,
+                )
+                self._ranks.append(Service(follower))
                 await self._ranks[-1].start()
         except BaseException:
             await self.__aexit__()
@@ -98,31 +110,37 @@ class LearnerRanks:
         await asyncio.gather(*(rank.stop() for rank in self._ranks))
         from osmosis_ai.training.learner.distributed import World
 
-        World.drop()  # nothing is left of it when the learner was closed in order
+        World.drop()  # no effect if the learner was closed in order
 
     async def run_blocking(self, work: Callable[[], T]) -> T:
-        """Do in a thread what waits for them; raises OsmosisError when one of them ends before."""
+        """Run ``work`` in a thread; raise OsmosisError if a follower ends first."""
         # A daemon thread: a waiter for a missing rank must not block process exit.
         done: Future[T] = Future()
-        threading.Thread(target=_fulfil, args=(done, work), name="learner-start", daemon=True).start()
+
+        def fulfil() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:  # the thread's edge: the future reports it
+                done.set_exception(error)
+
+        threading.Thread(target=fulfil, name="learner-start", daemon=True).start()
         doing = asyncio.wrap_future(done)
         async with self._deaths() as deaths:
             waiting: set[asyncio.Future[Any]] = {doing, *deaths}
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not doing.done() and (loss := self._loss()):
-                # That it waits in vain is no news: it is called off next, and nobody asks how it ended.
+                # The work is cancelled next, and its outcome does not matter.
                 doing.add_done_callback(lambda late: late.cancelled() or late.exception())
                 raise loss
             return await doing
 
     async def run(self, work: Coroutine[Any, Any, T], abandon: Callable[[], None]) -> T:
-        """Do ``work`` for as long as all of them live."""
         doing = asyncio.ensure_future(work)
         try:
             async with self._deaths() as deaths:
                 await asyncio.wait({doing, *deaths}, return_when=asyncio.FIRST_COMPLETED)
                 if doing.done() and isinstance(doing.exception(), RuntimeError):
-                    # So torch says that a peer does not answer; the system takes a moment to say that it ended.
+                    # torch reports a silent peer this way. Its end becomes visible a moment later.
                     await asyncio.wait(deaths, timeout=LOSS_S, return_when=asyncio.FIRST_COMPLETED)
                 elif doing.done():
                     return doing.result()
@@ -141,7 +159,6 @@ class LearnerRanks:
 
     @asynccontextmanager
     async def _deaths(self) -> AsyncIterator[list[asyncio.Task[ServiceError]]]:
-        """Wait for the end of each of them while the block lasts."""
         deaths = [asyncio.create_task(rank.death()) for rank in self._ranks]
         try:
             yield deaths
@@ -151,54 +168,18 @@ class LearnerRanks:
             await asyncio.gather(*deaths, return_exceptions=True)
 
     def _loss(self) -> ServiceError | None:
-        """Return why one of them is not there any more; None while all are."""
         return next((failure for rank in self._ranks if (failure := rank.failure()) is not None), None)
-
-    def _rank(self, rank: int, meeting: Mapping[str, str]) -> Service:
-        document = str(self._directory / "learner.json")
-        return Service(
-            ServiceSpec(
-                name=f"process {rank} of the learner",
-                command=[sys.executable, "-m", "osmosis_ai.training.learner.ranks", document],
-                env={**self._environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                cwd=Path.cwd(),
-                log_path=self._directory / f"process-{rank}.log",
-                stop_grace_s=STOP_GRACE_S,
-            )
-        )
-
-
-def _fulfil(done: Future[T], work: Callable[[], T]) -> None:
-    try:
-        done.set_result(work())
-    except BaseException as error:  # the edge of the thread: the future reports it
-        done.set_exception(error)
-
-
-def _learner_document(spec: LearnerSpec) -> dict[str, object]:
-    return {
-        "model_path": spec.model_path,
-        "settings": spec.settings.model_dump(mode="json", exclude={"ignored"}),
-        "device": spec.device,
-        "adapter": str(spec.adapter.resolve()) if spec.adapter else None,
-    }
-
-
-def read_learner(document: Path) -> Learner:
-    """Make the learner that a trainer wrote down."""
-    from osmosis_ai.config.training import TrainingSettings
-    from osmosis_ai.training.learner.learner import Learner
-
-    written = json.loads(document.read_text(encoding="utf-8"))
-    adapter = Path(written["adapter"]) if written["adapter"] else None
-    settings = TrainingSettings(**written["settings"])
-    return Learner(written["model_path"], settings, written["device"], adapter=adapter)
 
 
 def main(document: str) -> None:
-    """Follow the leader until it is done."""
+    from osmosis_ai.config.training import TrainingSettings
+    from osmosis_ai.training.learner.learner import Learner
+
     watch_parent()
-    read_learner(Path(document)).follow()
+    written = json.loads(Path(document).read_text(encoding="utf-8"))
+    adapter = Path(written["adapter"]) if written["adapter"] else None
+    settings = TrainingSettings(**written["settings"])
+    Learner(written["model_path"], settings, written["device"], adapter=adapter).follow()
 
 
 if __name__ == "__main__":

@@ -20,8 +20,6 @@ _SAME_REWARD = 1e-9
 
 @dataclass(frozen=True)
 class GroupStatistics:
-    """What the rewards of one batch look like."""
-
     groups: int
     groups_zero_variance: int
     groups_too_few_scores: int
@@ -42,8 +40,6 @@ class GroupStatistics:
 
 @dataclass(frozen=True)
 class GroupAdvantages:
-    """The result of :func:`group_advantages`."""
-
     advantages_PG: list[list[float | None]]
     statistics: GroupStatistics
 
@@ -65,39 +61,23 @@ def group_advantages(
         rewards_PG: Reward of each sample of each group; None if missing.
         normalise: Divide by the group's sample standard deviation.
     """
-    scored_PG = [[_finite_or_none(reward) for reward in rewards_G] for rewards_G in rewards_PG]
-    advantages_PG = [_advantages(rewards_G, normalise=normalise) for rewards_G in scored_PG]
-    return GroupAdvantages(advantages_PG, _statistics(scored_PG, advantages_PG))
-
-
-def _finite_or_none(reward: float | None) -> float | None:
-    return float(reward) if reward is not None and math.isfinite(reward) else None
-
-
-def _scores(rewards_G: Sequence[float | None]) -> list[float]:
-    return [reward for reward in rewards_G if reward is not None]
-
-
-def _advantages(rewards_G: Sequence[float | None], *, normalise: bool) -> list[float | None]:
-    scores = _scores(rewards_G)
-    if len(scores) < 2 or _all_equal(scores):
-        return [None] * len(rewards_G)
-    mean = fmean(scores)
-    scale = stdev(scores) + STD_FLOOR if normalise else 1.0
-    return [None if reward is None else (reward - mean) / scale for reward in rewards_G]
-
-
-def _all_equal(scores: Sequence[float]) -> bool:
-    return max(scores) - min(scores) <= _SAME_REWARD
-
-
-def _statistics(
-    rewards_PG: Sequence[Sequence[float | None]], advantages_PG: Sequence[Sequence[float | None]]
-) -> GroupStatistics:
-    scores_P = [_scores(rewards_G) for rewards_G in rewards_PG]
+    advantages_PG: list[list[float | None]] = []
+    scores_P: list[list[float]] = []
+    for rewards_G in rewards_PG:
+        rewards = [
+            None if reward is None or not math.isfinite(reward) else float(reward) for reward in rewards_G
+        ]
+        scores = [reward for reward in rewards if reward is not None]
+        scores_P.append(scores)
+        if len(scores) < 2 or _all_equal(scores):
+            advantages_PG.append([None] * len(rewards))
+        else:
+            mean = fmean(scores)
+            scale = stdev(scores) + STD_FLOOR if normalise else 1.0
+            advantages_PG.append([None if reward is None else (reward - mean) / scale for reward in rewards])
     scores = [score for group in scores_P for score in group]
     samples = sum(len(rewards_G) for rewards_G in rewards_PG)
-    return GroupStatistics(
+    statistics = GroupStatistics(
         groups=len(scores_P),
         groups_zero_variance=sum(len(group) >= 2 and _all_equal(group) for group in scores_P),
         groups_too_few_scores=sum(len(group) < 2 for group in scores_P),
@@ -109,3 +89,8 @@ def _statistics(
         reward_min=min(scores, default=None),
         reward_max=max(scores, default=None),
     )
+    return GroupAdvantages(advantages_PG, statistics)
+
+
+def _all_equal(scores: Sequence[float]) -> bool:
+    return max(scores) - min(scores) <= _SAME_REWARD

@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.training.objective.losses import BatchTotals
-from osmosis_ai.training.objective.sequences import NOT_SAMPLED
+from osmosis_ai.training.objective.sequences import NOT_SAMPLED, TokenSequence
 
 PADDING_ID = 0  # never read: what is computed from it is masked
 
@@ -27,21 +26,6 @@ class UnsampledTokenError(OsmosisError):
     """Tokens are marked as sampled that no policy sampled: an error in the recording."""
 
     default_code = "INTERNAL"
-
-
-class SampledSequence(Protocol):
-    """Tokens as they were sampled; the four lists have one entry for each token."""
-
-    @property
-    def ids(self) -> Sequence[int]: ...
-    @property
-    def mask(self) -> Sequence[int]: ...
-    @property
-    def logprobs(self) -> Sequence[float]: ...
-    @property
-    def versions(self) -> Sequence[int]: ...
-    @property
-    def rollout_id(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -58,8 +42,6 @@ class TrainingRow:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward and backward pass needs."""
-
     ids_BT: Tensor
     columns_K: Tensor
     targets_BK: Tensor
@@ -71,7 +53,7 @@ class MicroBatch:
 
 
 def training_rows(
-    sequences: Sequence[SampledSequence], advantages: Sequence[float]
+    sequences: Sequence[TokenSequence], advantages: Sequence[float]
 ) -> tuple[list[TrainingRow], int]:
     """Pair sequences with advantages; those in which nothing was sampled are left out."""
     if len(sequences) != len(advantages):
@@ -81,7 +63,15 @@ def training_rows(
         lengths = {len(sequence.ids), len(sequence.mask), len(sequence.logprobs), len(sequence.versions)}
         if len(lengths) > 1:
             raise ValueError(f"the lists of rollout {sequence.rollout_id} differ in length")
-        _require_sampled(sequence)
+        # Prompts and tool replies have no version, so a mask that covers them is detected.
+        marked = zip(sequence.mask, sequence.versions, strict=True)
+        strangers = sum(1 for is_sampled, version in marked if is_sampled and version <= NOT_SAMPLED)
+        if strangers:
+            raise UnsampledTokenError(
+                f"{strangers} of {len(sequence.ids)} tokens of rollout {sequence.rollout_id} are marked as sampled, but "
+                "no policy sampled them (prompt, tool reply or template); learning from them would teach the "
+                "policy to talk like its users and tools, so nothing was learned."
+            )
         response_lengths[sequence.rollout_id] += sum(sequence.mask[1:])
     rows = [
         TrainingRow(
@@ -98,20 +88,7 @@ def training_rows(
     return rows, sum(length > 0 for length in response_lengths.values())
 
 
-def _require_sampled(sequence: SampledSequence) -> None:
-    """Check versions: prompts and tool replies have none, so a mask that covers them is detected."""
-    marked = zip(sequence.mask, sequence.versions, strict=True)
-    strangers = sum(1 for is_sampled, version in marked if is_sampled and version <= NOT_SAMPLED)
-    if strangers:
-        raise UnsampledTokenError(
-            f"{strangers} of {len(sequence.ids)} tokens of rollout {sequence.rollout_id} are marked as sampled, but "
-            "no policy sampled them (prompt, tool reply or template); learning from them would teach the "
-            "policy to talk like its users and tools, so nothing was learned."
-        )
-
-
 def batch_totals(rows: Sequence[TrainingRow], rollouts: int, max_response_length: int) -> BatchTotals:
-    """Count what the step's means divide by."""
     tokens = sum(sum(row.mask[1:]) for row in rows)
     return BatchTotals(rollouts=rollouts, tokens=tokens, max_response_length=max_response_length)
 
@@ -128,7 +105,6 @@ def plan_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int
 
 
 def collate(rows: Sequence[TrainingRow], device: torch.device) -> MicroBatch:
-    """Make the tensors of a micro-batch on ``device``."""
     longest = max(len(row.ids) for row in rows)
     mask_BS = _padded([row.mask for row in rows], longest, torch.bool)[:, 1:]
     columns_K = mask_BS.any(0).nonzero()[:, 0]

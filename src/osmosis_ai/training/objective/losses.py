@@ -1,4 +1,8 @@
-"""Policy-gradient losses over sampled tokens, as defined in their papers.
+"""Log-probabilities of sampled tokens, and policy-gradient losses over them, as defined in their papers.
+
+Log-probabilities are computed in float32 over the whole distribution, since a truncated one (top-p) is no valid basis
+for a policy gradient. With 150,000 tokens, float32 logits would be the largest tensors in memory. They are therefore
+computed for one chunk of positions at a time, and again in the backward pass.
 
 Axes: B sequences, T positions. Position t of ``logprobs_BT`` is the log-probability of token t + 1
 given the tokens before it, so all tensors are aligned with the *predicted* token. A masked
@@ -11,14 +15,59 @@ and the weight defines how tokens are averaged. The weights' denominators cover 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import LossType
+
+
+# Numbers in the float32 logits of one chunk: 256 MiB.
+CHUNK_ELEMENTS = 2**26
+
+
+def sampled_logprobs(logits_BKV: Tensor, targets_BK: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return the targets' log-probabilities and the distributions' entropies, both B x K, float32."""
+    vocabulary = logits_BKV.shape[-1]
+    logits_NV, targets_N = logits_BKV.reshape(-1, vocabulary), targets_BK.reshape(-1)
+    size = max(1, CHUNK_ELEMENTS // vocabulary)
+    chunks = list(zip(logits_NV.split(size), targets_N.split(size), strict=True))
+    compute: Callable[..., tuple[Tensor, Tensor]] = _chunk_logprobs
+    if len(chunks) > 1:  # computed again in the backward pass
+        compute = partial(checkpoint, _chunk_logprobs, use_reentrant=False)
+    parts = [compute(logits_nV, targets_n, temperature) for logits_nV, targets_n in chunks]
+    logprobs_N, entropies_N = (torch.cat(column) for column in zip(*parts, strict=True))
+    return logprobs_N.view_as(targets_BK), entropies_N.view_as(targets_BK)
+
+
+def surprise_moments(logits_BKV: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return the mean and the variance of -log p(y) over y drawn from each distribution, both B x K, float32."""
+    vocabulary = logits_BKV.shape[-1]
+    means, variances = [], []
+    for logits_nV in logits_BKV.detach().reshape(-1, vocabulary).split(max(1, CHUNK_ELEMENTS // vocabulary)):
+        logprobs_nV = torch.log_softmax(logits_nV.float() / temperature, -1)
+        weighted_nV = logprobs_nV.exp() * logprobs_nV
+        mean_n = -weighted_nV.sum(-1)
+        means.append(mean_n)
+        variances.append(((weighted_nV * logprobs_nV).sum(-1) - mean_n**2).clamp(min=0))
+    shape = logits_BKV.shape[:-1]
+    return torch.cat(means).view(shape), torch.cat(variances).view(shape)
+
+
+def _chunk_logprobs(logits_nV: Tensor, targets_n: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    scaled_nV = logits_nV.float() / temperature
+    log_normaliser_n = torch.logsumexp(scaled_nV, -1)
+    logprobs_n = scaled_nV.gather(1, targets_n[:, None])[:, 0] - log_normaliser_n
+    with torch.no_grad():
+        probabilities_nV = (scaled_nV - log_normaliser_n[:, None]).exp()
+        entropies_n = log_normaliser_n - (probabilities_nV * scaled_nV).sum(-1)
+    return logprobs_n, entropies_n
 
 
 @dataclass(frozen=True)
@@ -28,20 +77,6 @@ class BatchTotals:
     rollouts: int
     tokens: int
     max_response_length: int
-
-
-@dataclass(frozen=True)
-class LossOutput:
-    """One micro-batch's share of the step's loss."""
-
-    loss: Tensor
-    ratio_BT: Tensor
-    clipped_BT: Tensor
-    approx_kl_BT: Tensor
-
-    def clip_fraction(self, mask_BT: Tensor) -> float:
-        """Share of the sampled tokens whose gradient is clipped."""
-        return float(self.clipped_BT.sum() / mask_BT.sum())
 
 
 def policy_loss(
@@ -58,26 +93,21 @@ def policy_loss(
     importance_BT: Tensor | None = None,
     base_logprobs_BT: Tensor | None = None,
     kl_coef: float = 0.0,
-) -> LossOutput:
-    """Return the loss named ``loss_type``."""
+) -> Tensor:
+    """Return one micro-batch's share of the step's loss."""
     mask_BT = mask_BT.to(logprobs_BT.dtype)
     lengths_B = mask_BT.sum(1) if response_lengths_B is None else response_lengths_B.to(logprobs_BT.dtype)
     log_ratio_BT = _where_sampled(logprobs_BT - old_logprobs_BT, mask_BT)
     ratio_BT = _RATIOS[loss_type](log_ratio_BT, mask_BT)
     weight_BT = _WEIGHTS[loss_type](mask_BT, lengths_B, totals)
-
-    advantages_B1 = advantages_B[:, None]
-    objective_BT = clipped_objective(ratio_BT, advantages_B1, clip_low, clip_high)
+    objective_BT = clipped_objective(ratio_BT, advantages_B[:, None], clip_low, clip_high)
     if importance_BT is not None:
         objective_BT = objective_BT * importance_BT
     if kl_coef > 0:
         if base_logprobs_BT is None:
             raise ValueError("kl_coef > 0 needs the base model's log-probabilities")
         objective_BT = objective_BT - kl_coef * k3_divergence(logprobs_BT, base_logprobs_BT, mask_BT)
-    with torch.no_grad():
-        clipped_BT = mask_BT.bool() & _gradient_is_clipped(ratio_BT, advantages_B1, clip_low, clip_high)
-        approx_kl_BT = log_ratio_BT.exp() - 1 - log_ratio_BT
-    return LossOutput(-(weight_BT * objective_BT).sum(), ratio_BT.detach(), clipped_BT, approx_kl_BT.detach())
+    return -(weight_BT * objective_BT).sum()
 
 
 def drift(
@@ -90,12 +120,16 @@ def drift(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return the drift from the sampling policy: the share beyond the clip, and the k3 estimate of the divergence."""
+    """Return the drift from the sampling policy: the tokens beyond the clip, and the k3 estimate of the divergence.
+
+    A token beyond the clip gets no gradient, unless its loss corrects for the sampling policy by importance weights.
+    """
     mask_BT = mask_BT.to(logprobs_BT.dtype)
     log_ratio_BT = _where_sampled(logprobs_BT.detach() - sampled_logprobs_BT, mask_BT)
-    ratio_BT = _RATIOS[loss_type](log_ratio_BT, mask_BT)
-    beyond_BT = _gradient_is_clipped(ratio_BT, advantages_B[:, None], clip_low, clip_high)
-    return mask_BT.bool() & beyond_BT, log_ratio_BT.exp() - 1 - log_ratio_BT
+    ratio_BT, advantages_B1 = _RATIOS[loss_type](log_ratio_BT, mask_BT), advantages_B[:, None]
+    too_high_BT = (advantages_B1 > 0) & (ratio_BT > 1 + clip_high)
+    too_low_BT = (advantages_B1 < 0) & (ratio_BT < 1 - clip_low)
+    return mask_BT.bool() & (too_high_BT | too_low_BT), log_ratio_BT.exp() - 1 - log_ratio_BT
 
 
 def token_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:  # noqa: ARG001 - one shape for all ratios
@@ -155,11 +189,3 @@ def truncated_importance(
 def _where_sampled(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
     # Not a product: a masked position may hold an infinity, and 0 times that is no number.
     return torch.where(mask_BT.bool(), values_BT, torch.zeros_like(values_BT))
-
-
-def _gradient_is_clipped(
-    ratio_BT: Tensor, advantages_B1: Tensor, clip_low: float, clip_high: float
-) -> Tensor:
-    too_high_BT = (advantages_B1 > 0) & (ratio_BT > 1 + clip_high)
-    too_low_BT = (advantages_B1 < 0) & (ratio_BT < 1 - clip_low)
-    return too_high_BT | too_low_BT

@@ -26,8 +26,6 @@ NOT_SAMPLED = -1
 
 @dataclass(eq=False)
 class SampledTurn:
-    """One answered call."""
-
     parent: SampledTurn | None
     given: array[int]
     sampled: array[int]

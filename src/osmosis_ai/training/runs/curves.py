@@ -1,4 +1,4 @@
-"""Curves of a training run, read from its directory. A curve point with an interval is one value.
+"""Curves of a training run, read from its directory, and a line about its newest validation.
 
 Missing data is omitted. Reading stops at the first damaged line of the history, which is reported.
 """
@@ -12,12 +12,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from osmosis_ai.api.wire.training_runs import ValidatedRows
 from osmosis_ai.errors import OsmosisError, reason_of
 from osmosis_ai.evaluation.lenient_json import as_number, as_table
-from osmosis_ai.evaluation.metrics import LEAST_SCORED
+from osmosis_ai.evaluation.metrics import LEAST_SCORED, describe_few_scored
 from osmosis_ai.evaluation.run_log import parse_line
 from osmosis_ai.files import open_regular
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
@@ -36,25 +36,25 @@ from osmosis_ai.training.runs.metrics import (
     read_history,
 )
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.training.runs.validation_headline import CURVES, ValidationHeadline
+from osmosis_ai.ui.numbers import percent
 
 _MOST_LOG_BYTES = 32 << 20
-LARGEST_STEP = 2**53 - 1
-"""What any chart and any reader of JSON can still tell from the next one."""
+LARGEST_STEP = 2**53 - 1  # the largest integer that every chart and JSON reader represents exactly
 _INTERVALS = {
     TRAINING_REWARD: (TRAINING_REWARD_LOW, TRAINING_REWARD_HIGH),
     VALIDATION_REWARD: (VALIDATION_REWARD_LOW, VALIDATION_REWARD_HIGH),
 }
-_BESIDE_A_VALUE = {key for ends in _INTERVALS.values() for key in ends} | {
-    VALIDATION_SCORED,
-    VALIDATION_PLANNED,
-}
-"""Metrics that say something of another one's value."""
+# The metrics of a headline.
+CURVES = (VALIDATION_REWARD, *_INTERVALS[VALIDATION_REWARD], VALIDATION_SCORED, VALIDATION_PLANNED)
+# Metrics that qualify another one's value.
+_QUALIFIERS = {*_INTERVALS[TRAINING_REWARD], *CURVES[1:]}
+LEAST_WORDS = percent(LEAST_SCORED, digits=0)
+_MOST_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class CurveValue:
-    """A metric after a step; ``over`` is how many it stands on, ``of`` how many there should have been."""
+    """A metric after a step; ``over`` is its sample size, ``of`` the planned one."""
 
     step: int
     value: float
@@ -65,7 +65,7 @@ class CurveValue:
 
     @property
     def is_hollow(self) -> bool:
-        """Whether it stands on too little of what it was to stand on."""
+        """Whether too few of the planned samples have a score."""
         return self.over is not None and self.of is not None and self.over < LEAST_SCORED * self.of
 
 
@@ -80,8 +80,6 @@ class ViewedCurve:
 
 @dataclass(frozen=True, slots=True)
 class CurveMark:
-    """What happened at a step: a ``checkpoint``, a ``restart`` or a ``warning``."""
-
     step: int
     kind: Literal["checkpoint", "restart", "warning"]
     text: str
@@ -89,7 +87,7 @@ class CurveMark:
 
 @dataclass(frozen=True, slots=True)
 class SavedAdapter:
-    """A saved adapter; ``deployment`` is None where it was never deployed, and on this machine."""
+    """A saved adapter; ``deployment`` is None if it was never deployed, and on this machine."""
 
     name: str
     step: int
@@ -98,17 +96,85 @@ class SavedAdapter:
     deployment: str | None = None
 
 
+class ValidationHeadline(BaseModel):
+    """One-line summary of a run's newest validation, in the format of an evaluation's summary.
+
+    All data come from the run's curves, so it works for runs on any platform; one that measures less shows less.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    step: int
+    reward: float | None = None
+    low: float | None = None
+    high: float | None = None
+    scored: int | None = None
+    planned: int | None = None
+    warnings: list[str] = []
+
+    @classmethod
+    def of(cls, curves: Mapping[str, Sequence[tuple[int, float]]]) -> ValidationHeadline | None:
+        """Return the headline of the newest validation; None before the first one."""
+        last = [points[-1][0] for key in CURVES if (points := curves.get(key))]
+        if not last:
+            return None
+        step = max(last)
+        # What this validation did not measure is absent; an older validation's number must not replace it.
+        values = {key: value for key in CURVES for at, value in curves.get(key, ())[-1:] if at == step}
+        reward, low, high, *counts = (values.get(key) for key in CURVES)
+        scored, planned = map(_whole, counts)
+        few = describe_few_scored(scored, planned) if scored is not None and planned is not None else None
+        return cls(
+            step=step,
+            reward=reward,
+            low=low,
+            high=high,
+            scored=scored,
+            planned=planned,
+            warnings=[few] if few else [],
+        )
+
+    @property
+    def reward_words(self) -> str:
+        """The reward and its interval, as in ``0.625 (0.430 – 0.810) after step 20``."""
+        if self.reward is None:
+            return f"none scored after step {self.step}"
+        known = self.low is not None and self.high is not None
+        interval = f" ({self.low:.3f} – {self.high:.3f})" if known else ""
+        return f"{self.reward:.3f}{interval} after step {self.step}"
+
+    @property
+    def scored_words(self) -> str | None:
+        """The sample size, as in ``18 of 20 planned``; None if unknown."""
+        if self.scored is None or self.planned is None:
+            return None
+        return f"{self.scored:,} of {self.planned:,} planned"
+
+    @property
+    def words(self) -> str:
+        scored = f"; scored {self.scored_words}" if self.scored_words else ""
+        return f"validation{':' if self.reward is None else ' reward'} {self.reward_words}{scored}"
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        """Yield a label and a text for each line of a summary."""
+        yield "Validation reward", self.reward_words
+        if self.scored_words:
+            yield "Validation scored", self.scored_words
+        for warning in self.warnings:
+            yield "Warning", f"validation: {warning}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.model_dump(mode="json"), "words": self.words}
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingCurves:
-    """The curves of a training run, what happened on the way, and what it saved."""
-
     curves: Sequence[ViewedCurve] = ()
     marks: Sequence[CurveMark] = ()
     checkpoints: Sequence[SavedAdapter] = ()
     validation: ValidatedRows | None = None
 
     def points(self, key: str) -> Sequence[CurveValue]:
-        """Return a curve's points; none where there is no such curve."""
         return next((curve.points for curve in self.curves if curve.key == key), ())
 
     def hollow_validations(self) -> list[int]:
@@ -116,12 +182,23 @@ class TrainingCurves:
         return [point.step for point in self.points(VALIDATION_REWARD) if point.is_hollow]
 
     def headline(self) -> ValidationHeadline | None:
-        """Return what the newest validation came to; None before there is one."""
-        told: dict[str, list[tuple[int, float]]] = {}
-        for last in self.points(VALIDATION_REWARD)[-1:]:
-            values = zip(CURVES, (last.value, last.low, last.high, last.over, last.of), strict=True)
-            told = {key: [(last.step, value)] for key, value in values if value is not None}
-        return ValidationHeadline.of(told)
+        """Return the summary of the newest validation; None before the first one."""
+        points = self.points(VALIDATION_REWARD)
+        if not points:
+            return None
+        last = points[-1]
+        values = zip(CURVES, (last.value, last.low, last.high, last.over, last.of), strict=True)
+        return ValidationHeadline.of(
+            {key: [(last.step, value)] for key, value in values if value is not None}
+        )
+
+
+def after_steps(steps: Sequence[int]) -> str:
+    """Format steps as ``steps 5, 10``, at most the last ten; empty without any."""
+    listed = ", ".join(str(step) for step in steps[-_MOST_STEPS:])
+    if len(steps) <= _MOST_STEPS:
+        return f"step{'s' * (len(steps) > 1)} {listed}" if steps else ""
+    return f"{len(steps)} steps, the last of them {listed}"
 
 
 def viewed_curves(
@@ -132,18 +209,13 @@ def viewed_curves(
     order = [*(key for key in titles if key in metrics), *(key for key in metrics if key not in titles)]
     curves = []
     for key in order:
-        if key in _BESIDE_A_VALUE:
+        if key in _QUALIFIERS:
             continue
         low, high = (dict(metrics.get(end, ())) for end in _INTERVALS.get(key, ("", "")))
-        validated = key in (VALIDATION_REWARD, VALIDATION_PASS_RATE)
+        over, of = (scored, planned) if key in (VALIDATION_REWARD, VALIDATION_PASS_RATE) else ({}, {})
         points = [
             CurveValue(
-                step,
-                value,
-                low=low.get(step),
-                high=high.get(step),
-                over=_whole(scored.get(step)) if validated else None,
-                of=_whole(planned.get(step)) if validated else None,
+                step, value, low.get(step), high.get(step), _whole(over.get(step)), _whole(of.get(step))
             )
             for step, value in metrics[key]
         ]
@@ -157,8 +229,6 @@ def _whole(count: float | None) -> int | None:
 
 @dataclass(frozen=True)
 class RecordedTraining:
-    """What a training directory tells of its run."""
-
     directory: TrainingDirectory
     records: Sequence[StepRecord]
     sessions: Sequence[Mapping[str, Any]]
@@ -166,64 +236,54 @@ class RecordedTraining:
 
     @classmethod
     def read(cls, directory: TrainingDirectory) -> RecordedTraining:
-        """Read a directory; what is damaged is said, not raised."""
+        """Read a directory; damage is reported in ``problems``, not raised."""
         records, problems = _readable_history(directory.metrics)
         return cls(directory, records, tuple(_session_plans(directory.log)), problems)
 
     @property
     def last_step(self) -> int:
-        """The newest step's number; 0 before there is one."""
         return self.records[-1].step if self.records else 0
 
     @property
     def total_steps(self) -> int | None:
-        """How many steps there are to be, as the newest session said."""
         total = self.planned("total_steps")
         return total if isinstance(total, int) else None
 
     @property
     def ended_at(self) -> datetime | None:
-        """When the newest step ended; None before there is one, and for what no calendar has."""
+        """End of the newest step; None before the first one, and for an impossible timestamp."""
         try:
             return datetime.fromtimestamp(self.records[-1].timestamp_ms / 1000, timezone.utc)
         except (IndexError, ValueError, OverflowError, OSError, TypeError):
             return None
 
     def planned(self, name: str) -> Any:
-        """Return what the newest session said of its plan; None where it did not."""
         return self.sessions[-1].get(name) if self.sessions else None
 
     def newest(self, key: str) -> float | None:
-        """Return a metric of the newest step that has it."""
         return next((record.metrics[key] for record in reversed(self.records) if key in record.metrics), None)
 
     def curves(self) -> TrainingCurves:
-        """Return the run's curves, what happened on the way, and what it saved."""
-        return _curves(self.records, self.sessions, self.directory)
-
-
-def _curves(
-    records: Sequence[StepRecord], sessions: Sequence[Mapping[str, Any]], directory: TrainingDirectory
-) -> TrainingCurves:
-    metrics: dict[str, list[tuple[int, float]]] = {}
-    marks, validation = [], None
-    for record in records:
-        for key, value in record.metrics.items():
-            metrics.setdefault(key, []).append((record.step, value))
-        marks += [CurveMark(record.step, "warning", warning) for warning in record.warnings]
-        if record.validation_rewards:
-            with suppress(ValidationError):
-                validation = ValidatedRows(step=record.step, rewards=dict(record.validation_rewards))
-    marks += restarts(sessions)
-    saved = [
-        SavedAdapter(checkpoint.directory.name, checkpoint.step, reward_at(metrics, checkpoint.step), size)
-        for checkpoint in checkpoints_in(directory.checkpoints)
-        if (size := _size(checkpoint.adapter_dir)) is not None
-    ]
-    marks += [CurveMark(adapter.step, "checkpoint", adapter.name) for adapter in saved]
-    return TrainingCurves(
-        viewed_curves(metrics), sorted(marks, key=lambda mark: mark.step), saved, validation=validation
-    )
+        metrics: dict[str, list[tuple[int, float]]] = {}
+        marks, validation = [], None
+        for record in self.records:
+            for key, value in record.metrics.items():
+                metrics.setdefault(key, []).append((record.step, value))
+            marks += [CurveMark(record.step, "warning", warning) for warning in record.warnings]
+            if record.validation_rewards:
+                with suppress(ValidationError):
+                    validation = ValidatedRows(step=record.step, rewards=dict(record.validation_rewards))
+        marks += restarts(self.sessions)
+        saved = [
+            SavedAdapter(
+                checkpoint.directory.name, checkpoint.step, reward_at(metrics, checkpoint.step), size
+            )
+            for checkpoint in checkpoints_in(self.directory.checkpoints)
+            if (size := _size(checkpoint.adapter_dir)) is not None
+        ]
+        marks += [CurveMark(adapter.step, "checkpoint", adapter.name) for adapter in saved]
+        marks.sort(key=lambda mark: mark.step)
+        return TrainingCurves(viewed_curves(metrics), marks, saved, validation=validation)
 
 
 def restarts(sessions: Iterable[Mapping[str, Any]]) -> Iterator[CurveMark]:
@@ -235,43 +295,39 @@ def restarts(sessions: Iterable[Mapping[str, Any]]) -> Iterator[CurveMark]:
 
 
 def marked_warnings(lines: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[CurveMark]:
-    """Yield a mark for each line of a log that warns of a training step, once however often it was made."""
-    told = set()
+    """Yield a mark for each different warning of a training step in a log."""
+    found = set()
     for message, facts in lines:
         step = facts.get("training_step")
-        if isinstance(step, int) and 0 <= step <= LARGEST_STEP and (step, message) not in told:
-            told.add((step, message))
+        if isinstance(step, int) and 0 <= step <= LARGEST_STEP and (step, message) not in found:
+            found.add((step, message))
             yield CurveMark(step, "warning", message)
 
 
 def _readable_history(path: Path) -> tuple[tuple[StepRecord, ...], tuple[str, ...]]:
-    """Return the steps of a history up to the first that is damaged, and a sentence about that one."""
+    """Return the steps of a history up to the first damaged one, and a sentence about that one."""
     records: list[StepRecord] = []
+    problem = None
     try:
         for record in read_history(path):
             if not isinstance(record.metrics, dict):
-                return tuple(records), (
-                    f"`{path}` is damaged: a step has no metrics. The steps before are shown.",
+                problem = f"`{path}` is damaged: a step has no metrics. The steps before are shown."
+                break
+            warnings = record.warnings if isinstance(record.warnings, list) else []
+            records.append(
+                replace(
+                    record,
+                    step=max(0, min(record.step, LARGEST_STEP)),
+                    metrics=_numbers(record.metrics),
+                    warnings=[each for each in warnings if isinstance(each, str)],
+                    validation_rewards=_numbers(as_table(record.validation_rewards)),
                 )
-            records.append(_as_written(record))
+            )
     except OsmosisError as error:
-        return tuple(records), (f"{error.message} The steps before that are shown.",)
+        problem = f"{error.message} The steps before that are shown."
     except OSError as error:
-        return tuple(records), (f"`{path}` cannot be read ({reason_of(error)}).",)
-    return tuple(records), ()
-
-
-def _as_written(record: StepRecord) -> StepRecord:
-    """Return a step with what can be of one: no metric but finite numbers, no warning but texts."""
-    return replace(
-        record,
-        step=max(0, min(record.step, LARGEST_STEP)),
-        metrics=_numbers(record.metrics),
-        warnings=[each for each in record.warnings if isinstance(each, str)]
-        if isinstance(record.warnings, list)
-        else [],
-        validation_rewards=_numbers(as_table(record.validation_rewards)),
-    )
+        problem = f"`{path}` cannot be read ({reason_of(error)})."
+    return tuple(records), (problem,) if problem else ()
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
@@ -279,7 +335,6 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _session_plans(log: Path) -> Iterator[dict[str, Any]]:
-    """Yield what each session of a run wrote of its plan."""
     try:
         with open_regular(log) as lines:
             for line in lines:
@@ -292,7 +347,7 @@ def _session_plans(log: Path) -> Iterator[dict[str, Any]]:
 
 
 def reward_at(metrics: Mapping[str, Sequence[tuple[int, float]]], step: int) -> float | None:
-    """Return the validation reward of the policy after a step; None where it was not validated then."""
+    """Return the validation reward of the policy after a step; None if it was not validated then."""
     return dict(metrics.get(VALIDATION_REWARD, ())).get(step)
 
 

@@ -15,13 +15,12 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from osmosis_ai.training.learner.step_errors import StepRefusedError, repeated_refusal_error
-from osmosis_ai.training.learner.step_metrics import StepMetrics
-from osmosis_ai.training.runs.hooks import SamplingProgress, SavedCheckpoint, TrainingHooks
-from osmosis_ai.training.runs.loop_state import REFUSED_STEPS_END, Ending, TrainingLoopState
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.training.learner.step import StepMetrics, StepRefusedError
 from osmosis_ai.training.runs.metrics import (
     VALIDATION_PLANNED,
     MetricsHistory,
@@ -30,81 +29,262 @@ from osmosis_ai.training.runs.metrics import (
     learning_metrics,
     read_history,
 )
-from osmosis_ai.training.runs.rollout_batch import (
+from osmosis_ai.training.runs.rollouts import (
     LearnerBatch,
     RolloutBatch,
-    attempts_of_step,
-    learner_batch,
-    rollout_metrics,
-)
-from osmosis_ai.training.runs.truncation import timed_out, with_truncation_rule
-from osmosis_ai.training.runs.validation import (
-    MeasuredRows,
     Validated,
-    ValidationPlan,
+    attempts_of_step,
     few_scored,
+    learner_batch,
     rewards_by_row,
+    rollout_metrics,
+    significant_fall,
+    timed_out,
     validate,
     validation_metrics,
+    with_truncation_rule,
 )
-from osmosis_ai.training.runs.validation_samples import ValidationSamples
+from osmosis_ai.training.runs.run_directory import ValidationSamples
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from osmosis_ai.config.training import TrainingSettings
     from osmosis_ai.controller.record import TerminalRecord
+    from osmosis_ai.evaluation.run_log import RunLog
     from osmosis_ai.redaction import Redactor
     from osmosis_ai.training.engines.policy_engine import PolicyEngine
     from osmosis_ai.training.learner.checkpoints import CheckpointStore
-    from osmosis_ai.training.objective.sequences import TokenSequence
-    from osmosis_ai.training.runs.data_order import DataOrder
-    from osmosis_ai.training.runs.sampler import RolloutSampler, Sample
-    from osmosis_ai.training.runs.validation import SplitRows
+    from osmosis_ai.training.learner.learner import Learner
+    from osmosis_ai.training.runs.rollouts import RolloutSampler, Sample
+    from osmosis_ai.training.runs.spec import DataOrder, SplitRows, ValidationPlan
 
 T = TypeVar("T")
 
 
-class PolicyLearner(Protocol):
-    """What the loop needs of a learner (:class:`osmosis_ai.training.learner.learner.Learner`)."""
+@dataclass(frozen=True)
+class TrainingPlan:
+    """The resolved run, once everything is loaded."""
 
-    updates: int
+    run_dir: Path
+    model_path: str
+    training_rows: int
+    held_out_rows: int
+    rollouts_per_step: int
+    total_steps: int
+    steps_done: int
+    device: str
 
-    def step(
-        self, sequences: list[TokenSequence], advantages: list[float], *, policy_version: int | None = None
-    ) -> StepMetrics:
-        """Update the policy once."""
 
-    def merged_state(self) -> dict[str, Any]:
-        """Return the weights to serve."""
+@dataclass(frozen=True)
+class SamplingProgress:
+    step: int
+    kind: str
+    finished: int
+    total: int
+    reward_mean: float | None
 
-    def low_rank_state(self) -> dict[str, Any]:
-        """Return the adapter's updates of them."""
 
-    def save_adapter(self, directory: Path) -> None:
-        """Write the adapter in PEFT's format."""
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A durable checkpoint; ``kept`` if later ones do not replace it."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the learner's complete state."""
+    step: int
+    directory: Path
+    kept: bool
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from it."""
+
+class TrainingHooks:
+    """Callbacks to the run's caller, on the run's event loop. The defaults show nothing."""
+
+    def plan(self, plan: TrainingPlan) -> None: ...
+
+    def note(self, message: str) -> None: ...
+
+    def warning(self, step: int, message: str) -> None:
+        self.note(message)
+
+    def stage(self, message: str) -> None:
+        """Report the current activity (``loading the model``)."""
+
+    def environment(self, words: str) -> None:
+        """Take the description of the agent's environment; not called for a remote agent."""
+
+    def progress(self, progress: SamplingProgress) -> None:
+        """Take the state of a step's rollouts, after each of them."""
+
+    def step(self, record: StepRecord, total_steps: int) -> None:
+        """Take a durable step; step 0 is the validation before the first."""
+
+    def checkpoint(self, saved: SavedCheckpoint) -> None: ...
+
+    def started(self, stop: Callable[[], None]) -> None:
+        """Take the function that stops the run gracefully; it may be called from any thread."""
+
+    async def goes_on(self) -> bool:
+        """Return whether a paused run continues with everything loaded; nothing is computed meanwhile."""
+        return False
+
+
+class LoggedHooks(TrainingHooks):
+    """Writes events to the run's log and passes them on."""
+
+    def __init__(self, hooks: TrainingHooks, log: RunLog) -> None:
+        self._hooks = hooks
+        self._log = log
+        # These are not logged.
+        self.progress = hooks.progress  # type: ignore[method-assign]
+        self.started = hooks.started  # type: ignore[method-assign]
+        self.goes_on = hooks.goes_on  # type: ignore[method-assign]
+
+    def plan(self, plan: TrainingPlan) -> None:
+        names = ("steps_done", "total_steps", "training_rows", "held_out_rows", "device")
+        facts = {name: getattr(plan, name) for name in names}
+        self._log.write("plan", f"training {plan.model_path}", **facts)
+        self._hooks.plan(plan)
+
+    def note(self, message: str) -> None:
+        self._log.write("run", message, level="WARNING")
+        self._hooks.note(message)
+
+    def warning(self, step: int, message: str) -> None:
+        self._log.write("run", message, level="WARNING")
+        self._hooks.warning(step, message)
+
+    def stage(self, message: str) -> None:
+        self._log.write("stage", message)
+        self._hooks.stage(message)
+
+    def environment(self, words: str) -> None:
+        self._log.write("deps", words)
+        self._hooks.environment(words)
+
+    def step(self, record: StepRecord, total_steps: int) -> None:
+        self._log.write("step", f"step {record.step} of {total_steps}", metrics=record.metrics)
+        self._hooks.step(record, total_steps)
+
+    def checkpoint(self, saved: SavedCheckpoint) -> None:
+        if saved.kept:
+            self._log.write("checkpoint", f"step {saved.step}", path=str(saved.directory))
+        self._hooks.checkpoint(saved)
+
+
+# Steps in a row in which every group agreed: worth a warning, and the end of the run.
+SILENT_STEPS_WARNING = 3
+SILENT_STEPS_END = 10
+# Steps in a row in which no rollout got a reward: the rollout is broken, not the policy.
+UNSCORED_STEPS_END = 3
+# Steps in a row that the learner refused: one may be bad luck, this many are a cause.
+REFUSED_STEPS_END = 3
+
+EndedBecause = Literal["finished", "stopped", "nothing_to_learn"]
+
+
+class NoRewardsError(OsmosisError):
+    """Rollouts fail, or are never graded."""
+
+    default_code = "INTERNAL"
+
+
+class NothingToLearnError(OsmosisError):
+    """From the first step on, all attempts on a prompt got the same reward."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why a session ended; ``warning`` is about the policy."""
+
+    because: EndedBecause
+    message: str
+    warning: str | None = None
+
+
+@dataclass
+class TrainingLoopState:
+    """The loop's part of every checkpoint.
+
+    One bad step is reported and ignored. Several in a row have a cause that a user must know before more is spent.
+    """
+
+    step: int = 0
+    silent: int = 0
+    unscored: int = 0
+    refused: int = 0
+    reward: float | None = None
+    start_rewards: list[float | None] | None = None
+    reward_dropped: str | None = None
+
+    def judge_rewards(self, batch: RolloutBatch, learnable: LearnerBatch) -> list[str]:
+        statistics = learnable.statistics
+        if statistics.samples_unscored == statistics.samples:
+            self.unscored += 1
+            return [self._without_rewards(batch)]
+        self.unscored = 0
+        self.reward = statistics.reward_mean
+        self.silent = 0 if learnable.sequences else self.silent + 1
+        if self.silent != SILENT_STEPS_WARNING:
+            return []
+        return [
+            f"in {self.silent} steps in a row every group's rewards were equal (mean "
+            f"{statistics.reward_mean:.3g}): there is nothing to learn from them. The run ends after "
+            f"{SILENT_STEPS_END} such steps."
+        ]
+
+    def judge_validation(self, rewards: list[float | None], *, validations: int) -> str | None:
+        """Compare a validation with the first one; return a warning if it is significantly lower."""
+        if self.start_rewards is None:
+            self.start_rewards = rewards
+            return None
+        self.reward_dropped = significant_fall(self.start_rewards, rewards, validations=validations)
+        if self.reward_dropped is None:
+            return None
+        return f"{self.reward_dropped}: the policy gets worse at rows that it does not learn from."
+
+    def end_without_signal(self, updates: int) -> Ending | None:
+        if self.silent < SILENT_STEPS_END:
+            return None
+        what = f"in {self.silent} steps in a row all attempts on each prompt got equal rewards"
+        if self.reward is not None:
+            what += f" ({self.reward:.3g} on average in the last of them)"
+        if updates == 0:
+            raise NothingToLearnError(
+                f"{what}, so there was nothing to learn from.",
+                hint="the task is too hard or too easy for this model, or the grader is too coarse; look at "
+                "some samples with `osmosis eval run`",
+            )
+        return Ending("nothing_to_learn", f"{what}: ended after step {self.step}.")
+
+    def require_a_reward(self) -> None:
+        """Fail a finished run that got no reward in any step, even if it had too few steps to stop early."""
+        if self.reward is None:
+            steps = "its one step" if self.step == 1 else f"any of its {self.step} steps"
+            raise NoRewardsError(
+                f"no rollout got a reward in {steps}, so nothing was learned.",
+                hint="the log of the run says why; try the rollout with `osmosis eval run` and a few `--rows`",
+            )
+
+    def _without_rewards(self, batch: RolloutBatch) -> str:
+        reasons = ", ".join(f"{count} x {reason}" for reason, count in batch.unscored().items())
+        what = f"none of the {len(batch.samples)} rollouts of step {batch.step} got a reward ({reasons})"
+        failure = next((s.record.error for s in batch.samples if s.record.error), "no grader gave one")
+        if self.unscored >= UNSCORED_STEPS_END:
+            raise NoRewardsError(
+                f"{what}, and so it was in {self.unscored} steps in a row. The first of them: {failure}",
+                hint="try the rollout with `osmosis eval run` and a few `--rows`",
+            )
+        return f"{what}. The first of them: {failure}"
 
 
 class _Stopped(Exception):
-    """Somebody asked for the end."""
+    """A stop was requested."""
 
 
 @dataclass(frozen=True)
 class LoopParts:
-    """What the loop puts together."""
-
     settings: TrainingSettings
     rows: SplitRows
     order: DataOrder
     validation: ValidationPlan
     sampler: RolloutSampler
-    learner: PolicyLearner
+    learner: Learner
     engine: PolicyEngine
     history: MetricsHistory
     checkpoints: CheckpointStore
@@ -112,22 +292,14 @@ class LoopParts:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     redact: Redactor | None = None
     keep_validation: Callable[[ValidationSamples], None] = lambda _: None
+    between_steps: Callable[[int], None] = lambda _: None
 
 
 class TrainingLoop:
-    """Runs the steps that are left."""
-
-    def __init__(
-        self,
-        parts: LoopParts,
-        state: TrainingLoopState,
-        *,
-        between_steps: Callable[[int], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, parts: LoopParts, state: TrainingLoopState) -> None:
         self._parts = parts
         self._settings = parts.settings
         self._hooks = parts.hooks
-        self._between_steps = between_steps
         self._cleanup: asyncio.Future[None] | None = None
         self.state = state
         self._stop = asyncio.Event()
@@ -143,10 +315,12 @@ class TrainingLoop:
         """Train to the end of the data, to a stop, or to where nothing is left to learn."""
         try:
             ending = await self._run()
-            await self._keep_last_checkpoint()
-            if self.state.fallen is None:
+            latest = self._parts.checkpoints.latest()
+            if latest is not None and not latest.kept:  # later sessions must not replace it
+                await self._save_checkpoint(latest.provenance(), keep=True)
+            if self.state.reward_dropped is None:
                 return ending
-            warning = f"{self.state.fallen}; look at the curve before you deploy its last checkpoint."
+            warning = f"{self.state.reward_dropped}; look at the curve before you deploy its last checkpoint."
             self._hooks.note(warning)
             return replace(ending, warning=warning)
         finally:
@@ -156,75 +330,67 @@ class TrainingLoop:
 
     async def _run(self) -> Ending:
         last = self._parts.order.total_steps
-        is_going = True
-        while is_going:
+        is_running = True
+        while is_running:
             try:
                 if ending := await self._take_steps(last):
                     return ending
-                is_going = False
+                is_running = False
             except _Stopped:
-                is_going = await self._goes_on()
-                if not is_going and self.state.step < last:
+                # A pause after the last step, with everything loaded. A stop from then on is another one.
+                await self._abandon_batches()
+                self._stop.clear()
+                is_running = await self._hooks.goes_on()
+                if not is_running and self.state.step < last:
                     return Ending("stopped", f"stopped after step {self.state.step} of {last}.")
         self.state.require_a_reward()
         return Ending("finished", f"all {last} steps are done.")
 
     async def _take_steps(self, last: int) -> Ending | None:
-        """Take the steps that are left; return why no more of them are worth it, if they are not."""
         if self._stop.is_set():
             raise _Stopped
         if await asyncio.to_thread(self._lacks_validation):
-            began = "before the first step" if self.state.step == 0 else "where the run was interrupted"
-            await self._validate_alone(f"validating the policy {began}")
+            step = self.state.step
+            began = "before the first step" if step == 0 else "where the run was interrupted"
+            self._hooks.stage(f"validating the policy {began}")
+            await self._record(step, {}, await self._unless_stopped(self._validate(step)))
         for step in range(self.state.step + 1, last + 1):
             await self._take_step(step)
             if ending := self.state.end_without_signal(self._parts.learner.updates):
                 return ending
         return None
 
-    async def _goes_on(self) -> bool:
-        """Pause after the last step with everything loaded; return whether the run then continues."""
-        await self._abandon_batches()
-        # Before it is asked: what is said from then on is another stop.
-        self._stop.clear()
-        return await self._hooks.goes_on()
-
-    # --- one step ---------------------------------------------------------------------------------
-
     async def _take_step(self, step: int) -> None:
         started = time.monotonic()
         batch = await self._unless_stopped(self._batch(step))
         if failure := self._parts.engine.failure:
-            raise failure  # what was sampled before it failed is not worth a step
+            raise failure  # the rollouts before the failure are too few for a step
         version = self._parts.learner.updates
         learnable = learner_batch(batch, normalise=self._settings.normalise_advantages)
         metrics = rollout_metrics(batch, learnable.statistics, version)
         warnings = self.state.judge_rewards(batch, learnable)
-
         learned, learning_s, refusal = await self._learn(learnable, version)
-        publishing_s = await self._publish(learned)
+        published = time.monotonic()
+        if learned.learned:
+            await self._parts.engine.publish(self._parts.learner, learned.updates)
+        publishing_s = time.monotonic() - published
         warnings += [refusal] if refusal else list(learned.warnings)
         metrics |= learning_metrics(learned, learning_s)
         validated = await self._validate_if_due(step)
         metrics |= validated.metrics
         warnings += validated.warnings
-        metrics |= finite(
-            {
-                "time/publishing_s": publishing_s,
-                "time/checkpoint_s": self._checkpoint_s,
-                "time/step_s": time.monotonic() - started,
-            }
-        )
+        times = {"time/publishing_s": publishing_s, "time/checkpoint_s": self._checkpoint_s}
+        metrics |= finite({**times, "time/step_s": time.monotonic() - started})
         self.state.step = step
-        await self._record(step, metrics, batch.unscored(), warnings, validated.rewards)
+        await self._record(step, batch.unscored(), Validated(metrics, warnings, validated.rewards))
         await self._save_checkpoint({**self._parts.provenance, "metrics": metrics})
         await self._cleaned_up()
-        self._cleanup = asyncio.ensure_future(asyncio.to_thread(self._between_steps, step))
+        self._cleanup = asyncio.ensure_future(asyncio.to_thread(self._parts.between_steps, step))
         if self._stop.is_set():
             raise _Stopped
 
     async def _learn(self, learnable: LearnerBatch, version: int) -> tuple[StepMetrics, float, str | None]:
-        """Update the policy; return what came of it, the seconds it took, and why it was refused."""
+        """Update the policy; return the metrics, the seconds it took, and why it was refused."""
         learner, started = self._parts.learner, time.monotonic()
         try:
             learned = await self._in_learner_thread(
@@ -233,22 +399,16 @@ class TrainingLoop:
         except StepRefusedError as error:
             self.state.refused += 1
             if self.state.refused >= REFUSED_STEPS_END:
-                raise repeated_refusal_error(error, self.state.refused) from error
+                raise StepRefusedError(
+                    f"{error.message} That makes {self.state.refused} refused updates in a row, which ends the run.",
+                    hint=error.hint,
+                ) from error
             return StepMetrics(updates=learner.updates), time.monotonic() - started, error.message
         self.state.refused = 0
         return learned, time.monotonic() - started, None
 
-    async def _publish(self, learned: StepMetrics) -> float:
-        """Serve the policy from now on; return the seconds it took."""
-        started = time.monotonic()
-        if learned.learned:
-            await self._parts.engine.publish(self._parts.learner, learned.updates)
-        return time.monotonic() - started
-
-    # --- sampling -----------------------------------------------------------------------------------
-
     def _batch(self, step: int) -> asyncio.Task[RolloutBatch]:
-        """Return batch ``step`` on its way, and begin as many behind it as staleness allows."""
+        """Return the running batch ``step``, and start as many after it as staleness allows."""
         last = min(step + self._settings.max_staleness, self._parts.order.total_steps)
         for ahead in range(step, last + 1):
             if ahead not in self._batches:
@@ -290,25 +450,17 @@ class TrainingLoop:
         await asyncio.gather(*self._batches.values(), return_exceptions=True)
         self._batches.clear()
 
-    # --- validation, records, checkpoints -------------------------------------------------------------
-
     def _is_due(self, step: int) -> bool:
         due = step % self._settings.eval_interval == 0 or step == self._parts.order.total_steps
         return due and bool(self._parts.rows.held_out)
 
     def _lacks_validation(self) -> bool:
-        """Tell whether the policy is to be validated first: nothing is learned yet, or its last step was cut off at that."""
+        """Whether the current step still needs its validation: it is step 0, or the run stopped during it."""
         step = self.state.step
         return self._is_due(step) and not any(
             record.step == step and VALIDATION_PLANNED in record.metrics
             for record in read_history(self._parts.history.path)
         )
-
-    async def _validate_alone(self, doing: str) -> None:
-        """Validate outside of a step; its numbers are a record of their own."""
-        self._hooks.stage(doing)
-        found = await self._unless_stopped(self._validate(self.state.step))
-        await self._record(self.state.step, found.metrics, {}, found.warnings, found.rewards)
 
     async def _validate_if_due(self, step: int) -> Validated:
         if not self._is_due(step):
@@ -331,70 +483,52 @@ class TrainingLoop:
             redact=parts.redact,
         )
         numbers = validation_metrics(validation.metrics) | {"time/validation_s": time.monotonic() - started}
-        worries = [
+        # Every due step after the start, the last step included.
+        validations = math.ceil(parts.order.total_steps / self._settings.eval_interval)
+        warnings = [
             few_scored(validation.metrics),
-            self.state.judge_validation(
-                validation.rewards,
-                # Every due step after the start, the last step included.
-                validations=math.ceil(parts.order.total_steps / self._settings.eval_interval),
-            ),
-            await self._keep_samples(step, validation),
+            self.state.judge_validation(validation.rewards, validations=validations),
         ]
-        rewards = rewards_by_row(parts.rows.held_out, validation.rewards)
-        return Validated(numbers, [worry for worry in worries if worry], finite(rewards))
-
-    async def _keep_samples(self, step: int, validation: MeasuredRows) -> str | None:
-        """Keep what became of each sample; return what went wrong, for which no run should end."""
-        threshold = self._parts.validation.pass_threshold
+        threshold = parts.validation.pass_threshold
         samples = ValidationSamples.of(validation.records, step=step, pass_threshold=threshold)
         try:
-            await asyncio.to_thread(self._parts.keep_validation, samples)
-        except (OSError, TypeError) as error:  # the disk is full, or a text is none that JSON can hold
-            return f"validation: its conversations cannot be listed ({error})"
-        return None
+            await asyncio.to_thread(parts.keep_validation, samples)
+        except (
+            OSError,
+            TypeError,
+        ) as error:  # a full disk, or a text that JSON cannot hold, does not end a run
+            warnings.append(f"validation: its conversations cannot be listed ({error})")
+        rewards = rewards_by_row(parts.rows.held_out, validation.rewards)
+        return Validated(numbers, [warning for warning in warnings if warning], finite(rewards))
 
-    async def _record(
-        self,
-        step: int,
-        metrics: dict[str, float],
-        unscored: dict[str, int],
-        warnings: list[str],
-        rewards: dict[str, float],
-    ) -> None:
-        record = StepRecord(step, round(time.time() * 1000), metrics, unscored, warnings, rewards)
+    async def _record(self, step: int, unscored: dict[str, int], found: Validated) -> None:
+        now = round(time.time() * 1000)
+        record = StepRecord(step, now, found.metrics, unscored, found.warnings, found.rewards)
         await asyncio.to_thread(self._parts.history.append, record)
-        for warning in warnings:
+        for warning in record.warnings:
             self._hooks.warning(step, warning)
         self._hooks.step(record, self._parts.order.total_steps)
 
     async def _save_checkpoint(self, provenance: Mapping[str, Any], *, keep: bool = False) -> None:
         started, step, parts = time.monotonic(), self.state.step, self._parts
-        state = self.state.as_dict()
+        state = asdict(self.state)
         saved = await self._in_learner_thread(
             lambda: parts.checkpoints.save(step, parts.learner, state, provenance, keep=keep)
         )
         self._checkpoint_s = time.monotonic() - started
         self._hooks.checkpoint(SavedCheckpoint(step, saved.directory, saved.kept))
 
-    async def _keep_last_checkpoint(self) -> None:
-        """A session that ends leaves a checkpoint that later ones do not replace."""
-        latest = self._parts.checkpoints.latest()
-        if latest is not None and not latest.kept:
-            await self._save_checkpoint(latest.provenance(), keep=True)
-
     async def _cleaned_up(self) -> None:
-        """Wait for what is done between steps: removing files can take a disk longer than a step."""
+        """Wait for the cleanup between steps: removing files can take longer than a step."""
         if self._cleanup is not None:
             await self._cleanup
 
-    # --- waiting ------------------------------------------------------------------------------------
-
     async def _in_learner_thread(self, work: Callable[[], T]) -> T:
-        # One thread for all of the learner's work: it is never used by two at once.
+        # One thread for all of the learner's work, which is not thread-safe.
         return await asyncio.get_running_loop().run_in_executor(self._learner_thread, work)
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T:
-        """Wait for ``work``; cancel it and raise _Stopped when the end is asked for first."""
+        """Wait for ``work``; cancel it and raise _Stopped if a stop is requested first."""
         task = asyncio.ensure_future(work)
         stopped = asyncio.create_task(self._stop.wait())
         try:

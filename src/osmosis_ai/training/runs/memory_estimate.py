@@ -17,7 +17,7 @@ the allocator's fragmentation.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from osmosis_ai.config.training import TrainingSettings
@@ -29,7 +29,7 @@ FLOAT32 = 4
 # Driver context, kernels, and memory that the allocator cannot return.
 GPU_RESERVE_BYTES = GIB
 DEFAULT_SERVING_SESSIONS = 32
-# Of a split model: the layer at work and the next, which is fetched meanwhile.
+# Layers of a sharded model that a device holds while it computes: the current one and the prefetched one.
 _LAYERS_AT_HAND = 2
 # The backward pass of a layer holds gradients beside that layer's activations; measured 1.25 to 1.46.
 _LAYER_BACKWARD = 1.4
@@ -37,8 +37,6 @@ _LAYER_BACKWARD = 1.4
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a model that decide about memory."""
-
     parameters: int
     outside_layers: int
     adapted_parameters: int
@@ -52,7 +50,6 @@ class ModelShape:
 
     @classmethod
     def read(cls, model_path: str, settings: TrainingSettings) -> ModelShape:
-        """Read the sizes of a model from its configuration; no weights are loaded."""
         import torch
         from peft import LoraConfig, get_peft_model
         from peft.tuners.lora import LoraLayer
@@ -81,13 +78,13 @@ class ModelShape:
             outside_layers=parameters - inside,
             adapted_parameters=sum(layer.weight.numel() for layer in adapted),
             adapter_parameters=sum(p.numel() for p in policy.parameters() if p.requires_grad),
-            **_widths(config.get_text_config()),
+            **_sizes(config.get_text_config()),
         )
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes on one device at the peak of a step: on the first, which also serves, where there are several."""
+    """Bytes at the peak of a step on one device: on the first of several, which also serves."""
 
     weights: int
     gathered: int
@@ -105,40 +102,27 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        """All of it."""
         return sum(self.parts().values())
 
     @property
     def step_peak(self) -> int:
-        """What a step adds for its own time: gradients, activations and logits."""
         return self.gradients + self.activations + self.logits
 
     @property
     def fits(self) -> bool | None:
-        """Whether the device has that much; None when its size is not known."""
         return None if self.gpu_bytes is None else self.total <= self.gpu_bytes
 
     @property
     def sessions_that_fit(self) -> int | None:
-        """How many sessions of the greatest length could be served in the memory that is left."""
+        """Number of sessions of the greatest length that the remaining memory can serve."""
         if self.gpu_bytes is None or not self.serving_weights:
             return None
         return max(0, self.gpu_bytes - (self.total - self.kv_cache)) // self.kv_bytes_per_session
 
     def parts(self) -> dict[str, int]:
         """Return the summands of :attr:`total` by name."""
-        return {
-            "weights": self.weights,
-            "gathered": self.gathered,
-            "adapter": self.adapter,
-            "gradients": self.gradients,
-            "optimizer": self.optimizer,
-            "activations": self.activations,
-            "logits": self.logits,
-            "serving_weights": self.serving_weights,
-            "kv_cache": self.kv_cache,
-            "reserve": self.reserve,
-        }
+        others = ("kv_bytes_per_session", "micro_batch_tokens", "gpu_bytes")
+        return {name: value for name, value in asdict(self).items() if name not in others}
 
 
 def estimate(
@@ -154,22 +138,21 @@ def estimate(
     """Estimate the memory of the device that needs the most.
 
     Args:
-        shape: Shape of the model.
-        settings: Settings of the run.
         gpu_bytes: Memory of the device.
         weight_bytes: Bytes per weight: 2 for bfloat16 (GPU), 4 for float32 (CPU).
         recompute_activations: Whether the backward pass recomputes activations, as the learner does on a GPU.
         serves: Whether the policy server shares the device.
         serving_sessions: Concurrent sessions; None uses the number of rollouts per step, at most 32.
     """
-    tokens = micro_batch_tokens(settings)
+    longest = settings.max_prompt_length + settings.max_response_length
+    tokens = max(settings.micro_batch_tokens, longest)
     activations, logits = _peak_of_a_step(shape, settings, tokens, weight_bytes, recompute_activations)
     if serves:
         publishing = shape.adapted_parameters * weight_bytes
         if publishing > activations + logits:
             activations, logits = publishing, 0
     adapter = shape.adapter_parameters * FLOAT32
-    per_session = kv_bytes(shape, weight_bytes, settings.max_prompt_length + settings.max_response_length)
+    per_session = 2 * shape.layers * shape.key_width * weight_bytes * longest
     rollouts = settings.rollout_batch_size * settings.n_samples_per_prompt
     sessions = min(rollouts, DEFAULT_SERVING_SESSIONS) if serving_sessions is None else serving_sessions
     weights, gathered = _frozen_parameters(shape, settings)
@@ -191,7 +174,7 @@ def estimate(
 
 
 def _frozen_parameters(shape: ModelShape, settings: TrainingSettings) -> tuple[int, int]:
-    """Return how many of the frozen parameters one device holds, and how many more while it computes."""
+    """Return the frozen parameters that one device holds, and the additional ones while it computes."""
     if not settings.shard_model or settings.learner_processes == 1:
         return shape.parameters, 0
     layer = (shape.parameters - shape.outside_layers) // shape.layers
@@ -199,20 +182,10 @@ def _frozen_parameters(shape: ModelShape, settings: TrainingSettings) -> tuple[i
     return math.ceil(shape.parameters / settings.learner_processes), at_hand
 
 
-def micro_batch_tokens(settings: TrainingSettings) -> int:
-    """Return the largest micro-batch: the setting, or one sequence of the greatest length if that is longer."""
-    return max(settings.micro_batch_tokens, settings.max_prompt_length + settings.max_response_length)
-
-
-def kv_bytes(shape: ModelShape, weight_bytes: int, tokens: int) -> int:
-    """Return the keys and values of ``tokens`` tokens in all layers."""
-    return 2 * shape.layers * shape.key_width * weight_bytes * tokens
-
-
 def _peak_of_a_step(
     shape: ModelShape, settings: TrainingSettings, tokens: int, weight_bytes: int, recompute: bool
 ) -> tuple[int, int]:
-    """Return activations and logits at the moment when they are the most together."""
+    """Return activations and logits at the moment when their sum is largest."""
     layer = activation_bytes(shape, settings.lora_rank, weight_bytes) * tokens
     logits = logit_bytes(shape, settings, tokens, weight_bytes)
     if not recompute:
@@ -223,7 +196,7 @@ def _peak_of_a_step(
 
 
 def activation_bytes(shape: ModelShape, lora_rank: int, weight_bytes: int) -> int:
-    """Return what one layer keeps of one token for its backward pass."""
+    """Return the bytes that one layer keeps of one token for its backward pass."""
     hidden, wide = shape.hidden, shape.intermediate
     query, key = shape.query_width, shape.key_width
     shared = weight_bytes == FLOAT32
@@ -238,7 +211,7 @@ def activation_bytes(shape: ModelShape, lora_rank: int, weight_bytes: int) -> in
 
 def logit_bytes(shape: ModelShape, settings: TrainingSettings, tokens: int, weight_bytes: int) -> int:
     """Return the logits of a micro-batch's responses, their gradient and the float32 copies of one chunk."""
-    from osmosis_ai.training.objective.logprobs import CHUNK_ELEMENTS
+    from osmosis_ai.training.objective.losses import CHUNK_ELEMENTS
 
     share = settings.max_response_length / (settings.max_prompt_length + settings.max_response_length)
     elements = round(tokens * share) * shape.vocabulary
@@ -248,22 +221,19 @@ def logit_bytes(shape: ModelShape, settings: TrainingSettings, tokens: int, weig
     return (3 if in_chunks else 1) * elements * weight_bytes + 4 * FLOAT32 * min(elements, CHUNK_ELEMENTS)
 
 
-def _widths(config: Any) -> dict[str, int]:
+def _sizes(config: Any) -> dict[str, int]:
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    intermediate = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    experts = getattr(config, "num_experts_per_tok", None)
+    width = getattr(config, "moe_intermediate_size", None)
+    if experts and width:
+        intermediate = experts * width + (getattr(config, "shared_expert_intermediate_size", None) or 0)
     return {
         "layers": config.num_hidden_layers,
         "hidden": config.hidden_size,
         "vocabulary": config.vocab_size,
-        "intermediate": _intermediate(config),
+        "intermediate": int(intermediate),
         "query_width": heads * head_dim,
         "key_width": (getattr(config, "num_key_value_heads", None) or heads) * head_dim,
     }
-
-
-def _intermediate(config: Any) -> int:
-    experts = getattr(config, "num_experts_per_tok", None)
-    width = getattr(config, "moe_intermediate_size", None)
-    if experts and width:
-        return int(experts * width + (getattr(config, "shared_expert_intermediate_size", None) or 0))
-    return int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)

@@ -7,7 +7,6 @@ first, so every step occurs once.
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.files import open_regular, sync_directory, write_atomic
+from osmosis_ai.files import is_disk_full, open_regular, sync_directory, write_atomic
 
 if TYPE_CHECKING:
-    from osmosis_ai.training.learner.step_metrics import StepMetrics
+    from osmosis_ai.training.learner.step import StepMetrics
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 TRAINING_REWARD = "rollout/raw_reward"
 TRAINING_REWARD_LOW = "rollout/reward_low"
 TRAINING_REWARD_HIGH = "rollout/reward_high"
 VALIDATION_REWARD = "eval/validation/reward"
+VALIDATION_STDERR = "eval/validation/reward_stderr"
 VALIDATION_PASS_RATE = "eval/validation/pass_rate"
 VALIDATION_REWARD_LOW = "eval/validation/reward_low"
 VALIDATION_REWARD_HIGH = "eval/validation/reward_high"
@@ -45,7 +44,7 @@ TITLES: Mapping[str, str] = {
     "rollout/truncated_ratio": "Truncated rollouts (share)",
     "rollout/timed_out_ratio": "Timed-out rollouts (share)",
     VALIDATION_PASS_RATE: "Validation pass rate",
-    "eval/validation/reward_stderr": "Validation reward, standard error",
+    VALIDATION_STDERR: "Validation reward, standard error",
     VALIDATION_REWARD_LOW: "Validation reward, 95 % interval from",
     VALIDATION_REWARD_HIGH: "Validation reward, 95 % interval to",
     VALIDATION_SCORED: "Validation samples scored",
@@ -107,12 +106,10 @@ class StepRecord:
     validation_rewards: dict[str, float] = field(default_factory=dict)
 
     def to_line(self) -> bytes:
-        """Return the record as one line of JSON, newline included."""
         return orjson.dumps(asdict(self), option=orjson.OPT_APPEND_NEWLINE)
 
     @classmethod
     def from_line(cls, line: bytes) -> StepRecord:
-        """Read what :meth:`to_line` wrote."""
         value: Any = orjson.loads(line)
         if not isinstance(value, dict) or type(value.get("step")) is not int:
             raise ValueError("it has no step")
@@ -135,12 +132,17 @@ class MetricsHistory:
         self.path = path
 
     def append(self, record: StepRecord) -> None:
-        """Make ``record`` durable."""
         created = not self.path.exists()
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            size, line = os.fstat(descriptor).st_size, memoryview(record.to_line())
             try:
-                _write_whole(descriptor, record.to_line())
+                while line:
+                    line = line[os.write(descriptor, line) :]
+                os.fsync(descriptor)
+            except OSError:
+                os.ftruncate(descriptor, size)
+                raise
             finally:
                 os.close(descriptor)
             if created:
@@ -149,7 +151,7 @@ class MetricsHistory:
             raise _refused(self.path, error) from error
 
     def rewind(self, step: int) -> list[StepRecord]:
-        """Drop the records of later steps than ``step``, and a torn last line; return what is left."""
+        """Drop the records after ``step``, and a torn last line; return the remaining ones."""
         if not self.path.exists():
             return []
         kept = [record for record in read_history(self.path) if record.step <= step]
@@ -161,7 +163,7 @@ class MetricsHistory:
 
 
 def read_history(path: Path) -> Iterator[StepRecord]:
-    """Yield the records of a run, also of one that is being written; nothing when there are none yet."""
+    """Yield the records of a run, even while it is running."""
     if not path.exists():
         return
     with open_regular(path) as lines:
@@ -175,12 +177,11 @@ def read_history(path: Path) -> Iterator[StepRecord]:
 
 
 def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """Leave out what was not measured or is no finite number."""
+    """Omit missing values and those that are not finite."""
     return {key: float(value) for key, value in metrics.items() if value is not None and math.isfinite(value)}
 
 
 def learning_metrics(learned: StepMetrics, learning_s: float) -> dict[str, float]:
-    """Return a learner's step as a step's metrics; what was not learned has no numbers."""
     if not learned.learned:
         return finite({"train/updates": learned.updates, "time/learning_s": learning_s})
     return finite(
@@ -206,24 +207,11 @@ def learning_metrics(learned: StepMetrics, learning_s: float) -> dict[str, float
 
 
 def series(records: Sequence[StepRecord], key: str) -> list[tuple[int, float]]:
-    """Return (step, value) of every record that has ``key``."""
     return [(record.step, record.metrics[key]) for record in records if key in record.metrics]
 
 
-def _write_whole(descriptor: int, line: bytes) -> None:
-    size = os.fstat(descriptor).st_size
-    view = memoryview(line)
-    try:
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
-    except OSError:
-        os.ftruncate(descriptor, size)
-        raise
-
-
 def _refused(path: Path, error: OSError) -> HistoryError:
-    what = "the disk is full" if error.errno in _FULL else "the disk refused a write"
+    what = "the disk is full" if is_disk_full(error) else "the disk refused a write"
     return HistoryError(
         f"{what}: a step could not be recorded in `{path}` ({error.strerror or error}).",
         details={"path": str(path), "errno": error.errno},

@@ -15,28 +15,33 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from osmosis_ai.decisions.compare import DECIDES
-from osmosis_ai.training.runs.metrics import VALIDATION_PLANNED, VALIDATION_SCORED
+from osmosis_ai.training.runs.curves import LEAST_WORDS, after_steps
+from osmosis_ai.training.runs.metrics import (
+    TRAINING_REWARD,
+    VALIDATION_PLANNED,
+    VALIDATION_REWARD,
+    VALIDATION_REWARD_HIGH,
+    VALIDATION_REWARD_LOW,
+    VALIDATION_SCORED,
+    VALIDATION_STDERR,
+)
 from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.training_runs import ValidatedRows
 
-LAST_STEPS = 10
-"""Over how many steps the end of a curve is averaged."""
-_ONE_RUN = "One run per setting does not measure seed variance."
+LAST_STEPS = 10  # averaged at the end of a curve
 _NOT_INDEPENDENT = "steps of one run are not independent"
-_STDERR_OF = {"eval/validation/reward": "eval/validation/reward_stderr"}
 _VALIDATIONS = "eval/validation/"
-_NOT_COMPARED = frozenset({*_STDERR_OF.values(), "eval/validation/reward_low", "eval/validation/reward_high"})
-"""What says how far a value can be trusted, and is none to compare."""
-_VALIDATION_REWARD, _TRAINING_REWARD = "eval/validation/reward", "rollout/raw_reward"
+# These qualify another value.
+_NOT_COMPARED = frozenset({VALIDATION_STDERR, VALIDATION_REWARD_LOW, VALIDATION_REWARD_HIGH})
 
 Verdict = Literal["better", "worse", "unclear"]
 
 
 @dataclass(frozen=True, slots=True)
 class SettingDifference:
-    """A setting that the runs do not share; None where a run does not have it."""
+    """A setting that differs; None if a run does not have it."""
 
     key: str
     a: Any
@@ -45,8 +50,6 @@ class SettingDifference:
 
 @dataclass(frozen=True, slots=True)
 class MetricDifference:
-    """A metric that both runs have."""
-
     key: str
     title: str
     a: float
@@ -65,20 +68,19 @@ class MetricDifference:
 
 @dataclass(frozen=True, slots=True)
 class TrainingVerdict:
-    """Whether ``b`` is better than ``a``, by which metric, and the same in a sentence."""
+    """Whether ``b`` is better than ``a``, and by which metric."""
 
     direction: Verdict
     metric: str | None
     sentence: str
 
     def data(self) -> dict[str, Any]:
-        """Return it as scripts see it."""
         return {"verdict": self.direction, "metric": self.metric, "sentence": self.sentence}
 
 
 @dataclass(frozen=True)
 class ComparedTraining:
-    """A training run as a comparison sees it."""
+    """A training run to compare; ``hollow`` has the steps of validations with too few scores."""
 
     name: str
     settings: Mapping[str, Any]
@@ -90,15 +92,13 @@ class ComparedTraining:
 
 @dataclass(frozen=True)
 class TrainingDifferences:
-    """What two runs do not share."""
-
     verdict: TrainingVerdict
     settings: tuple[SettingDifference, ...]
     metrics: tuple[MetricDifference, ...]
 
     def metric_rows(self) -> list[tuple[str, ...]]:
         """Return the table of metrics: title, both values, difference and interval; the deciding metric is marked."""
-        decides = None if self.verdict.metric == _TRAINING_REWARD else self.verdict.metric
+        decides = None if self.verdict.metric == TRAINING_REWARD else self.verdict.metric
         return [
             (
                 metric.title + DECIDES if metric.key == decides else metric.title,
@@ -112,7 +112,7 @@ class TrainingDifferences:
 
     @property
     def note(self) -> str | None:
-        """What the differences of metrics are taken over; None without any."""
+        """How the differences of metrics are computed; None without any."""
         steps = [metric.last_step for metric in self.metrics if metric.last_step is not None]
         if not steps:
             return None
@@ -125,19 +125,21 @@ class TrainingDifferences:
 
 
 def compare_training(a: ComparedTraining, b: ComparedTraining) -> TrainingDifferences:
-    """Return how ``b`` differs from ``a``."""
     metrics = tuple(_metric_differences(a, b))
     verdict = _with_unscored(_verdict(metrics, a.name, b.name), metrics, a, b)
-    return TrainingDifferences(verdict, tuple(_setting_differences(a, b)), metrics)
+    settings = tuple(
+        SettingDifference(key, a.settings.get(key), b.settings.get(key))
+        for key in dict.fromkeys([*a.settings, *b.settings])
+        if a.settings.get(key) != b.settings.get(key)
+    )
+    return TrainingDifferences(verdict, settings, metrics)
 
 
 def summary(runs: Sequence[ComparedTraining], differences: Sequence[TrainingDifferences]) -> str:
     """Return the verdicts and their caveats as one paragraph."""
-    from osmosis_ai.training.runs.validation_headline import LEAST_WORDS, after_steps
-
     sentences = [each.verdict.sentence for each in differences]
     if any(each.verdict.metric for each in differences):
-        sentences.append(_ONE_RUN)
+        sentences.append("One run per setting does not measure seed variance.")
     hollow = [f"of {run.name} after {after_steps(run.hollow)}" for run in runs if run.hollow]
     if hollow:
         few = f"under {LEAST_WORDS} of the samples have a score"
@@ -156,32 +158,35 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tup
 
 def _verdict(metrics: Sequence[MetricDifference], a: str, b: str) -> TrainingVerdict:
     known = {metric.key: metric for metric in metrics if metric.difference is not None}
-    found = known.get(_VALIDATION_REWARD) or known.get(_TRAINING_REWARD)
+    found = known.get(VALIDATION_REWARD) or known.get(TRAINING_REWARD)
     if found is None or found.difference is None:
         return TrainingVerdict("unclear", None, "No verdict: the runs have no reward at the same step.")
     difference, low, high = found.difference, found.low, found.high
-    if found.key == _TRAINING_REWARD:
-        over = "1 common step" if found.steps == 1 else f"the last {found.steps} common steps"
-        told = (
-            f"No verdict: the mean training reward of {b} minus that of {a} is {difference:+.3f} over {over}."
-        )
-        return TrainingVerdict("unclear", found.key, told)
-    if low is None or high is None:
-        why = found.reason or "no interval: a run reports no standard error"
-        told = f"No verdict: the validation reward of {b} minus that of {a} is {difference:+.3f} ({why})."
-        return TrainingVerdict("unclear", found.key, told)
+    direction: Verdict = "unclear"
     how = f"at step {found.last_step}, from the standard errors of both runs"
     if found.method == "paired-rows":
         how = f"{found.rows} rows at step {found.last_step}"
-    if low <= 0 <= high:
-        doubts = f"95 % interval {low:.3f} to {high:.3f}, {how}"
-        told = f"No significant difference between {b} and {a} in the validation reward: {difference:+.3f} ({doubts})."
-        return TrainingVerdict("unclear", found.key, told)
-    direction: Verdict = "better" if difference > 0 else "worse"
-    least, most = (low, high) if difference > 0 else (-high, -low)
-    doubts = f"95 % interval {least:.3f} to {most:.3f}, {how}"
-    told = f"{b} is {direction} than {a} by {abs(difference):.3f} in the validation reward ({doubts})."
-    return TrainingVerdict(direction, found.key, told)
+    if found.key == TRAINING_REWARD:
+        over = "1 common step" if found.steps == 1 else f"the last {found.steps} common steps"
+        sentence = (
+            f"No verdict: the mean training reward of {b} minus that of {a} is {difference:+.3f} over {over}."
+        )
+    elif low is None or high is None:
+        why = found.reason or "no interval: a run reports no standard error"
+        sentence = f"No verdict: the validation reward of {b} minus that of {a} is {difference:+.3f} ({why})."
+    elif low <= 0 <= high:
+        sentence = (
+            f"No significant difference between {b} and {a} in the validation reward: {difference:+.3f} "
+            f"(95 % interval {low:.3f} to {high:.3f}, {how})."
+        )
+    else:
+        direction = "better" if difference > 0 else "worse"
+        least, most = (low, high) if difference > 0 else (-high, -low)
+        sentence = (
+            f"{b} is {direction} than {a} by {abs(difference):.3f} in the validation reward "
+            f"(95 % interval {least:.3f} to {most:.3f}, {how})."
+        )
+    return TrainingVerdict(direction, found.key, sentence)
 
 
 def _with_unscored(
@@ -236,13 +241,6 @@ def _holds_at_worst(
     return worst.excludes_none and (worst.value > 0) == is_better
 
 
-def _setting_differences(a: ComparedTraining, b: ComparedTraining) -> Iterator[SettingDifference]:
-    settings_a, settings_b = a.settings, b.settings
-    for key in dict.fromkeys([*settings_a, *settings_b]):
-        if settings_a.get(key) != settings_b.get(key):
-            yield SettingDifference(key, settings_a.get(key), settings_b.get(key))
-
-
 def _metric_differences(a: ComparedTraining, b: ComparedTraining) -> Iterator[MetricDifference]:
     for key, title in a.titles.items():
         curve_a, curve_b = a.curves.get(key, {}), b.curves.get(key, {})
@@ -250,22 +248,24 @@ def _metric_differences(a: ComparedTraining, b: ComparedTraining) -> Iterator[Me
             continue
         found = MetricDifference(key, title, curve_a[max(curve_a)], curve_b[max(curve_b)])
         common = sorted(curve_a.keys() & curve_b.keys())
-        if not common:
-            yield found
-        elif key in _STDERR_OF:
-            errors = a.curves.get(_STDERR_OF[key], {}), b.curves.get(_STDERR_OF[key], {})
-            by_row = _by_validated_row(found, common[-1], a, b)
-            yield by_row or _at_last_step(found, common[-1], (curve_a, curve_b), errors)
-        elif key.startswith(_VALIDATIONS):
-            yield _at_last_step(found, common[-1], (curve_a, curve_b), ({}, {}))
-        else:
-            yield _over_last_steps(found, common[-LAST_STEPS:], curve_a, curve_b)
+        if common and key.startswith(_VALIDATIONS):
+            step = common[-1]
+            found = replace(found, difference=curve_b[step] - curve_a[step], steps=1, last_step=step)
+            if key == VALIDATION_REWARD:
+                found = _by_validated_row(found, step, a, b) or _by_standard_errors(found, step, a, b)
+        elif common:
+            steps = common[-LAST_STEPS:]
+            difference = sum(curve_b[step] / len(steps) - curve_a[step] / len(steps) for step in steps)
+            found = replace(
+                found, difference=difference, steps=len(steps), last_step=steps[-1], reason=_NOT_INDEPENDENT
+            )
+        yield found
 
 
 def _by_validated_row(
     found: MetricDifference, step: int, a: ComparedTraining, b: ComparedTraining
 ) -> MetricDifference | None:
-    """Compare a validation row by row; None where not both runs tell that step's rows, or no row is in both."""
+    """Compare a validation row by row; None if a run has no rewards by row for that step, or no row is in both."""
     from osmosis_ai.decisions.differences import Pairs, mean_difference, scale_of_rewards
 
     known = [
@@ -285,8 +285,6 @@ def _by_validated_row(
         difference=estimated.value,
         low=estimated.low,
         high=estimated.high,
-        steps=1,
-        last_step=step,
         method="paired-rows",
         estimator=estimated.method,
         p=estimated.p,
@@ -295,35 +293,17 @@ def _by_validated_row(
     )
 
 
-def _at_last_step(
-    found: MetricDifference,
-    step: int,
-    curves: tuple[Mapping[int, float], Mapping[int, float]],
-    errors: tuple[Mapping[int, float], Mapping[int, float]],
+def _by_standard_errors(
+    found: MetricDifference, step: int, a: ComparedTraining, b: ComparedTraining
 ) -> MetricDifference:
-    """Compare the values of one step, by the standard errors that the runs measured with them."""
     from osmosis_ai.decisions.differences import difference_of_means
 
-    value_a, value_b = (curve[step] for curve in curves)
-    error_a, error_b = (error.get(step) for error in errors)
-    at_step = replace(
-        found, difference=value_b - value_a, low=None, high=None, steps=1, last_step=step, method=None
+    (value_a, error_a), (value_b, error_b) = (
+        (run.curves[found.key][step], run.curves.get(VALIDATION_STDERR, {}).get(step)) for run in (a, b)
     )
     if error_a is None or error_b is None:
-        return at_step
+        return found
     change = difference_of_means(value_a, error_a, value_b, error_b)
-    method: Literal["standard-errors"] | None = None if change.low is None else "standard-errors"
-    return replace(at_step, low=change.low, high=change.high, method=method)
-
-
-def _over_last_steps(
-    found: MetricDifference, steps: Sequence[int], curve_a: Mapping[int, float], curve_b: Mapping[int, float]
-) -> MetricDifference:
-    """Return the difference of the ends of both curves. It has no interval."""
     return replace(
-        found,
-        difference=sum(curve_b[step] / len(steps) - curve_a[step] / len(steps) for step in steps),
-        steps=len(steps),
-        last_step=steps[-1],
-        reason=_NOT_INDEPENDENT,
+        found, low=change.low, high=change.high, method=None if change.low is None else "standard-errors"
     )

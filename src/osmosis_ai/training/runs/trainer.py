@@ -15,44 +15,45 @@ import gc
 import os
 import secrets
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from osmosis_ai.evaluation.run_directory import ENVIRONMENT_FILE
 from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
-from osmosis_ai.files import cache_dir
+from osmosis_ai.files import cache_dir, write_atomic
+from osmosis_ai.inference.catalog import served_models
+from osmosis_ai.inference.chat import BuiltInChat, ChatFormat
 from osmosis_ai.redaction import Redactor, exposure_warnings
 from osmosis_ai.training import require_train_extra
+from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine, PolicyEngine
 from osmosis_ai.training.learner.ranks import LearnerRanks
-from osmosis_ai.training.runs.data_order import DataOrder
-from osmosis_ai.training.runs.hooks import LoggedHooks, TrainingHooks, TrainingPlan
-from osmosis_ai.training.runs.loop_state import Ending, TrainingLoopState
+from osmosis_ai.training.runs.loop import Ending, LoggedHooks, TrainingHooks, TrainingLoopState, TrainingPlan
 from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord, read_history
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.training.runs.spec import TrainingSpec
-from osmosis_ai.training.runs.validation import SplitRows, split_rows
+from osmosis_ai.training.runs.spec import DataOrder, SplitRows, TrainingSpec, split_rows
 
 if TYPE_CHECKING:
-    from osmosis_ai.config.training import TrainingSettings
     from osmosis_ai.controller.remote_agents import RemoteAgent
     from osmosis_ai.controller.server_process import RolloutServer
-    from osmosis_ai.inference.chat import ChatFormat
     from osmosis_ai.sandbox import Sandbox
-    from osmosis_ai.training.engines.policy_engine import PolicyEngine
     from osmosis_ai.training.learner.checkpoints import CheckpointStore
     from osmosis_ai.training.learner.learner import Learner
     from osmosis_ai.training.runs.loop import TrainingLoop
-    from osmosis_ai.training.runs.sampler import RolloutSampler
+    from osmosis_ai.training.runs.rollouts import RolloutSampler
+
 
 T = TypeVar("T")
 MakeLearner = Callable[[TrainingSpec], "Learner"]
+# Sequences that an engine in this process generates at once, and ended ones whose prefixes it remembers.
+ENGINE_BATCH = 128
+# vLLM's own variable for the key of a server.
+SERVER_KEY_ENV = "VLLM_API_KEY"
 
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """How a session ended."""
-
     run_dir: Path
     ending: Ending
     steps_done: int
@@ -61,77 +62,72 @@ class TrainingSummary:
 
 
 def new_learner(spec: TrainingSpec) -> Learner:
-    """Load the model and put the adapter on it."""
     from osmosis_ai.training.learner.learner import Learner
 
     return Learner(spec.model_path, spec.settings, spec.device, adapter=spec.adapter)
 
 
+@dataclass(eq=False)
 class Trainer:
     """Starts or resumes a training."""
 
-    def __init__(
-        self,
-        spec: TrainingSpec,
-        run_dir: Path,
-        hooks: TrainingHooks | None = None,
-        *,
-        environ: Mapping[str, str] | None = None,
-        rollout_cache: Path | None = None,
-        sandbox: Sandbox | None = None,
-        provenance: Mapping[str, Any] | None = None,
-        make_learner: MakeLearner = new_learner,
-    ) -> None:
-        self._spec = spec
-        self._directory = TrainingDirectory(run_dir)
-        self._hooks = hooks or TrainingHooks()
-        self._environ = dict(os.environ if environ is None else environ)
-        self._rollout_cache = rollout_cache or cache_dir()
-        self._sandbox = sandbox
-        self._provenance = provenance or {}
-        self._make_learner = make_learner
-        self._redact = Redactor(spec.secret_values.values())
-        self._loop: TrainingLoop | None = None
-        self._learner: Learner | None = None
-        self._ranks: LearnerRanks | None = None
-        self._stop_requested = False
+    spec: TrainingSpec
+    run_dir: Path
+    hooks: TrainingHooks = field(default_factory=TrainingHooks)
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    rollout_cache: Path | None = None
+    sandbox: Sandbox | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    make_learner: MakeLearner = new_learner
+    _loop: TrainingLoop | None = field(default=None, init=False)
+    _learner: Learner | None = field(default=None, init=False)
+    _ranks: LearnerRanks | None = field(default=None, init=False)
+    _stop_requested: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._directory = TrainingDirectory(self.run_dir)
+        self._redact = Redactor(self.spec.secret_values.values())
 
     def stop(self) -> None:
-        """Ask for a graceful end; what is being loaded is loaded first. Call it on the run's event loop."""
+        """Request a graceful end, after what is being loaded. Call it on the run's event loop."""
         self._stop_requested = True
         if self._loop is not None:
             self._loop.stop()
 
     async def run(self) -> TrainingSummary:
-        """Train to the end, to a stop, or to where there is no point in going on."""
+        """Train to the end, to a stop, or until there is nothing left to learn."""
         require_train_extra()
-        with self._directory.held(), self._log() as log:
-            hooks = LoggedHooks(self._hooks, log)
+        with self._directory.held(), closing(RunLog(self._directory.log, self._redact)) as log:
+            self.hooks = LoggedHooks(self.hooks, log)
             try:
-                return await self._run(hooks)
+                return await self._run()
             except Exception as error:
                 log.write("run", str(error), level="ERROR", error=type(error).__name__)
                 raise
             finally:
                 redact_server_logs(self._directory.server_log, self._redact)
 
-    async def _run(self, hooks: TrainingHooks) -> TrainingSummary:
-        directory, spec = self._directory, self._spec
+    async def _run(self) -> TrainingSummary:
+        directory, spec, hooks = self._directory, self.spec, self.hooks
         running = asyncio.get_running_loop()
-        hooks.started(lambda: _call_if_alive(running, self.stop))
+
+        def stop() -> None:  # from any thread
+            if not running.is_closed():
+                running.call_soon_threadsafe(self.stop)
+
+        hooks.started(stop)
         processes = int(os.environ.get("WORLD_SIZE", spec.settings.learner_processes))
-        for warning in spec.settings.warnings(spec.model_path, processes=processes):
-            hooks.note(warning)
-        for warning in exposure_warnings(spec.secret_values):
+        warnings = spec.settings.warnings(spec.model_path, processes=processes)
+        for warning in [*warnings, *exposure_warnings(spec.secret_values)]:
             hooks.note(warning)
         rows, inputs = await asyncio.gather(
             asyncio.to_thread(split_rows, spec.dataset.path, spec.validation, spec.settings.seed),
             asyncio.to_thread(spec.inputs),
         )
-        directory.claim(inputs, self._provenance)
-        order = data_order(rows, spec.settings)
+        directory.claim(inputs, self.provenance)
+        order = DataOrder.of(rows, spec.settings)
         async with AsyncExitStack() as stack:
-            loop = self._loop = await self._open(stack, hooks, rows, order)
+            loop = self._loop = await self._open(stack, rows, order)
             if self._stop_requested:
                 loop.stop()
             with _loaded_objects_frozen():
@@ -144,48 +140,57 @@ class Trainer:
             records=list(read_history(directory.metrics)),
         )
 
-    async def _open(
-        self, stack: AsyncExitStack, hooks: TrainingHooks, rows: SplitRows, order: DataOrder
-    ) -> TrainingLoop:
-        """Open everything; the cheap and the likely to fail come first."""
+    async def _open(self, stack: AsyncExitStack, rows: SplitRows, order: DataOrder) -> TrainingLoop:
         from osmosis_ai.training.learner.checkpoints import CheckpointStore
-        from osmosis_ai.training.runs.engine_factory import chat_format_of, open_policy_engine
         from osmosis_ai.training.runs.loop import LoopParts, TrainingLoop
 
-        spec, directory = self._spec, self._directory
+        spec, settings, directory, hooks = self.spec, self.spec.settings, self._directory, self.hooks
         hooks.stage("preparing the rollout's environment")
-        server = await self._prepare_server(hooks)
-        if spec.settings.learner_processes > 1 and "WORLD_SIZE" not in os.environ:
-            ranks = LearnerRanks(spec, directory.learner, self._environ)
+        server = await self._prepare_server()
+        if settings.learner_processes > 1 and "WORLD_SIZE" not in os.environ:
+            ranks = LearnerRanks(spec, directory.learner, self.environ)
             self._ranks = await stack.enter_async_context(ranks)
         hooks.stage(f"loading the model {spec.model_path}")
-        learner = self._learner = await self._run_blocking_with_ranks(lambda: self._make_learner(spec))
+        learner = self._learner = await self._run_blocking_with_ranks(lambda: self.make_learner(spec))
         stack.callback(learner.close)
-        checkpoints = CheckpointStore(directory.checkpoints, keep_every=spec.settings.checkpoint_save_freq)
+        checkpoints = CheckpointStore(directory.checkpoints, keep_every=settings.checkpoint_save_freq)
         history = MetricsHistory(directory.metrics)
         state = await self._run_blocking_with_ranks(lambda: _resume(checkpoints, learner, history))
         directory.forget_validation_after(state.step)
-        hooks.stage(f"opening the policy's engine ({spec.settings.policy_engine})")
-        engine = await open_policy_engine(
-            stack,
-            spec,
-            directory,
-            device=str(learner.device),
-            environ=self._environ,
-            note=hooks.note,
-        )
-        if (
-            learner.updates or spec.adapter is not None
-        ):  # else the policy is the base, which is served already
+        hooks.stage(f"opening the policy's engine ({settings.policy_engine})")
+        if settings.policy_engine == "vllm":
+            engine: PolicyEngine = await self._open_vllm(stack, str(learner.device))
+        else:
+            engine = await asyncio.to_thread(self._open_torch, stack, str(learner.device))
+        # Otherwise the policy is the base, which is served already.
+        if learner.updates or spec.adapter is not None:
             await self._run_with_ranks(engine.publish(learner, learner.updates))
         chat = chat_format_of(spec, note=hooks.note)
-        await self._run_with_ranks(self._probe(engine, learner, chat, rows, hooks))
+        await self._run_with_ranks(self._check_engine(engine, learner, chat, rows))
         one = spec.served is not None or spec.servers == 1
         hooks.stage(f"starting the rollout's {'server' if one else f'{spec.servers} servers'}")
-        sampler = await self._open_sampler(stack, engine, chat, server, hooks)
-        hooks.plan(self._plan(rows, order, state, str(learner.device)))
+        sampler = await self._open_sampler(stack, engine, chat, server)
+        plan = TrainingPlan(
+            run_dir=directory.path,
+            model_path=spec.model_path,
+            training_rows=len(rows.training),
+            held_out_rows=len(rows.held_out),
+            rollouts_per_step=settings.rollout_batch_size * settings.n_samples_per_prompt,
+            total_steps=order.total_steps,
+            steps_done=state.step,
+            device=str(learner.device),
+        )
+        hooks.plan(plan)
+        # Every copy of an adapter carries the provenance.
+        provenance = {
+            **self.provenance,
+            "model_path": spec.model_path,
+            "dataset": {"name": spec.dataset.name, "sha256": spec.dataset.sha256},
+            "rollout": spec.rollout_dir.name,
+            "settings": settings.model_dump(mode="json"),
+        }
         parts = LoopParts(
-            settings=spec.settings,
+            settings=settings,
             rows=rows,
             order=order,
             validation=spec.validation,
@@ -195,11 +200,12 @@ class Trainer:
             history=history,
             checkpoints=checkpoints,
             hooks=hooks,
-            provenance=self._checkpoint_provenance(),
+            provenance=provenance,
             redact=self._redact,
             keep_validation=directory.write_validation,
+            between_steps=directory.sweep_trials,
         )
-        return TrainingLoop(parts, state, between_steps=directory.sweep_trials)
+        return TrainingLoop(parts, state)
 
     async def _run_blocking_with_ranks(self, work: Callable[[], T]) -> T:
         if self._ranks is None:
@@ -211,44 +217,101 @@ class Trainer:
             return await work
         return await self._ranks.run(work, self._learner.abandon)
 
-    async def _prepare_server(self, hooks: TrainingHooks) -> RolloutServer | RemoteAgent:
+    async def _prepare_server(self) -> RolloutServer | RemoteAgent:
         from osmosis_ai.controller.server_process import prepare_server
 
-        spec, directory = self._spec, self._directory
+        spec, directory = self.spec, self._directory
         if spec.served is not None:
             return spec.served.agent()
         environment, server = await prepare_server(
             spec.rollout_dir,
             spec.entrypoint,
-            environ=self._environ,
+            environ=self.environ,
             variables=spec.env,
             secret_values=spec.secret_values,
             artifact_root=directory.trials,
             log_path=directory.server_log,
-            cache_dir=self._rollout_cache,
-            note=hooks.note,
-            sandbox=self._sandbox,
+            cache_dir=self.rollout_cache or cache_dir(),
+            note=self.hooks.note,
+            sandbox=self.sandbox,
         )
-        directory.write_environment(self._redact.text(environment.description))
-        hooks.environment(environment.description)
+        write_atomic(directory.path / ENVIRONMENT_FILE, f"{self._redact.text(environment.description)}\n")
+        self.hooks.environment(environment.description)
         return server
 
-    async def _probe(
-        self, engine: PolicyEngine, learner: Learner, chat: ChatFormat, rows: SplitRows, hooks: TrainingHooks
-    ) -> None:
-        """Make sure that what samples samples from what is learned; raises DistributionMismatchError."""
-        from osmosis_ai.training.engines.sampling_probe import probe, probe_prompts
-        from osmosis_ai.training.runs.engine_factory import computes_in_float32
+    def _open_torch(self, stack: AsyncExitStack, device: str) -> PolicyEngine:
+        import torch
 
-        settings = self._spec.settings
+        from osmosis_ai.inference.engine import InferenceEngine
+        from osmosis_ai.inference.torch_engine import TorchModel
+        from osmosis_ai.training.learner.policy_model import model_source
+
+        spec, settings = self.spec, self.spec.settings
+        built_in = spec.model_path in served_models() and device == "cpu"
+        if built_in:
+            # The model is so small that a second thread costs more than it brings.
+            torch.set_num_threads(1)
+        rollouts = settings.rollout_batch_size * settings.n_samples_per_prompt
+        network = TorchModel.load(
+            model_source(spec.model_path, allow_download=settings.allow_download),
+            device=device,
+            # In float64 a rollout's tokens do not depend on what else is sampled at the same time.
+            dtype=torch.float64 if built_in else None,
+            max_positions=settings.max_prompt_length + settings.max_response_length,
+        )
+        batch = min(ENGINE_BATCH, rollouts)
+        engine = InferenceEngine(network, max_batch=batch, max_waiting=max(1024, 2 * rollouts), kept=batch)
+        return InProcessPolicyEngine(stack.enter_context(engine), unmerged=network.rounds_weights)
+
+    async def _open_vllm(self, stack: AsyncExitStack, device: str) -> PolicyEngine:
+        from osmosis_ai.inference.torch_engine import end_tokens_of
+        from osmosis_ai.training.engines.vllm_engine import VllmEngine, VllmServer
+        from osmosis_ai.training.learner.policy_model import model_source
+
+        spec, settings, directory = self.spec, self.spec.settings, self._directory
+        source = model_source(spec.model_path, allow_download=settings.allow_download)
+        server = None
+        if settings.vllm_command is not None:
+            server = VllmServer(
+                settings,
+                model=source,
+                served_as=spec.model_path,
+                dtype="float32" if device == "cpu" else "bfloat16",
+                environ=self.environ,
+                log_path=directory.engine_log,
+            )
+            await stack.enter_async_context(server)
+        engine = VllmEngine(
+            server.url if server is not None else str(settings.vllm_url),
+            model=spec.model_path,
+            end_token_ids=end_tokens_of(source),
+            adapters_dir=directory.served_adapters,
+            api_key={**self.environ, **spec.env, **spec.secret_values}.get(SERVER_KEY_ENV),
+            # No other run on the server has this name, even if both directories have the same one.
+            run=f"{directory.path.name}-{os.urandom(4).hex()}",
+            server=server,
+            note=self.hooks.note,
+        )
+        return await stack.enter_async_context(engine)
+
+    async def _check_engine(
+        self, engine: PolicyEngine, learner: Learner, chat: ChatFormat, rows: SplitRows
+    ) -> None:
+        """Require that the engine samples from the distribution that the learner computes."""
+        from osmosis_ai.training.engines.logprob_check import probe, probe_prompts
+
+        settings, hooks = self.spec.settings, self.hooks
         hooks.stage("comparing what is sampled with what is learned")
         longest = min(settings.max_prompt_length, engine.model.config.max_positions - 1)
         prompts = probe_prompts(rows.training.values(), chat, longest=longest)
         found = await probe(engine, learner, prompts, settings)
-        found.require_agreement(
-            float32=computes_in_float32(settings, learner.device.type),
-            truncated=settings.rollout_top_p < 1,
-        )
+        device = learner.device.type
+        if settings.policy_engine == "vllm":
+            own = settings.vllm_command is not None and "--dtype" not in settings.vllm_args
+            float32 = own and device == "cpu"
+        else:
+            float32 = device == "cpu"
+        found.require_agreement(float32=float32, truncated=settings.rollout_top_p < 1)
         hooks.stage(f"the policy's engine samples what is learned: {found.sentence()}")
 
     async def _open_sampler(
@@ -257,86 +320,35 @@ class Trainer:
         engine: PolicyEngine,
         chat: ChatFormat,
         server: RolloutServer | RemoteAgent,
-        hooks: TrainingHooks,
     ) -> RolloutSampler:
         from osmosis_ai.controller.callbacks import AttemptTimeouts
         from osmosis_ai.controller.dispatcher import RolloutRunner
-        from osmosis_ai.training.engines.policy_bridge import PolicyBridge, RolloutLimits, RolloutSampling
-        from osmosis_ai.training.runs.sampler import RolloutSampler
+        from osmosis_ai.training.engines.policy_bridge import PolicyBridge
+        from osmosis_ai.training.runs.rollouts import RolloutSampler
 
-        settings, token = self._spec.settings, secrets.token_urlsafe(32)
-        bridge = PolicyBridge(
-            engine,
-            chat,
-            model_path=self._spec.model_path,
-            limits=RolloutLimits(settings.max_prompt_length, settings.max_response_length),
-            sampling=RolloutSampling(settings.rollout_temperature, settings.rollout_top_p),
-        )
+        settings = self.spec.settings
+        bridge = PolicyBridge(engine, chat, model_path=self.spec.model_path, settings=settings)
         runner = RolloutRunner(
             bridge,
-            model_key=token,
+            model_key=secrets.token_urlsafe(32),
             server=server,
-            servers=self._spec.servers,
+            servers=self.spec.servers,
             timeouts=AttemptTimeouts(settings.agent_workflow_timeout_s, settings.grader_timeout_s),
             redact=self._redact,
-            note=hooks.note,
+            note=self.hooks.note,
             trajectory_root=self._directory.trials,
         )
         return RolloutSampler(await stack.enter_async_context(runner), bridge)
 
-    def _checkpoint_provenance(self) -> dict[str, Any]:
-        """Return what an adapter says of the run that made it, wherever it is copied to."""
-        spec = self._spec
-        return {
-            **self._provenance,
-            "model_path": spec.model_path,
-            "dataset": {"name": spec.dataset.name, "sha256": spec.dataset.sha256},
-            "rollout": spec.rollout_dir.name,
-            "settings": spec.settings.model_dump(mode="json"),
-        }
-
-    def _plan(self, rows: SplitRows, order: DataOrder, state: TrainingLoopState, device: str) -> TrainingPlan:
-        settings = self._spec.settings
-        return TrainingPlan(
-            run_dir=self._directory.path,
-            model_path=self._spec.model_path,
-            training_rows=len(rows.training),
-            held_out_rows=len(rows.held_out),
-            rollouts_per_step=settings.rollout_batch_size * settings.n_samples_per_prompt,
-            total_steps=order.total_steps,
-            steps_done=state.step,
-            device=device,
-        )
-
-    @contextmanager
-    def _log(self) -> Iterator[RunLog]:
-        log = RunLog(self._directory.log, self._redact)
-        try:
-            yield log
-        finally:
-            log.close()
-
-
-def data_order(rows: SplitRows, settings: TrainingSettings) -> DataOrder:
-    """Return the order in which a run goes through its training rows."""
-    return DataOrder(
-        tuple(rows.training),
-        settings.rollout_batch_size,
-        settings.total_epochs,
-        settings.seed,
-        settings.max_steps,
-    )
-
 
 def follow_leader(spec: TrainingSpec, make_learner: MakeLearner = new_learner) -> None:
-    """Do the share of a rank that does not lead, until the leader is done."""
     require_train_extra()
     make_learner(spec).follow()
 
 
 @contextmanager
 def _loaded_objects_frozen() -> Iterator[None]:
-    """Keep the garbage collector off what is loaded: torch alone is half a million objects, 0.2 s a look."""
+    """Exclude loaded objects from garbage collection: torch alone has half a million, 0.2 s per collection."""
     gc.collect()
     gc.freeze()
     try:
@@ -346,7 +358,7 @@ def _loaded_objects_frozen() -> Iterator[None]:
 
 
 def _resume(checkpoints: CheckpointStore, learner: Learner, history: MetricsHistory) -> TrainingLoopState:
-    """Put learner and history back to the last checkpoint; what came after it is computed again."""
+    """Restore learner and history from the last checkpoint; later steps are computed again."""
     checkpoint = checkpoints.latest()
     if checkpoint is None:
         history.rewind(-1)
@@ -356,7 +368,12 @@ def _resume(checkpoints: CheckpointStore, learner: Learner, history: MetricsHist
     return state
 
 
-def _call_if_alive(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    """Call ``function`` on the loop's thread, from any; nothing is left to do once the loop is closed."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(function)
+def chat_format_of(spec: TrainingSpec, *, note: Callable[[str], None] | None = None) -> ChatFormat:
+    from osmosis_ai.inference.torch_engine import PretrainedChat
+    from osmosis_ai.training.learner.policy_model import model_source
+
+    chosen = spec.settings.tool_call_format
+    source = model_source(spec.model_path, allow_download=spec.settings.allow_download)
+    if spec.model_path in served_models():
+        return BuiltInChat(Path(source), tool_call_format=chosen)
+    return PretrainedChat.load(source, tool_call_format=chosen, note=note)

@@ -56,7 +56,7 @@ from osmosis_ai.workspace.config_files import decisions_around
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.base import LogPage
     from osmosis_ai.decisions.samples import RunSamples
-    from osmosis_ai.training.runs.validation_samples import ValidationSamples
+    from osmosis_ai.training.runs.run_directory import ValidationSamples
 
 _OPEN_INDEXES = 8
 _FOLLOWED_RUNS = 4

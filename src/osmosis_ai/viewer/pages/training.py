@@ -9,9 +9,8 @@ from shlex import quote
 from typing import Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.training.runs.curves import TrainingCurves, ViewedCurve
+from osmosis_ai.training.runs.curves import LEAST_WORDS, TrainingCurves, ViewedCurve, after_steps
 from osmosis_ai.training.runs.metrics import TITLES
-from osmosis_ai.training.runs.validation_headline import LEAST_WORDS, after_steps
 from osmosis_ai.ui.charts.drawing import ChartMark, ChartPoint, ChartSeries, SvgChart
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.pages.evaluation import flat_config, known_facts, log_tail

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from osmosis_ai.training.runs import trainer
-from osmosis_ai.training.runs.loop_state import Ending
+from osmosis_ai.training.runs.loop import Ending
 from tests.platform.runs.work.pretended_trainer import PretendedTrainer
 
 

@@ -25,8 +25,7 @@ from osmosis_ai.platform.runs.work.training_work import PreparedTraining, Traini
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
-from osmosis_ai.training.runs.hooks import SavedCheckpoint, TrainingHooks, TrainingPlan
-from osmosis_ai.training.runs.loop_state import Ending
+from osmosis_ai.training.runs.loop import Ending, SavedCheckpoint, TrainingHooks, TrainingPlan
 from osmosis_ai.training.runs.metrics import TRAINING_REWARD, MetricsHistory, StepRecord
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.spec import TrainingSpec

@@ -28,7 +28,7 @@ from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from osmosis_ai.training.learner.ranks import LearnerProcessLostError
-from osmosis_ai.training.runs.loop_state import Ending
+from osmosis_ai.training.runs.loop import Ending
 from osmosis_ai.training.runs.metrics import (
     TRAINING_REWARD,
     VALIDATION_PLANNED,
@@ -36,7 +36,7 @@ from osmosis_ai.training.runs.metrics import (
     StepRecord,
     read_history,
 )
-from osmosis_ai.training.runs.validation_samples import ValidationSamples
+from osmosis_ai.training.runs.run_directory import ValidationSamples
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, assert_flat_error
 from tests.platform.evaluations import experiment, training_body, wait_until

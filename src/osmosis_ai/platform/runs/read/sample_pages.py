@@ -19,7 +19,7 @@ from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbSample
 from osmosis_ai.platform.runs.read.merging import RunFamily
-from osmosis_ai.training.runs.validation_samples import ValidationSamples
+from osmosis_ai.training.runs.run_directory import ValidationSamples
 
 _CURSOR = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
 _MEASURED = ("reward", "tokens", "cost_usd", "duration_ms", "model_latency_ms")

@@ -13,9 +13,8 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbMetricPoint
 from osmosis_ai.platform.log_lines import PLAN, WARNED
 from osmosis_ai.platform.logs import LogStore
-from osmosis_ai.training.runs.curves import CurveMark, marked_warnings, restarts
+from osmosis_ai.training.runs.curves import CurveMark, ValidationHeadline, marked_warnings, restarts
 from osmosis_ai.training.runs.metrics import TITLES
-from osmosis_ai.training.runs.validation_headline import ValidationHeadline
 
 VALIDATION = "validation"
 """Where the metrics of a run's row have its newest validation, row by row."""

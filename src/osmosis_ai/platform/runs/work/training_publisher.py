@@ -34,7 +34,7 @@ from osmosis_ai.platform.runs.training_names import CHECKPOINTS, RESUME, RESUME_
 from osmosis_ai.platform.runs.work.training_sink import TrainingSink
 from osmosis_ai.platform.runs.work.validation_files import ValidationFiles
 from osmosis_ai.training.learner.checkpoints import PROVENANCE_FILE, CheckpointDirectory, checkpoints_in
-from osmosis_ai.training.runs.hooks import SavedCheckpoint, TrainingHooks, TrainingPlan
+from osmosis_ai.training.runs.loop import SavedCheckpoint, TrainingHooks, TrainingPlan
 from osmosis_ai.training.runs.metrics import (
     TRAINING_REWARD,
     VALIDATION_PLANNED,
@@ -42,7 +42,7 @@ from osmosis_ai.training.runs.metrics import (
     StepRecord,
     read_history,
 )
-from osmosis_ai.training.runs.resume_archive import pack, unpack
+from osmosis_ai.training.runs.run_directory import pack, unpack
 
 if TYPE_CHECKING:
     from osmosis_ai.platform.runs.work.publisher import Publisher

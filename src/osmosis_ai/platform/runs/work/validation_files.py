@@ -27,8 +27,7 @@ from osmosis_ai.platform.runs.training_names import (
 )
 from osmosis_ai.platform.runs.work.training_sink import TrainingSink
 from osmosis_ai.redaction import Redactor, clean_json
-from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.training.runs.validation_samples import ValidationSamples
+from osmosis_ai.training.runs.run_directory import TrainingDirectory, ValidationSamples
 
 _MOST_BYTES = 512 << 20
 """Of all conversations together; the list begins with the worst, so those that find no room are the best."""

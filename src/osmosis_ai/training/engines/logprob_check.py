@@ -17,9 +17,10 @@ from __future__ import annotations
 import asyncio
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from itertools import islice
+from typing import TYPE_CHECKING
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.chat import TemplateError
@@ -33,18 +34,18 @@ if TYPE_CHECKING:
     from osmosis_ai.inference.chat import ChatFormat
     from osmosis_ai.training.engines.policy_engine import PolicyEngine
     from osmosis_ai.training.learner.forward_backward import SequenceScores
+    from osmosis_ai.training.learner.learner import Learner
 
-# So many tokens are drawn at least; a continuation has at most so many.
+# Least number of tokens to draw, and the most per continuation.
 TOKENS = 512
 CONTINUATION_TOKENS = 64
 PROMPTS = 32
-# Continuations, should each of them end after its first token.
 MOST_CONTINUATIONS = 2 * TOKENS
 # Mean gap in nats a token. In float32 the two agree to 1e-5; in bfloat16 rounding alone is about 0.01.
 MEAN_GAP_FLOAT32, MEAN_GAP_BFLOAT16 = 1e-3, 3e-2
-# Standard errors that a mean may be away from where it belongs.
+# Allowed distance of a mean from its expected value, in standard errors.
 STANDARD_ERRORS = 4.0
-# A mean signed gap below this is no truncation: it is rounding, which may lean to one side.
+# A mean signed gap below this is rounding, which may be biased, and no truncation.
 SIGNED_FLOOR_FLOAT32, SIGNED_FLOOR_BFLOAT16 = 1e-5, 1e-3
 # The surprise of tokens is far from normally distributed: a few unlikely ones decide its mean.
 SURPRISE_STANDARD_ERRORS = 5.0
@@ -56,20 +57,11 @@ _REMEDY = (
 
 
 class DistributionMismatchError(OsmosisError):
-    """What samples does not sample from the distribution that would be learned."""
-
-
-class Scorer(Protocol):
-    """What the probe needs of a learner."""
-
-    def scores(self, sequences: Sequence[TokenSequence]) -> list[SequenceScores]:
-        """Return what the policy gives the tokens of ``sequences``."""
+    """The engine does not sample from the learner's distribution."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """How engine and learner agree on the tokens that the engine drew."""
-
     tokens: int
     mean_abs_gap: float
     mean_gap: float
@@ -78,7 +70,6 @@ class Probe:
     surprise_stderr: float
 
     def sentence(self) -> str:
-        """Say the figures."""
         return (
             f"on {self.tokens} tokens that it drew, its log-probabilities differ from the learner's by "
             f"{self.mean_abs_gap:.2g} nats on average ({self.mean_gap:+.2g} ± {self.gap_stderr:.1g} signed), and the "
@@ -86,30 +77,28 @@ class Probe:
         )
 
     def require_agreement(self, *, float32: bool, truncated: bool = False) -> None:
-        """Refuse a distribution that is not the learner's."""
+        """Refuse a distribution that differs from the learner's."""
         limit = MEAN_GAP_FLOAT32 if float32 else MEAN_GAP_BFLOAT16
         floor = SIGNED_FLOOR_FLOAT32 if float32 else SIGNED_FLOOR_BFLOAT16
         one_sided = abs(self.mean_gap) > max(floor, STANDARD_ERRORS * self.gap_stderr)
-        if self.mean_abs_gap > limit or one_sided:
-            raise self._refusal(self._cause_of_gap(one_sided=one_sided))
-        if not truncated and abs(self.surprise) > SURPRISE_STANDARD_ERRORS * self.surprise_stderr:
+        surprising = not truncated and abs(self.surprise) > SURPRISE_STANDARD_ERRORS * self.surprise_stderr
+        hidden = ", and reports probabilities that are not those it drew with"
+        if one_sided and self.mean_gap > 0.9 * self.mean_abs_gap:
+            cause = "all gaps have one sign: it leaves out unlikely tokens (top_p, top_k or min_p)"
+        elif self.mean_abs_gap > limit or one_sided:
             cause = (
-                "it leaves out unlikely tokens (top_p, top_k, min_p) or draws at a lower temperature"
-                if self.surprise < 0
-                else "it draws at a higher temperature, or with a penalty"
+                "it draws with a penalty (repetition, presence, frequency), at another temperature, from a truncated "
+                "distribution, or with other weights"
             )
-            raise self._refusal(f"{cause}, and reports probabilities that are not those it drew with")
-
-    def _cause_of_gap(self, *, one_sided: bool) -> str:
-        if one_sided and self.mean_gap > 0 and self.mean_gap > 0.9 * self.mean_abs_gap:
-            return "all gaps have one sign: it leaves out unlikely tokens (top_p, top_k or min_p)"
-        return (
-            "it draws with a penalty (repetition, presence, frequency), at another temperature, from a truncated "
-            "distribution, or with other weights"
-        )
-
-    def _refusal(self, cause: str) -> DistributionMismatchError:
-        return DistributionMismatchError(
+        elif surprising and self.surprise < 0:
+            cause = (
+                f"it leaves out unlikely tokens (top_p, top_k, min_p) or draws at a lower temperature{hidden}"
+            )
+        elif surprising:
+            cause = f"it draws at a higher temperature, or with a penalty{hidden}"
+        else:
+            return
+        raise DistributionMismatchError(
             f"the policy's engine does not sample from the distribution that is learned: {self.sentence()}. "
             f"Probably {cause}.",
             hint=_REMEDY,
@@ -117,46 +106,44 @@ class Probe:
 
 
 async def probe(
-    engine: PolicyEngine, learner: Scorer, prompts: Sequence[tuple[int, ...]], settings: TrainingSettings
+    engine: PolicyEngine, learner: Learner, prompts: Sequence[tuple[int, ...]], settings: TrainingSettings
 ) -> Probe:
-    """Have the engine draw :data:`TOKENS` tokens or more behind ``prompts``, and compare."""
+    """Have the engine continue ``prompts`` by at least :data:`TOKENS` tokens, and compare."""
     sequences: list[TokenSequence] = []
     drawn = 0
     while drawn < TOKENS and len(sequences) < MOST_CONTINUATIONS:
         first = len(sequences)
         # As many as would do if they are as long as those before.
         wanted = max(PROMPTS, math.ceil((TOKENS - drawn) * first / drawn)) if drawn else PROMPTS
-        generations = [
-            _continuation(engine, prompts[number % len(prompts)], number, settings)
-            for number in range(first, min(first + wanted, MOST_CONTINUATIONS))
-        ]
+        generations = []
+        for number in range(first, min(first + wanted, MOST_CONTINUATIONS)):
+            prompt = prompts[number % len(prompts)]
+            room = engine.model.config.max_positions - len(prompt)
+            generation = Generation(
+                prompt=prompt,
+                max_tokens=max(1, min(CONTINUATION_TOKENS, settings.max_response_length, room)),
+                stream=random_stream(settings.seed, number + 1),
+                stop_tokens=engine.model.config.end_token_ids,
+                temperature=settings.rollout_temperature,
+                top_p=settings.rollout_top_p,
+            )
+            generations.append(generation)
         sequences += await _drawn(engine, generations)
         drawn = sum(sum(sequence.mask) for sequence in sequences)
-    scores = await asyncio.to_thread(learner.scores, sequences)
-    return compare(sequences, scores)
+    return compare(sequences, await asyncio.to_thread(learner.scores, sequences))
 
 
 def compare(sequences: Sequence[TokenSequence], scores: Sequence[SequenceScores]) -> Probe:
-    """Return how recorded log-probabilities agree with the learner's."""
     import numpy as np
 
-    rows = np.array(
-        [
-            (logged, *of_learner)
-            for sequence, known in zip(sequences, scores, strict=True)
-            for sampled, logged, *of_learner in zip(
-                sequence.mask,
-                sequence.logprobs,
-                known.logprobs,
-                known.entropies,
-                known.variances,
-                strict=True,
-            )
-            if sampled
+    columns = [
+        np.array([s.logprobs, known.logprobs, known.entropies, known.variances])[
+            :, np.array(s.mask, dtype=bool)
         ]
-    )
-    logged, logprobs, entropies, variances = rows.T
-    gaps, count = logged - logprobs, len(rows)
+        for s, known in zip(sequences, scores, strict=True)
+    ]
+    logged, logprobs, entropies, variances = np.concatenate(columns, axis=1)
+    gaps, count = logged - logprobs, len(logged)
     return Probe(
         tokens=count,
         mean_abs_gap=float(np.abs(gaps).mean()),
@@ -170,7 +157,8 @@ def compare(sequences: Sequence[TokenSequence], scores: Sequence[SequenceScores]
 def probe_prompts(rows: Iterable[DatasetRow], chat: ChatFormat, *, longest: int) -> list[tuple[int, ...]]:
     """Return up to :data:`PROMPTS` different prompts of at most ``longest`` tokens, as an agent would begin."""
     found: dict[tuple[int, ...], None] = {}
-    for messages in _openings(rows):
+    openings = [row.messages for row in islice(rows, 4 * PROMPTS) if row.messages]
+    for messages in [*openings, [{"role": "user", "content": "Tell me something about yourself."}]]:
         try:
             ids = tuple(chat.encode(chat.render(messages, ())))
         except TemplateError:
@@ -182,29 +170,7 @@ def probe_prompts(rows: Iterable[DatasetRow], chat: ChatFormat, *, longest: int)
     return list(found)
 
 
-def _openings(rows: Iterable[DatasetRow]) -> Iterator[Sequence[Mapping[str, object]]]:
-    for row, _ in zip(rows, range(4 * PROMPTS), strict=False):
-        if row.messages:
-            yield row.messages
-    yield [{"role": "user", "content": "Tell me something about yourself."}]
-
-
-def _continuation(
-    engine: PolicyEngine, prompt: tuple[int, ...], number: int, settings: TrainingSettings
-) -> Generation:
-    room = engine.model.config.max_positions - len(prompt)
-    return Generation(
-        prompt=prompt,
-        max_tokens=max(1, min(CONTINUATION_TOKENS, settings.max_response_length, room)),
-        stream=random_stream(settings.seed, number + 1),
-        stop_tokens=engine.model.config.end_token_ids,
-        temperature=settings.rollout_temperature,
-        top_p=settings.rollout_top_p,
-    )
-
-
 async def _drawn(engine: PolicyEngine, generations: Sequence[Generation]) -> list[TokenSequence]:
-    """Return each prompt with what the engine continued it with."""
     feed = TokenFeed(engine, generations, every_token=False)
     turns = [
         SampledTurn(None, array("q", generation.prompt), array("q"), array("d"), array("q"))

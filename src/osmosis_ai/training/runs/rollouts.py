@@ -1,0 +1,369 @@
+"""Rollouts of a step and of a validation: sample them with their tokens, and measure them.
+
+Every attempt of a step yields one :class:`Sample`. An attempt that failed, timed out or was removed by its grader has no
+reward but a reason. An attempt that was lost with its server, or because this machine was too slow, is repeated under a
+new id with the same seeds. Samples keep the order of the requests, so results do not depend on which finished first.
+
+Axes: P prompts, G attempts of each. A sample is used for learning if it has an advantage, which requires a score and
+a group with unequal scores. A forked rollout is several sequences with one advantage.
+
+Every validation makes the same attempts with the same seeds, so that differences come from the policy. It samples with
+the training settings (`rollout_temperature`, `rollout_top_p`) and has the metrics of evaluations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from osmosis_ai.controller.attempt import Attempt, AttemptResults, RunningAttempt, attempt_seeds
+from osmosis_ai.controller.outcomes import Verdict
+from osmosis_ai.controller.record import TerminalRecord
+from osmosis_ai.datasets import DatasetRow, row_digest
+from osmosis_ai.evaluation.metrics import NO_REWARD, RunMetrics, compute_metrics, describe_few_scored
+from osmosis_ai.evaluation.results import AttemptTable
+from osmosis_ai.redaction import Redactor
+from osmosis_ai.rollout.types.protocol import RolloutErrorCategory
+from osmosis_ai.statistics.estimates import CONFIDENCE, Estimate, estimate_mean
+from osmosis_ai.training.objective.advantages import GroupStatistics, group_advantages
+from osmosis_ai.training.runs.metrics import (
+    TRAINING_REWARD,
+    TRAINING_REWARD_HIGH,
+    TRAINING_REWARD_LOW,
+    VALIDATION_PASS_RATE,
+    VALIDATION_PLANNED,
+    VALIDATION_REWARD,
+    VALIDATION_REWARD_HIGH,
+    VALIDATION_REWARD_LOW,
+    VALIDATION_SCORED,
+    VALIDATION_STDERR,
+    finite,
+)
+
+if TYPE_CHECKING:
+    from osmosis_ai.config.training import TrainingSettings
+    from osmosis_ai.controller.dispatcher import RolloutRunner
+    from osmosis_ai.controller.model_proxy import RolloutUsage
+    from osmosis_ai.training.engines.policy_bridge import PolicyBridge
+    from osmosis_ai.training.engines.recording import RecordedRollout
+    from osmosis_ai.training.objective.sequences import TokenSequence
+    from osmosis_ai.training.runs.spec import ValidationPlan
+
+REMOVED = "removed"
+TRUNCATED = "truncated"
+_TIMEOUT = RolloutErrorCategory.TIMEOUT.value
+# The slowness of a grader or a server is no property of the policy.
+_AGENT_SOURCES = frozenset({"agent", "provider"})
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The result of an attempt, with its tokens."""
+
+    record: TerminalRecord
+    recorded: RecordedRollout
+    grader_reward: float | None = None
+
+    @property
+    def reward(self) -> float | None:
+        return self.record.reward if self.record.status == "success" else None
+
+    @property
+    def unscored_because(self) -> str | None:
+        """Machine-readable reason for a missing reward."""
+        if self.reward is not None:
+            return None
+        if self.record.status == "skipped":
+            return REMOVED
+        return self.record.error_type or NO_REWARD
+
+
+@dataclass(frozen=True)
+class RolloutSampler:
+    runner: RolloutRunner
+    bridge: PolicyBridge
+
+    async def sample(
+        self, attempts: Sequence[Attempt], *, finished: Callable[[Sample], None] = lambda _: None
+    ) -> list[Sample]:
+        samples: dict[Attempt, Sample] = {}
+        bridge = self.bridge
+
+        class Recorder(AttemptResults):
+            """Nothing is durable here: a batch counts when its step does."""
+
+            async def record(self, record: TerminalRecord, running: RunningAttempt) -> None:
+                reward, grader = None, running.grader
+                if grader is not None and grader.status.value == "success" and grader.sample is not None:
+                    reward = grader.sample.reward
+                if reward is not None and not math.isfinite(reward):
+                    reward = None
+                sample = Sample(record, bridge.take(record.rollout_id), reward)
+                samples[running.attempt] = sample
+                finished(sample)
+
+            def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:
+                bridge.discard(rollout_id)
+
+        await self.runner.run_all(attempts, Recorder())
+        return [samples[attempt] for attempt in attempts]
+
+
+def timed_out(sample: Sample) -> bool:
+    return sample.record.error_type == _TIMEOUT and sample.record.boundary in _AGENT_SOURCES
+
+
+def with_truncation_rule(sample: Sample, settings: TrainingSettings) -> Sample:
+    """Return ``sample`` with the reward to learn from if a length limit or the agent's time limit ended it.
+
+    The run chooses the rule (`[advanced].on_truncation`, `on_timeout`). Excluding such rollouts gives the policy no
+    signal against long answers. A zero teaches it to be short. Grading them rewards what was right so far. Validation
+    always grades the truncated result. A sample that its grader removed stays removed.
+    """
+    late = timed_out(sample)
+    if sample.record.status == "skipped" or not (late or sample.recorded.truncated):
+        return sample
+    rule, reason = (settings.on_timeout, _TIMEOUT) if late else (settings.on_truncation, TRUNCATED)
+    if rule == "zero":
+        verdict = Verdict("success", reward=0.0)
+    elif rule == "exclude":
+        error = sample.record.error or f"the rollout was {reason} and is left out"
+        verdict = Verdict("failed", error_type=reason, boundary="agent", error=error)
+    elif sample.reward is None and sample.grader_reward is not None:
+        verdict = Verdict("success", reward=sample.grader_reward)
+    else:
+        return sample
+    return replace(sample, record=msgspec.structs.replace(sample.record, **verdict._asdict()))
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    step: int
+    samples_PG: list[list[Sample]]
+    sampling_s: float
+    timed_out: int = 0
+
+    @property
+    def samples(self) -> list[Sample]:
+        return [sample for samples_G in self.samples_PG for sample in samples_G]
+
+    def unscored(self) -> dict[str, int]:
+        """Count the samples without a reward by reason, the commonest first."""
+        reasons = Counter(reason for sample in self.samples if (reason := sample.unscored_because))
+        return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
+
+
+@dataclass(frozen=True)
+class LearnerBatch:
+    sequences: list[TokenSequence]
+    advantages: list[float]
+    statistics: GroupStatistics
+
+
+def attempts_of_step(step: int, rows: Sequence[DatasetRow], group_size: int, seed: int) -> list[Attempt]:
+    """Return ``group_size`` attempts on each of ``rows``, with seeds that no other step has."""
+    return [
+        Attempt(
+            row,
+            row.source_row_index,
+            index,
+            attempt_seeds(seed, row.source_row_index, step * group_size + index),
+            name=f"train-{step:06d}-row-{row.source_row_index}-{index}",
+        )
+        for row in rows
+        for index in range(group_size)
+    ]
+
+
+def learner_batch(batch: RolloutBatch, *, normalise: bool) -> LearnerBatch:
+    """Compare every sample with its group; omit those without an advantage."""
+    rewards_PG = [[sample.reward for sample in samples_G] for samples_G in batch.samples_PG]
+    compared = group_advantages(rewards_PG, normalise=normalise)
+    learnable = LearnerBatch([], [], compared.statistics)
+    for samples_G, advantages_G in zip(batch.samples_PG, compared.advantages_PG, strict=True):
+        for sample, advantage in zip(samples_G, advantages_G, strict=True):
+            if advantage is not None:
+                learnable.sequences.extend(sample.recorded.sequences)
+                learnable.advantages.extend([advantage] * len(sample.recorded.sequences))
+    return learnable
+
+
+def rollout_metrics(batch: RolloutBatch, statistics: GroupStatistics, version: int) -> dict[str, float]:
+    called = [sample.recorded for sample in batch.samples if sample.recorded.calls]
+    staleness = [
+        version - sampled_by
+        for recorded in called
+        for sequence in recorded.sequences
+        for is_sampled, sampled_by in zip(sequence.mask, sequence.versions, strict=True)
+        if is_sampled
+    ]
+    tokens = sum(sample.recorded.sampled_tokens for sample in batch.samples)
+    total_lengths = [sum(len(sequence.ids) for sequence in recorded.sequences) for recorded in called]
+    reward = _reward(batch)
+    return finite(
+        {
+            TRAINING_REWARD: statistics.reward_mean,
+            TRAINING_REWARD_LOW: reward.low if reward else None,
+            TRAINING_REWARD_HIGH: reward.high if reward else None,
+            "rollout/reward_std": statistics.reward_std,
+            "rollout/reward_min": statistics.reward_min,
+            "rollout/reward_max": statistics.reward_max,
+            "rollout/zero_variance_fraction": statistics.zero_variance_fraction,
+            "rollout/samples": statistics.samples,
+            "rollout/unscored": statistics.samples_unscored,
+            "rollout/response_lengths": _mean([recorded.sampled_tokens for recorded in called]),
+            "rollout/total_lengths": _mean(total_lengths),
+            "rollout/truncated_ratio": _mean([recorded.truncated for recorded in called]),
+            "rollout/timed_out_ratio": batch.timed_out / len(batch.samples) if batch.samples else None,
+            "rollout/forks": sum(recorded.forks for recorded in called),
+            "rollout/realigned": sum(recorded.realigned for recorded in called),
+            "rollout/staleness": _mean(staleness),
+            "rollout/staleness_max": max(staleness, default=None),
+            "speed/sampling_tokens_per_s": tokens / batch.sampling_s if batch.sampling_s else None,
+            "time/sampling_s": batch.sampling_s,
+        }
+    )
+
+
+def _reward(batch: RolloutBatch) -> Estimate | None:
+    """Estimate the policy's reward on prompts like the batch's; attempts on one prompt are not independent."""
+    scored = [
+        (prompt, sample.reward)
+        for prompt, samples_G in enumerate(batch.samples_PG)
+        for sample in samples_G
+        if sample.reward is not None and math.isfinite(sample.reward)
+    ]
+    rewards = [reward for _, reward in scored]
+    found = estimate_mean(rewards, [prompt for prompt, _ in scored])
+    if found is None or found.low is None or found.high is None:
+        return found
+    # No bound lies beyond the rewards observed.
+    return replace(found, low=max(found.low, min(rewards)), high=min(found.high, max(rewards)))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+@dataclass(frozen=True)
+class Validated:
+    metrics: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    rewards: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MeasuredRows:
+    """Metrics, the mean reward of each row, and records of a validation."""
+
+    metrics: RunMetrics
+    rewards: list[float | None]
+    records: list[TerminalRecord]
+
+
+async def validate(
+    sampler: RolloutSampler,
+    rows: Sequence[DatasetRow],
+    plan: ValidationPlan,
+    *,
+    seed: int,
+    step: int,
+    finished: Callable[[TerminalRecord], None],
+    redact: Redactor | None = None,
+) -> MeasuredRows:
+    attempts = []
+    for position, row in enumerate(rows):
+        for run in range(plan.attempts):
+            seeds = attempt_seeds(seed, row.source_row_index, run)
+            name = f"valid-{step:06d}-row-{row.source_row_index}-{run}"
+            attempts.append(Attempt(row, position, run, seeds, name))
+    rewards: list[list[float]] = [[] for _ in rows]
+    table = AttemptTable(len(rows), plan.attempts)
+    table.set_row_digests(map(row_digest, rows))
+    records: list[TerminalRecord] = []
+
+    class Recorder(AttemptResults):
+        previews = True
+
+        async def record(self, record: TerminalRecord, running: RunningAttempt) -> None:
+            if record.reward is not None:
+                rewards[record.row_index].append(record.reward)
+            table.set_result(record)
+            records.append(record)
+            sampler.bridge.discard(record.rollout_id)
+            finished(record)
+
+        def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:
+            sampler.bridge.discard(rollout_id)
+
+    recorder = Recorder()
+    recorder.redact = redact or Redactor()
+    await sampler.runner.run_all(attempts, recorder)
+    metrics = compute_metrics(table, pass_threshold=plan.pass_threshold)
+    return MeasuredRows(metrics, [fmean(known) if known else None for known in rewards], records)
+
+
+def validation_metrics(evaluation: RunMetrics) -> dict[str, float]:
+    """Return a validation as a step's metrics, which cover scored samples only."""
+    reward, passed = evaluation.estimates.reward, evaluation.estimates.pass_rate
+    counts = evaluation.estimates.counts
+    return finite(
+        {
+            VALIDATION_REWARD: reward.value if reward else None,
+            VALIDATION_STDERR: reward.stderr if reward else None,
+            VALIDATION_REWARD_LOW: reward.low if reward else None,
+            VALIDATION_REWARD_HIGH: reward.high if reward else None,
+            VALIDATION_PASS_RATE: passed.value if passed else None,
+            VALIDATION_SCORED: counts.scored,
+            VALIDATION_PLANNED: counts.planned,
+        }
+    )
+
+
+def rewards_by_row(rows: Sequence[DatasetRow], rewards: Sequence[float | None]) -> dict[str, float]:
+    """Return rewards by the digests of rows; duplicates have their mean."""
+    found: dict[str, list[float]] = {}
+    for row, reward in zip(rows, rewards, strict=True):
+        if reward is not None:
+            found.setdefault(row_digest(row), []).append(reward)
+    return {digest: sum(known) / len(known) for digest, known in found.items()}
+
+
+def few_scored(evaluation: RunMetrics) -> str | None:
+    counts = evaluation.estimates.counts
+    said = describe_few_scored(counts.scored, counts.finished)
+    reasons = ", ".join(f"{count} x {reason}" for reason, count in counts.unscored.items())
+    return f"validation: {said}{f' ({reasons})' if reasons else ''}" if said else None
+
+
+def significant_fall(
+    start: Sequence[float | None], now: Sequence[float | None], *, validations: int
+) -> str | None:
+    """Describe by how much a validation is below the first one; None if that may be chance."""
+    from osmosis_ai.decisions.differences import Pairs, mean_difference, scale_of_rewards
+
+    known = [
+        [(row, value) for row, value in enumerate(rewards) if value is not None] for rewards in (now, start)
+    ]
+    if not all(known):
+        return None
+    (rows_now, values_now), (rows_start, values_start) = (zip(*pairs, strict=True) for pairs in known)
+    pairs = Pairs.of(
+        values_start, rows_start, values_now, rows_now, scale=scale_of_rewards(values_start, values_now)
+    )
+    if pairs is None:
+        return None
+    found = mean_difference(pairs, confidence=1 - (1 - CONFIDENCE) / validations)
+    if found.high is None or found.low is None or found.high >= 0:
+        return None
+    adjusted = f", adjusted for {validations} validations" if validations > 1 else ""
+    return (
+        f"the validation reward fell {-found.value:.3g} below its initial value (95 % interval {-found.high:.3g} to "
+        f"{-found.low:.3g}{adjusted}, row by row)"
+    )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from osmosis_ai.rubric.config import RubricConfig
     from osmosis_ai.rubric.judge_model import JudgeModel
     from osmosis_ai.rubric.records import RecordIndex
-    from osmosis_ai.rubric.session_journal import SessionSpec
+    from osmosis_ai.rubric.session import SessionSpec
 
 
 _ID_LIKE = re.compile(r"[\w.-]+")
@@ -359,7 +359,7 @@ def _rubric_of_file(path: Path) -> ChosenRubric:
 
 
 def _fresh(directory: Path, *, asked: bool) -> OutputPlan:
-    from osmosis_ai.rubric.session_journal import journal_of
+    from osmosis_ai.rubric.session import journal_of
 
     _require_writable(directory)
     identifier = int(time.time())
@@ -446,7 +446,7 @@ def _preview_records(path: Path) -> FilePreview:
 
     entries = [
         PreviewedEntry(f"JSONL record #{number}", json.dumps(value, indent=2, ensure_ascii=False), value)
-        for number, (_, value) in enumerate(iter_objects(path), start=1)
+        for number, value in enumerate(iter_objects(path), start=1)
     ]
     return FilePreview(path, "records", f"Loaded {len(entries)} JSONL record(s) from {path}", entries)
 

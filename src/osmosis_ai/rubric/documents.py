@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -23,7 +24,6 @@ from osmosis_ai.ui import numbers
 if TYPE_CHECKING:
     from osmosis_ai.controller.record import TerminalRecord
     from osmosis_ai.rubric.records import RubricRecord
-    from osmosis_ai.rubric.session import JudgedRecord, SessionSpec
 
 CallStatus = Literal["scored", "unscored", "failed"]
 PREVIEW_CHARACTERS = 140
@@ -67,6 +67,21 @@ def describe_outside_scale(outside: int, scored: int) -> str:
     return f"{outside:,} of {scored:,} {'score' if scored == 1 else 'scores'} outside the scale, clamped"
 
 
+@dataclass(frozen=True)
+class JudgedRecord:
+    """A record and its calls, by judge and run; None where a call is pending."""
+
+    record: RubricRecord
+    calls: list[TerminalRecord | None]
+
+    @property
+    def scores(self) -> list[float]:
+        return [call.reward for call in self.calls if call is not None and call.reward is not None]
+
+    def with_status(self, status: CallStatus) -> list[TerminalRecord]:
+        return [call for call in self.calls if call is not None and call_status(call) == status]
+
+
 def write_document(
     path: Path,
     head: Mapping[str, Any],
@@ -88,14 +103,11 @@ def write_document(
         handle.write(b"\n}\n")
 
 
-def judged_record(spec: SessionSpec, judged: JudgedRecord) -> dict[str, Any]:
+def judged_record(judged: JudgedRecord, models: Sequence[str]) -> dict[str, Any]:
     """Return a record in the format of `osmosis eval rubric`."""
     record, scored = judged.record, judged.with_status("scored")
-    calls = [
-        (model, run, judged.calls[place * spec.runs + run - 1])
-        for place, model in enumerate(spec.model_names)
-        for run in range(1, spec.runs + 1)
-    ]
+    runs = len(judged.calls) // len(models)
+    calls = [(models[place // runs], place % runs + 1, call) for place, call in enumerate(judged.calls)]
     entry: dict[str, Any] = {
         "index": record.index,
         "label": record.label,
@@ -108,7 +120,7 @@ def judged_record(spec: SessionSpec, judged: JudgedRecord) -> dict[str, Any]:
         ],
         "judgements": [_judgement(*each) for each in calls],
     }
-    if len(spec.judges) > 1:
+    if len(models) > 1:
         entry["consensus"] = mean_of_judges(
             (model, call.reward if call is not None else None) for model, _, call in calls
         )

@@ -47,7 +47,7 @@ from osmosis_ai.files import cache_dir, write_atomic
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rubric.documents import (
     CallStatus,
-    call_status,
+    JudgedRecord,
     facts_of,
     json_bytes,
     statistics,
@@ -233,21 +233,6 @@ class JudgeUsage:
         self.retries += facts_of(call).get("retries", 0)
         if call.cost_usd is not None:
             self.cost_usd = (self.cost_usd or 0.0) + call.cost_usd
-
-
-@dataclass(frozen=True)
-class JudgedRecord:
-    """A record and its calls, by judge and run; None where a call is pending."""
-
-    record: RubricRecord
-    calls: list[TerminalRecord | None]
-
-    @property
-    def scores(self) -> list[float]:
-        return [call.reward for call in self.calls if call is not None and call.reward is not None]
-
-    def with_status(self, status: CallStatus) -> list[TerminalRecord]:
-        return [call for call in self.calls if call is not None and call_status(call) == status]
 
 
 class JudgingSession:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import replacing
-from osmosis_ai.rubric.documents import classic_record, judged_record, write_document
+from osmosis_ai.rubric.documents import JudgedRecord, classic_record, judged_record, write_document
 from osmosis_ai.services.rubric.inputs import (
     ChosenRubric,
     PreparedRubric,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from osmosis_ai.rubric.baseline import Baseline, SessionComparison
     from osmosis_ai.rubric.judge_model import JudgeModel
     from osmosis_ai.rubric.records import RecordIndex
-    from osmosis_ai.rubric.session import JudgedRecord, JudgingSession, SessionSpec
+    from osmosis_ai.rubric.session import JudgingSession, SessionSpec
 
 
 @dataclass
@@ -233,7 +233,11 @@ def _write(prepared: PreparedRubric, session: JudgingSession, keep: int | None) 
     def entries() -> Iterator[dict[str, Any]]:
         stop = session.stop.reason if session.stop is not None else None
         for judged in session.records():
-            entry = classic_record(judged, pending=stop) if classic else judged_record(session.spec, judged)
+            entry = (
+                classic_record(judged, pending=stop)
+                if classic
+                else judged_record(judged, session.spec.model_names)
+            )
             if keep is None or len(outcome.records) < keep:
                 outcome.records.append(entry)
             yield entry
@@ -295,7 +299,7 @@ def _write_report(path: Path, outcome: RubricOutcome) -> None:
     table, results = session.table, session.output
     wanted = table.most_disputed(MOST_RECORDS)
     records = [
-        judged_record(session.spec, judged) | {"texts": _texts(session.spec, judged)}
+        judged_record(judged, session.spec.model_names) | {"texts": _texts(session.spec, judged)}
         for judged in session.records()
         if judged.record.index - 1 in wanted
     ]

@@ -57,6 +57,7 @@ from osmosis_ai.rubric.judge import Judge
 from osmosis_ai.rubric.judge_model import JudgeModel
 from osmosis_ai.rubric.records import RecordIndex, RubricRecord
 from osmosis_ai.rubric.types import Judgement, JudgeTask, ProviderRequestError, UnscoredError
+from osmosis_ai.statistics.estimates import load_distributions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -329,6 +330,8 @@ class JudgingSession:
         self._spending.start_clock()
         self._started = time.monotonic()
         self._hooks.started(self.interrupt)
+        # Judges are waited for anyway; later, this import would delay the results.
+        loading = asyncio.create_task(asyncio.to_thread(load_distributions))
         try:
             async with AsyncExitStack() as stack, self._reporting():
                 self._judges = [
@@ -342,6 +345,7 @@ class JudgingSession:
         finally:
             self._hooks.ended()
             self._finished = time.monotonic()
+            await loading
 
     def interrupt(self) -> None:
         """Start no further calls and cancel those in flight."""

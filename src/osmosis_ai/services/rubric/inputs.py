@@ -162,7 +162,7 @@ def choose_rubric(rubric: str, config: Path | None, data: Path, *, need_model: b
     Raises:
         OsmosisError: the rubric is empty, its file cannot be read, or there is no rubric with this id.
     """
-    from osmosis_ai.rubric.config import candidate_configs, discover_config, load_suite
+    from osmosis_ai.rubric.config import candidate_configs, discover_config, find_rubric
 
     text = rubric.strip()
     if not text:
@@ -173,7 +173,7 @@ def choose_rubric(rubric: str, config: Path | None, data: Path, *, need_model: b
     found = next((path for path in candidate_configs(data) if path.is_file()), None)
     if config is not None or (looks_like_id and found is not None):
         path = discover_config(config, data)
-        chosen = load_suite(path, need_model=need_model).get(text)
+        chosen = find_rubric(path, text, need_model=need_model)
         return ChosenRubric(text, chosen.rubric_text, chosen.source_label, chosen, path)
     note = (
         f"`{text}` is taken as the text of the rubric: there is no rubric_configs.yaml that could define it."

@@ -423,10 +423,10 @@ class _Session(AttemptResults):
             stop = await runner.run(self._dispatcher, limits=self._limits)
         finally:
             self._dispatched = runner.dispatched
-        if stop is not None and isinstance(stop.error, ServiceDiedError) and self._deaths:
-            rows, running, hint = self._suspects(max(self._deaths.values()))
-            stop = Stop(stop.kind, f"{stop.reason} Each time, {running} running.", stop.error)
-            stop.error.details["source_rows"], stop.error.hint = rows, hint
+        died = stop.error if stop is not None else None
+        if stop is not None and isinstance(died, ServiceDiedError) and self._deaths:
+            died.details["source_rows"], running, died.hint = self._suspects(max(self._deaths.values()))
+            stop = Stop(stop.kind, f"{stop.reason} Each time, {running} running.", died)
         if stop is not None:
             await runner.wait_until_cancelled_ended(self._hooks.stage)
         return stop

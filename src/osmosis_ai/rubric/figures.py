@@ -217,7 +217,7 @@ def spearman(x: Floats, y: Floats) -> Figure:
     missing = _unusable(x, y)
     if missing is not None:
         return missing
-    ranks = []
+    ranks: list[Floats] = []
     for values in (x, y):
         _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
         ranks.append((np.cumsum(counts) - (counts - 1) / 2)[places])

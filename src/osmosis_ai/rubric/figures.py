@@ -221,7 +221,7 @@ def spearman(x: Floats, y: Floats) -> Figure:
     for values in (x, y):
         _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
         ranks.append((np.cumsum(counts) - (counts - 1) / 2)[places])
-    r = min(1.0, max(-1.0, float(np.corrcoef(*ranks)[0, 1])))
+    r = min(1.0, max(-1.0, float(np.corrcoef(ranks[0], ranks[1])[0, 1])))
     return _correlation(r, 1 + r * r / 2, x, x.size - 3, "Fisher z for ranks (Bonett and Wright)")
 
 

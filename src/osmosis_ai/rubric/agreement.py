@@ -617,7 +617,7 @@ def _row(judge: str, label: str, figure: Figure, show: Any) -> tuple[str, ...]:
     interval = GAP
     if figure.low is not None and figure.high is not None:
         low, high = show(figure.low).removesuffix("%"), show(figure.high)
-        interval = f"{low}–{high}" if figure.low >= 0 else f"{low} to {high}"
+        interval = f"{low}–{high}" if low[0].isdigit() and figure.low >= 0 else f"{low} to {high}"
     adjusted = GAP if figure.p_adjusted is None else f"{figure.p_adjusted:.3f}"
     counts = f"{figure.records:,}", f"{figure.scores:,}"
     return judge, label, show(figure.value), interval, *counts, adjusted

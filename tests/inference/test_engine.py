@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from osmosis_ai.inference.engine import (
+    SAMPLING_ROW,
     ContinuousBatch,
     Emission,
     EngineBusyError,
     EngineStoppedError,
     Generation,
     InferenceEngine,
-    SamplingRows,
     SequenceSlots,
     Submission,
     draw_tokens,
@@ -85,7 +85,7 @@ def test_an_empty_queue_takes_a_request_of_any_size_and_a_full_one_refuses_until
     large.cancel()
     for waiting, one in enumerate(wanted[:2], 1):
         Recorder().submit(engine, [one])
-        assert engine.stats().waiting == waiting
+        assert engine.stats()["waiting"] == waiting
     with pytest.raises(EngineBusyError, match="2 sequences are waiting"):
         Recorder().submit(engine, wanted[3:])
 
@@ -133,13 +133,13 @@ def test_a_cancelled_submission_leaves_the_queue_and_the_batch(
         submission = abandoned.submit(engine, endless)
         assert abandoned.heard.wait(WAIT_S)
         submission.cancel()
-        assert engine.stats().waiting == 0
+        assert engine.stats()["waiting"] == 0
         other.submit(engine, [generation(prompts[1], 0, max_tokens=5)])
         abandoned.go_on.set()
         assert other.finished.wait(WAIT_S)
         submission.cancel()  # once more does no harm
         stats = engine.stats()
-    assert (stats.running, stats.waiting, stats.finished) == (0, 0, 1)
+    assert (stats["running"], stats["waiting"], stats["finished"]) == (0, 0, 1)
     assert max(len(tokens) for tokens in abandoned.tokens.values()) <= 3
 
 
@@ -334,9 +334,9 @@ def draw(
 ) -> np.ndarray:
     """The share of each token among ``draws`` draws at consecutive positions."""
     rows = np.tile(np.array(logits), (draws, 1))
-    temperatures, top_ps = np.full(draws, temperature), np.full(draws, top_p)
-    streams, positions = np.full(draws, 7, np.uint64), np.arange(draws)
-    sampling = SamplingRows(temperatures, top_ps, streams, positions, [0] * draws)
+    sampling = np.zeros(draws, SAMPLING_ROW)
+    sampling["temperature"], sampling["top_p"], sampling["stream"] = temperature, top_p, 7
+    sampling["position"] = np.arange(draws)
     drawn = draw_tokens(np, rows, sampling)
     return np.bincount([token for token, _, _ in drawn], minlength=len(logits)) / draws
 

@@ -292,8 +292,8 @@ def test_transformers_and_the_built_in_format_write_and_read_the_same(
     assert pretrained.render(CONVERSATION, [multiply_tool()], add_generation_prompt=end) == text
     ids = built_in.encode(text)
     assert pretrained.encode(text) == ids
-    decoder = pretrained.decoder()
-    assert "".join(map(decoder.feed, ids)) + decoder.finish() == text
+    decode = pretrained.decoder()
+    assert "".join(decode([token], False) for token in ids) + decode([], True) == text
     assert [pretrained.token_bytes(i) for i in ids] == [built_in.token_bytes(i) for i in ids]
     assert pretrained.token_id("</tool_call>") == built_in.token_id("</tool_call>") is not None
 
@@ -332,8 +332,10 @@ def test_a_vocabulary_that_is_not_of_bytes_is_decoded_by_its_own_rules() -> None
     chat = PretrainedChat(
         transformers.PreTrainedTokenizerFast(tokenizer_object=raw, chat_template="{{ messages[0].content }}")
     )
-    decoder = chat.decoder()
-    assert "".join([*map(decoder.feed, [1, 2, 3, 4, 5]), decoder.finish()]) == "Hello world!é"
+    decode = chat.decoder()
+    assert (
+        "".join([*(decode([token], False) for token in [1, 2, 3, 4, 5]), decode([], True)]) == "Hello world!é"
+    )
 
 
 IDS = np.array([[1, 60, 90, 120, 200, 250]])

@@ -40,10 +40,11 @@ class InferenceServer(Service):
         max_batch: int = 32,
         start_timeout_s: float | None = None,
     ) -> None:
-        base = built_in_model(model).name if engine == "numpy" else model
-        self.model = served_as or base
+        if engine == "numpy":
+            built_in_model(model)  # an unknown name is an error here, not in the process
+        self.model = served_as or model
         self.api_key = secrets.token_urlsafe(24)
-        arguments = [f"--model={base}", f"--engine={engine}", f"--served-as={self.model}"]
+        arguments = [f"--model={model}", f"--engine={engine}", f"--served-as={self.model}"]
         arguments += [f"--max-batch={max_batch}"]
         arguments += [f"--adapter={adapter.resolve()}"] if adapter else []
         super().__init__(

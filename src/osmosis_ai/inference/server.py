@@ -14,7 +14,6 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,7 +82,7 @@ class Endpoint:
     async def _health(self, _request: web.Request) -> web.Response:
         engine = self._api.engine
         status = {"status": "failed" if engine.failure else "ok", "model": self._api.model_name}
-        return _json(status | asdict(engine.stats()), status=503 if engine.failure else 200)
+        return _json(status | engine.stats(), status=503 if engine.failure else 200)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -139,7 +138,7 @@ def load_parts(
         device = "cuda" if torch.cuda.is_available() else "cpu"
         chat = PretrainedChat.load(model, tool_call_format=chosen)
         return ServedParts(TorchModel.load(model, adapter=adapter, device=device), chat, names)
-    directory = built_in_model(model).directory
+    directory = built_in_model(model)
     network = load_adapted_model(directory, adapter) if adapter else Model.load(directory)
     return ServedParts(network, BuiltInChat(directory, tool_call_format=chosen), names)
 

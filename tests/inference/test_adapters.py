@@ -105,8 +105,8 @@ def test_an_adapter_of_another_model_does_not_fit(model_dir: Path, tmp_path: Pat
 
 
 def served_format(model: str, **options: Any) -> str | None:
-    parts = load_parts(model, **options)
-    return parts.chat.tool_calls.format.name if parts.chat.tool_calls.format else None
+    _, chat = load_parts(model, **options)
+    return chat.tool_calls.format.name if chat.tool_calls.format else None
 
 
 def test_an_adapter_is_served_with_the_format_of_tool_calls_that_it_was_trained_with(

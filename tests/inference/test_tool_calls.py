@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +15,6 @@ from osmosis_ai.inference.catalog import FORMAT_NAMES, FormatName
 from osmosis_ai.inference.chat import BuiltInChat, ChatTemplate, detect_tool_calls
 from osmosis_ai.inference.tool_calls import (
     FORMATS,
-    Markup,
     ParsedToolCall,
     Piece,
     ToolCallReader,
@@ -67,13 +67,21 @@ def read(
 
 
 def feed(
-    format: FormatName, text: str, *, at_most_one: bool = False, chunk: int | None = None
+    format: FormatName,
+    text: str,
+    *,
+    at_most_one: bool = False,
+    chunk: int | None = None,
+    cuts: Sequence[int] = (),
 ) -> list[Piece]:
+    """Read ``text`` in pieces of ``chunk`` characters, or with the sizes ``cuts`` and then the rest."""
     reader = ToolCallReader(FORMATS[format], TOOLS, at_most_one=at_most_one)
+    places = [*itertools.accumulate(cuts, initial=0)]
+    if chunk:
+        places = [*range(0, len(text), chunk)]
     pieces: list[Piece] = []
-    size = chunk or max(len(text), 1)
-    for start in range(0, len(text), size):
-        pieces += reader.feed(text[start : start + size])
+    for start, end in itertools.pairwise([*places, max(len(text), places[-1])]):
+        pieces += reader.feed(text[start:end])
     return [*pieces, *reader.feed("", ended=True)]
 
 
@@ -408,31 +416,22 @@ TEXTS = st.lists(SNIPPETS | st.text(max_size=3), max_size=14).map("".join)
 
 @pytest.mark.parametrize("format", FORMAT_NAMES)
 @given(text=TEXTS, cuts=st.lists(st.integers(1, 9), max_size=40), at_most_one=st.booleans())
-def test_any_text_in_any_pieces_comes_out_whole_and_the_same(
+def test_any_text_in_any_pieces_gives_the_same_content_and_calls(
     format: FormatName, text: str, cuts: list[int], at_most_one: bool
 ) -> None:
-    whole = ToolCallReader(FORMATS[format], TOOLS, at_most_one=at_most_one)
-    expected = [*whole.split(text), *whole.split("", ended=True)]
-    assert "".join(s.text if isinstance(s, Markup) else s for s in expected) == text
-    streamed = ToolCallReader(FORMATS[format], TOOLS, at_most_one=at_most_one)
-    got, place = [], 0
-    for cut in cuts:
-        got += streamed.split(text[place : place + cut])
-        place += cut
-    got += [*streamed.split(text[place:]), *streamed.split("", ended=True)]
-    assert said(got) == said(expected)
-    for stretch in expected:
-        for call in stretch.calls if isinstance(stretch, Markup) else ():
+    pieces = feed(format, text, at_most_one=at_most_one)
+    streamed = feed(format, text, at_most_one=at_most_one, cuts=cuts)
+    assert said(streamed) == said(pieces)
+    for call in pieces:
+        if isinstance(call, ParsedToolCall):
             assert call.name
             assert isinstance(json.loads(call.arguments), dict)
             call.arguments.encode()
 
 
-def said(stretches: Sequence[str | Markup]) -> tuple[list[tuple[str, str]], str, str]:
-    """The calls, all content and all markup."""
-    calls = [(c.name, c.arguments) for s in stretches if isinstance(s, Markup) for c in s.calls]
-    content = "".join(s for s in stretches if isinstance(s, str))
-    return calls, content, "".join(s.text for s in stretches if isinstance(s, Markup))
+def said(pieces: Sequence[Piece]) -> tuple[str, list[tuple[str, str]]]:
+    calls = [(piece.name, piece.arguments) for piece in pieces if isinstance(piece, ParsedToolCall)]
+    return "".join(piece for piece in pieces if isinstance(piece, str)), calls
 
 
 JSON_VALUES = st.recursive(

@@ -96,15 +96,12 @@ class ChatFormat(ABC):
 
         Inside a character, it returns nothing.
         """
-        if self._bytes:
-            bytes_of = self._bytes.__getitem__
-        else:
-            from tokenizers.decoders import DecodeStream
+        from tokenizers.decoders import DecodeStream
 
-            stream = DecodeStream(skip_special_tokens=False)
+        stream, vocabulary = DecodeStream(skip_special_tokens=False), self._bytes
 
-            def bytes_of(token: int) -> bytes:
-                return (stream.step(self._raw, token) or "").encode()
+        def bytes_of(token: int) -> bytes:
+            return vocabulary[token] if vocabulary else (stream.step(self._raw, token) or "").encode()
 
         utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         return lambda tokens, ended: utf8.decode(b"".join(map(bytes_of, tokens)), ended)

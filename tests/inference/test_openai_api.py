@@ -223,36 +223,6 @@ async def test_an_unknown_model_is_refused_and_its_short_name_is_known(api: Chat
     assert (await complete(api, model="tiny"))["model"] == "osmosis/tiny"
 
 
-@pytest.mark.integration
-async def test_closing_a_stream_stops_the_generation(tireless_model: Model, chat: BuiltInChat) -> None:
-    with InferenceEngine(tireless_model, max_batch=8) as engine:
-        api = ChatCompletions(engine, chat, ["osmosis/tiny"])
-        stream = await api.create(body(stream=True, n=16, max_tokens=1900))
-        assert isinstance(stream, ChatCompletion)
-        async for chunk in stream:
-            if chunk["choices"][0]["delta"].get("content"):
-                break
-        await stream.aclose()
-        small = await complete(api, max_tokens=1)  # goes through: nobody holds the batch
-        assert small["choices"][0]["finish_reason"] == "length"
-        assert engine.stats()["finished"] == 1
-
-
-@pytest.mark.integration
-async def test_cancelling_a_request_stops_the_generation(tireless_model: Model, chat: BuiltInChat) -> None:
-    with InferenceEngine(tireless_model, max_batch=8) as engine:
-        api = ChatCompletions(engine, chat, ["osmosis/tiny"])
-        request = asyncio.ensure_future(api.create(body(n=16, max_tokens=1900)))
-        while not engine.stats()["running"]:
-            assert not request.done()
-            await asyncio.sleep(0)
-        request.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await request
-        await complete(api, max_tokens=1)
-        assert engine.stats()["finished"] == 1
-
-
 KEY = "a key for the tests"
 
 
@@ -534,8 +504,3 @@ def test_replies_can_be_sent_back_with_all_their_fields() -> None:
     answer = {"role": "tool", "tool_call_id": "call_1", "content": "6"}
     request = parse_request(body(messages=[*question(), reply, answer]))
     assert request.template_messages()[1]["tool_calls"][0]["function"]["name"] == "multiply"
-
-
-def test_tool_choice_none_offers_no_tools() -> None:
-    assert parse_request(body(tool_choice="none")).offered_tools == []
-    assert len(parse_request(body()).offered_tools) == 1

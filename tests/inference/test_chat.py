@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -180,15 +179,3 @@ def test_a_template_can_refuse_and_its_words_are_kept() -> None:
 def test_a_broken_template_is_named_as_such() -> None:
     with pytest.raises(TemplateError, match="not valid"):
         ChatTemplate("{% for %}")
-
-
-@pytest.mark.imports_much
-def test_transformers_renders_the_same(chat: BuiltInChat, model_dir: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
-    for length in range(2, len(CONVERSATION) + 1):
-        for tools in (None, [multiply_tool()]):
-            expected = tokenizer.apply_chat_template(
-                CONVERSATION[:length], tools=tools, tokenize=False, add_generation_prompt=True
-            )
-            assert chat.render(CONVERSATION[:length], tools) == expected

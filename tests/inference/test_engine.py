@@ -60,18 +60,6 @@ class Recorder:
         self.finished.set()
 
 
-@pytest.mark.integration
-def test_a_batch_takes_as_many_sequences_as_it_has_room_for_and_no_more(
-    model: Model, prompts: list[tuple[int, ...]]
-) -> None:
-    batch = ContinuousBatch(model, 2)
-    wanted = [generation(prompt, seed) for seed, prompt in enumerate(prompts[:3])]
-    with pytest.raises(ValueError, match="3 sequences do not fit in 2 free slots"):
-        batch.admit(wanted)
-    assert len(batch) == 0
-    assert len(batch.admit(wanted[:2])) == 2
-
-
 def test_an_empty_queue_takes_a_request_of_any_size_and_a_full_one_refuses_until_it_is_cancelled(
     model: Model, prompts: list[tuple[int, ...]]
 ) -> None:

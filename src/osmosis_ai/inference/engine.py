@@ -277,8 +277,6 @@ class ContinuousBatch:
 
     def admit(self, newcomers: Sequence[Generation]) -> list[Emission]:
         """Read the prompts of ``newcomers`` together and draw the first token of each."""
-        if len(newcomers) > self.free:
-            raise ValueError(f"{len(newcomers)} sequences do not fit in {self.free} free slots")
         first = len(self._running)
         # Equal prompts are read once: in the first slots, then copied to the others.
         ordered = sorted(newcomers, key=lambda generation: generation.prompt)

@@ -11,7 +11,7 @@ import random
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -293,18 +293,12 @@ async def probe(endpoint: ModelEndpoint) -> ModelEndpoint:
     """Send one tiny request; return the endpoint with the model's whole path if its server knows only that."""
     whole = replace(endpoint, model=endpoint.model_path)
     try:
-        await _ask(endpoint)
+        async with ModelClient(endpoint, request_timeout_s=60.0) as client:
+            await client.preflight()
     except ModelCallError as error:
         if error.category != "not_found" or whole == endpoint or endpoint.provider != "openai":
             raise
-        try:
-            await _ask(whole)
-        except ModelCallError:
-            raise error from None
-        return whole
+        with suppress(ModelCallError):
+            return await probe(whole)
+        raise
     return endpoint
-
-
-async def _ask(endpoint: ModelEndpoint) -> None:
-    async with ModelClient(endpoint, request_timeout_s=60.0) as client:
-        await client.preflight()

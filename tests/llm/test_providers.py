@@ -82,6 +82,11 @@ def test_a_missing_key_is_an_error_with_the_line_that_sets_it(name: str, variabl
     assert caught.value.hint == f"export {variable}=..."
 
 
+@pytest.mark.parametrize("name", ["azure/m", "bedrock/m", "vertex_ai/m"])
+def test_a_provider_with_other_credentials_than_a_key_needs_none(name: str) -> None:
+    assert (resolve_model(name, {}).transport, resolve_model(name, {}).api_key) == ("litellm", None)
+
+
 @pytest.mark.parametrize(
     ("name", "suggestion"),
     [

@@ -85,19 +85,15 @@ SamplingRows = NDArray[np.void]
 Drawn = tuple[int, float, tuple[tuple[int, float], ...]]
 
 
-def log_probabilities(xp: Any, logits: Any, temperatures: Floats) -> Any:
-    """Return the distributions (R x V, float64, natural logarithm) at each row's temperature."""
-    divisors = np.where(temperatures < GREEDY_BELOW, 1.0, temperatures)[:, None]
-    scaled = xp.asarray(logits, dtype=xp.float64) / xp.asarray(divisors, device=logits.device)
-    scaled -= xp.amax(scaled, axis=1, keepdims=True)
-    scaled -= xp.log(xp.exp(scaled).sum(axis=1, keepdims=True))
-    return scaled
-
-
 def draw_tokens(xp: Any, logits: Any, sampling: SamplingRows) -> list[Drawn]:
     """Draw a token for each row of R x V logits, which are an array of ``xp``: NumPy or torch."""
     array = partial(xp.asarray, device=logits.device)
-    log_probs = log_probabilities(xp, logits, sampling["temperature"])
+    greedy = sampling["temperature"] < GREEDY_BELOW
+    divisors = np.where(greedy, 1.0, sampling["temperature"])[:, None]
+    # Natural logarithms of the distributions at each row's temperature.
+    log_probs = xp.asarray(logits, dtype=xp.float64) / array(divisors)
+    log_probs -= xp.amax(log_probs, axis=1, keepdims=True)
+    log_probs -= xp.log(xp.exp(log_probs).sum(axis=1, keepdims=True))
     probabilities = xp.exp(log_probs)
     truncated = np.flatnonzero(sampling["top_p"] < 1.0)
     if len(truncated):
@@ -109,7 +105,6 @@ def draw_tokens(xp: Any, logits: Any, sampling: SamplingRows) -> list[Drawn]:
     # Rounding must not carry the threshold to the total, where no token is left to choose.
     thresholds = xp.minimum(numbers * total, xp.nextafter(total, xp.zeros_like(total)))
     tokens = (sums <= thresholds[:, None]).sum(axis=1)
-    greedy = sampling["temperature"] < GREEDY_BELOW
     if greedy.any():
         tokens = xp.where(array(greedy), log_probs.argmax(axis=1), tokens)
     rows = xp.arange(len(tokens), device=logits.device)

@@ -16,9 +16,8 @@ import pytest
 
 from osmosis_ai.cli.eval_runs.view import numbers_table
 from osmosis_ai.controller.attempt import call_seed
-from osmosis_ai.controller.server_process import MAX_RESTARTS
 from osmosis_ai.datasets import count_records, file_digest, select_rows
-from osmosis_ai.errors import OsmosisError, ResumeRefusedError
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.hooks import RunSummary
 from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.metrics import Estimates
@@ -184,30 +183,6 @@ async def test_what_goes_wrong_in_one_row_is_told_apart_and_stops_nothing(world:
     assert summary.complete
     assert [record.row_index for record in summary.failures] == [0, 1, 2, 3]
     assert world.metrics()["estimates"]["counts"]["scored"] == 1
-
-
-@pytest.mark.e2e
-async def test_running_it_again_asks_nothing_and_starts_nothing(world: World) -> None:
-    first = await world.run()
-    calls = world.model.calls
-    records = world.records()
-    world.hooks = RecordingHooks()
-    again = await world.run()
-    assert (again.dispatched, again.resumed, again.local_run_id) == (0, 3, first.local_run_id)
-    assert world.model.calls == calls
-    assert world.records() == records
-    assert world.hooks.asked == []
-    index = [json.loads(line) for line in (world.directory / "index.jsonl").read_text().splitlines()]
-    assert all(entry["resumed"] is True for entry in index)
-    assert again.metrics.wire == first.metrics.wire
-
-
-@pytest.mark.e2e
-async def test_resume_refuses_when_the_rollouts_code_changed(world: World) -> None:
-    await world.run()
-    (world.rollout_dir / "extra.py").write_text("x = 1\n")
-    with pytest.raises(ResumeRefusedError, match="Changed: rollout"):
-        await world.run()
 
 
 @pytest.mark.e2e
@@ -475,41 +450,6 @@ async def test_kill_9_of_one_of_three_loses_its_attempts_alone(cold_world: World
     assert kept <= {record["rollout_id"] for record in cold_world.records()}
     assert len({(record["row_index"], record["run_index"]) for record in cold_world.records()}) == 30
     assert len([note for note in cold_world.hooks.notes if "Starting it again" in note]) == 1
-
-
-@pytest.mark.e2e
-async def test_servers_that_die_one_after_the_other_end_the_run_with_the_reason_and_another_number_goes_on(
-    cold_world: World,
-) -> None:
-    write_rollout(cold_world.rollout_dir, AGENT.replace('if said == "die"', 'if os.environ.get("DIES")'))
-    write_rows(cold_world.rows, [f"row {row}" for row in range(6)])
-    runner = cold_world.runner(options={"servers": 3})
-    runner.environ["DIES"] = "1"
-    summary = await runner.run()
-    assert summary is not None
-    assert summary.stop is not None
-    assert (summary.stop.kind, summary.pending) == ("fault", 6)
-    assert "exit status 7" in summary.stop.reason
-    assert "about to die" in summary.stop.reason
-    logged = "".join(path.read_text() for path in cold_world.directory.glob("rollout-server*.log"))
-    assert logged.count("about to die") <= 3 * (MAX_RESTARTS + 3)
-
-    summary = await cold_world.run(options={"servers": 2})
-    assert (summary.complete, summary.succeeded) == (True, 6)
-    assert cold_world.hooks.plans[-1].servers == 2
-
-
-@pytest.mark.e2e
-def test_secrets_are_blotted_out_of_the_log_of_every_server(tmp_path: Path) -> None:
-    from osmosis_ai.evaluation.run_log import redact_server_logs
-    from osmosis_ai.redaction import Redactor
-
-    for name in ("rollout-server.log", "rollout-server-2.log", "other.log"):
-        (tmp_path / name).write_text("key=sk-very-secret-value\n")
-    redact_server_logs(tmp_path / "rollout-server.log", Redactor(["sk-very-secret-value"]))
-    assert "sk-very" in (tmp_path / "other.log").read_text()
-    for name in ("rollout-server.log", "rollout-server-2.log"):
-        assert "sk-very" not in (tmp_path / name).read_text()
 
 
 # Asks no model of its own: every call is the grader's.

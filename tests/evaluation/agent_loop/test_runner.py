@@ -33,7 +33,6 @@ from osmosis_ai.rollout.core.schemas import (
 from osmosis_ai.rollout.eval.evaluation import (
     EvalFnWrapper,
     EvalRunner,
-    EvalRunResult,
     format_eval_report,
 )
 from osmosis_ai.rollout.eval.test_mode import InteractiveLLMClient, InteractiveRunner, InteractiveStep
@@ -245,12 +244,6 @@ async def test_a_function_that_returns_no_finite_number_leaves_a_reason_instead_
     assert result.eval_summaries["broken"].unscored == 1
 
 
-async def test_the_agents_own_reward_is_not_an_eval_functions_score() -> None:
-    result = await evaluator(Agent(), exact).run_eval([row("is it 2")])
-    assert result.rows[0].runs[0].scores == {"exact": 1.0}
-    assert set(result.eval_summaries) == {"exact"}
-
-
 async def test_concurrent_runs_have_their_own_clients_and_ordered_results() -> None:
     clients: list[ScriptedClient] = []
     together = asyncio.Event()
@@ -299,12 +292,6 @@ async def test_without_a_client_factory_runs_are_sequential(caplog: pytest.LogCa
     result = await runner.run_eval([row(f"is it {number}") for number in range(3)], batch_size=2)
     assert ([each.runs[0].scores["exact"] for each in result.rows], most) == ([0, 0, 1], 1)
     assert "llm_client_factory" in caplog.text
-
-
-async def test_a_single_run_can_be_evaluated() -> None:
-    run = await evaluator(Agent(), exact).run_single(row("is it 2"), 7, 1)
-    assert isinstance(run, EvalRunResult)
-    assert (run.run_index, run.success, run.tokens) == (1, True, 8)
 
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -113,43 +113,6 @@ async def test_a_fault_stops_dispatch_and_cancels_items_in_flight() -> None:
     assert dispatcher.in_flight == 0
 
 
-@pytest.mark.parametrize("limit", [1, 7, 300])
-async def test_every_item_is_attempted_once_whatever_the_limit(limit: int) -> None:
-    seen: list[int] = []
-
-    async def attempt(item: int) -> bool:
-        await asyncio.sleep(0)
-        seen.append(item)
-        return True
-
-    assert await Dispatcher(iter(range(200)), attempt, limit=limit).run() is None
-    assert sorted(seen) == list(range(200))
-
-
-async def test_a_released_item_lets_the_next_one_start() -> None:
-    desk = Desk()
-    dispatcher = Dispatcher(iter(range(6)), desk.attempt, limit=2, spare=2)
-    run = asyncio.ensure_future(dispatcher.run())
-    await desk.wait_for(0, 1)
-    dispatcher.release(0)
-    dispatcher.release(0)  # has no second effect
-    await desk.wait_for(0, 1, 2)
-    assert desk.started == [0, 1, 2] and dispatcher.in_flight == 2
-    dispatcher.release(1)
-    await desk.wait_for(0, 1, 2, 3)
-    dispatcher.release(2)
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert desk.started == [0, 1, 2, 3]  # as many items are released as `spare` allows
-    desk.end(0)
-    await desk.wait_for(1, 2, 3, 4)
-    for item in range(1, 6):
-        await desk.wait_for(item)
-        desk.end(item)
-    assert await run is None
-    assert desk.started == list(range(6)) and dispatcher.in_flight == 0
-
-
 SAMPLE = {"messages": [], "reward": 1.0}
 NULLS = {"err_message": None, "err_category": None}
 
@@ -249,23 +212,6 @@ def test_every_outcome_on_the_wire_has_one_verdict(
     assert found == expected, case
     assert verdict.category is None or verdict.category in DOCUMENTED_CODES
     assert (verdict.error is None) == (verdict.status != "failed")
-
-
-def test_a_workflow_that_failed_on_its_model_is_the_providers_failure() -> None:
-    error = ModelCallError("auth", "Incorrect API key provided.", model_path="openai/x", status=401)
-    completion = {
-        "status": "failure",
-        "err_message": "the model answered HTTP 401",
-        "err_category": "agent_error",
-    }
-    verdict = classify(terminal(completion, UNGRADED), error)
-    assert (verdict.error_type, verdict.boundary, verdict.category) == (
-        "agent_error",
-        "provider",
-        "auth",
-    )
-    assert verdict.error is not None and verdict.error.startswith("the last model call failed: ")
-    assert verdict.error.endswith("Incorrect API key provided (agent: the model answered HTTP 401)")
 
 
 @pytest.mark.parametrize("category", get_args(Category))

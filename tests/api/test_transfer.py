@@ -100,23 +100,6 @@ def test_given_headers_cannot_change_how_the_body_is_framed(
     assert store.blobs["whole"] == CONTENT
 
 
-def test_parts_are_sent_in_order_and_acknowledged_by_their_etags(
-    store: BlobServer, blobs: BlobClient, source: Path
-) -> None:
-    seen: list[int] = []
-    done = upload_file(source, _parts(store), progress=seen.append, client=blobs)
-    assert [store.blobs[f"part{n}"] for n in (1, 2, 3)] == [
-        CONTENT[:1000],
-        CONTENT[1000:2000],
-        CONTENT[2000:],
-    ]
-    assert done.parts is not None
-    assert [(part.PartNumber, part.ETag) for part in done.parts] == [
-        (n, hashlib.md5(store.blobs[f"part{n}"]).hexdigest()) for n in (1, 2, 3)
-    ]
-    assert seen == [0, 1000, 2000, 2500]
-
-
 @pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
 def test_a_store_that_is_busy_is_asked_five_times(
     store: BlobServer, blobs: BlobClient, source: Path, slept: list[float], code: int
@@ -357,7 +340,7 @@ def test_a_file_is_at_its_place_with_its_stores_name(
     assert "authorization" not in full_store.seen[0].headers
 
 
-def test_an_existing_file_is_replaced_only_by_a_whole_one(
+def test_a_file_is_replaced_only_by_a_whole_one_and_never_continued_without_an_etag(
     full_store: BlobServer, blobs: BlobClient, tmp_path: Path
 ) -> None:
     target = tmp_path / "x"
@@ -497,11 +480,6 @@ def test_a_download_follows_redirects_that_keep_the_rules(
         "without end"
         in _refused_download(lambda: download(full_store.signed("a"), tmp_path / "y", client=blobs)).message
     )
-
-
-def test_nothing_is_fetched_in_the_clear(blobs: BlobClient, tmp_path: Path) -> None:
-    _refused_download(lambda: download(f"http://blobs.example/{SIGNATURE}", tmp_path / "x", client=blobs))
-    assert _left(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "..", "a/b", "a\\b"])

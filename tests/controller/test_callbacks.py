@@ -376,24 +376,6 @@ async def test_finished_rollouts_are_remembered_within_both_bounds(
     assert answers == {"2": {"ok": True}, "3": {"ok": True}, "4": {"ok": True, "trajectory": "4" * 40}}
 
 
-async def test_discarding_cancels_the_waiter_and_not_the_commit(
-    store: CallbackStore, journal: Journal
-) -> None:
-    journal.gate.clear()
-    waiter = asyncio.create_task(store.wait_terminal(ROLLOUT_ID))
-    handler = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
-    await journal.started.wait()
-    await store.discard(ROLLOUT_ID)
-    with pytest.raises(asyncio.CancelledError):
-        await waiter
-    repeated = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
-    await asyncio.sleep(0)
-    journal.gate.set()
-    assert await handler == await repeated == {"ok": True}
-    assert journal.calls == 1
-    assert await store.handle_grader(ROLLOUT_ID, grader()) == {"ok": True}
-
-
 async def test_an_unknown_rollout_is_not_found(
     listener: CallbackListener, http: aiohttp.ClientSession
 ) -> None:

@@ -285,31 +285,23 @@ def limits(limiter: ConcurrencyLimiter, *observed: tuple[float, int], wait_s: fl
     return found
 
 
-def test_the_limit_starts_at_64_and_doubles_while_the_loops_have_room() -> None:
+def test_the_limit_doubles_while_loops_have_room_and_is_cut_where_they_are_saturated() -> None:
     assert ConcurrencyLimiter(8).limit == 8
     limiter = ConcurrencyLimiter(512)
     assert limiter.limit == 64
     assert limits(limiter, (0.1, 0), (0.95, 0), (0.5, 3), (0.7, 9), (0.0, 0)) == [128, 128, 256, 256, 512]
 
-
-def test_a_saturated_loop_cuts_the_limit_by_a_quarter_but_not_below_16() -> None:
     found = limits(ConcurrencyLimiter(512), *[(0.95, 50)] * 14)
     assert found[1::2] == [48, 36, 27, 20, 16, 16, 16]
     assert limits(ConcurrencyLimiter(8), *[(1.0, 8)] * 3) == [8, 8, 8]
 
-
-def test_half_a_second_without_a_result_is_never_cut() -> None:
     assert limits(ConcurrencyLimiter(100), *[(1.0, 0)] * 4, (0.9, 1), (0.85, 50)) == [64] * 4 + [48, 48]
 
+    limiter = ConcurrencyLimiter(60)
+    assert limits(limiter, (1.0, 9), (1.0, 9), (0.69, 0), (0.7, 3), (0.1, 9)) == [60, 45, 48, 48, 51]
+    assert limits(limiter, *[(0.0, 1)] * 5)[-1] == 60
 
-def test_a_loop_must_be_saturated_for_as_long_as_an_attempt_waits_for_its_model() -> None:
     waves = [(1.0, 100), (1.0, 100), *[(0.75, 0)] * 8] * 5
     assert set(limits(ConcurrencyLimiter(64), *waves, wait_s=9.5)) == {64}
     steady = limits(ConcurrencyLimiter(64), *[(1.0, 20)] * 40, wait_s=9.5)
     assert (steady[17], steady[18], steady[36], steady[37]) == (64, 48, 48, 36)
-
-
-def test_after_a_cut_room_grows_the_limit_slowly_up_to_the_maximum() -> None:
-    limiter = ConcurrencyLimiter(60)
-    assert limits(limiter, (1.0, 9), (1.0, 9), (0.69, 0), (0.7, 3), (0.1, 9)) == [60, 45, 48, 48, 51]
-    assert limits(limiter, *[(0.0, 1)] * 5)[-1] == 60

@@ -141,34 +141,6 @@ async def end(rollouts: list[asyncio.Task[RolloutOutcome]]) -> list[BaseExceptio
     return await asyncio.gather(*rollouts, return_exceptions=True)
 
 
-async def test_attempts_on_a_server_that_dies_are_lost_and_the_next_ones_wait_for_its_restart() -> None:
-    world = PoolWorld([])
-    async with world.pool as pool:
-        assert pool.capacity == 8
-        lost = await world.start("0", "1", "2")
-        await world.kill(0)
-        for attempt in lost:
-            error = attempt.exception()
-            assert isinstance(error, AttemptLostError) and error.death is not None
-        waiting = await world.start("3")
-        assert world.connected == ["http://a-1", "http://a-2"] and world.at_work["a"] == 1
-        await end(waiting)
-    assert world.servers[0].stopped
-    assert all(driver.closed for driver in world.drivers)
-    assert world.notes == ["the rollout server ended (exit status 1). Starting it again."]
-
-
-async def test_it_gives_up_when_servers_die_one_after_the_other_and_nothing_finishes() -> None:
-    world = PoolWorld([])
-    async with world.pool:
-        for _ in range(MAX_RESTARTS + 1):
-            await world.kill(0)
-        with pytest.raises(ServiceDiedError, match=f"died {MAX_RESTARTS + 1} times") as died:
-            await world.pool.run(REQUEST)
-        assert "Traceback" in died.value.message
-    assert world.servers[0].starts == MAX_RESTARTS + 1
-
-
 async def test_a_server_that_dies_while_it_is_started_again_gets_another_chance() -> None:
     world = PoolWorld([True, False])
     async with world.pool as pool:
@@ -207,25 +179,6 @@ async def test_a_rollout_goes_where_there_is_most_room() -> None:
         assert world.at_work == {"a": 4, "b": 3, "c": 3}
         await end(rollouts)
     assert all(server.stopped for server in world.servers)
-
-
-async def test_one_death_loses_its_own_rollouts_and_nobody_waits_for_it() -> None:
-    world = PoolWorld([], [True, False], [])
-    async with world.pool:
-        first = await world.start(*"012345")
-        world.changes.clear()
-        await world.kill(1)
-        lost = [rollout for rollout in first if rollout.done()]
-        assert len(lost) == 2
-        assert all(isinstance(rollout.exception(), AttemptLostError) for rollout in lost)
-        assert world.changes[0] == 4, "its share is nobody's while it is started again"
-        assert world.changes[-1] == 6
-        assert world.servers[1].starts == 3
-        again = await world.start("6", "7")
-        assert world.at_work == {"a": 2, "b": 2, "c": 2}
-        assert [server.starts for server in world.servers] == [1, 3, 1]
-        await end([*first, *again])
-    assert len([note for note in world.notes if "Starting it again" in note]) == 2
 
 
 async def test_the_run_has_one_budget_of_restarts_which_progress_makes_whole() -> None:

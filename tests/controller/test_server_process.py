@@ -200,11 +200,14 @@ async def test_a_server_that_never_becomes_healthy_is_ended(
         _ = server.pid
 
 
-async def test_a_port_in_use_is_named(make_spec: MakeSpec) -> None:
+async def test_a_missing_interpreter_and_a_port_in_use_are_named(make_spec: MakeSpec) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ServiceError, match=f"port {port} is already in use"):
             await RolloutServer(make_spec(plain_server(), port=port)).start()
+
+    with pytest.raises(ServiceError, match="/no/such/python"):
+        await RolloutServer(make_spec(plain_server(), python=Path("/no/such/python"))).start()
 
 
 async def test_a_port_lost_to_another_process_is_picked_again(
@@ -564,11 +567,6 @@ def test_whatever_else_comes_out_of_a_sandbox_is_refused(sent: str) -> None:
 def test_a_start_timeout_that_is_no_duration_is_refused(wished: str) -> None:
     with pytest.raises(OsmosisError, match="must be a number of seconds above 0"):
         health_timeout({HEALTH_TIMEOUT_ENV: wished})
-
-
-async def test_a_missing_interpreter_is_named(make_spec: MakeSpec) -> None:
-    with pytest.raises(ServiceError, match="/no/such/python"):
-        await RolloutServer(make_spec(plain_server(), python=Path("/no/such/python"))).start()
 
 
 def test_a_socket_is_made_where_its_path_is_short_enough(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,7 +25,6 @@ from osmosis_ai.evaluation.journal import (
 from osmosis_ai.evaluation.results import AttemptTable
 from tests.evaluation.builders import record
 from tests.evaluation.recorded_runs import journal_of, with_crc
-from tests.full_disk import NO_CACHED_CODE
 
 RECORDS = [record(row, status="failed", reward=None, error="naïve\n“quotes”") for row in range(5)]
 CONTENT = journal_of(RECORDS)
@@ -145,50 +142,6 @@ def test_keys_of_a_later_release_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(changed(b'"row_index":0', b'"added_later":[1],"row_index":0'))
     assert [entry.record for entry in replay(path)] == [RECORDS[0]]
-
-
-FULL_DISK = """
-import asyncio, resource, sys
-from pathlib import Path
-from osmosis_ai.evaluation.journal import Journal, JournalWriteError
-from tests.evaluation.builders import record
-
-async def main() -> None:
-    journal = Journal(Path(sys.argv[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-    rows = range(int(sys.argv[2]), int(sys.argv[2]) + 200)
-    for first in range(rows.start, rows.stop, 7):
-        batch = [record(row) for row in range(first, min(first + 7, rows.stop))]
-        results = await asyncio.gather(*map(journal.append, batch), return_exceptions=True)
-        for each, result in zip(batch, results):
-            if isinstance(result, int):
-                print(each.row_index, flush=True)
-            elif isinstance(result, JournalWriteError):
-                print(result.message, file=sys.stderr)
-                sys.exit(3)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.integration
-def test_a_full_disk_fails_the_append_and_loses_nothing_acknowledged(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    child = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(path), "0"],
-        env={**os.environ, **NO_CACHED_CODE},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=Path(__file__).parents[2],
-    )
-    acknowledged = [int(line) for line in child.stdout.split()]
-
-    assert child.returncode == 3, child.stderr
-    assert "the disk is full" in child.stderr
-    assert acknowledged
-    assert [entry.record.row_index for entry in replay(path)] == acknowledged
-    assert path.read_bytes().endswith(b"\n")
 
 
 async def test_after_a_failed_write_nothing_more_is_acknowledged(

@@ -174,7 +174,7 @@ def test_pass_hat_k_says_how_often_all_of_k_attempts_pass() -> None:
     assert passed("1", "0").summary().estimates.pass_hat_k == {}
 
 
-def test_the_spread_is_parted_into_rows_and_attempts() -> None:
+def test_variance_is_split_between_rows_and_attempts_whatever_the_unit() -> None:
     shares = passed("1100", "1110", "1111", "0000").summary().estimates.variance
     # By hand: MSB 4 * 0.547 / 3 = 0.729, MSW 1.75 / 12 = 0.146, and between rows (0.729 - 0.146) / 4 = 0.146.
     assert shares is not None and shares.between_rows == pytest.approx(0.5)
@@ -183,14 +183,6 @@ def test_the_spread_is_parted_into_rows_and_attempts() -> None:
     negative = passed("10", "01", "10").summary().estimates.variance
     assert negative is not None and (negative.between_rows, negative.below_zero) == (0, True)
 
-
-@pytest.mark.parametrize("rows", [("1", "0", "1"), ("11", "11"), ("10",), ("--", "--"), ()])
-def test_where_the_data_do_not_tell_rows_from_attempts_nothing_is_said(rows: tuple[str, ...]) -> None:
-    metrics = passed(*rows) if rows else MeasuredResults(0, 2)
-    assert metrics.summary().estimates.variance is None
-
-
-def test_the_share_between_rows_does_not_depend_on_the_unit_of_rewards() -> None:
     def shares(unit: float) -> Any:
         metrics = MeasuredResults(3, 2)
         for place, reward in enumerate((1, 2, 4, 5, 9, 8)):
@@ -198,6 +190,12 @@ def test_the_share_between_rows_does_not_depend_on_the_unit_of_rewards() -> None
         return metrics.summary().estimates.variance
 
     assert shares(1e300).between_rows == pytest.approx(shares(1.0).between_rows)
+
+
+@pytest.mark.parametrize("rows", [("1", "0", "1"), ("11", "11"), ("10",), ("--", "--"), ()])
+def test_where_the_data_do_not_tell_rows_from_attempts_nothing_is_said(rows: tuple[str, ...]) -> None:
+    metrics = passed(*rows) if rows else MeasuredResults(0, 2)
+    assert metrics.summary().estimates.variance is None
 
 
 def test_costs_whose_sum_is_beyond_a_float_have_no_total() -> None:
@@ -298,10 +296,25 @@ def test_pass_at_k_is_the_share_of_draws_with_a_pass_and_pass_hat_k_of_those_wit
     assert pass_hat_k(n, c, k) == pytest.approx(sum(map(all, draws)) / len(draws))
 
 
-def test_pass_at_k_of_thousands_of_attempts_is_exact() -> None:
+def test_pass_at_k_is_exact_and_takes_the_rows_with_enough_attempts() -> None:
     assert pass_at_k(5000, 1, 2500) == pytest.approx(0.5)
     assert pass_at_k(5000, 0, 5000) == 0.0
     assert pass_at_k(5000, 5000, 1) == 1.0
+
+    assert pass_at_k_by_row([4, 2, 1, 4, 4], [1, 1, 1, 0, 1], 2).tolist() == [0.5, 1.0, 0.0, 0.5]
+    assert pass_at_k_by_row([1, 1], [0, 1], 2).size == 0
+    estimate = estimate_pass_at_k([4, 2, 1, 4, 4], [1, 1, 1, 0, 1], 2)
+    assert estimate is not None
+    assert (estimate.value, estimate.n, estimate.clusters) == (0.5, 14, 4)
+    assert estimate_pass_at_k([1, 1], [0, 1], 2) is None
+
+    attempts, passes = [4, 2, 1, 4, 4], [4, 1, 1, 3, 0]
+    assert pass_hat_k_by_row(attempts, passes, 2).tolist() == [1.0, 0.0, 0.5, 0.0]
+    estimate = estimate_pass_hat_k(attempts, passes, 2)
+    assert estimate is not None and estimate.low is not None and estimate.high is not None
+    assert (estimate.value, estimate.n, estimate.clusters, estimate.method) == (0.375, 14, 4, "korn-graubard")
+    assert 0 < estimate.low < estimate.value < estimate.high < 1
+    assert estimate_pass_hat_k([1, 1], [0, 1], 2) is None
 
 
 @pytest.mark.parametrize("n, c, k", [(4, 5, 1), (4, -1, 1), (4, 1, 0), (4, 1, 5), (0, 0, 1)])
@@ -310,25 +323,6 @@ def test_pass_at_k_without_meaning_is_refused(n: int, c: int, k: int) -> None:
         pass_at_k(n, c, k)
     with pytest.raises(ValueError, match=rf"pass\^{k}"):
         pass_hat_k(n, c, k)
-
-
-def test_pass_at_k_takes_the_rows_with_enough_attempts() -> None:
-    assert pass_at_k_by_row([4, 2, 1, 4, 4], [1, 1, 1, 0, 1], 2).tolist() == [0.5, 1.0, 0.0, 0.5]
-    assert pass_at_k_by_row([1, 1], [0, 1], 2).size == 0
-    estimate = estimate_pass_at_k([4, 2, 1, 4, 4], [1, 1, 1, 0, 1], 2)
-    assert estimate is not None
-    assert (estimate.value, estimate.n, estimate.clusters) == (0.5, 14, 4)
-    assert estimate_pass_at_k([1, 1], [0, 1], 2) is None
-
-
-def test_pass_hat_k_is_a_rate_over_rows_with_the_interval_of_one() -> None:
-    attempts, passes = [4, 2, 1, 4, 4], [4, 1, 1, 3, 0]
-    assert pass_hat_k_by_row(attempts, passes, 2).tolist() == [1.0, 0.0, 0.5, 0.0]
-    estimate = estimate_pass_hat_k(attempts, passes, 2)
-    assert estimate is not None and estimate.low is not None and estimate.high is not None
-    assert (estimate.value, estimate.n, estimate.clusters, estimate.method) == (0.375, 14, 4, "korn-graubard")
-    assert 0 < estimate.low < estimate.value < estimate.high < 1
-    assert estimate_pass_hat_k([1, 1], [0, 1], 2) is None
 
 
 def estimates_of(*statuses: str, planned: int, clusters: list[int] | None = None) -> Estimates:

@@ -162,7 +162,7 @@ def said(role: str, content: Any) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-def test_the_first_question_and_the_last_answer_in_words_are_shown_in_a_line() -> None:
+def test_the_first_question_and_the_last_answer_are_shown_in_a_line() -> None:
     messages = [
         said("system", "be brief"),
         said("user", "  two\n\ttimes   two? "),
@@ -174,23 +174,19 @@ def test_the_first_question_and_the_last_answer_in_words_are_shown_in_a_line() -
     ]
     assert previews_of(messages, NOTHING) == Previews("two times two?", "yes, four")
 
-
-def test_of_an_agent_that_left_nothing_its_prompt_is_shown() -> None:
     assert previews_of([], NOTHING, prompt=[said("user", "hi")]) == Previews("hi", None)
     assert previews_of([], NOTHING) == Previews()
+
+    shown = previews_of([said("user", "\ud800" + "x" * 5_000_000)], NOTHING).input
+    assert shown is not None and len(shown) == PREVIEW_CHARS and shown.endswith("x…")
+    assert shown.encode()
+    assert previews_of([said("user", "x" * PREVIEW_CHARS)], NOTHING).input == "x" * PREVIEW_CHARS
 
 
 @pytest.mark.parametrize("odd", [None, 3, {"text": "x"}, [3, {"type": "image"}], "", " \n", [{"text": None}]])
 def test_what_is_no_text_is_passed_over(odd: Any) -> None:
     shown = previews_of([said("user", odd), said("user", "then"), {"role": odd}], NOTHING)
     assert shown.input == "then"
-
-
-def test_a_preview_is_160_characters_and_utf_8() -> None:
-    shown = previews_of([said("user", "\ud800" + "x" * 5_000_000)], NOTHING).input
-    assert shown is not None and len(shown) == PREVIEW_CHARS and shown.endswith("x…")
-    assert shown.encode()
-    assert previews_of([said("user", "x" * PREVIEW_CHARS)], NOTHING).input == "x" * PREVIEW_CHARS
 
 
 @pytest.mark.parametrize("before", [0, 150, 500, 4090, 4600])

@@ -129,14 +129,12 @@ def test_fresh_archives_the_named_run_and_deletes_nothing(tmp_path: Path) -> Non
     assert len(set(archives)) == 2
 
 
-def test_a_directory_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_run_is_refused_but_one_from_a_killed_start_is_used(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").touch()
     with pytest.raises(OsmosisError, match="is not a run"):
         opened(tmp_path, name="photos")
 
-
-def test_a_run_killed_during_its_first_write_can_be_started_again(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / ".manifest.json.abc.tmp").touch()
     assert opened(tmp_path, name="mine").manifest is None
@@ -527,16 +525,14 @@ def rows(tmp_path: Path) -> Path:
     return path
 
 
-def test_rows_after_the_last_selected_one_are_not_checked(rows: Path) -> None:
+def test_rows_after_the_last_selected_one_are_not_checked_and_missing_ones_are_refused(rows: Path) -> None:
+    with pytest.raises(OsmosisError, match="no longer has row 10"):
+        list(DatasetInput(rows, "rows", "d", "path").rows(select_rows(12, limit=None, rows=None)))
+
     with rows.open("a") as out:
         out.write("not json\n")
     found = list(DatasetInput(rows, "rows", "d", "path").rows(select_rows(11, limit=4, rows=None)))
     assert [index for index, _ in found] == [0, 1, 2, 3]
-
-
-def test_a_shortened_dataset_is_refused(rows: Path) -> None:
-    with pytest.raises(OsmosisError, match="no longer has row 10"):
-        list(DatasetInput(rows, "rows", "d", "path").rows(select_rows(12, limit=None, rows=None)))
 
 
 def test_every_model_call_of_a_run_has_a_seed_of_its_own_that_never_changes() -> None:

@@ -27,7 +27,7 @@ from osmosis_ai.evaluation.spec import Budget, DatasetInput, EvalRunOptions
 from osmosis_ai.llm.providers import ModelEndpoint
 from tests.evaluation.builders import spec
 from tests.evaluation.recording_hooks import RecordingHooks
-from tests.evaluation.rollouts import AGENT, write_rollout, write_rows
+from tests.evaluation.rollouts import AGENT, agent_with, write_rollout, write_rows
 from tests.standin_model import Reply, StandInModel, error_reply
 
 
@@ -454,18 +454,12 @@ async def test_kill_9_of_one_of_three_loses_its_attempts_alone(cold_world: World
 
 # Asks no model of its own: every call is the grader's.
 JUDGED = """
-import os
-
-import uvicorn
-
 from osmosis_ai import evaluate_rubric
-from osmosis_ai.rollout import AgentWorkflow, Grader, LocalBackend
-from osmosis_ai.rollout.server import create_rollout_server
 
 os.environ["OPENAI_BASE_URL"] = "{base_url}"
 
 
-class Agent(AgentWorkflow):
+class Done(AgentWorkflow):
     async def run(self, ctx):
         return [*ctx.prompt, {{"role": "assistant", "content": "done"}}]
 
@@ -477,12 +471,12 @@ class Judged(Grader):
         model = "anthropic/judge" if said == "keyless" else "openai/judge"
         result = await evaluate_rubric(solution_str=said, rubric="Be kind.", model=model, api_key=key)
         ctx.set_reward(result.score)
-
-
-if __name__ == "__main__":
-    app = create_rollout_server(backend=LocalBackend(workflow=Agent, grader=Judged))
-    uvicorn.run(app, host="127.0.0.1", port=int(os.environ["_OSMOSIS_ROLLOUT_PORT"]), log_level="error")
 """
+
+
+def write_judged(world: World) -> None:
+    judged = JUDGED.format(base_url=world.model.base_url)
+    write_rollout(world.rollout_dir, agent_with(judged, workflow="Done", grader="Judged"))
 
 
 @pytest.mark.e2e
@@ -490,7 +484,7 @@ if __name__ == "__main__":
 async def test_a_score_outside_the_scale_is_kept_next_to_the_clamped_one(tmp_path: Path) -> None:
     async with StandInModel(lambda _: Reply('{"score": 4, "explanation": "Great."}')) as model:
         world = World(tmp_path, model)
-        write_rollout(world.rollout_dir, JUDGED.format(base_url=model.base_url))
+        write_judged(world)
         write_rows(world.rows, ["one", "two"])
         await world.run()
         for scored in world.records():
@@ -510,7 +504,7 @@ async def test_its_explanation_is_with_the_sample_and_its_cost_is_in_the_run(tmp
     good = Reply('{"score": 0.5, "explanation": "Polite."}', usage=usage)
     async with StandInModel(lambda _: good) as model:
         world = World(tmp_path, model)
-        write_rollout(world.rollout_dir, JUDGED.format(base_url=model.base_url))
+        write_judged(world)
         write_rows(world.rows, ["one", "keyless"])
         summary = await world.run()
         assert (summary.succeeded, summary.failed) == (1, 1)

@@ -138,7 +138,7 @@ async def test_a_run_method_that_is_not_async_fails_the_row() -> None:
     assert (await run(Synchronous())).error == "`run` must be `async def`; it returned RolloutResult"
 
 
-async def test_an_agent_that_hangs_is_stopped_at_the_time_limit() -> None:
+async def test_an_agent_is_stopped_at_the_time_limit_and_its_own_timeout_is_reported() -> None:
     async def hang(ctx: Any) -> Any:
         await asyncio.Event().wait()
 
@@ -146,8 +146,6 @@ async def test_an_agent_that_hangs_is_stopped_at_the_time_limit() -> None:
     assert result.error == "the agent did not finish within 0.01 s."
     assert (await run(Agent(), timeout_s=60)).success
 
-
-async def test_the_agents_own_timeout_error_is_reported_unchanged() -> None:
     async def own(ctx: Any) -> Any:
         raise asyncio.TimeoutError("the search took too long")
 

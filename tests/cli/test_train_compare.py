@@ -158,7 +158,7 @@ def test_rows_without_a_score_are_counted_against_a_training_verdict(maze: Maze,
     assert (found["verdict"], "90 attempts without a score" in found["sentence"]) == ("unclear", True)
 
 
-def test_the_training_reward_has_a_difference_and_gives_no_verdict(maze: Maze) -> None:
+def test_rewards_in_training_and_runs_without_common_numbers_give_no_verdict(maze: Maze) -> None:
     offer(maze, "old", {}, {REWARD: ENDING})
     offer(maze, "new", {}, {REWARD: [value + gain for value, gain in zip(ENDING, GAINS, strict=True)]})
     data = maze.osmosis("train", "compare", "old", "new", "--json").json["data"]
@@ -168,6 +168,10 @@ def test_the_training_reward_has_a_difference_and_gives_no_verdict(maze: Maze) -
         "sentence": "No verdict: the mean training reward of new minus that of old is +0.200 over the last 10 common "
         "steps. One run per setting does not measure seed variance.",
     }
+
+    offer(maze, "old", {}, {VALIDATION: (0.5,)})
+    error = maze.osmosis("train", "compare", "old", "old", "--json").error
+    assert error["code"] == "CONFLICT" and "the run old is compared with itself" in error["message"]
 
 
 def test_validations_of_the_same_rows_are_compared_row_by_row(maze: Maze) -> None:
@@ -207,21 +211,6 @@ def test_a_worse_run_and_runs_without_a_common_reward_are_told_so(maze: Maze) ->
     verdict = maze.osmosis("train", "compare", "old", "none", "--json").json["data"]["verdict"]
     assert (verdict["verdict"], verdict["metric"]) == ("unclear", None)
     assert verdict["sentence"] == "No verdict: the runs have no reward at the same step."
-
-
-def test_every_number_of_a_validation_is_compared_at_the_last_one(maze: Maze) -> None:
-    rate, low = "eval/validation/pass_rate", "eval/validation/reward_low"
-    for name, last in (("old", 0.5), ("new", 0.4)):
-        offer(maze, name, {}, {VALIDATION: (0.3, last), rate: (0.3, last), low: (0.2, 0.3)})
-    data = maze.osmosis("train", "compare", "old", "new", "--json").json["data"]
-    found = {metric["key"]: (metric["difference"], metric["last_step"]) for metric in data["metrics"]}
-    assert found == {key: (pytest.approx(-0.1), 2) for key in (VALIDATION, rate)}
-
-
-def test_a_run_is_not_compared_with_itself(maze: Maze) -> None:
-    offer(maze, "old", {}, {VALIDATION: (0.5,)})
-    error = maze.osmosis("train", "compare", "old", "old", "--json").error
-    assert error["code"] == "CONFLICT" and "the run old is compared with itself" in error["message"]
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +24,8 @@ from tests.e2e.platform_process import (
     Platform,
     Run,
     child_of,
+    connected_platform,
+    write_config,
 )
 from tests.e2e.test_demo_platform import numbers, samples
 from tests.e2e.test_platform_kill import published
@@ -104,23 +105,11 @@ def gate(scratch: Scratch) -> Gate:
 
 @pytest.fixture(scope="module")
 def platform(scratch: Scratch, gate: Gate) -> Iterator[Platform]:
-    sample = (scratch.workspace / "configs/eval/multiply.toml").read_text()
-    sample = f'{sample}\n[advanced.execution]\npool = "gpu"\n'
-    sample = sample.replace("limit = 100", f"limit = {ROWS}")
-    for key, value in held(ATTEMPTS).items():
-        sample = re.sub(rf"(?m)^{key} = \d+", f"{key} = {value}", sample)
-    (scratch.workspace / CONFIG).write_text(sample)
-    scratch.push()
-    platform = Platform(scratch, settings={"OSMOSIS_LEASE_SECONDS": "5"})
-    try:
-        platform.command("platform", "connect", str(scratch.origin))
-        platform.command("dataset", "upload", "data/multiply.jsonl", "--wait", "--yes")
+    pool = '\n[advanced.execution]\npool = "gpu"\n'
+    write_config(scratch, CONFIG, rows=ROWS, more=pool, **held(ATTEMPTS))
+    with connected_platform(scratch, settings={"OSMOSIS_LEASE_SECONDS": "5"}) as platform:
         platform.command("platform", "worker-token", "create", "--pool", "gpu", "--output", TOKEN)
         yield platform
-    finally:
-        with suppress(ProcessLookupError):
-            platform.process.kill()
-        platform.process.wait()
 
 
 @pytest.fixture(scope="module")

@@ -237,43 +237,6 @@ def test_a_record_of_another_scope_or_too_old_or_damaged_is_not_used(
     assert not record.exists()
 
 
-_CHILD = """
-import sys
-from pathlib import Path
-from osmosis_ai.api.transfer import upload_file
-from osmosis_ai.api.wire.datasets import UploadInstructions
-instructions = UploadInstructions.model_validate_json(sys.argv[2])
-upload_file(Path(sys.argv[1]), instructions, state_dir=Path(sys.argv[3]), dataset_id="d")
-"""
-
-
-@pytest.mark.integration
-def test_a_killed_upload_goes_on_where_it_was(
-    store: BlobServer, blobs: BlobClient, source: Path, tmp_path: Path
-) -> None:
-    arrived, release = threading.Event(), threading.Event()
-
-    def hold(handler: Any) -> None:
-        arrived.set()
-        release.wait(300)
-        handler.hang_up()
-
-    store.answers = [None, hold]
-    arguments = [str(source), json.dumps(_parts(store).to_wire()), str(tmp_path / "state")]
-    child = subprocess.Popen([sys.executable, "-c", _CHILD, *arguments])
-    try:
-        assert arrived.wait(300)
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        release.set()
-    unfinished = find_unfinished_upload(tmp_path / "state", digest=DIGEST)
-    assert unfinished is not None and list(unfinished.acknowledged) == [1]
-    upload_file(source, unfinished.instructions, state_dir=tmp_path / "state", dataset_id="d", client=blobs)
-    assert store.asked("PUT") == ["part1", "part2", "part2", "part3"]
-    assert b"".join(store.blobs[f"part{n}"] for n in (1, 2, 3)) == CONTENT
-
-
 INTENDED = "a" * 64
 
 

@@ -68,37 +68,6 @@ def offer_both(maze: Maze) -> None:
     )
 
 
-def test_scripts_get_what_differs_and_by_how_much_with_intervals(maze: Maze) -> None:
-    offer_both(maze)
-    data = maze.osmosis("train", "compare", "old", "new", "--json").json["data"]
-    assert data["config_differences"] == [
-        {"key": "experiment.commit_sha", "a": "4be1c0ffee4be1c0ffee", "b": "beef"},
-        {"key": "training.lr", "a": 1e-6, "b": 1e-5},
-        {"key": "advanced.lora_rank", "a": None, "b": 32},
-    ]
-    assert (data["a"]["training_run"]["name"], data["b"]["training_run"]["name"]) == ("old", "new")
-    metrics = {metric["key"]: metric for metric in data["metrics"]}
-    assert list(metrics) == [REWARD, VALIDATION]
-    # The last ten of eleven common steps. They are not independent, so there is no interval.
-    reward = metrics[REWARD]
-    assert (reward["a"], reward["b"]) == (0.48, 1.0)
-    assert (reward["difference"], reward["steps"], reward["last_step"]) == (pytest.approx(0.2), 10, 11)
-    assert [reward[key] for key in ("low", "high", "method", "estimator", "p")] == [None] * 5
-    assert reward["reason"] == "steps of one run are not independent"
-    # 0.7 - 0.5 with a standard error of sqrt(.03^2 + .04^2) = .05.
-    validation = metrics[VALIDATION]
-    assert validation["difference"] == pytest.approx(0.2)
-    assert validation["low"] == pytest.approx(0.2 - 1.959964 * 0.05)
-    assert validation["method"] == "standard-errors"
-    assert data["verdict"] == {
-        "verdict": "better",
-        "metric": VALIDATION,
-        "sentence": "new is better than old by 0.200 in the validation reward "
-        "(95 % interval 0.102 to 0.298, at step 2, from the standard errors of both runs). "
-        "One run per setting does not measure seed variance.",
-    }
-
-
 def test_where_the_data_allow_no_interval_there_is_none(maze: Maze) -> None:
     offer(maze, "old", {}, {REWARD: (0.2, 0.3), VALIDATION: (0.5,)})
     offer(maze, "new", {}, {REWARD: (0.2, 0.4), VALIDATION: (0.6,)})

@@ -13,7 +13,7 @@ import pytest
 
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from tests.cli import train_replies
-from tests.cli.maze import Maze, sent
+from tests.cli.maze import Maze, replies, sent
 from tests.cli.train_replies import CHECKPOINTS, CONFIG, DETAIL, OWN, TEXT, offer
 from tests.cli.trained_runs import trained_here, trajectory, validated_here
 
@@ -128,6 +128,22 @@ def test_metrics_and_checkpoints_that_cannot_be_had_are_no_failure(maze: Maze) -
 
 
 # Logs, checkpoints, stop
+
+
+def test_a_run_that_had_ended_and_a_level_without_a_line_are_reported(maze: Maze) -> None:
+    refusal = {"error": "the run copper has ended already.", "code": "RUN_ENDED", "status": "finished"}
+    maze.post("/training-runs/copper/stop").respond(status_code=409, json=refusal)
+    refused = maze.osmosis("train", "stop", "copper", "--yes", "--json").json
+    assert (refused["status"], refused["message"]) == (
+        "noop",
+        'Training run "copper" had ended before: finished.',
+    )
+    maze.get("/training-runs/copper").respond(json=DETAIL)
+    maze.get(RUN).mock(side_effect=replies({"training_run": {**OWN, "status": "finished"}}))
+    lines = [{"level": "info", "step": "train", "message": f"step {n}"} for n in range(3)]
+    maze.get(f"{RUN}/logs").mock(side_effect=replies({"logs": lines}))
+    quiet = maze.osmosis("train", "logs", "copper", "--follow", "--level", "error")
+    assert quiet.out == "" and "No line of level error or above: 3 lines looked through." in quiet.err
 
 
 RUN = f"/training-runs/{OWN['id']}"

@@ -14,7 +14,7 @@ import pytest
 
 from osmosis_ai.services.datasets import CachedDataset
 from tests.api.blob_server import BlobServer, serve
-from tests.cli.eval_replies import DETAIL, ESTIMATES, METRICS, METRICS_FILE, OWN, RESULTS, ROW, run
+from tests.cli.eval_replies import DETAIL, ESTIMATES, METRICS, METRICS_FILE, OWN, ROW, run
 from tests.cli.maze import Maze
 from tests.evaluation.recorded_runs import write_run
 from tests.workspace.builders import git
@@ -137,15 +137,6 @@ def test_what_a_platform_leaves_out_breaks_nothing(maze: Maze, detail: dict[str,
     out = maze.osmosis("eval", "info", "x", "--plain").out
     assert out.startswith("Name: (unnamed)\nStatus: –\n") and "under way" not in out
     assert "keeps no metrics.json" in maze.osmosis("eval", "info", "x").err
-
-
-def test_an_infinite_number_of_a_platform_is_null_for_scripts(maze: Maze) -> None:
-    results = {**RESULTS, "score": "infinite", "reward_stats": {"mean": "infinite"}}
-    body = json.dumps({**DETAIL, "results": results}).replace('"infinite"', "1e400")
-    maze.get("/eval-runs/x").respond(content=body, headers={"content-type": "application/json"})
-    maze.get("/eval-runs/er_8/metrics").respond(json={})
-    data = maze.osmosis("eval", "info", "x", "--json").json["data"]
-    assert (data["results"]["score"], data["results"]["reward_stats"]["mean"]) == (None, None)
 
 
 def test_metrics_that_cannot_be_had_or_saved_are_a_warning(maze: Maze, store: BlobServer) -> None:

@@ -15,8 +15,8 @@ The cells are of five kinds:
 The functions that make the intervals of real runs make these. Each interval is judged by itself: two-sided, and each
 one-sided bound. An interval that is not printed does not count.
 
-The script fails if an interval contains the true value in fewer than 93 % of replications, if the power of a
-comparison is more than 5 points away from the one planned, or if more than 5 % of verdicts are wrong. All allow for
+The script fails if an interval contains the true value in fewer than 93% of replications, if the power of a
+comparison is more than 5 points away from the one planned, or if more than 5% of verdicts are wrong. All allow for
 three binomial standard errors.
 """
 
@@ -194,7 +194,7 @@ class VerdictCell:
         how = "at random" if self.at_random else "that would have failed"
         return (
             f"{kind}, {self.rows} rows x {self.attempts}, {100 * self.difference:+g} points, "
-            f"{100 * self.unscored:g} % unscored {how}: {' or '.join(self.counted)}"
+            f"{100 * self.unscored:g}% unscored {how}: {' or '.join(self.counted)}"
         )
 
     def as_expected(self, share: float, replications: int) -> bool:

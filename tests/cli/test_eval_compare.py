@@ -72,8 +72,8 @@ def test_terminal_json_and_pull_request_have_the_same_numbers_to_the_digit(
         if metric["metric"] in ("pass_rate", "pass@2", "pass@4", "pass^2", "pass^4", "unscored"):
             change = metric["difference"]
             assert cells == [
-                f"{100 * metric['baseline']['value']:.1f} %",
-                f"{100 * metric['candidate']['value']:.1f} %",
+                f"{100 * metric['baseline']['value']:.1f}%",
+                f"{100 * metric['candidate']['value']:.1f}%",
                 f"{'+' if change['value'] > 0 else ''}{100 * change['value']:.1f} points",
                 f"{100 * change['low']:.1f} to {100 * change['high']:.1f}",
                 f"{change['p']:.3f}" if change["p"] >= 0.0005 else "< 0.001",
@@ -262,11 +262,11 @@ def test_report_terminal_json_and_comparison_have_the_same_numbers(maze: Maze, t
     assert {name: cells for name, cells in table_of(terminal, "Results").items() if name in shown} == shown
     headline = data["headline"]
     rate = next(cells for name, cells in shown.items() if name.startswith("Pass rate"))
-    interval = f"{100 * headline['low']:.1f} – {100 * headline['high']:.1f} %"
-    assert rate[:2] == [f"{100 * headline['pass_rate']:.1f} %", interval]
+    interval = f"{100 * headline['low']:.1f} – {100 * headline['high']:.1f}%"
+    assert rate[:2] == [f"{100 * headline['pass_rate']:.1f}%", interval]
     assert f"{rate[0]} of 120 scored attempts pass ({interval}); 120 of 120 planned scored." in page
     values = {metric["metric"]: metric["candidate"]["value"] for metric in compared}
     assert values["pass_rate"] == pytest.approx(headline["pass_rate"], abs=1e-12)
     for name in ("pass@2", "pass@4", "pass^2", "pass^4"):
-        assert shown[name][0] == f"{100 * values[name]:.1f} %"
+        assert shown[name][0] == f"{100 * values[name]:.1f}%"
     assert shown["Reward"][0] == f"{values['reward']:.3f}"

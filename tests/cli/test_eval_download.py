@@ -388,7 +388,7 @@ def test_the_numbers_are_the_run_s_where_its_list_of_samples_came_in_part(
         outcome = stored.maze.osmosis("view", str(stored.directory), "--report", str(target))
         assert outcome.status == 0, outcome.err
         page = html.unescape(target.read_text())
-        assert "100.0 % of 2 scored attempts pass" in page
+        assert "100.0% of 2 scored attempts pass" in page
         assert all(each in page for each in said)
     else:
         (said,) = run["problems"]

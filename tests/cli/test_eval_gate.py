@@ -144,9 +144,15 @@ def test_a_run_of_a_platform_that_did_not_finish_proves_nothing(maze: Maze, stat
 
 
 def results_file(tmp_path: Path, *judges: dict[str, Any], pending: int = 0) -> str:
-    counts = {"scored_calls": 60, "unscored_calls": 0, "pending_calls": pending, "records": 20}
+    counts = {
+        **{"records": 20, "models": len(judges), "runs": 3, "calls": 60 + pending, "scored_calls": 60},
+        **{"unscored_calls": 0, "pending_calls": pending},
+        **{"scored_records": 20, "labelled_records": 0, "copied_records": 0},
+    }
+    scale = {"confidence": 0.95, "score_min": 0.0, "score_max": 1.0, "seed": 0}
+    trust = {**scale, "counts": counts, "judges": list(judges), "panel": None, "disputed": []}
     path = tmp_path / "scores.json"
-    path.write_text(json.dumps({"trust": {"judges": list(judges), "counts": counts}}))
+    path.write_text(json.dumps({"trust": trust}))
     return str(path)
 
 
@@ -154,7 +160,8 @@ def judge(model: str, mean: float, alpha: float) -> dict[str, Any]:
     def figure(value: float) -> dict[str, Any]:
         return {"value": value, "low": value - 0.1, "high": value + 0.1, "records": 20, "scores": 60}
 
-    return {"model": model, "mean": figure(mean), "alpha": figure(alpha)}
+    figures = {"mean": figure(mean), "alpha": figure(alpha)}
+    return {"model": model, "unscored_calls": 0, "figures": figures}
 
 
 def test_the_scores_of_a_judge_are_gated_and_of_a_panel_the_weakest(maze: Maze, tmp_path: Path) -> None:
@@ -171,7 +178,7 @@ def test_the_scores_of_a_judge_are_gated_and_of_a_panel_the_weakest(maze: Maze, 
     (tmp_path / "clamped.json").write_text(json.dumps({**document, "counts": {"outside_scale": 25}}))
     clamped = gate(maze, str(tmp_path / "clamped.json"), "--min", "score=0.1").json["resource"]
     assert clamped["warnings"] == ["25 of 60 scores outside the scale, clamped."]
-    without_figure = {**judge("a", 0.8, 0.9), "mean": 5}
+    without_figure = {**judge("a", 0.8, 0.9), "figures": {"mean": 5}}
     for trust in ({**document["trust"], "judges": []}, {**document["trust"], "judges": [without_figure]}, []):
         (tmp_path / "other.json").write_text(json.dumps({"trust": trust}))
         outcome = gate(maze, str(tmp_path / "other.json"), "--min", "score=0.1")
@@ -188,7 +195,7 @@ def test_the_scores_of_a_judge_are_gated_and_of_a_panel_the_weakest(maze: Maze, 
         (("--min", "pas_rate=0.5"), "did you mean 'pass_rate'?"),
         (("--max", "unscored"), "--max METRIC=NUMBER"),
         (("--min", "reward=nan"), "has an invalid number: 'nan'"),
-        (("--min", "pass@4=80"), "is a share, from 0 to 1: write 80 % as 0.8"),
+        (("--min", "pass@4=80"), "is a share, from 0 to 1: write 80% as 0.8"),
         (("--max", "cost_per_row=-1"), "is never below 0, got -1"),
         (("--min", "pass_rate=0.9", "--max", "pass_rate=0.1"), "No run meets both 'pass_rate >= 0.9'"),
         (("--min", "alpha=0.5"), "a run has no metric 'alpha'"),

@@ -207,7 +207,7 @@ def test_the_files_have_the_numbers_of_the_terminal(maze: Maze, monkeypatch: pyt
         (("--against", "base", "--min", "reward=0"), "no rule uses the baseline"),
         (("--against", "base", "--margin", "pass_rate=-0.1"), "0 or more, got -0.1"),
         (("--against", "base", "--margin", "pass_rate=3"), "write 3 points as 0.03"),
-        (("--against", "base", "--margin", "latency=20"), "write 10 % as 0.1"),
+        (("--against", "base", "--margin", "latency=20"), "write 10% as 0.1"),
         (("--against", "base", "--margin", "infrastructure=0.1"), "is not compared with a baseline"),
         (("--min", "reward=0", "--confidence", "95"), "between 0.5 and 1"),
         (("--min", "reward=0", "--confidence", "0.4"), "between 0.5 and 1"),

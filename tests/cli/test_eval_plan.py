@@ -128,7 +128,7 @@ def test_rewards_are_planned_on_their_own_scale(maze: Maze) -> None:
     [
         (("--detect", "3"), "can change by 1 at most: write 3 points as 0.03"),
         (("--confidence", "95"), "--confidence must lie between 0.5 and 1"),
-        (("--pass-rate", "60"), "write 60 % as 0.6"),
+        (("--pass-rate", "60"), "write 60% as 0.6"),
         (("--rows-at-most", "1"), "one row says nothing about others"),
         (("--max-cost", "1e308"), "--max-cost must be an amount of US dollars, from 0 to 1e+12"),
         (("--metric", "reward"), "--metric reward needs a --pilot"),

@@ -485,7 +485,7 @@ async def test_a_run_counts_truncated_filtered_and_refused_replies(openai_world:
         "known_samples": 9,
         "recorded_samples": 9,
     }
-    warning = "7 of 9 attempts (77.8 %) have a model reply that was truncated (3), filtered (2), refused (2)"
+    warning = "7 of 9 attempts (77.8%) have a model reply that was truncated (3), filtered (2), refused (2)"
     assert outcome.resource["metrics"]["estimates"]["finish"] == counted
     assert outcome.resource["headline"]["warnings"] == [warning]
     directory = Path(outcome.resource["output_path"])

@@ -203,7 +203,7 @@ def test_a_training_directory_of_this_machine_is_shown_without_a_platform(maze: 
         == "validation reward 0.500 (0.400 – 0.600) after step 3; scored 8 of 10 planned"
     )
     assert "0.500 (0.400 – 0.600) after step 3" in shown and "8 of 10 planned" in shown
-    assert "only 8 of 10 finished attempts have a score (80.0 %)" in data["validation"]["warnings"][0]
+    assert "only 8 of 10 finished attempts have a score (80.0%)" in data["validation"]["warnings"][0]
     assert "validation: only 8 of 10" in shown
     assert "step-00000003" in shown
     assert maze.osmosis("train", "info", "trained/walks", "-o", "x").status == 1

@@ -88,7 +88,7 @@ def test_a_validation_with_few_scores_is_told_in_the_first_sentence(maze: Maze) 
     for name, scored in (("old", (8, 8, 8)), ("new", (4, 8, 7))):
         curves = {VALIDATION: (0.5, 0.6, 0.7), "eval/validation/scored": scored, **counted}
         offer(maze, name, {}, {key: list(values) for key, values in curves.items()})
-    said = "In the validation of new after steps 1, 3, under 90 % of the samples have a score"
+    said = "In the validation of new after steps 1, 3, under 90% of the samples have a score"
     data = maze.osmosis("train", "compare", "old", "new", "--json").json["data"]
     assert f"does not measure seed variance. {said}:" in data["verdict"]["sentence"]
     plain = maze.osmosis("train", "compare", "old", "new", "--plain").out
@@ -174,7 +174,7 @@ def test_a_worse_run_and_runs_without_a_common_reward_are_told_so(maze: Maze) ->
     offer(maze, "new", {}, {VALIDATION: (0.5,), STDERR: (0.03,)})
     verdict = maze.osmosis("train", "compare", "old", "new", "--json").json["data"]["verdict"]
     assert verdict["sentence"].startswith(
-        "new is worse than old by 0.200 in the validation reward (95 % interval 0.102"
+        "new is worse than old by 0.200 in the validation reward (95% interval 0.102"
     )
     offer(maze, "none", {}, {"train/loss": (1.0,)})
     verdict = maze.osmosis("train", "compare", "old", "none", "--json").json["data"]["verdict"]

@@ -283,7 +283,7 @@ def test_everything_that_is_wrong_is_in_one_report_with_its_line_and_what_was_me
         "must be the lowest and the highest reward, such as [0, 1]",
     )
     assert found["min.pas_rate"] == (7, "Unrecognized metric", "pass_rate")
-    assert found["min.pass_rate"][:2] == (8, "is a share, from 0 to 1: write 80 % as 0.8")
+    assert found["min.pass_rate"][:2] == (8, "is a share, from 0 to 1: write 80% as 0.8")
     assert found["min.reward"][:2] == (9, 'must be a number, got "1"')
     assert found["min.pass@0"] == (10, "Unrecognized metric", "pass@1")
     assert found["max.unscored"][:2] == (12, "must be a number, got true")
@@ -295,7 +295,7 @@ def test_everything_that_is_wrong_is_in_one_report_with_its_line_and_what_was_me
         "a margin is how much worse is still accepted, 0 or more, got -0.1",
     )
     assert found["margin.infrastructure"][0] == 19
-    assert found["margin.latency"][:2] == (20, "a margin of 10 accepts 11 times as much: write 10 % as 0.1")
+    assert found["margin.latency"][:2] == (20, "a margin of 10 accepts 11 times as much: write 10% as 0.1")
     assert found["margin.tokens"][:2] == (21, "must be a finite number")
 
 

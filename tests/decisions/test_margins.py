@@ -89,7 +89,7 @@ def test_a_margin_of_an_amount_is_a_share_of_the_baselines(
         CHANGE, value=value, at_least=at_least, at_most=at_most, p=p, kind="ratio", method="log-t"
     )
     found = judged(rule, ratio)
-    assert found.verdict == verdict and " %" in found.reason and "points" not in found.reason
+    assert found.verdict == verdict and "%" in found.reason and "points" not in found.reason
 
 
 def test_a_margin_of_0_passes_only_what_is_proved_better() -> None:
@@ -101,7 +101,7 @@ def test_a_margin_of_0_passes_only_what_is_proved_better() -> None:
 
 
 def test_of_several_rules_that_fail_by_chance_alone_none_does() -> None:
-    # Student's t at 100 rows: 1.66 standard errors at 95 %, 2.15 at 1 - 0.05 / 3.
+    # Student's t at 100 rows: 1.66 standard errors at 95%, 2.15 at 1 - 0.05 / 3.
     def at(value: float) -> Callable[[float], RuleResult]:
         def judge_at(confidence: float) -> RuleResult:
             half = 0.01 * float(stdtrit(99, confidence))
@@ -116,7 +116,7 @@ def test_of_several_rules_that_fail_by_chance_alone_none_does() -> None:
     among = judge_together(dict(zip(rules, (at(-0.069), at(0.0), at(0.0)), strict=True)))
     assert [each.verdict for each in among.values()] == ["unclear", "pass", "pass"]
     assert "not significant among 3 rules" in among[rules[0]].reason
-    # The first failure holds among three rules, and the second among the two that are left (1.99 at 97.5 %).
+    # The first failure holds among three rules, and the second among the two that are left (1.99 at 97.5%).
     steps = judge_together(dict(zip(rules, (at(-0.08), at(-0.071), at(0.0)), strict=True)))
     assert [each.verdict for each in steps.values()] == ["fail", "fail", "pass"]
 
@@ -193,7 +193,7 @@ def test_what_is_worse_by_the_margin_passes_at_most_once_in_twenty(cell: Cell) -
 @pytest.mark.integration
 @pytest.mark.parametrize(("rows", "passes"), [(100, 0.50), (400, 0.95)])
 def test_what_is_no_worse_mostly_passes_and_seldom_fails(rows: int, passes: float) -> None:
-    # At 100 x 4 the formula gives 52 %, at 400 x 4 96 %.
+    # At 100 x 4 the formula gives 52%, at 400 x 4 96%.
     found = verdicts(Cell(rows, 4, 0.3, 0.5, 0.0), 400)
     assert found["pass"] >= passes - tolerance(passes, 400)
     assert found["fail"] <= 0.05 + tolerance(0.05, 400)

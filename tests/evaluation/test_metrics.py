@@ -344,7 +344,7 @@ def test_a_scored_share_under_nine_tenths_is_a_warning() -> None:
     few = estimates_of(*["pass"] * 17, "agent", "agent", "agent", planned=25)
     assert enough.warnings == []
     assert few.warnings == [
-        "only 17 of 20 finished attempts have a score (85.0 %); the numbers exclude the rest"
+        "only 17 of 20 finished attempts have a score (85.0%); the numbers exclude the rest"
     ]
     assert RunScore.of(few).warnings == few.warnings
     assert describe_few_scored(0, 0) is None

@@ -119,7 +119,7 @@ def test_one_attempt_a_row_gets_clopper_and_pearsons_interval(n: int, data: st.D
     estimate = estimate_rate([1.0] * passed + [0.0] * (n - passed), range(n))
     assert estimate is not None and estimate.method == "korn-graubard"
     assert_bounds(estimate, clopper_pearson(passed, n))
-    # The one-sided 95 % bounds are those of the two-sided 90 %.
+    # The one-sided 95% bounds are those of the two-sided 90%.
     assert (estimate.at_least, estimate.at_most) == pytest.approx(clopper_pearson(passed, n, 0.9), abs=1e-12)
 
 

@@ -45,7 +45,7 @@ def test_a_line_says_what_the_rate_stands_on() -> None:
     text = page_text(visitor(source).get("/evals"))
     assert 'href="/evals/calm-fern-1"' in text
     said = " ".join(text_by_class(text, "runs")[0].split())
-    assert "41.8 % (37.2 – 46.3 %) 380 of 400 planned 20 0.500 (0.400 – 0.600)" in said
+    assert "41.8% (37.2 – 46.3%) 380 of 400 planned 20 0.500 (0.400 – 0.600)" in said
 
 
 def test_every_kind_has_a_list_below_the_root_of_the_source() -> None:
@@ -299,7 +299,7 @@ def test_numbers_are_told_by_a_column_of_the_dataset_or_why_not(tmp_path: Path) 
     run = replace(run, open_dataset=lambda: dataset)
     pages = visitor(FakeSource([a_run("calm-fern-1")], samples_of={"calm-fern-1": run}))
     text = page_text(pages.get("/evals/calm-fern-1?slice=level"))
-    assert "25.0 %" in text and ">hard</th>" in text and ">easy</th>" in text
+    assert "25.0%" in text and ">hard</th>" in text and ">easy</th>" in text
     refused = page_text(pages.get("/evals/calm-fern-1?slice=colour"), status=400)
     assert "has no column &#39;colour&#39;" in refused and 'value="colour"' in refused
     assert "has no column" not in page_text(pages.get("/evals/calm-fern-1?slice="))
@@ -394,7 +394,7 @@ def test_training_runs_have_their_curves_over_each_other_and_the_settings_that_d
     )
     assert "training.rollout_batch_size" in text and ">16<" in text
     assert text.count("<svg viewBox") >= 2 and "0.800" in text
-    assert "under 90 % scored" not in text
+    assert "under 90% scored" not in text
 
 
 def a_source(curves: TrainingCurves, **known: object) -> FakeSource:

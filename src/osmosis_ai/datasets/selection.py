@@ -42,7 +42,7 @@ class RowsDrawn:
 
     @property
     def words(self) -> str:
-        """Describe the rows, for example ``20 of 200 rows, random 10 %, seed 7``."""
+        """Describe the rows, for example ``20 of 200 rows, random 10%, seed 7``."""
         if self.total is None:
             return f"{self.rows:,} row{'' if self.rows == 1 else 's'}"
         if self.rows == self.total:
@@ -54,7 +54,7 @@ class RowsDrawn:
 
     @property
     def _draw(self) -> str:
-        share = f" {self.fraction * 100:g} %" if self.fraction is not None else ""
+        share = f" {self.fraction * 100:g}%" if self.fraction is not None else ""
         return f", random{share}" + (f", seed {self.seed}" if self.seed is not None else "")
 
 

@@ -549,7 +549,7 @@ def signed_words(metric: str, number: float) -> str:
 
 
 def confidence_words(confidence: float) -> str:
-    return f"{100 * confidence:g} %"
+    return f"{100 * confidence:g}%"
 
 
 def p_words(p: float | None) -> str:
@@ -589,7 +589,7 @@ def _rounded(number: float, digits: int) -> str:
 
 
 def value_words(metric: str, value: float | None) -> str:
-    """Return a metric's value: ``62.5 %``, ``0.625``, ``$0.0123``, ``1,234``, ``1.5s``."""
+    """Return a metric's value: ``62.5%``, ``0.625``, ``$0.0123``, ``1,234``, ``1.5s``."""
     if value is None:
         return numbers.MISSING
     if metric == "cost_per_row":

@@ -1,7 +1,7 @@
 """The difference of two runs with its interval: paired by row, of two independent means, or of amounts the ratio.
 
 The interval and the p-value come from one method, so that they never contradict each other: p is below 0.05 exactly if
-the 95 % interval excludes "no difference". A number without an interval says why.
+the 95% interval excludes "no difference". A number without an interval says why.
 
 Rows are hard for both runs alike, so they are compared row by row. The rows alone choose the method:
 
@@ -17,7 +17,7 @@ standard error. So the interval allows for rows that may yet differ by the whole
 Tango's interval; if no row differs it is Wilson's bound of zero. The interval inverts the test, so the p-value and the
 interval always agree.
 
-The bootstrap-t: Student's t takes the tails for alike and covered 23 to 41 % where one row in twenty pays. The bootstrap
+The bootstrap-t: Student's t takes the tails for alike and covered 23 to 41% where one row in twenty pays. The bootstrap
 learns each tail from the rows; it cannot know what no row has shown yet.
 
 Unpaired: a t interval needs rows that vary. On a scale where hardly any row of a run differs from an end, and where only counts

@@ -106,7 +106,7 @@ class Rule:
         if self.bound == "margin" and self.limit == 0:
             limit = "baseline"
         elif self.bound == "margin":
-            unit = {"share": f"{100 * self.limit:g} points", "amount": f"{100 * self.limit:g} %"}
+            unit = {"share": f"{100 * self.limit:g} points", "amount": f"{100 * self.limit:g}%"}
             loss = unit.get(self.described.scale, limit)
             limit = f"baseline {'-' if self.described.higher_is_better else '+'} {loss}"
         text = f"{self.metric} {sign} {limit}"
@@ -635,7 +635,7 @@ def judge_margin(rule: Rule, found: MarginEvidence, *, confidence: float = CONFI
         passes = verdict == "pass"
         end = 0 if passes == rule.described.higher_is_better else 1
         bound = margin.shown_bounds(change)[end]
-        text = f"{text}, at {'worst' if passes else 'best'} {bound} with {100 * confidence:g} % confidence"
+        text = f"{text}, at {'worst' if passes else 'best'} {bound} with {100 * confidence:g}% confidence"
         if bounds is not None:
             bound = margin.shown_bounds(bounds.worst if passes else bounds.best)[end]
             text = f"{text}, {bound} with {attempts} counted {'against it' if passes else 'in its favor'}"
@@ -702,7 +702,7 @@ def margin_words(rule: Rule, number: float | None) -> str:
     """Return a change in the words of its rule: points, percent or as it is; always with its sign."""
     if number is None:
         return "unknown"
-    unit = {"amount": " %", "share": " points"}.get(rule.described.scale, "")
+    unit = {"amount": "%", "share": " points"}.get(rule.described.scale, "")
     return f"{margin_number(rule, number)}{unit}"
 
 

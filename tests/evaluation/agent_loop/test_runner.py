@@ -415,7 +415,7 @@ async def test_the_report_is_plain_text_with_any_console() -> None:
     header, numbers = text.splitlines()[-2:]
     columns = [cell.strip() for cell in header.split("|")]
     assert columns == [
-        *("Eval Function", "Mean", "Min", "Max", "Std", "pass@1", "pass@3", "Scored", "95 % CI")
+        *("Eval Function", "Mean", "Min", "Max", "Std", "pass@1", "pass@3", "Scored", "95% CI")
     ]
     assert [cell.strip() for cell in numbers.split("|")][:8] == [
         *("exact", "0.500", "0.000", "1.000", "0.500", "50.0%", "50.0%", "6/6")

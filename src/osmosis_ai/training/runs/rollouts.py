@@ -364,6 +364,6 @@ def significant_fall(
         return None
     adjusted = f", adjusted for {validations} validations" if validations > 1 else ""
     return (
-        f"the validation reward fell {-found.value:.3g} below its initial value (95 % interval {-found.high:.3g} to "
+        f"the validation reward fell {-found.value:.3g} below its initial value (95% interval {-found.high:.3g} to "
         f"{-found.low:.3g}{adjusted}, row by row)"
     )

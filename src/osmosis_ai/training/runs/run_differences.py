@@ -177,14 +177,14 @@ def _verdict(metrics: Sequence[MetricDifference], a: str, b: str) -> TrainingVer
     elif low <= 0 <= high:
         sentence = (
             f"No significant difference between {b} and {a} in the validation reward: {difference:+.3f} "
-            f"(95 % interval {low:.3f} to {high:.3f}, {how})."
+            f"(95% interval {low:.3f} to {high:.3f}, {how})."
         )
     else:
         direction = "better" if difference > 0 else "worse"
         least, most = (low, high) if difference > 0 else (-high, -low)
         sentence = (
             f"{b} is {direction} than {a} by {abs(difference):.3f} in the validation reward "
-            f"(95 % interval {least:.3f} to {most:.3f}, {how})."
+            f"(95% interval {least:.3f} to {most:.3f}, {how})."
         )
     return TrainingVerdict(direction, found.key, sentence)
 

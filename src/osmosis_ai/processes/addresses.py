@@ -16,14 +16,17 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
+
+from osmosis_ai.errors import reason_of
 
 if TYPE_CHECKING:
     import aiohttp
+    import uvicorn
 
 _SCHEME = "http+unix://"
-_PREFIX = "osmosis-socket-"
+_PREFIX, _NEW = "osmosis-socket-", "osmosis-new-"
 _SOCKET_NAME = "server.sock"
 # `sun_path` holds 108 bytes on Linux and 104 on macOS, the closing zero included (unix(7), unix(4)).
 _MAX_PATH_BYTES = 103
@@ -66,10 +69,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 def describe_bind_error(error: Exception) -> str:
     """Return the system's reason why an address cannot be bound, without the address that Python adds."""
-    number = getattr(error, "errno", None)
-    if isinstance(number, int) and number > 0:
-        return os.strerror(number)
-    return getattr(error, "strerror", None) or str(error)
+    number = error.errno if isinstance(error, OSError) else None
+    return os.strerror(number) if number and number > 0 else reason_of(error)
 
 
 @contextlib.contextmanager
@@ -86,12 +87,8 @@ def on_stop_signals(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class _Stoppable(Protocol):
-    should_exit: bool
-
-
 @contextlib.contextmanager
-def stop_on_signals(server: _Stoppable) -> Iterator[None]:
+def stop_on_signals(server: uvicorn.Server) -> Iterator[None]:
     """Let signals stop a uvicorn server and not the process: uvicorn raises them again once all is closed."""
 
     def stop() -> None:
@@ -105,17 +102,16 @@ class PrivateSocket:
     """A listening Unix socket in a new directory that only this user can enter."""
 
     def __init__(self) -> None:
-        self._directory, lock = _locked_directory()
-        path = self._directory / _SOCKET_NAME
+        directory, lock = _locked_directory()
         with contextlib.ExitStack() as resources:
             resources.callback(os.close, lock)
-            resources.callback(shutil.rmtree, self._directory, ignore_errors=True)
+            resources.callback(shutil.rmtree, directory, ignore_errors=True)
             self._socket = resources.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            self._socket.bind(str(path))
+            self._socket.bind(str(directory / _SOCKET_NAME))
             self._socket.listen(_BACKLOG)
             self._resources = resources.pop_all()
         self._removing = threading.Lock()
-        self.address = f"{_SCHEME}{quote(str(path), safe='')}"
+        self.address = f"{_SCHEME}{quote(str(directory / _SOCKET_NAME), safe='')}"
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -132,37 +128,23 @@ class PrivateSocket:
 
 
 def _locked_directory() -> tuple[Path, int]:
-    """Return a new directory and the descriptor that locks it; a sweep may remove it until it is locked."""
-    while True:
-        made = _short_directory()
-        try:
-            descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:
-            continue
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if made.is_dir():
-            _sweep(made.parent)
-            return made, descriptor
-        os.close(descriptor)
-
-
-def _sweep(parent: Path) -> None:
-    """Remove the directories of killed processes of this user."""
-    for left in parent.glob(f"{_PREFIX}*"):
+    """Return a new directory of mode 0700 and the descriptor that locks it; remove those of killed processes."""
+    for parent in (None, "/tmp"):
+        made = Path(tempfile.mkdtemp(prefix=_NEW, dir=parent))
+        directory = made.with_name(_PREFIX + made.name.removeprefix(_NEW))
+        if len(bytes(directory / _SOCKET_NAME)) <= _MAX_PATH_BYTES:
+            break
+        made.rmdir()
+    descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    # Another process may only see it when it is locked.
+    made.rename(directory)
+    for left in directory.parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):  # in use, another user's, or gone already
-            descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            found = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(left, ignore_errors=True)
             finally:
-                os.close(descriptor)
-
-
-def _short_directory() -> Path:
-    """Return a new directory, of mode 0700, whose path leaves room for the socket's name."""
-    made = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    if len(bytes(made / _SOCKET_NAME)) <= _MAX_PATH_BYTES:
-        return made
-    with contextlib.suppress(FileNotFoundError):  # swept
-        made.rmdir()
-    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
+                os.close(found)
+    return directory, descriptor

@@ -175,8 +175,6 @@ UNSCORED_STEPS_END = 3
 # Steps in a row that the learner refused: one may be bad luck, this many are a cause.
 REFUSED_STEPS_END = 3
 
-EndedBecause = Literal["finished", "stopped", "nothing_to_learn"]
-
 
 class NoRewardsError(OsmosisError):
     """Rollouts fail, or are never graded."""
@@ -192,7 +190,7 @@ class NothingToLearnError(OsmosisError):
 class Ending:
     """Why a session ended; ``warning`` is about the policy."""
 
-    because: EndedBecause
+    because: Literal["finished", "stopped", "nothing_to_learn"]
     message: str
     warning: str | None = None
 

@@ -291,12 +291,8 @@ class Trainer:
         longest = min(settings.max_prompt_length, engine.model.config.max_positions - 1)
         prompts = probe_prompts(rows.training.values(), chat, longest=longest)
         found = await probe(engine, learner, prompts, settings)
-        device = learner.device.type
-        if settings.policy_engine == "vllm":
-            own = settings.vllm_command is not None and "--dtype" not in settings.vllm_args
-            float32 = own and device == "cpu"
-        else:
-            float32 = device == "cpu"
+        is_own = settings.vllm_command is not None and "--dtype" not in settings.vllm_args
+        float32 = learner.device.type == "cpu" and (is_own or settings.policy_engine != "vllm")
         found.require_agreement(float32=float32, truncated=settings.rollout_top_p < 1)
         hooks.stage(f"the policy's engine samples what is learned: {found.sentence()}")
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from scipy.special import stdtrit
 
-from osmosis_ai.decisions.changes import UnscoredBounds
+from osmosis_ai.decisions.changes import MetricChange, UnscoredBounds
 from osmosis_ai.decisions.differences import Difference, Pairs, mean_difference
-from osmosis_ai.decisions.gate import MarginEvidence, Rule, RuleResult, judge_margin, judge_together
+from osmosis_ai.decisions.gate import Rule, RuleResult, judge_margin, judge_together
 from tests.decisions.simulation import Cell, grid, run_passes
 
 MARGIN = 0.05
@@ -32,7 +32,7 @@ CHANGE = Difference(
 
 
 def judged(rule: Rule, change: Difference | None, **known: object) -> RuleResult:
-    return judge_margin(rule, MarginEvidence(change, **known))  # type: ignore[arg-type]
+    return judge_margin(rule, MetricChange(rule.metric, None, None, change, **known))  # type: ignore[arg-type]
 
 
 def change(value: float, half: float, p: float = 0.5) -> Difference:
@@ -105,8 +105,8 @@ def test_of_several_rules_that_fail_by_chance_alone_none_does() -> None:
     def at(value: float) -> Callable[[float], RuleResult]:
         def judge_at(confidence: float) -> RuleResult:
             half = 0.01 * float(stdtrit(99, confidence))
-            evidence = MarginEvidence(change(value, half))
-            return judge_margin(RATE, evidence, confidence=confidence)
+            found = MetricChange("pass_rate", None, None, change(value, half))
+            return judge_margin(RATE, found, confidence=confidence)
 
         return judge_at
 

@@ -73,9 +73,6 @@ class ComparedInputs:
     eval_functions: tuple[str, ...] = ()
     settings_digest: str | None = None
 
-    def data(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
 
 @dataclass(frozen=True)
 class CountsOnly:

@@ -7,8 +7,6 @@ are hard for both alike, or, in cells that say so, hard for one without regard t
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,11 +28,6 @@ class Cell:
     rate: float
     difference: float
     alike: bool = True
-
-    @property
-    def possible(self) -> bool:
-        """Whether the other run has a rate at all."""
-        return 0 < self.rate + self.difference < 1
 
 
 @dataclass
@@ -98,18 +91,3 @@ def simulate(cell: Cell, replications: int) -> Coverage:
             known[key] = mean_difference(pairs)
         coverage.add(known[key], cell.difference)
     return coverage
-
-
-def grid() -> Iterator[Cell]:
-    """Yield all cells of the big grid that are possible."""
-    for rows, attempts, correlation, rate, difference, alike in itertools.product(
-        (10, 30, 100, 400),
-        (1, 4, 16),
-        (0.05, 0.3, 0.6),
-        (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98),
-        (0.0, 0.03, -0.03, 0.1, -0.1),
-        (True, False),
-    ):
-        cell = Cell(rows, attempts, correlation, rate, difference, alike)
-        if cell.possible:
-            yield cell

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import uvicorn
 
 _SCHEME = "http+unix://"
-_PREFIX, _NEW = "osmosis-socket-", "osmosis-new-"
+_PREFIX = "osmosis-socket-"
 _SOCKET_NAME = "server.sock"
 # `sun_path` holds 108 bytes on Linux and 104 on macOS, the closing zero included (unix(7), unix(4)).
 _MAX_PATH_BYTES = 103
@@ -128,23 +128,37 @@ class PrivateSocket:
 
 
 def _locked_directory() -> tuple[Path, int]:
-    """Return a new directory of mode 0700 and the descriptor that locks it; remove those of killed processes."""
-    for parent in (None, "/tmp"):
-        made = Path(tempfile.mkdtemp(prefix=_NEW, dir=parent))
-        directory = made.with_name(_PREFIX + made.name.removeprefix(_NEW))
-        if len(bytes(directory / _SOCKET_NAME)) <= _MAX_PATH_BYTES:
-            break
-        made.rmdir()
-    descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    # Another process may only see it when it is locked.
-    made.rename(directory)
-    for left in directory.parent.glob(f"{_PREFIX}*"):
+    """Return a new directory and the descriptor that locks it; a sweep may remove it until it is locked."""
+    while True:
+        made = _short_directory()
+        try:
+            descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if made.is_dir():
+            _sweep(made.parent)
+            return made, descriptor
+        os.close(descriptor)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the directories of killed processes of this user."""
+    for left in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):  # in use, another user's, or gone already
-            found = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(left, ignore_errors=True)
             finally:
-                os.close(found)
-    return directory, descriptor
+                os.close(descriptor)
+
+
+def _short_directory() -> Path:
+    """Return a new directory, of mode 0700, whose path leaves room for the socket's name."""
+    made = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    if len(bytes(made / _SOCKET_NAME)) <= _MAX_PATH_BYTES:
+        return made
+    with contextlib.suppress(FileNotFoundError):  # swept
+        made.rmdir()
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))

@@ -223,8 +223,7 @@ async def test_the_next_turn_reads_the_recorded_tokens_and_only_what_is_new(worl
 
 
 def written(world: PolicyWorld, ids: Any) -> str:
-    decoder = world.chat.decoder()
-    return "".join([*map(decoder.feed, ids), decoder.finish()])
+    return world.chat.decoder()(ids, True)
 
 
 @pytest.mark.integration

@@ -36,7 +36,7 @@ from scipy.special import betaincinv, ndtr
 from osmosis_ai.decisions.changes import ChangeSettings, change_of
 from osmosis_ai.decisions.compare import direction_of
 from osmosis_ai.decisions.differences import Difference, Pairs, mean_difference
-from osmosis_ai.decisions.gate import Rule, judge_margin, margin_evidence
+from osmosis_ai.decisions.gate import Rule, judge_pair
 from osmosis_ai.decisions.plan import AttemptPrice, Goal, Outlook, make_plan
 from osmosis_ai.decisions.samples import SAMPLE_FIELDS, ComparedInputs, LabelledRun, RunPair, RunSamples
 from osmosis_ai.statistics.estimates import Estimate, estimate_rate, estimate_reward
@@ -237,7 +237,7 @@ def verdict_share(cell: VerdictCell, replications: int, *, seed: int = 20261122)
         if cell.margin is None:
             verdict: str = direction_of(change_of(pair, "pass_rate", settings), settings.confidence)
         else:
-            verdict = judge_margin(rule, margin_evidence(pair, rule, settings)).verdict
+            verdict = judge_pair(rule, pair, settings).verdict
         hits += verdict in cell.counted
     return hits / replications
 

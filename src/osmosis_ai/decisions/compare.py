@@ -129,8 +129,7 @@ class RunTotals:
         )
 
     def data(self) -> dict[str, Any]:
-        known = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return known | {"inputs": self.inputs.data(), "notes": list(self.notes)}
+        return asdict(self)
 
 
 _ROUNDING = 1e-12

@@ -42,7 +42,7 @@ Sources:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -426,6 +426,17 @@ def mean_difference(pairs: Pairs, *, confidence: float = CONFIDENCE, seed: int =
     if pairs.scale is None and pairs.observed is not None:
         found = found.within(pairs.observed[1] - pairs.observed[0], certain=False)
     return found.reversed() if turned else found
+
+
+def rewards_difference(
+    a: Mapping[Any, float], b: Mapping[Any, float], *, confidence: float = CONFIDENCE
+) -> Difference | None:
+    """Compare rewards by the keys of their rows; None if no row is in both."""
+    place = {key: number for number, key in enumerate(sorted({*a, *b}))}
+    values = [list(rewards.values()) for rewards in (a, b)]
+    rows = [[place[key] for key in rewards] for rewards in (a, b)]
+    pairs = Pairs.of(values[0], rows[0], values[1], rows[1], scale=scale_of_rewards(*values))
+    return None if pairs is None else mean_difference(pairs, confidence=confidence)
 
 
 def _interval(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from osmosis_ai.rubric.agreement import AgreementReport, SessionCounts
 from tests.cli.eval_replies import DETAIL, METRICS, OWN, RESULTS
 from tests.cli.maze import Maze, Outcome
 from tests.evaluation.recorded_runs import passing, write_run
@@ -144,13 +145,20 @@ def test_a_run_of_a_platform_that_did_not_finish_proves_nothing(maze: Maze, stat
 
 
 def results_file(tmp_path: Path, *judges: dict[str, Any], pending: int = 0) -> str:
-    counts = {
-        **{"records": 20, "models": len(judges), "runs": 3, "calls": 60 + pending, "scored_calls": 60},
-        **{"unscored_calls": 0, "pending_calls": pending},
-        **{"scored_records": 20, "labelled_records": 0, "copied_records": 0},
-    }
-    scale = {"confidence": 0.95, "score_min": 0.0, "score_max": 1.0, "seed": 0}
-    trust = {**scale, "counts": counts, "judges": list(judges), "panel": None, "disputed": []}
+    counts = SessionCounts(
+        records=20,
+        models=len(judges),
+        runs=3,
+        calls=60 + pending,
+        scored_calls=60,
+        unscored_calls=0,
+        pending_calls=pending,
+        scored_records=20,
+        labelled_records=0,
+        copied_records=0,
+    )
+    report = AgreementReport(0.95, 0.0, 1.0, seed=0, counts=counts, judges=(), panel=None, disputed=())
+    trust = {**report.to_json(), "judges": list(judges)}
     path = tmp_path / "scores.json"
     path.write_text(json.dumps({"trust": trust}))
     return str(path)

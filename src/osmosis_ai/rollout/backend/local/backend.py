@@ -61,13 +61,13 @@ class SlotLimiter:
     """A fair semaphore with timeouts and counters; ``max_concurrent=None`` means unlimited.
 
     ``asyncio.Semaphore`` under ``asyncio.wait_for`` can lose a slot on Python 3.10 and 3.11 when the timeout and a release
-    coincide. Here one future transfers the slot.
+    coincide.
     """
 
     def __init__(self, max_concurrent: int | None) -> None:
         self.max_concurrent = max_concurrent
         self.running = 0
-        self._waiting: OrderedDict[asyncio.Future[bool], None] = OrderedDict()
+        self._waiting: OrderedDict[asyncio.Future[None], None] = OrderedDict()
 
     @property
     def queued(self) -> int:
@@ -78,34 +78,25 @@ class SlotLimiter:
         if self.max_concurrent is None or self.running < self.max_concurrent:
             self.running += 1
             return True
-        loop = asyncio.get_running_loop()
-        turn: asyncio.Future[bool] = loop.create_future()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[turn] = None
-        timer = None if timeout_s is None else loop.call_later(max(timeout_s, 0.0), self._expire, turn)
         try:
-            return await turn
+            await asyncio.wait((turn,), timeout=timeout_s)
         except asyncio.CancelledError:
-            self._waiting.pop(turn, None)
-            if turn.done() and not turn.cancelled() and turn.result():
+            if turn.done():
                 self.release()
             raise
         finally:
-            if timer is not None:
-                timer.cancel()
+            self._waiting.pop(turn, None)
+        return turn.done()
 
     def release(self) -> None:
         """Release a slot, passing it to the first waiter."""
-        while self._waiting:
+        if self._waiting:
             turn, _ = self._waiting.popitem(last=False)
-            if not turn.done():
-                turn.set_result(True)
-                return
-        self.running -= 1
-
-    def _expire(self, turn: asyncio.Future[bool]) -> None:
-        self._waiting.pop(turn, None)
-        if not turn.done():
-            turn.set_result(False)
+            turn.set_result(None)
+        else:
+            self.running -= 1
 
 
 @dataclass(slots=True)

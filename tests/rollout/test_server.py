@@ -35,7 +35,7 @@ from osmosis_ai.rollout import (
     get_rollout_context,
 )
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
-from osmosis_ai.rollout.server import ControllerAuth, app, create_rollout_server, host
+from osmosis_ai.rollout.server import ControllerAuth, app, create_rollout_server
 from osmosis_ai.rollout.server.callback_delivery import (
     ATTEMPTS,
     CallbackDelivery,
@@ -476,13 +476,13 @@ class TestShutdown:
     ) -> None:
         order: list[str] = []
         started, closing = asyncio.Event(), asyncio.Event()
-        close = host.RolloutHost.close
+        drain = app._drain
 
-        async def close_noticed(this: host.RolloutHost) -> None:
+        async def drain_noticed(tasks: Any) -> None:
             closing.set()
-            await close(this)
+            await drain(tasks)
 
-        monkeypatch.setattr(host.RolloutHost, "close", close_noticed)
+        monkeypatch.setattr(app, "_drain", drain_noticed)
 
         class Slow(AgentWorkflow):
             async def run(self, ctx: AgentWorkflowContext) -> Any:
@@ -506,7 +506,7 @@ class TestShutdown:
     async def test_rollouts_that_do_not_finish_are_cancelled_without_callbacks(
         self, controller: Controller, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(host, "DRAIN_S", 0.05)
+        monkeypatch.setattr(app, "DRAIN_S", 0.05)
 
         async with serving(LocalBackend(workflow=Hangs, grader=ExactMatch)) as client:
             await client.post("/rollout", json=controller.init_body())
@@ -813,7 +813,7 @@ async def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
 async def test_ended_ids_are_remembered_in_bounded_memory(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "REMEMBERED_IDS", 2)
+    monkeypatch.setattr(app, "REMEMBERED_IDS", 2)
 
     class WithoutStatus(LocalBackend):
         """Knows no rollout, so that a status tells whether the server still runs it."""

@@ -35,7 +35,7 @@ from osmosis_ai.rollout import (
 )
 from osmosis_ai.rollout.extra_fields import GraderNotes, read_grader_notes
 from osmosis_ai.rollout.model_client import close_shared_connections
-from osmosis_ai.rollout.server.host import grader_body
+from osmosis_ai.rollout.server.app import grader_body
 from osmosis_ai.rollout.types import CancelRolloutsRequest, ExecutionResult, RolloutStatus
 from osmosis_ai.rollout.types.output import coerce_output
 from osmosis_ai.rollout.types.protocol import is_single_path_segment

@@ -274,7 +274,7 @@ class BridgeLLMClient:
 
     def __init__(self, rollout: RolloutContext, tools: Sequence[Any] = ()) -> None:
         self._rollout = rollout
-        self._tools = tool_payloads(tools)
+        self._tools = [tool_payload(tool) for tool in tools]
         self._metrics = RolloutMetrics()
 
     async def chat_completions(self, messages: list[dict[str, Any]], **kwargs: Any) -> CompletionsResult:

@@ -16,7 +16,7 @@ from osmosis_ai.api.credentials import Credentials
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.rollout import network
 from osmosis_ai.rollout.config import RolloutClientSettings, RolloutServerSettings, RolloutSettings
-from osmosis_ai.rollout.server import agent_loop
+from osmosis_ai.rollout.server import callback_delivery
 from osmosis_ai.rollout.server.registration import Registration, reachable_host
 from osmosis_ai.rollout.server.state import AppState
 from tests.logins import make_checkout
@@ -251,7 +251,7 @@ def _raise(error: Exception) -> Any:
         (lambda ctx: ctx.complete([], reward=float("nan")), "not a finite number"),
         (lambda ctx: ctx.complete([{"role": "user", "content": object()}]), "cannot be reported"),
         (lambda ctx: ctx.complete("all of it"), "cannot be reported"),
-        (lambda ctx: exec("raise SystemExit(3)"), "sys.exit(3)"),
+        (lambda ctx: exec("raise SystemExit(3)"), "tried to exit the process (status 3)"),
         (lambda ctx: _raise(Mute()), "Mute, whose text cannot be had (RuntimeError)"),
     ],
 )
@@ -329,7 +329,7 @@ async def test_weakness_3_a_refused_completion_is_logged_and_no_error_follows_it
 async def test_a_controller_that_is_away_for_a_while_is_offered_the_same_completion_again(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_loop, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(callback_delivery, "FIRST_PAUSE_S", 0.0)
     trainer.refusals = [503, 429, 500]
     async with served(Calculator(), settings=hurried()) as server:
         await start(server, trainer)

@@ -49,14 +49,9 @@ class AgentLoopRegistry:
 _REGISTRY = AgentLoopRegistry()
 
 
-def register_agent_loop(agent_loop: RolloutAgentLoop) -> None:
-    """Add an agent loop to this process's registry. Raises ValueError if its name is taken."""
-    _REGISTRY.register(agent_loop)
-
-
-def unregister_agent_loop(name: str) -> bool:
-    """Remove an agent loop from this process's registry and return whether it existed."""
-    return _REGISTRY.unregister(name)
+register_agent_loop = _REGISTRY.register
+unregister_agent_loop = _REGISTRY.unregister
+list_agent_loops = _REGISTRY.list_names
 
 
 def get_agent_loop(name: str) -> RolloutAgentLoop:
@@ -65,8 +60,3 @@ def get_agent_loop(name: str) -> RolloutAgentLoop:
     if found is None:
         raise AgentLoopNotFoundError(name, _REGISTRY.list_names())
     return found
-
-
-def list_agent_loops() -> list[str]:
-    """Return the names of all registered agent loops."""
-    return _REGISTRY.list_names()

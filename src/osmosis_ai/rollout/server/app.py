@@ -32,11 +32,7 @@ from ..backend import ExecutionBackend
 from ..context import RolloutContext
 from ..extra_fields import LOOP_KEY, read_grader_notes, read_judge_calls, read_outcome
 from ..trajectory.archive import RolloutArchive
-from ..trajectory.conversion import (
-    TrajectoryReport,
-    controller_stores_conversation,
-    report_from_response,
-)
+from ..trajectory.conversion import TrajectoryReport, report_from_response
 from ..types.protocol import (
     CancelRolloutsRequest,
     CancelRolloutsResponse,
@@ -348,8 +344,13 @@ class RolloutExecution:
             what = "its outcome is lost: " if lost else ""
             logger.error("rollout %s: %s%s", self.rollout_id, what, error)
             return lost
-        self._report = report_from_response(answer) or self._report
-        self._controller_stores = self._controller_stores or controller_stores_conversation(answer)
+        try:
+            acknowledgement = orjson.loads(answer)
+        except ValueError:
+            acknowledgement = None
+        if isinstance(acknowledgement, dict):
+            self._report = report_from_response(acknowledgement) or self._report
+            self._controller_stores |= acknowledgement.get("conversation") == "stored"
         return True
 
     def _unstored(self) -> ExecutionResult | None:

@@ -75,16 +75,6 @@ class TrajectoryReport(BaseModel):
     samples: dict[str, SampleReport] = Field(default_factory=dict)
 
 
-def controller_stores_conversation(answer: bytes) -> bool:
-    """Return whether an acknowledgement says that the controller stores the messages it receives."""
-    try:
-        # A search is cheaper than parsing.
-        body = orjson.loads(answer) if b'"conversation"' in answer else None
-    except ValueError:
-        return False
-    return isinstance(body, dict) and body.get("conversation") == "stored"
-
-
 def report_from_response(response: Any) -> TrajectoryReport | None:
     """Parse the report in an acknowledgement: bytes, text, a mapping or an object with ``json()``.
 

@@ -272,7 +272,10 @@ class RolloutExecution:
         self._report: TrajectoryReport | None = None
         self._controller_stores = False
         self._archive = RolloutArchive(
-            rollout_id, label=init.label, metadata=init.metadata, extra_fields=init.extra_fields
+            rollout_id,
+            request_label=init.label,
+            request_metadata=init.metadata,
+            request_extra_fields=init.extra_fields,
         )
 
     async def run(self) -> None:

@@ -37,20 +37,10 @@ TRAJECTORY_FILE = "trajectory.json"
 class RolloutArchive:
     """Files of one rollout in ``<artifact root>/<rollout_id>/``. Errors are logged, never raised."""
 
-    def __init__(
-        self,
-        rollout_id: str,
-        *,
-        label: str | None,
-        metadata: dict[str, Any] | None,
-        extra_fields: dict[str, Any] | None,
-        root: Path | None = None,
-    ) -> None:
+    def __init__(self, rollout_id: str, root: Path | None = None, **request: Any) -> None:
         self._rollout_id = rollout_id
-        self._label = label
-        self._metadata = metadata
-        self._extra_fields = extra_fields
         self._root = root
+        self._request = request  # arguments of `convert_sample_to_trajectory`
         self._kept: tuple[ExecutionResult, TrajectoryReport | None] | None = None
 
     def keep(self, result: ExecutionResult | None, report: TrajectoryReport | None) -> None:
@@ -59,14 +49,16 @@ class RolloutArchive:
             return
         with self._logged():
             pending = self._home / PENDING_TRAJECTORY_FILE
-            content = self._trajectory(result, report)
-            if content is None:
+            if result.sample is None or not result.sample.trajectory_messages:
+                logger.info("rollout %s has no messages to archive", self._rollout_id)
                 pending.unlink(missing_ok=True)
-            elif self._kept is None:
-                # Nothing acknowledged depends on it yet, so a torn file does no harm.
-                _write(pending, content)
             else:
-                _write_whole(pending, content)
+                trajectory = convert_sample_to_trajectory(
+                    result.sample, rollout_id=self._rollout_id, report=report, **self._request
+                )
+                # Nothing acknowledged depends on the first version yet, so a torn file does no harm.
+                write = _write if self._kept is None else _write_whole
+                write(pending, encode_trajectory(trajectory).encode("ascii"))
             self._kept = result, report
 
     def publish(
@@ -89,23 +81,6 @@ class RolloutArchive:
     @cached_property
     def _home(self) -> Path:
         return (self._root or default_artifact_root()) / self._rollout_id
-
-    def _trajectory(self, result: ExecutionResult, report: TrajectoryReport | None) -> bytes | None:
-        sample = result.sample
-        if sample is None:
-            return None
-        if not sample.trajectory_messages:
-            logger.info("rollout %s has no messages to archive", self._rollout_id)
-            return None
-        trajectory = convert_sample_to_trajectory(
-            sample,
-            rollout_id=self._rollout_id,
-            request_label=self._label,
-            request_metadata=self._metadata,
-            request_extra_fields=self._extra_fields,
-            report=report,
-        )
-        return encode_trajectory(trajectory).encode("ascii")
 
     @contextlib.contextmanager
     def _logged(self) -> Iterator[None]:
@@ -134,10 +109,10 @@ async def save_trajectory(
     """
     archive = RolloutArchive(
         rollout_id,
-        label=request_label,
-        metadata=request_metadata,
-        extra_fields=request_extra_fields,
-        root=artifact_root,
+        artifact_root,
+        request_label=request_label,
+        request_metadata=request_metadata,
+        request_extra_fields=request_extra_fields,
     )
     archive.publish(result, report, diagnostics or (result.extra_fields if result is not None else None))
 

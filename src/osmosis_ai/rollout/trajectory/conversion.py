@@ -110,12 +110,9 @@ def convert_sample_to_trajectory(
     if there are no messages, or they cannot be converted.
     """
     steps = _steps(sample.trajectory_messages or [])
-    reports = report.samples if report is not None else {}
-    applied = next(iter(reports.values())) if len(reports) == 1 else None
-    calls = applied.llm_call_metrics if applied is not None else []
-    model_name = (applied.model_name if applied is not None else None) or (
-        report.model_name if report else None
-    )
+    report = report or TrajectoryReport()
+    applied = next(iter(report.samples.values())) if len(report.samples) == 1 else SampleReport()
+    calls = applied.llm_call_metrics
     agent_steps = [step for step in steps if step.source == "agent"]
     matched = len(calls) == len(agent_steps)
     if matched:
@@ -133,13 +130,13 @@ def convert_sample_to_trajectory(
         "request_extra_fields": json_safe(request_extra_fields),
         "unmatched_llm_call_metrics": None if matched or not calls else [_plain(call) for call in calls],
         "unmatched_sample_reports": (
-            {key: _plain(value) for key, value in reports.items()} if len(reports) > 1 else None
+            {key: _plain(value) for key, value in report.samples.items()} if len(report.samples) > 1 else None
         ),
     }
     return Trajectory(
         session_id=rollout_id,
         trajectory_id=rollout_id,
-        agent=Agent(name=AGENT_NAME, version=__version__, model_name=model_name),
+        agent=Agent(name=AGENT_NAME, version=__version__, model_name=applied.model_name or report.model_name),
         steps=steps,
         final_metrics=_final_metrics(counted, applied, len(steps)),
         extra={"osmosis": {key: value for key, value in osmosis.items() if value is not None}},
@@ -345,17 +342,16 @@ def _merge_call(step: Step, call: LlmCallMetrics) -> None:
 
 
 def _final_metrics(
-    calls: list[Metrics] | list[LlmCallMetrics], applied: SampleReport | None, step_count: int
+    calls: list[Metrics] | list[LlmCallMetrics], applied: SampleReport, step_count: int
 ) -> FinalMetrics:
     totals: dict[str, Any] = {}
     for total, part in _TOTALS.items():
         values = [value for call in calls if (value := getattr(call, part)) is not None]
         if values:
             totals[total] = sum(values)
-    for name, value in applied.final_metrics.items() if applied is not None else ():
-        if name in FinalMetrics.model_fields and value is not None:
-            totals[name] = value
-    return FinalMetrics.model_validate({**totals, "total_steps": step_count})
+    stated = {name: value for name, value in applied.final_metrics.items() if value is not None}
+    known = {name: stated[name] for name in FinalMetrics.model_fields if name in stated}
+    return FinalMetrics.model_validate({**totals, **known, "total_steps": step_count})
 
 
 def _plain(model: LlmCallMetrics | SampleReport) -> dict[str, Any]:

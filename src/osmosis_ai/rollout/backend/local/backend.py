@@ -143,7 +143,6 @@ class InProcessBackend(ExecutionBackend):
         on_workflow_complete: ResultCallback,
         on_grader_complete: ResultCallback | None = None,
     ) -> ExecutionResult:
-        """Run the workflow, report its result, then grade it and report the grade."""
         if request.id in self._active:
             raise ValueError(f"rollout {request.id} is already running")
         entry = self._active[request.id] = _Entry(asyncio.current_task())
@@ -171,7 +170,12 @@ class InProcessBackend(ExecutionBackend):
         finally:
             if holds_slot:
                 self.limiter.release()
-            self._finish(request.id)
+            entry.task = None
+            entry.err_message = entry.err_message and entry.err_message[:_STATUS_MESSAGE_LIMIT]
+            self._finished.pop(request.id, None)
+            self._finished[request.id] = self._active.pop(request.id)
+            if len(self._finished) > FINISHED_LIMIT:
+                self._finished.popitem(last=False)
 
     async def run_workflow(self, request: ExecutionRequest, *, queued_sec: float = 0.0) -> ExecutionResult:
         """Run only the workflow and return its result. Raises nothing except cancellation.
@@ -211,7 +215,6 @@ class InProcessBackend(ExecutionBackend):
         return graded
 
     def has_capacity(self) -> bool:
-        """Whether the queue has room for another rollout."""
         return self.limiter.queued < QUEUE_LIMIT
 
     def rollout_status(self, rollout_id: str) -> dict[str, Any] | None:
@@ -240,15 +243,6 @@ class InProcessBackend(ExecutionBackend):
             },
         }
 
-    def _finish(self, rollout_id: str) -> None:
-        entry = self._finished[rollout_id] = self._active.pop(rollout_id)
-        entry.task = None
-        if entry.err_message is not None:
-            entry.err_message = entry.err_message[:_STATUS_MESSAGE_LIMIT]
-        self._finished.move_to_end(rollout_id)
-        if len(self._finished) > FINISHED_LIMIT:
-            self._finished.popitem(last=False)
-
     def _cancel(self, rollout_id: str) -> str:
         entry = self._active.get(rollout_id)
         if entry is None or entry.task is None:
@@ -265,10 +259,12 @@ class InProcessBackend(ExecutionBackend):
         return await self.run_grader(request, result)
 
 
-class _WorkflowContext(ArtifactsOnDemand, AgentWorkflowContext[Any]): ...
+class _WorkflowContext(ArtifactsOnDemand, AgentWorkflowContext[Any]):
+    pass
 
 
-class _GraderContext(ArtifactsOnDemand, GraderContext): ...
+class _GraderContext(ArtifactsOnDemand, GraderContext):
+    pass
 
 
 class LocalBackend(InProcessBackend):
@@ -306,7 +302,6 @@ class LocalBackend(InProcessBackend):
         )
 
     async def produce(self, request: ExecutionRequest) -> RolloutSample | None:
-        """Run the workflow and return its sample."""
         config = copy.deepcopy(self.workflow_config)
         workflow = self._workflow or self.workflow_cls(config)
         context = _WorkflowContext(prompt=request.prompt, config=config, metadata=request.metadata)
@@ -325,7 +320,6 @@ class LocalBackend(InProcessBackend):
         return RolloutSample(messages=output.messages, label=request.label, metrics=output.metrics)
 
     async def judge(self, request: ExecutionRequest, sample: RolloutSample | None) -> None:
-        """Grade the sample with a new grader."""
         # A grader's model calls must never be recorded as the policy's.
         rollout_contextvar.set(None)
         grader = self.grader_cls(self.grader_config)
@@ -340,7 +334,6 @@ class LocalBackend(InProcessBackend):
             raise ValueError("Sample has no reward after grading: call `ctx.set_reward` in `grade`")
 
     def ungradable(self, request: ExecutionRequest, sample: RolloutSample | None) -> str | None:
-        """Return why a finished rollout cannot be graded, or None if it can."""
         if self.grader_cls is None:
             return "nothing was graded: the server has no grader"
         if request.label is None and request.metadata is None:

@@ -186,14 +186,11 @@ class InProcessBackend(ExecutionBackend):
         remaining_s = None if budget_s is None else max(budget_s - queued_sec, 0.0)
         try:
             sample = await run_within(self.produce(request), remaining_s)
-        except DeadlineExceededError:
-            message = f"the {self.agent_word} did not finish within its {budget_s:g}s deadline"
-            if queued_sec >= 0.1:
-                message += f" ({queued_sec:.1f}s of it spent in the queue)"
-            return _failure(message, RolloutErrorCategory.TIMEOUT)
         except Exception as error:  # any error of the user's code is the workflow's result
-            logger.warning("the %s of rollout %s failed", self.agent_word, request.id, exc_info=error)
-            return _failure(describe(error), _categorize(error), error=error)
+            result = _failed(error, self.agent_word, request.id, budget_s)
+            if isinstance(error, DeadlineExceededError) and queued_sec >= 0.1:
+                result.err_message = f"{result.err_message} ({queued_sec:.1f}s of it spent in the queue)"
+            return result
         return ExecutionResult(status=RolloutStatus.SUCCESS, sample=sample)
 
     async def run_grader(self, request: ExecutionRequest, result: ExecutionResult) -> ExecutionResult:
@@ -203,12 +200,9 @@ class InProcessBackend(ExecutionBackend):
         with counting_judge_calls() as calls:
             try:
                 await run_within(self.judge(request, result.sample), budget_s)
-            except DeadlineExceededError:
-                message = f"the grader did not finish within its {budget_s:g}s deadline"
-                graded = _failure(message, RolloutErrorCategory.TIMEOUT, result.sample)
             except Exception as error:  # any error of the user's code is the grading's result
-                logger.warning("the grader of rollout %s failed", request.id, exc_info=error)
-                graded = _failure(describe(error), _categorize(error), result.sample, error=error)
+                graded = _failed(error, "grader", request.id, budget_s)
+                graded.sample = result.sample
         if result.sample is not None:
             for name, value in calls.to_fields().items():
                 result.sample.extra_fields.setdefault(name, value)
@@ -408,29 +402,25 @@ def awaitable(value: Any, method: str) -> Awaitable[Any]:
     return value
 
 
-def _failure(
-    message: str | None,
-    category: RolloutErrorCategory | None = None,
-    sample: RolloutSample | None = None,
-    *,
-    error: BaseException | None = None,
-) -> ExecutionResult:
-    return ExecutionResult(
-        status=RolloutStatus.FAILURE,
-        sample=sample,
-        err_message=message,
-        err_category=category,
-        extra_fields={"traceback": traceback_of(error)} if error is not None else None,
-    )
+def _failure(message: str | None, category: RolloutErrorCategory | None = None) -> ExecutionResult:
+    return ExecutionResult(status=RolloutStatus.FAILURE, err_message=message, err_category=category)
 
 
-def _categorize(error: BaseException) -> RolloutErrorCategory:
+def _failed(error: Exception, who: str, rollout_id: str, budget_s: float | None) -> ExecutionResult:
+    """Return the result of user code that raised ``error`` or did not end in time."""
+    if isinstance(error, DeadlineExceededError):
+        message = f"the {who} did not finish within its {budget_s:g}s deadline"
+        return _failure(message, RolloutErrorCategory.TIMEOUT)
+    logger.warning("the %s of rollout %s failed", who, rollout_id, exc_info=error)
+    category = RolloutErrorCategory.AGENT_ERROR
     # Before Python 3.11, asyncio's TimeoutError is a separate class.
     if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
-        return RolloutErrorCategory.TIMEOUT
-    if isinstance(error, (ValueError, TypeError, AssertionError)):
-        return RolloutErrorCategory.VALIDATION_ERROR
-    return RolloutErrorCategory.AGENT_ERROR
+        category = RolloutErrorCategory.TIMEOUT
+    elif isinstance(error, (ValueError, TypeError, AssertionError)):
+        category = RolloutErrorCategory.VALIDATION_ERROR
+    result = _failure(describe(error), category)
+    result.extra_fields = {"traceback": traceback_of(error)}
+    return result
 
 
 def text_of(error: BaseException) -> str:

@@ -23,7 +23,6 @@ from osmosis_ai.rollout.core.exceptions import (
     OsmosisValidationError,
 )
 from osmosis_ai.rollout.core.schemas import OpenAIFunctionSchema, OpenAIFunctionToolSchema
-from osmosis_ai.rollout.model_client import close_shared_connections
 from osmosis_ai.rollout.testing import (
     RolloutCompletionTracker,
     create_mock_trainer_app,
@@ -31,6 +30,7 @@ from osmosis_ai.rollout.testing import (
     fake_token_ids,
     patch_httpx_for_mock_trainer,
 )
+from tests.rollout.world import listening
 
 from .agents import Echo
 
@@ -245,14 +245,8 @@ async def answering(answer: Callable[[web.Request], Awaitable[web.StreamResponse
     """A controller on this machine; yields its address."""
     app = web.Application()
     app.router.add_post("/{path:.*}", answer)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield "http://{}:{}".format(*runner.addresses[0][:2])
-    finally:
-        await close_shared_connections()
-        await runner.cleanup()
+    async with listening(app) as url:
+        yield url
 
 
 async def gzipped(request: web.Request) -> web.Response:

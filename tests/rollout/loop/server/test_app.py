@@ -20,6 +20,7 @@ from osmosis_ai.rollout.server import callback_delivery
 from osmosis_ai.rollout.server.registration import Registration, reachable_host
 from osmosis_ai.rollout.server.state import AppState
 from tests.logins import make_checkout
+from tests.rollout.world import listening
 from tests.workspace.builders import git, make_workspace
 
 from .agents import ADD, Calculator, Does, Held, Unready
@@ -472,15 +473,9 @@ class Platform:
         app.router.add_delete("/api/cli/rollout-servers/{name}", self._remove)
         # The server under test has no socket of its own here: this is who answers its readiness check.
         app.router.add_get("/health", self._health)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.port = runner.addresses[0][1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        try:
+        async with listening(app) as self.url:
+            self.port = int(self.url.rpartition(":")[2])
             yield self
-        finally:
-            await runner.cleanup()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import logging
 import math
 import time
 import unicodedata
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -163,7 +163,11 @@ def create_app(
     app.state.agent_loop = agent_loop
 
     def check_key(request: Request) -> None:
-        if api_key is not None and not _has_key(request.headers, api_key):
+        """Refuse a request without the key, as `Bearer <key>` or bare."""
+        sent = request.headers.get("authorization", "")
+        scheme, _, rest = sent.partition(" ")
+        key = rest if scheme.lower() == "bearer" else sent
+        if api_key is not None and not validate_api_key(key.strip(), api_key):
             raise HTTPException(401, "Invalid or missing API key", {"WWW-Authenticate": "Bearer"})
 
     @app.get("/health")
@@ -273,13 +277,6 @@ async def _call(hook: Hook | None) -> None:
         called = hook()
         if inspect.isawaitable(called):
             await called
-
-
-def _has_key(headers: Mapping[str, str], api_key: str) -> bool:
-    """Return whether the right key was sent, as `Bearer <key>` or bare."""
-    sent = headers.get("authorization", "")
-    scheme, _, rest = sent.partition(" ")
-    return validate_api_key(rest.strip() if scheme.lower() == "bearer" else sent.strip(), api_key)
 
 
 def _unusable(request: RolloutRequest) -> Iterator[tuple[str, str]]:

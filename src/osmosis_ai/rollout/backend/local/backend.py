@@ -155,7 +155,13 @@ class InProcessBackend(ExecutionBackend):
             await on_workflow_complete(result)
             if on_grader_complete is not None:
                 entry.status = RolloutStatus.GRADING
-                result = await self._grade(request, result)
+                if result.status is not RolloutStatus.SUCCESS:
+                    # Repeat the reason for receivers that read only the grader's callback.
+                    result = _failure(result.err_message, result.err_category)
+                elif reason := self.ungradable(request, result.sample):
+                    result = _failure(reason)
+                else:
+                    result = await self.run_grader(request, result)
                 await on_grader_complete(result)
             entry.status, entry.err_message = result.status, result.err_message
             if result.sample is not None and not result.sample.remove_sample:
@@ -243,14 +249,6 @@ class InProcessBackend(ExecutionBackend):
             return "not_found"
         entry.task.cancel()
         return "cancelled_queued" if entry.status is RolloutStatus.QUEUED else "cancelled_running"
-
-    async def _grade(self, request: ExecutionRequest, result: ExecutionResult) -> ExecutionResult:
-        if result.status is not RolloutStatus.SUCCESS:
-            # Repeat the reason for receivers that read only the grader's callback.
-            return _failure(result.err_message, result.err_category)
-        if reason := self.ungradable(request, result.sample):
-            return _failure(reason)
-        return await self.run_grader(request, result)
 
 
 class _WorkflowContext(ArtifactsOnDemand, AgentWorkflowContext[Any]):

@@ -27,27 +27,22 @@ class AgentLoopRegistry:
 
     def unregister(self, name: str) -> bool:
         """Remove an agent loop and return whether it existed."""
-        with self._lock:
-            return self._loops.pop(name, None) is not None
+        return self._loops.pop(name, None) is not None
 
     def get(self, name: str) -> RolloutAgentLoop | None:
         """Return the agent loop of this name, or None."""
-        with self._lock:
-            return self._loops.get(name)
+        return self._loops.get(name)
 
     def list_names(self) -> list[str]:
         """Return the names in order of registration."""
-        with self._lock:
-            return list(self._loops)
+        return list(self._loops)
 
     def clear(self) -> None:
         """Remove all agent loops."""
-        with self._lock:
-            self._loops.clear()
+        self._loops.clear()
 
 
 _REGISTRY = AgentLoopRegistry()
-
 
 register_agent_loop = _REGISTRY.register
 unregister_agent_loop = _REGISTRY.unregister

@@ -185,7 +185,7 @@ def serve_agent_loop(
         skip_register=skip_register,
         api_key=api_key,
         local_debug=local_debug,
-        debug_dir=debug_dir and Path(debug_dir),
+        debug_dir=None if debug_dir is None else Path(debug_dir),
         public_host=public_host,
     )
     server = prepare_server(agent_loop, options)

@@ -27,10 +27,10 @@ from osmosis_ai.rollout.artifacts import create_artifacts_dir
 from osmosis_ai.rollout.trajectory import (
     TrajectoryReport,
     convert_sample_to_trajectory,
+    encode_trajectory,
     report_from_response,
     save_trajectory,
 )
-from osmosis_ai.rollout.trajectory.archive import encode_trajectory
 from osmosis_ai.rollout.trajectory.atif import (
     Agent,
     ContentPart,

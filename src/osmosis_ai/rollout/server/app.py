@@ -31,8 +31,7 @@ from osmosis_ai.event_loop import LoopMonitor
 from ..backend import ExecutionBackend
 from ..context import RolloutContext
 from ..extra_fields import LOOP_KEY, read_grader_notes, read_judge_calls, read_outcome
-from ..trajectory.archive import RolloutArchive
-from ..trajectory.conversion import TrajectoryReport, report_from_response
+from ..trajectory import RolloutArchive, TrajectoryReport, report_from_response
 from ..types.protocol import (
     CancelRolloutsRequest,
     CancelRolloutsResponse,

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.e2e
 ROWS, KILLS = 24, 12
 # Killed once its result is acknowledged and before anything else happens to the conversation.
 DIES_ACKNOWLEDGED = """
-from osmosis_ai.rollout.trajectory.archive import RolloutArchive
+from osmosis_ai.rollout.trajectory import RolloutArchive
 
 name_it = RolloutArchive.publish
 

@@ -34,16 +34,6 @@ from .world import ExactMatch, SayOk
 
 
 class TestWorkflow:
-    async def test_a_rollout_is_run_and_graded(self, artifact_root: Path) -> None:
-        completion, graded = await execute(LocalBackend(workflow=SayOk, grader=ExactMatch), request())
-
-        assert completion.status is RolloutStatus.SUCCESS
-        assert graded.status is RolloutStatus.SUCCESS
-        assert graded.sample is not None
-        assert graded.sample.reward == 1.0
-        assert graded.sample.label == "ok"
-        assert graded.sample.messages == [*PROMPT, {"role": "assistant", "content": "ok"}]
-
     async def test_every_rollout_has_its_own_copy_of_the_config(self) -> None:
         class Config(AgentWorkflowConfig):
             seen: list[str] = []

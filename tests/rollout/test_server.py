@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable
@@ -15,7 +14,6 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 from osmosis_ai.rollout import (
@@ -35,7 +33,7 @@ from osmosis_ai.rollout import (
     get_rollout_context,
 )
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
-from osmosis_ai.rollout.server import ControllerAuth, app, create_rollout_server, host
+from osmosis_ai.rollout.server import ControllerAuth, app
 from osmosis_ai.rollout.server.callback_delivery import (
     ATTEMPTS,
     CallbackDelivery,
@@ -476,13 +474,13 @@ class TestShutdown:
     ) -> None:
         order: list[str] = []
         started, closing = asyncio.Event(), asyncio.Event()
-        close = host.RolloutHost.close
+        drain = app._drain
 
-        async def close_noticed(this: host.RolloutHost) -> None:
+        async def drain_noticed(tasks: Any) -> None:
             closing.set()
-            await close(this)
+            await drain(tasks)
 
-        monkeypatch.setattr(host.RolloutHost, "close", close_noticed)
+        monkeypatch.setattr(app, "_drain", drain_noticed)
 
         class Slow(AgentWorkflow):
             async def run(self, ctx: AgentWorkflowContext) -> Any:
@@ -506,32 +504,12 @@ class TestShutdown:
     async def test_rollouts_that_do_not_finish_are_cancelled_without_callbacks(
         self, controller: Controller, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(host, "DRAIN_S", 0.05)
+        monkeypatch.setattr(app, "DRAIN_S", 0.05)
 
         async with serving(LocalBackend(workflow=Hangs, grader=ExactMatch)) as client:
             await client.post("/rollout", json=controller.init_body())
 
         assert controller.callbacks == []
-
-
-async def test_a_real_server_serves_a_rollout_end_to_end(controller: Controller, artifact_root: Path) -> None:
-    built = create_rollout_server(backend=LocalBackend(workflow=SayOk, grader=ExactMatch))
-    server = uvicorn.Server(uvicorn.Config(built, host="127.0.0.1", port=0, log_config=None))
-    running = asyncio.create_task(server.serve())
-    while not server.started:
-        assert not running.done()
-        await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
-        async with session.post("/rollout", json=controller.init_body()) as reply:
-            assert (reply.status, await reply.json()) == (202, {})
-        told = await controller.wait_for("grader")
-    server.should_exit = True
-    await running
-
-    assert told["sample"]["reward"] == 1.0
-    assert (artifact_root / "r1" / "trajectory.json").exists()
-    assert logging.getLogger("uvicorn.access").level == logging.WARNING
 
 
 class Scripted(ExecutionBackend):
@@ -813,7 +791,7 @@ async def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
 async def test_ended_ids_are_remembered_in_bounded_memory(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "REMEMBERED_IDS", 2)
+    monkeypatch.setattr(app, "REMEMBERED_IDS", 2)
 
     class WithoutStatus(LocalBackend):
         """Knows no rollout, so that a status tells whether the server still runs it."""

@@ -34,13 +34,14 @@ from osmosis_ai.rollout import (
     model_client,
 )
 from osmosis_ai.rollout.extra_fields import GraderNotes, read_grader_notes
-from osmosis_ai.rollout.model_client import close_shared_connections
-from osmosis_ai.rollout.server.host import grader_body
+from osmosis_ai.rollout.server.app import grader_body
 from osmosis_ai.rollout.types import CancelRolloutsRequest, ExecutionResult, RolloutStatus
 from osmosis_ai.rollout.types.output import coerce_output
 from osmosis_ai.rollout.types.protocol import is_single_path_segment
 from osmosis_ai.rollout.utils.imports import resolve_object
 from osmosis_ai.rollout.utils.messages import map_initial_messages_to_content_blocks
+
+from .world import listening
 
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ok"}]
 
@@ -413,27 +414,16 @@ class Endpoint:
             request.transport.abort()
         return web.json_response(REPLY, headers={"Set-Cookie": "whose=mine"})
 
-    async def __aenter__(self) -> Endpoint:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self.answer)
-        self._runner = web.AppRunner(app)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.base_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await close_shared_connections()
-        await self._runner.cleanup()
-
     def rollout(self, name: str) -> RolloutContext:
         return RolloutContext(f"{self.base_url}/v1/rollouts/{name}", f"key-{name}", name)
 
 
 @pytest.fixture
 async def endpoint() -> AsyncIterator[Endpoint]:
-    async with Endpoint() as endpoint:
+    endpoint = Endpoint()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", endpoint.answer)
+    async with listening(app) as endpoint.base_url:
         yield endpoint
 
 

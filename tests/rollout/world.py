@@ -14,9 +14,23 @@ from fastapi import FastAPI
 
 from osmosis_ai.rollout import AgentWorkflow, AgentWorkflowContext, Grader, GraderContext
 from osmosis_ai.rollout.backend import ExecutionBackend
+from osmosis_ai.rollout.model_client import close_shared_connections
 from osmosis_ai.rollout.server import create_rollout_server
 
 OK_MESSAGES = [{"role": "user", "content": "say ok"}, {"role": "assistant", "content": "ok"}]
+
+
+@asynccontextmanager
+async def listening(app: web.Application) -> AsyncIterator[str]:
+    """Serve an application on this machine; yields its address."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, backlog=2048).start()
+    try:
+        yield "http://{}:{}".format(*runner.addresses[0][:2])
+    finally:
+        await close_shared_connections()
+        await runner.cleanup()
 
 
 @dataclass
@@ -90,15 +104,8 @@ class Controller:
         app = web.Application()
         app.router.add_post("/v1/rollouts/{rollout_id}/chat/completions", self._chat)
         app.router.add_post("/v1/rollouts/{rollout_id}/{channel}", self._callback)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        host, port = runner.addresses[0][:2]
-        self.base_url = f"http://{host}:{port}"
-        try:
+        async with listening(app) as self.base_url:
             yield self
-        finally:
-            await runner.cleanup()
 
 
 @asynccontextmanager

@@ -54,7 +54,7 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 def save_trajectory(root: Path, running: RunningAttempt) -> None:
     """Write an attempt's conversation below ``root``, unless its server writes one; errors are logged, not raised."""
-    from osmosis_ai.rollout.trajectory.archive import encode_trajectory
+    from osmosis_ai.rollout.trajectory import encode_trajectory
 
     home = root / running.rollout_id
     try:
@@ -239,7 +239,7 @@ class RunningAttempt:
 
         Messages and reports are the agent's: errors are logged, not raised.
         """
-        from osmosis_ai.rollout.trajectory.conversion import (
+        from osmosis_ai.rollout.trajectory import (
             convert_sample_to_trajectory,
             report_from_response,
         )

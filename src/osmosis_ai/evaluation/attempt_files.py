@@ -255,7 +255,7 @@ class AttemptFilesWriter:
             return True
 
     def _write_trajectory(self, attempt: _Recorded, trajectory: Mapping[str, Any]) -> None:
-        from osmosis_ai.rollout.trajectory.archive import encode_trajectory
+        from osmosis_ai.rollout.trajectory import encode_trajectory
 
         target = self._directory.trajectories / f"{attempt.name}.json"
         temporary = target.with_name(f".{target.name}.tmp")

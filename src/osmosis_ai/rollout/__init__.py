@@ -14,12 +14,7 @@ if TYPE_CHECKING:
     from .backend import LocalBackend as LocalBackend
     from .client import OsmosisLLMClient as OsmosisLLMClient
     from .command_workflow import CommandWorkflow as CommandWorkflow
-    from .config import RolloutClientSettings as RolloutClientSettings
-    from .config import RolloutServerSettings as RolloutServerSettings
-    from .config import RolloutSettings as RolloutSettings
-    from .config import configure as configure
-    from .config import get_settings as get_settings
-    from .config import reset_settings as reset_settings
+    from .config import *  # noqa: F403
     from .context import AgentWorkflowContext as AgentWorkflowContext
     from .context import GraderContext as GraderContext
     from .context import RolloutContext as RolloutContext
@@ -29,45 +24,11 @@ if TYPE_CHECKING:
     from .core.base import LLMClientProtocol as LLMClientProtocol
     from .core.base import RolloutAgentLoop as RolloutAgentLoop
     from .core.base import RolloutResult as RolloutResult
-    from .core.exceptions import AgentLoopNotFoundError as AgentLoopNotFoundError
-    from .core.exceptions import OsmosisRolloutError as OsmosisRolloutError
-    from .core.exceptions import OsmosisServerError as OsmosisServerError
-    from .core.exceptions import OsmosisTimeoutError as OsmosisTimeoutError
-    from .core.exceptions import OsmosisTransportError as OsmosisTransportError
-    from .core.exceptions import OsmosisValidationError as OsmosisValidationError
-    from .core.exceptions import ToolArgumentError as ToolArgumentError
-    from .core.exceptions import ToolExecutionError as ToolExecutionError
-    from .core.schemas import DEFAULT_MAX_METADATA_SIZE_BYTES as DEFAULT_MAX_METADATA_SIZE_BYTES
-    from .core.schemas import CompletionsChoice as CompletionsChoice
-    from .core.schemas import CompletionsRequest as CompletionsRequest
-    from .core.schemas import CompletionsResponse as CompletionsResponse
-    from .core.schemas import CompletionUsage as CompletionUsage
-    from .core.schemas import InitResponse as InitResponse
-    from .core.schemas import OpenAIFunctionCallSchema as OpenAIFunctionCallSchema
-    from .core.schemas import OpenAIFunctionParametersSchema as OpenAIFunctionParametersSchema
-    from .core.schemas import OpenAIFunctionParsedSchema as OpenAIFunctionParsedSchema
-    from .core.schemas import OpenAIFunctionPropertySchema as OpenAIFunctionPropertySchema
-    from .core.schemas import OpenAIFunctionSchema as OpenAIFunctionSchema
-    from .core.schemas import OpenAIFunctionToolCall as OpenAIFunctionToolCall
-    from .core.schemas import OpenAIFunctionToolSchema as OpenAIFunctionToolSchema
-    from .core.schemas import RolloutMetrics as RolloutMetrics
-    from .core.schemas import RolloutRequest as RolloutRequest
-    from .core.schemas import RolloutResponse as RolloutResponse
-    from .core.schemas import SamplingParamsDict as SamplingParamsDict
-    from .core.schemas import ToolResponse as ToolResponse
-    from .core.schemas import get_max_metadata_size_bytes as get_max_metadata_size_bytes
-    from .core.schemas import set_max_metadata_size_bytes as set_max_metadata_size_bytes
+    from .core.exceptions import *  # noqa: F403
+    from .core.schemas import *  # noqa: F403
     from .grader import Grader as Grader
-    from .network import PublicIPDetectionError as PublicIPDetectionError
-    from .network import detect_public_ip as detect_public_ip
-    from .network import is_private_ip as is_private_ip
-    from .network import is_valid_hostname_or_ip as is_valid_hostname_or_ip
-    from .network import validate_ipv4 as validate_ipv4
-    from .registry import AgentLoopRegistry as AgentLoopRegistry
-    from .registry import get_agent_loop as get_agent_loop
-    from .registry import list_agent_loops as list_agent_loops
-    from .registry import register_agent_loop as register_agent_loop
-    from .registry import unregister_agent_loop as unregister_agent_loop
+    from .network import *  # noqa: F403
+    from .registry import *  # noqa: F403
     from .server.agent_loop import create_app as create_app
     from .server.serve import DEFAULT_HOST as DEFAULT_HOST
     from .server.serve import DEFAULT_PORT as DEFAULT_PORT
@@ -80,36 +41,9 @@ if TYPE_CHECKING:
     from .tools import get_tool_call_info as get_tool_call_info
     from .tools import parse_tool_arguments as parse_tool_arguments
     from .tools import serialize_tool_result as serialize_tool_result
-    from .types import AgentWorkflowConfig as AgentWorkflowConfig
-    from .types import AgentWorkflowOutput as AgentWorkflowOutput
-    from .types import BaseConfig as BaseConfig
-    from .types import ConcurrencyConfig as ConcurrencyConfig
-    from .types import ExecutionRequest as ExecutionRequest
-    from .types import ExecutionResult as ExecutionResult
-    from .types import GraderCompleteRequest as GraderCompleteRequest
-    from .types import GraderConfig as GraderConfig
-    from .types import GraderInitRequest as GraderInitRequest
-    from .types import GraderInitResponse as GraderInitResponse
-    from .types import GraderStatus as GraderStatus
-    from .types import MessageDict as MessageDict
-    from .types import RolloutCompleteRequest as RolloutCompleteRequest
-    from .types import RolloutErrorCategory as RolloutErrorCategory
-    from .types import RolloutInitRequest as RolloutInitRequest
-    from .types import RolloutInitResponse as RolloutInitResponse
-    from .types import RolloutSample as RolloutSample
-    from .types import RolloutStatus as RolloutStatus
-    from .utils import count_messages_by_role as count_messages_by_role
-    from .utils import get_message_content as get_message_content
-    from .utils import get_message_role as get_message_role
-    from .utils import is_assistant_message as is_assistant_message
-    from .utils import is_tool_message as is_tool_message
-    from .utils import is_user_message as is_user_message
-    from .utils import normalize_stop as normalize_stop
-    from .utils import parse_tool_calls as parse_tool_calls
-    from .validator import AgentLoopValidationError as AgentLoopValidationError
-    from .validator import ValidationError as ValidationError
-    from .validator import ValidationResult as ValidationResult
-    from .validator import validate_agent_loop as validate_agent_loop
+    from .types import *  # noqa: F403
+    from .utils import *  # noqa: F403
+    from .validator import *  # noqa: F403
 
 # Public names, by the module that defines them.
 _MODULES = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import site
 import sys
 import sysconfig
@@ -21,7 +22,6 @@ AGENT_NAME = "agent_loop"
 APP_NAME = "app"
 EVAL_FNS_NAME = "eval_fns"
 
-_CREATE_APP = "create_app"
 _SERVES_BY_ITSELF = "create_rollout_server"
 
 
@@ -113,8 +113,7 @@ def is_user_file(filename: str) -> bool:
 
 
 def _shown(filename: str) -> str:
-    file = Path(filename)
-    return str(file.relative_to(Path.cwd())) if file.is_relative_to(Path.cwd()) else filename
+    return filename.removeprefix(f"{Path.cwd()}{os.sep}")
 
 
 def _module_hint(name: str) -> str | None:
@@ -165,14 +164,24 @@ def binds_eval_fns(tree: ast.Module) -> bool:
 
 def is_agent_loop_module(tree: ast.Module) -> bool:
     """Apply :func:`holds_an_agent_loop` to a parsed module."""
-    if any(_last_name(node) == _SERVES_BY_ITSELF for node in ast.walk(tree)):
+    if any(last_name(node) == _SERVES_BY_ITSELF for node in ast.walk(tree)):
         return False
-    ours = set(_names_of_this_package(tree))
     bound = dict(_bindings(tree.body))
     if AGENT_NAME in bound:
         return True
     made = bound.get(APP_NAME)
-    return isinstance(made, ast.Call) and _is_create_app(made.func, ours)
+    if not isinstance(made, ast.Call):
+        return False
+    ours = {
+        alias.asname or alias.name.partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+        if (getattr(node, "module", "") or alias.name).partition(".")[0] == "osmosis_ai"
+    }
+    # A user's own function of that name does not count.
+    root, *rest = ast.unparse(made.func).split(".")
+    return root in ours and (not rest or rest[-1] == "create_app")
 
 
 def _bindings(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr | None]]:
@@ -185,41 +194,18 @@ def _bindings(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr | None]]:
         elif isinstance(node, ast.ImportFrom):
             yield from ((alias.asname or alias.name, None) for alias in node.names)
         elif isinstance(node, ast.If):
-            yield from _bindings(node.orelse if _is_for_others(node.test) else node.body + node.orelse)
+            # Such a branch is for the main program or for type checkers.
+            elsewhere = any(last_name(part) in ("__name__", "TYPE_CHECKING") for part in ast.walk(node.test))
+            yield from _bindings(node.orelse if elsewhere else node.body + node.orelse)
         elif isinstance(node, ast.Try):
             handled = (statement for handler in node.handlers for statement in handler.body)
             yield from _bindings([*node.body, *handled, *node.orelse, *node.finalbody])
 
 
-def _is_for_others(test: ast.expr) -> bool:
-    """Return whether a condition selects the main program (`__name__ == …`) or a type checker."""
-    return any(_last_name(node) in ("__name__", "TYPE_CHECKING") for node in ast.walk(test))
-
-
-def _names_of_this_package(tree: ast.Module) -> Iterator[str]:
-    """Yield the module's local names for imports from this package."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "osmosis_ai":
-            yield from (alias.asname or alias.name for alias in node.names)
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.name.partition(".")[0] == "osmosis_ai":
-                    yield alias.asname or "osmosis_ai"
-
-
-def _is_create_app(called: ast.expr, ours: set[str]) -> bool:
-    """Return whether the call is to this package's ``create_app`` and not to a user function of that name."""
-    root = called
-    while isinstance(root, ast.Attribute):
-        root = root.value
-    if not isinstance(root, ast.Name) or root.id not in ours:
-        return False
-    return called is root or (isinstance(called, ast.Attribute) and called.attr == _CREATE_APP)
-
-
-def _last_name(node: ast.AST) -> str:
-    if isinstance(node, ast.Attribute):
-        return node.attr
+def last_name(node: ast.AST) -> str:
+    """Return the last name of an expression or import: ``b`` of ``a.b[c](d)``; "" without one."""
+    while isinstance(node, (ast.Call, ast.Subscript)):
+        node = node.func if isinstance(node, ast.Call) else node.value
     if isinstance(node, ast.alias):
         return node.name
-    return node.id if isinstance(node, ast.Name) else ""
+    return getattr(node, "attr", getattr(node, "id", ""))

@@ -18,7 +18,7 @@ import httpx
 
 from osmosis_ai.llm.errors import beginning
 from osmosis_ai.llm.replies import ToolCalls, dumps, is_completion, loads, reported_failure
-from osmosis_ai.llm.transport import connection_failure, join_url
+from osmosis_ai.llm.transport import join_url
 
 from .config import RolloutClientSettings, get_settings
 from .core.base import CompletionsResult as CompletionsResult
@@ -213,11 +213,25 @@ class OsmosisLLMClient:
 
     async def _post_once(self, path: str, body: dict[str, Any], attempt: int) -> bytes:
         address = f"{self.server_url}{path}"
-        post = self._post_shared if self._shares_connections else self._post_alone
+        url, headers = join_url(self.server_url, path), _headers(self.api_key, attempt)
         try:
-            status, content = await post(
-                join_url(self.server_url, path), body, _headers(self.api_key, attempt)
-            )
+            if self._shares_connections:
+                from .model_client import post_shared
+
+                status, content = await post_shared(
+                    url,
+                    dumps(body),
+                    headers,
+                    connect_timeout_s=self.connect_timeout_s,
+                    total_timeout_s=self.timeout_seconds,
+                    most_bytes=MAX_REPLY_BYTES,
+                )
+            else:
+                # httpx only limits the time between two packets; a slow controller could block forever.
+                reply = await asyncio.wait_for(
+                    self._open().post(url, json=body, headers=headers), self.timeout_seconds
+                )
+                status, content = reply.status_code, reply.content
         except (httpx.TimeoutException, asyncio.TimeoutError) as error:
             raise OsmosisTimeoutError(
                 f"{address} did not answer within {self.timeout_seconds:g} s"
@@ -231,7 +245,7 @@ class OsmosisLLMClient:
             return content
         raise _status_error(f"{address} answered {status}: {_excerpt(content, self.api_key)}", status)
 
-    async def _post_alone(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> tuple[int, bytes]:
+    def _open(self) -> httpx.AsyncClient:
         if self._client is None:
             self._client = httpx.AsyncClient(
                 timeout=httpx.Timeout(self.timeout_seconds, connect=self.connect_timeout_s),
@@ -242,31 +256,7 @@ class OsmosisLLMClient:
                 verify=_trusted_certificates(),
                 event_hooks={"response": [_read_within_bounds]},
             )
-        # httpx only limits the time between two packets; a slow controller could block forever.
-        reply = await asyncio.wait_for(
-            self._client.post(url, json=body, headers=headers), self.timeout_seconds
-        )
-        return reply.status_code, reply.content
-
-    async def _post_shared(
-        self, url: str, body: dict[str, Any], headers: dict[str, str]
-    ) -> tuple[int, bytes]:
-        """Post over the shared connections and raise httpx's errors."""
-        import aiohttp
-
-        from .model_client import post_shared
-
-        timeout = aiohttp.ClientTimeout(self.timeout_seconds, connect=self.connect_timeout_s)
-        try:
-            return await post_shared(url, dumps(body), headers, timeout=timeout, most_bytes=MAX_REPLY_BYTES)
-        except asyncio.TimeoutError:
-            raise
-        except aiohttp.ClientPayloadError as error:
-            if isinstance(error.__cause__, aiohttp.http_exceptions.ContentEncodingError):
-                raise httpx.DecodingError(error.__cause__.message) from error
-            raise httpx.ReadError(str(error)) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise httpx.ConnectError(connection_failure(error)) from error
+        return self._client
 
 
 class BridgeLLMClient:
@@ -274,7 +264,7 @@ class BridgeLLMClient:
 
     def __init__(self, rollout: RolloutContext, tools: Sequence[Any] = ()) -> None:
         self._rollout = rollout
-        self._tools = tool_payloads(tools)
+        self._tools = [tool_payload(tool) for tool in tools]
         self._metrics = RolloutMetrics()
 
     async def chat_completions(self, messages: list[dict[str, Any]], **kwargs: Any) -> CompletionsResult:
@@ -303,26 +293,20 @@ class BridgeLLMClient:
         return self._metrics.model_copy()
 
     async def _post(self, content: bytes) -> bytes:
-        import aiohttp
-
         from .model_client import CALL_TIMEOUT_S, post_shared
-        from .model_client import CONNECT_TIMEOUT_S as MODEL_CONNECT_TIMEOUT_S
 
         url = join_url(self._rollout.chat_completions_url, "/chat/completions")
-        timeout = aiohttp.ClientTimeout(sock_connect=MODEL_CONNECT_TIMEOUT_S, sock_read=CALL_TIMEOUT_S)
         attempt = 0
         while True:
+            headers = _headers(self._rollout.api_key, attempt)
             try:
-                status, reply = await post_shared(
-                    url, content, _headers(self._rollout.api_key, attempt), timeout=timeout
-                )
+                status, reply = await post_shared(url, content, headers, read_timeout_s=CALL_TIMEOUT_S)
                 break
-            except asyncio.TimeoutError as error:
+            except httpx.TimeoutException as error:
                 raise OsmosisTimeoutError(f"the model did not answer within {CALL_TIMEOUT_S:g}s") from error
-            except (aiohttp.ClientError, OSError) as error:
+            except httpx.RequestError as error:
                 if attempt == BRIDGE_RETRIES:
-                    message = f"the model could not be reached: {connection_failure(error)}"
-                    raise OsmosisTransportError(message) from error
+                    raise OsmosisTransportError(f"the model could not be reached: {error}") from error
             attempt += 1
         if status == 200:
             return reply

@@ -90,7 +90,10 @@ class CommandWorkflow(AgentWorkflow[AgentWorkflowConfig]):
         try:
             with TemporaryDirectory(prefix="osmosis-agent-", ignore_cleanup_errors=True) as name:
                 place = Path(name)
-                _write_prompt(place, ctx)
+                prompt = {"messages": ctx.prompt, "metadata": ctx.metadata}
+                (place / _PROMPT_FILE).write_text(json.dumps(prompt, default=str), encoding="utf-8")
+                text = "\n\n".join(filter(None, map(_text, ctx.prompt)))
+                (place / _PROMPT_TEXT).write_text(text, encoding="utf-8", errors="replace")
                 finished = await run_program(
                     self._command,
                     env=self._environment(rollout, ctx, place),
@@ -162,13 +165,6 @@ def _resolved(command: list[str], directory: Path) -> list[str]:
     elif shutil.which(program) is None:
         raise ValueError(f"`command`: there is no program `{program}`, neither in {directory} nor in PATH")
     return [program, *(str(directory / each) if (directory / each).is_file() else each for each in arguments)]
-
-
-def _write_prompt(place: Path, ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> None:
-    prompt = {"messages": ctx.prompt, "metadata": ctx.metadata}
-    (place / _PROMPT_FILE).write_text(json.dumps(prompt, default=str), encoding="utf-8")
-    text = "\n\n".join(filter(None, map(_text, ctx.prompt)))
-    (place / _PROMPT_TEXT).write_text(text, encoding="utf-8", errors="replace")
 
 
 def _text(message: Mapping[str, Any]) -> str:

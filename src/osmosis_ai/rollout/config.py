@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -75,33 +74,29 @@ class RolloutSettings(_FromEnvironment):
 
 
 _settings: RolloutSettings | None = None
-_settings_lock = threading.Lock()
 
 
 def get_settings() -> RolloutSettings:
     """Return the settings in use, which are read once. Raises OsmosisError for a variable out of range."""
     global _settings
-    with _settings_lock:
-        if _settings is None:
-            try:
-                _settings = RolloutSettings()
-            except ValidationError as error:
-                raise _bad_variable(error) from error
-        return _settings
+    if _settings is None:
+        try:
+            _settings = RolloutSettings()
+        except ValidationError as error:
+            raise _bad_variable(error) from error
+    return _settings
 
 
 def configure(settings: RolloutSettings) -> None:
     """Replace the settings in use."""
     global _settings
-    with _settings_lock:
-        _settings = settings
+    _settings = settings
 
 
 def reset_settings() -> None:
     """Discard the settings in use. The next :func:`get_settings` reads the environment again."""
     global _settings
-    with _settings_lock:
-        _settings = None
+    _settings = None
 
 
 def _environment() -> dict[str, str]:

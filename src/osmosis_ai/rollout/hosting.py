@@ -95,7 +95,6 @@ class AgentLoopBackend(InProcessBackend):
         self.settings = settings or HostedLoopSettings()
 
     async def produce(self, request: ExecutionRequest) -> RolloutSample:
-        """Run the agent and return its ungraded sample."""
         with active_rollout(request.id) as rollout:
             loop_request = self._request(request, rollout)
             tools = self._tools(loop_request)
@@ -178,7 +177,6 @@ class AgentLoopBackend(InProcessBackend):
             raise (ValueError if isinstance(scores[0].error, EvalFnError) else GradingFailedError)(message)
 
     def ungradable(self, request: ExecutionRequest, sample: RolloutSample | None) -> str | None:
-        """Return why a finished rollout cannot be graded, or None if it can."""
         outcome = read_outcome(sample.extra_fields if sample is not None else {})
         if self.eval_fns or not self.settings.needs_reward or AGENT_SCORE in outcome.scores:
             return None
@@ -188,8 +186,7 @@ class AgentLoopBackend(InProcessBackend):
         )
 
     def grading_budget_s(self, request: ExecutionRequest) -> float | None:
-        """Return None: each eval function enforces the budget itself."""
-        return None
+        return None  # each eval function enforces the budget itself
 
 
 def _ground_truth(request: ExecutionRequest) -> str | None:

@@ -1,11 +1,4 @@
-"""Public path of the HTTP driver; defined in :mod:`osmosis_ai.controller.callbacks`."""
+"""Public path of the HTTP driver."""
 
-from osmosis_ai.controller.callbacks import (
-    HttpRolloutDriver,
-    RolloutProtocolError,
-)
-
-__all__ = [
-    "HttpRolloutDriver",
-    "RolloutProtocolError",
-]
+from osmosis_ai.controller.callbacks import HttpRolloutDriver as HttpRolloutDriver
+from osmosis_ai.controller.callbacks import RolloutProtocolError as RolloutProtocolError

@@ -40,10 +40,6 @@ MAX_REPLY_BYTES = 256 * 1024 * 1024
 """Maximum reply size in bytes. The longest replies with many log-probabilities have tens of millions."""
 
 
-class ReplyTooLargeError(aiohttp.ClientError):
-    """A reply exceeds the size limit."""
-
-
 _shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str | None, AiohttpTransport]] = (
     weakref.WeakKeyDictionary()
 )
@@ -81,29 +77,39 @@ async def post_shared(
     content: bytes,
     headers: Mapping[str, str],
     *,
-    timeout: aiohttp.ClientTimeout,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    read_timeout_s: float | None = None,
+    total_timeout_s: float | None = None,
     most_bytes: int = MAX_REPLY_BYTES,
 ) -> tuple[int, bytes]:
-    """Post JSON over the shared connections and return status and decompressed body. Redirects are not followed."""
-    parts = urlsplit(url)
-    transport = _transport(_proxy_for(parts.scheme, parts.netloc))
+    """Post JSON over the shared connections and return status and decompressed body. Redirects are not followed.
+
+    Using the session directly saves half the time of a call over httpx, whose errors are raised.
+    """
+    transport = _transport(_proxy_for(*urlsplit(url)[:2]))
     if not isinstance(transport.client, aiohttp.ClientSession):
         transport.client = transport.get_client()
-    # Using the session directly saves a millisecond per call.
-    async with transport.client.post(
-        url,
-        data=content,
-        headers={"Content-Type": "application/json", **KEEP_ALIVE, **headers},
-        timeout=timeout,
-        allow_redirects=False,
-    ) as reply:
-        body = bytearray()
-        async for piece in reply.content.iter_any():
-            body += piece
-            if len(body) > most_bytes:
-                reply.close()
-                raise ReplyTooLargeError(f"the reply is larger than {most_bytes} bytes")
-        return reply.status, bytes(body)
+    try:
+        async with transport.client.post(
+            url,
+            data=content,
+            headers={"Content-Type": "application/json", **KEEP_ALIVE, **headers},
+            timeout=aiohttp.ClientTimeout(
+                total_timeout_s, connect=connect_timeout_s, sock_read=read_timeout_s
+            ),
+            allow_redirects=False,
+        ) as reply:
+            body = bytearray()
+            async for piece in reply.content.iter_any():
+                body += piece
+                if len(body) > most_bytes:
+                    reply.close()
+                    raise httpx.RemoteProtocolError(f"the reply is larger than {most_bytes} bytes")
+            return reply.status, bytes(body)
+    except asyncio.TimeoutError as error:
+        raise httpx.ReadTimeout(str(error)) from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise _httpx_error(error) from error
 
 
 async def close_shared_connections() -> None:
@@ -124,8 +130,7 @@ class SharedConnections(httpx.AsyncBaseTransport):
             cause = error.__cause__
             if not isinstance(cause, aiohttp.ClientError) or isinstance(cause, aiohttp.ServerTimeoutError):
                 raise
-            kind = httpx.ConnectError if isinstance(cause, aiohttp.ClientConnectorError) else httpx.ReadError
-            raise kind(connection_failure(cause)) from cause
+            raise _httpx_error(cause) from cause
 
 
 class _KeyOfOneAddress(httpx.Auth):
@@ -141,6 +146,14 @@ class _KeyOfOneAddress(httpx.Auth):
         if (url.scheme, url.host, url.port) == self._origin and f"{url.path}/".startswith(self._path):
             request.headers.update({"Authorization": self._header, **KEEP_ALIVE})
         yield request
+
+
+def _httpx_error(error: Exception) -> httpx.RequestError:
+    cause = error.__cause__
+    if isinstance(cause, aiohttp.http_exceptions.ContentEncodingError):
+        return httpx.DecodingError(cause.message)
+    kind = httpx.ConnectError if isinstance(error, aiohttp.ClientConnectorError) else httpx.ReadError
+    return kind(connection_failure(error))
 
 
 def _transport(proxy: str | None) -> AiohttpTransport:

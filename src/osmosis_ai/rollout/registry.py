@@ -27,36 +27,26 @@ class AgentLoopRegistry:
 
     def unregister(self, name: str) -> bool:
         """Remove an agent loop and return whether it existed."""
-        with self._lock:
-            return self._loops.pop(name, None) is not None
+        return self._loops.pop(name, None) is not None
 
     def get(self, name: str) -> RolloutAgentLoop | None:
         """Return the agent loop of this name, or None."""
-        with self._lock:
-            return self._loops.get(name)
+        return self._loops.get(name)
 
     def list_names(self) -> list[str]:
         """Return the names in order of registration."""
-        with self._lock:
-            return list(self._loops)
+        return list(self._loops)
 
     def clear(self) -> None:
         """Remove all agent loops."""
-        with self._lock:
-            self._loops.clear()
+        self._loops.clear()
 
 
 _REGISTRY = AgentLoopRegistry()
 
-
-def register_agent_loop(agent_loop: RolloutAgentLoop) -> None:
-    """Add an agent loop to this process's registry. Raises ValueError if its name is taken."""
-    _REGISTRY.register(agent_loop)
-
-
-def unregister_agent_loop(name: str) -> bool:
-    """Remove an agent loop from this process's registry and return whether it existed."""
-    return _REGISTRY.unregister(name)
+register_agent_loop = _REGISTRY.register
+unregister_agent_loop = _REGISTRY.unregister
+list_agent_loops = _REGISTRY.list_names
 
 
 def get_agent_loop(name: str) -> RolloutAgentLoop:
@@ -65,8 +55,3 @@ def get_agent_loop(name: str) -> RolloutAgentLoop:
     if found is None:
         raise AgentLoopNotFoundError(name, _REGISTRY.list_names())
     return found
-
-
-def list_agent_loops() -> list[str]:
-    """Return the names of all registered agent loops."""
-    return _REGISTRY.list_names()

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from osmosis_ai.config.toml_text import parse_toml
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.rollout.cli_utils import binds_eval_fns, is_agent_loop_module
+from osmosis_ai.rollout.cli_utils import binds_eval_fns, is_agent_loop_module, last_name
 
 # Tools leave these in a source directory; they are not part of the agent.
 _BY_PRODUCTS = {
@@ -123,7 +123,7 @@ def _grading_code(sources: Mapping[str, bytes]) -> Mapping[str, bytes]:
     while pending:
         name = pending.pop()
         nodes = [node for statement in statements[name] for node in ast.walk(statement)]
-        if any(isinstance(node, ast.Call) and _last_name(node.func) in _COMPUTED_IMPORTS for node in nodes):
+        if any(isinstance(node, ast.Call) and last_name(node.func) in _COMPUTED_IMPORTS for node in nodes):
             return sources
         for file in _imported_files(name, nodes):
             if file in trees and statements[file] is not trees[file].body:
@@ -165,12 +165,12 @@ def _grading_statements(tree: ast.Module) -> list[ast.stmt]:
 
 def _is_grader(node: ast.AST) -> bool:
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return any(_last_name(decorator) in _DECORATORS for decorator in node.decorator_list)
+        return any(last_name(decorator) in _DECORATORS for decorator in node.decorator_list)
     return _is_class(node, "Grader")
 
 
 def _is_class(node: ast.AST, base_suffix: str) -> bool:
-    return isinstance(node, ast.ClassDef) and any(_last_name(b).endswith(base_suffix) for b in node.bases)
+    return isinstance(node, ast.ClassDef) and any(last_name(b).endswith(base_suffix) for b in node.bases)
 
 
 def _bound_names(statement: ast.stmt) -> list[str] | None:
@@ -186,13 +186,6 @@ def _bound_names(statement: ast.stmt) -> list[str] | None:
     targets = [statement.target] if isinstance(statement, ast.AnnAssign) else targets
     names = [target.id for target in targets if isinstance(target, ast.Name)]
     return names if names and len(names) == len(targets) else None
-
-
-def _last_name(node: ast.expr) -> str:
-    """Return the last name of an expression: ``b`` of ``a.b[c](d)``; "" without one."""
-    while isinstance(node, (ast.Call, ast.Subscript)):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return getattr(node, "attr", getattr(node, "id", ""))
 
 
 def _source_lines(source: bytes, statements: Iterable[ast.stmt]) -> bytes:

@@ -95,6 +95,8 @@ def patch_httpx_for_mock_trainer(client: Any, monkeypatch: Any) -> None:
     """Route the requests of agent loops to ``client``, a TestClient of the mock trainer, with pytest's ``monkeypatch``."""
     import httpx
 
+    from .client import OsmosisLLMClient
+
     original = httpx.AsyncClient.post
 
     async def post(self: httpx.AsyncClient, url: Any, **kwargs: Any) -> Any:
@@ -105,6 +107,8 @@ def patch_httpx_for_mock_trainer(client: Any, monkeypatch: Any) -> None:
         return await original(self, url, **kwargs)
 
     monkeypatch.setattr(httpx.AsyncClient, "post", post)
+    # A served agent's clients would share connections, which are not httpx's.
+    monkeypatch.setattr(OsmosisLLMClient, "share_connections", lambda _: None)
 
 
 def _completion(body: dict[str, Any], generate: ToolCallGenerator) -> dict[str, Any]:

@@ -129,16 +129,16 @@ def check_tools(tools: object, agent_name: str = "the agent") -> list[Any]:
     return tools
 
 
-def normalize_tools(tools: Sequence[object]) -> list[OpenAIFunctionToolSchema]:
-    """Convert tools to schemas. A dict keeps its keys, and a missing description becomes empty."""
+def normalize_tools(tools: object, agent_name: str = "the agent") -> list[OpenAIFunctionToolSchema]:
+    """Check tools and convert them to schemas. A dict keeps its keys, and a missing description becomes empty."""
     return [
         tool if isinstance(tool, OpenAIFunctionToolSchema) else _as_schema(tool_payload(tool))
-        for tool in check_tools(list(tools))
+        for tool in check_tools(tools, agent_name)
     ]
 
 
 def tool_payloads(tools: Sequence[object]) -> list[dict[str, Any]]:
-    """Convert tools to the JSON sent to a model, without unset fields."""
+    """Check tools and convert them to the JSON sent to a model, without unset fields."""
     return [tool_payload(tool) for tool in check_tools(list(tools))]
 
 

@@ -14,6 +14,7 @@ from aiohttp import web
 from fastapi.testclient import TestClient
 
 from osmosis_ai.rollout import client as client_module
+from osmosis_ai.rollout import create_app
 from osmosis_ai.rollout.client import OsmosisLLMClient
 from osmosis_ai.rollout.config import RolloutClientSettings
 from osmosis_ai.rollout.core.exceptions import (
@@ -22,7 +23,6 @@ from osmosis_ai.rollout.core.exceptions import (
     OsmosisValidationError,
 )
 from osmosis_ai.rollout.core.schemas import OpenAIFunctionSchema, OpenAIFunctionToolSchema
-from osmosis_ai.rollout.model_client import close_shared_connections
 from osmosis_ai.rollout.testing import (
     RolloutCompletionTracker,
     create_mock_trainer_app,
@@ -30,6 +30,9 @@ from osmosis_ai.rollout.testing import (
     fake_token_ids,
     patch_httpx_for_mock_trainer,
 )
+from tests.rollout.world import listening
+
+from .agents import Echo
 
 REPLY = {
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "length"}],
@@ -242,14 +245,8 @@ async def answering(answer: Callable[[web.Request], Awaitable[web.StreamResponse
     """A controller on this machine; yields its address."""
     app = web.Application()
     app.router.add_post("/{path:.*}", answer)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield "http://{}:{}".format(*runner.addresses[0][:2])
-    finally:
-        await close_shared_connections()
-        await runner.cleanup()
+    async with listening(app) as url:
+        yield url
 
 
 async def gzipped(request: web.Request) -> web.Response:
@@ -395,6 +392,23 @@ async def test_a_rollout_runs_against_the_mock_trainer(monkeypatch: pytest.Monke
     assert trainer.get("/health").json() == {"status": "healthy", "service": "mock-trainer"}
     tracker.clear()
     assert (tracker.responses, tracker.event.is_set()) == ([], False)
+
+
+async def test_a_served_agent_runs_against_the_mock_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = RolloutCompletionTracker()
+    patch_httpx_for_mock_trainer(TestClient(create_mock_trainer_app(tracker)), monkeypatch)
+    asked = {
+        "rollout_id": "r1",
+        "server_url": "http://trainer",
+        "messages": [{"role": "user", "content": "Hello"}],
+        "completion_params": {},
+    }
+
+    with TestClient(create_app(Echo())) as server:
+        assert server.post("/v1/rollout/init", json=asked).status_code == 202
+        assert tracker.wait(60)
+
+    assert [message["content"] for message in tracker.responses[0]["final_messages"]] == ["Hello", "OK."]
 
 
 async def test_tool_calls_can_be_generated_and_other_addresses_are_left_alone(

@@ -53,7 +53,7 @@ from osmosis_ai.rollout.hosting import (
 from osmosis_ai.rollout.model_client import close_shared_connections
 from osmosis_ai.rollout.types import RolloutErrorCategory, RolloutStatus
 from tests.rollout.local_rollouts import execute, request
-from tests.rollout.world import Controller, serving
+from tests.rollout.world import Controller, listening, serving
 
 SUM = OpenAIFunctionToolSchema(
     type="function",
@@ -126,15 +126,8 @@ async def serve_chat(chat: Callable[[web.Request], Awaitable[web.Response]]) -> 
     """Serve a model of one function; yield its base URL."""
     app = web.Application()
     app.router.add_post("/chat/completions", chat)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    try:
-        yield f"http://{host}:{port}"
-    finally:
-        await close_shared_connections()
-        await runner.cleanup()
+    async with listening(app) as url:
+        yield url
 
 
 async def host(

@@ -162,26 +162,6 @@ def test_a_property_keeps_every_key_of_json_schema() -> None:
     assert "type" not in as_schema.model_dump()["function"]["parameters"]["properties"]["b"]
 
 
-def test_a_tools_json_in_the_reply_to_init_is_the_documented_one() -> None:
-    tool = s.OpenAIFunctionToolSchema(
-        type="function",
-        function=s.OpenAIFunctionSchema(
-            name="add",
-            description="Adds.",
-            parameters=s.OpenAIFunctionParametersSchema(
-                properties={"a": s.OpenAIFunctionPropertySchema(type="number", description="first")},
-                required=["a"],
-            ),
-        ),
-    )
-
-    assert s.InitResponse(rollout_id="R1", tools=[tool]).model_dump_json() == (
-        '{"rollout_id":"R1","tools":[{"type":"function","function":{"name":"add","description":"Adds.",'
-        '"parameters":{"type":"object","properties":{"a":{"type":"number","description":"first","enum":null}},'
-        '"required":["a"]},"strict":false}}]}'
-    )
-
-
 def test_weakness_13_a_dict_tool_without_description_can_be_served_and_sent() -> None:
     tool = {"type": "function", "function": {"name": "get-time", "parameters": {"properties": {}}}}
 

@@ -1,11 +1,4 @@
-"""Public path of the callback listener; defined in :mod:`osmosis_ai.controller.callbacks`."""
+"""Public path of the callback listener."""
 
-from osmosis_ai.controller.callbacks import (
-    CallbackListener,
-    create_callback_app,
-)
-
-__all__ = [
-    "CallbackListener",
-    "create_callback_app",
-]
+from osmosis_ai.controller.callbacks import CallbackListener as CallbackListener
+from osmosis_ai.controller.callbacks import create_callback_app as create_callback_app

@@ -1,9 +1,3 @@
-"""Public path of the LiteLLM bridge; defined in :mod:`osmosis_ai.controller.model_proxy`."""
+"""Public path of the LiteLLM bridge."""
 
-from osmosis_ai.controller.model_proxy import (
-    LiteLLMBridge,
-)
-
-__all__ = [
-    "LiteLLMBridge",
-]
+from osmosis_ai.controller.model_proxy import LiteLLMBridge as LiteLLMBridge

@@ -1,17 +1,7 @@
-"""Public path of the callback store; defined in :mod:`osmosis_ai.controller.callbacks`."""
+"""Public path of the callback store."""
 
-from osmosis_ai.controller.callbacks import (
-    CallbackStore,
-    DuplicateRegistrationError,
-    TerminalCallbackResult,
-    UnknownRolloutIdError,
-    duplicate_callback_payload,
-)
-
-__all__ = [
-    "CallbackStore",
-    "DuplicateRegistrationError",
-    "TerminalCallbackResult",
-    "UnknownRolloutIdError",
-    "duplicate_callback_payload",
-]
+from osmosis_ai.controller.callbacks import CallbackStore as CallbackStore
+from osmosis_ai.controller.callbacks import DuplicateRegistrationError as DuplicateRegistrationError
+from osmosis_ai.controller.callbacks import TerminalCallbackResult as TerminalCallbackResult
+from osmosis_ai.controller.callbacks import UnknownRolloutIdError as UnknownRolloutIdError
+from osmosis_ai.controller.callbacks import duplicate_callback_payload as duplicate_callback_payload

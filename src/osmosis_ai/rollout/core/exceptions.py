@@ -1,15 +1,4 @@
-"""Errors of agent loops.
-
-``OsmosisRolloutError``
-├── ``OsmosisTransportError``    the controller is unreachable
-├── ``OsmosisServerError``       the controller failed, or its reply is invalid
-├── ``OsmosisValidationError``   the controller refused the request
-├── ``OsmosisTimeoutError``      the controller did not answer in time
-├── ``AgentLoopNotFoundError``   no agent of that name is registered
-├── ``AgentLoopLoadError``       ``module:attribute`` cannot be loaded
-└── ``ToolExecutionError``       a tool failed
-    └── ``ToolArgumentError``    the arguments of a tool call are invalid
-"""
+"""Errors of agent loops."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from ..utils.imports import needs_extra
 
 if TYPE_CHECKING:
     from .agent_loop import create_app as create_app
+    from .app import ControllerAuth as ControllerAuth
     from .app import create_rollout_server as create_rollout_server
-    from .host import ControllerAuth as ControllerAuth
     from .serve import ServeError as ServeError
     from .serve import serve_agent_loop as serve_agent_loop
     from .serve import validate_and_report as validate_and_report
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "AppState": ".state",
-    "ControllerAuth": ".host",
+    "ControllerAuth": ".app",
     "ServeError": ".serve",
     "create_app": ".agent_loop",
     "create_rollout_server": ".app",

@@ -13,7 +13,7 @@ import logging
 import math
 import time
 import unicodedata
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -26,7 +26,7 @@ from pydantic import ValidationError
 
 from osmosis_ai.errors import install_command
 
-from ..backend.local.backend import text_of
+from ..backend.local.backend import run_within, text_of
 from ..config import RolloutSettings
 from ..core.base import AgentLoopContext, RolloutAgentLoop, RolloutResult
 from ..core.exceptions import (
@@ -43,8 +43,9 @@ from ..core.schemas import (
     get_max_metadata_size_bytes,
 )
 from ..extra_fields import CANCELLED
-from ..tools import check_tools, normalize_tools
+from ..tools import normalize_tools
 from .api_key import validate_api_key
+from .callback_delivery import DeliveryError, RetryableError, deliver_with_retries
 from .registration import Registration, start_registering
 from .state import AppState
 
@@ -71,13 +72,9 @@ SHUTDOWN_WINDOW_S = 10.0
 SHUTDOWN_CONNECT_TIMEOUT_S = 1.5
 """Connect timeout in seconds during shutdown, long enough to resend one lost packet."""
 
-CANCEL_GRACE_S = 5.0
-"""Seconds that a cancelled agent has to end."""
-
 LONGEST_ERROR_MESSAGE = 4000
 """Maximum number of characters of an error sent to the controller."""
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 _LONGEST_KEY = 256
 _RETRIED_STATUSES = frozenset({408, 425, 429})
 _BODY = {"content": {"application/json": {"schema": RolloutRequest.model_json_schema()}}, "required": True}
@@ -166,7 +163,11 @@ def create_app(
     app.state.agent_loop = agent_loop
 
     def check_key(request: Request) -> None:
-        if api_key is not None and not _has_key(request.headers, api_key):
+        """Refuse a request without the key, as `Bearer <key>` or bare."""
+        sent = request.headers.get("authorization", "")
+        scheme, _, rest = sent.partition(" ")
+        key = rest if scheme.lower() == "bearer" else sent
+        if api_key is not None and not validate_api_key(key.strip(), api_key):
             raise HTTPException(401, "Invalid or missing API key", {"WWW-Authenticate": "Bearer"})
 
     @app.get("/health")
@@ -203,33 +204,32 @@ def create_app(
     async def read(request: Request, body: bytearray) -> None:
         """Append the request's body to ``body``, counting its bytes."""
         most = MOST_BODY_BYTES + get_max_metadata_size_bytes()
+        too_large = HTTPException(413, f"the request has more than {most} bytes")
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > most:
-            raise HTTPException(413, f"the request has more than {most} bytes")
+            raise too_large
         async for part in request.stream():
             body += part
             fits = state.hold(len(part))
             if len(body) > most:
-                raise HTTPException(413, f"the request has more than {most} bytes")
+                raise too_large
             if not fits:
-                raise full("the requests that wait here fill this server; try again later")
+                raise later(429, "the requests that wait here fill this server; try again later")
 
     def parse(body: bytes) -> RolloutRequest:
         try:
             request = RolloutRequest.model_validate_json(body)
         except ValidationError as error:
-            problems: list[Any] = [
-                *error.errors(include_url=False, include_context=False, include_input=False)
-            ]
+            problems = error.errors(include_url=False, include_context=False, include_input=False)
             raise HTTPException(
-                422, [{**problem, "loc": ("body", *problem["loc"])} for problem in problems]
+                422, [{**each, "loc": ("body", *each["loc"])} for each in problems]
             ) from error
         for field, problem in _unusable(request):
             raise HTTPException(422, [{"type": "value_error", "loc": ("body", field), "msg": problem}])
         return request
 
-    def full(detail: str) -> HTTPException:
-        return HTTPException(429, detail, {"Retry-After": str(RETRY_AFTER_S)})
+    def later(status: int, detail: str) -> HTTPException:
+        return HTTPException(status, detail, {"Retry-After": str(RETRY_AFTER_S)})
 
     def start(request: RolloutRequest, size_bytes: int) -> bytes:
         """Start a rollout unless its key is known, and return the reply. A refused request leaves no state.
@@ -239,15 +239,14 @@ def create_app(
         key = request.idempotency_key or request.rollout_id
         if len(key) > _LONGEST_KEY:
             key = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
-        known = state.reply_to(key)
-        if known is not None:
+        if (known := state.reply_to(key)) is not None:
             return known
         if state.closing:
-            raise HTTPException(503, "the server is shutting down", {"Retry-After": str(RETRY_AFTER_S)})
+            raise later(503, "the server is shutting down")
         if not state.has_room():
-            raise full("as many rollouts wait as this server takes; try again later")
+            raise later(429, "as many rollouts wait as this server takes; try again later")
         try:
-            tools = normalize_tools(check_tools(agent_loop.get_tools(request), agent_loop.name))
+            tools = normalize_tools(agent_loop.get_tools(request), agent_loop.name)
             reply = InitResponse(rollout_id=request.rollout_id, tools=tools).model_dump_json().encode()
         except (Exception, SystemExit) as error:  # the user's code
             logger.exception("the agent's tools for rollout %s are unavailable", request.rollout_id)
@@ -278,13 +277,6 @@ async def _call(hook: Hook | None) -> None:
         called = hook()
         if inspect.isawaitable(called):
             await called
-
-
-def _has_key(headers: Mapping[str, str], api_key: str) -> bool:
-    """Return whether the right key was sent, as `Bearer <key>` or bare."""
-    sent = headers.get("authorization", "")
-    scheme, _, rest = sent.partition(" ")
-    return validate_api_key(rest.strip() if scheme.lower() == "bearer" else sent.strip(), api_key)
 
 
 def _unusable(request: RolloutRequest) -> Iterator[tuple[str, str]]:
@@ -339,52 +331,36 @@ async def _run_and_report(
     """
     try:
         async with state.semaphore:
-            result = await _run_agent(agent, context, state)
+            result = await _run_agent(agent, context)
     except asyncio.CancelledError:
         # Cancellation without closing means that the event loop is ending, so no report can be sent.
         if not state.closing:
             raise
         result = _failure(context, "the agent's server was shut down before the rollout had ended")
         result = replace(result, finish_reason=CANCELLED)
-    rollout_id = context.request.rollout_id
     if not state.closing:
         try:
-            await _report(client, rollout_id, result, COMPLETION_WINDOW_S)
+            await _report(client, context, result, COMPLETION_WINDOW_S)
             return
         except asyncio.CancelledError:
             if not state.closing:
                 raise
-    await _report(client, rollout_id, result, SHUTDOWN_WINDOW_S, closing=True)
+    await _report(client, context, result, SHUTDOWN_WINDOW_S, closing=True)
 
 
-async def _run_agent(agent: RolloutAgentLoop, context: AgentLoopContext, state: AppState) -> RolloutResult:
-    task = asyncio.ensure_future(_until_result(agent, context))
+async def _run_agent(agent: RolloutAgentLoop, context: AgentLoopContext) -> RolloutResult:
+    """Run the agent and return a result that can be sent."""
     try:
-        await asyncio.wait({task})
-    except asyncio.CancelledError:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task}, timeout=CANCEL_GRACE_S)
-            raise
-        # If the event loop ends, it cancels agent and rollout together, once. Nothing may continue after that.
-        if task.cancelled() or not state.closing:
-            raise
-    if task.cancelled():
-        return _failure(context, "the agent cancelled itself")
-    error = task.exception()
-    if error is None:
-        return _sendable(context, task.result())
-    logger.error("rollout %s: the agent failed", context.request.rollout_id, exc_info=error)
-    return _failure(context, text_of(error) or type(error).__name__)
+        result = await run_within(_result_of(agent, context), None)
+    except Exception as error:  # any error of the user's code is the rollout's outcome
+        logger.error("rollout %s: the agent failed", context.request.rollout_id, exc_info=error)
+        return _failure(context, text_of(error) or type(error).__name__)
+    return _sendable(context, result)
 
 
-async def _until_result(agent: RolloutAgentLoop, context: AgentLoopContext) -> RolloutResult:
+async def _result_of(agent: RolloutAgentLoop, context: AgentLoopContext) -> RolloutResult:
     running: Any = agent.run(context)  # type: ignore[arg-type]  # one public name for both contexts
-    try:
-        result = await running
-    except SystemExit as error:
-        # The process serves other rollouts too.
-        raise RuntimeError(f"the agent called sys.exit({error.code!r})") from error
+    result = await running
     if not isinstance(result, RolloutResult):
         raise TypeError(f"the agent's run returned {type(result).__name__}, no RolloutResult")
     return result
@@ -423,45 +399,46 @@ def _sendable(context: AgentLoopContext, result: RolloutResult) -> RolloutResult
 
 async def _report(
     client: "OsmosisLLMClient",
-    rollout_id: str,
+    context: AgentLoopContext,
     result: RolloutResult,
     window_s: float,
     *,
     closing: bool = False,
 ) -> None:
-    """Offer ``result`` for ``window_s`` seconds, with growing pauses. An outcome that is refused or lost is logged.
+    """Offer ``result`` for ``window_s`` seconds. An outcome that is refused or lost is logged.
 
     With ``closing``, stop as soon as the controller is unreachable.
     """
+    give_up_at = time.monotonic() + window_s
     if closing:
         client.complete_rollout_retries = 0
         client.connect_timeout_s = SHUTDOWN_CONNECT_TIMEOUT_S
-    give_up_at = time.monotonic() + window_s
-    pause_s = FIRST_PAUSE_S
-    while True:
-        refused = unreachable = False
+
+    async def send() -> None:
         try:
             left_s = max(give_up_at - time.monotonic(), 0.001)
             await asyncio.wait_for(client.complete_rollout(**vars(result)), left_s)
-            return
-        except OsmosisValidationError as error:
-            problem, refused = str(error), error.status_code not in _RETRIED_STATUSES
         except OsmosisRolloutError as error:
-            problem, unreachable = str(error), isinstance(error, OsmosisTransportError | OsmosisTimeoutError)
-        except asyncio.TimeoutError:
-            problem = "the controller did not answer in time"
-        except Exception as error:  # retrying would fail again; the loss is logged
-            problem, refused = f"it cannot be sent: {type(error).__name__}: {error}", True
-        if refused or (closing and unreachable) or time.monotonic() + pause_s > give_up_at:
-            what = "refused" if refused else "did not accept"
-            logger.error(
-                "rollout %s: its outcome (%s) is lost: the controller %s it: %s",
-                rollout_id,
-                result.status,
-                what,
-                problem,
-            )
-            return
-        logger.warning("rollout %s: %s; its outcome is offered again", rollout_id, problem)
-        await asyncio.sleep(pause_s)
-        pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            refused = isinstance(error, OsmosisValidationError) and error.status_code not in _RETRIED_STATUSES
+            if refused or (closing and isinstance(error, OsmosisTransportError | OsmosisTimeoutError)):
+                raise DeliveryError(str(error), refused=refused) from error
+            raise RetryableError(str(error)) from error
+        except asyncio.TimeoutError as error:
+            raise RetryableError("the controller did not answer in time") from error
+        except Exception as error:  # retrying would fail again
+            raise DeliveryError(
+                f"it cannot be sent: {type(error).__name__}: {error}", refused=True
+            ) from error
+
+    request = context.request
+    try:
+        await deliver_with_retries(send, request.server_url, patience_s=window_s)
+    except DeliveryError as error:
+        what = "refused" if error.refused else "did not accept"
+        logger.error(
+            "rollout %s: its outcome (%s) is lost: the controller %s it: %s",
+            request.rollout_id,
+            result.status,
+            what,
+            error,
+        )

@@ -1,13 +1,24 @@
-"""HTTP application of the rollout server, in front of :class:`RolloutHost`."""
+"""HTTP application of the rollout server: runs the rollouts of a backend and reports them to their controllers.
+
+A repeated request does not start a second rollout, since a controller may have missed the 202. Each rollout sends exactly
+one terminal report per channel, the workflow's first. An unreachable controller delays reports but never turns a reward
+into a failure. Unless the controller stores the conversation, it is on disk before the final report is sent.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import inspect
 import json
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -18,9 +29,23 @@ from pydantic import ValidationError
 from osmosis_ai.event_loop import LoopMonitor
 
 from ..backend import ExecutionBackend
-from ..types.protocol import CancelRolloutsRequest, RolloutInitRequest
-from .callback_delivery import CallbackDelivery
-from .host import RolloutHost
+from ..context import RolloutContext
+from ..extra_fields import LOOP_KEY, read_grader_notes, read_judge_calls, read_outcome
+from ..trajectory import RolloutArchive, TrajectoryReport, report_from_response
+from ..types.protocol import (
+    CancelRolloutsRequest,
+    CancelRolloutsResponse,
+    ExecutionRequest,
+    ExecutionResult,
+    GraderStatus,
+    RolloutInitRequest,
+    RolloutStatus,
+    RolloutStatusResponse,
+)
+from ..types.sample import RolloutSample
+from .callback_delivery import ATTEMPTS, CallbackDelivery, DeliveryError
+
+logger = logging.getLogger(__name__)
 
 # Names of the 0.2 SDK that agent loops import from this module, by defining module.
 _NAMES_OF_AGENT_LOOPS = {
@@ -32,7 +57,30 @@ _NAMES_OF_AGENT_LOOPS = {
 INSTANCE_ID_ENV = "_OSMOSIS_ROLLOUT_INSTANCE_ID"
 RETRY_AFTER_S = 5
 
+DRAIN_S = 10.0
+"""Seconds that rollouts have to finish at shutdown."""
+
+REMEMBERED_IDS = 65_536
+"""How many ids of finished rollouts are remembered."""
+
+_CANCELLED = b"cancelled"
+_BACKEND_FAILED = ExecutionResult(status=RolloutStatus.FAILURE, err_message="Internal server error")
+
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class ControllerAuth:
+    """The controller's key for callbacks."""
+
+    api_key: str | None = None
+
+    def __repr__(self) -> str:
+        return f"ControllerAuth(api_key={'<set>' if self.api_key else None})"
+
+    def as_bearer_headers(self) -> dict[str, str] | None:
+        """Return the ``Authorization`` header, or None without a key."""
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else None
 
 
 def create_rollout_server(
@@ -43,8 +91,7 @@ def create_rollout_server(
 ) -> FastAPI:
     """Return the application that serves ``backend`` to a controller.
 
-    At shutdown, rollouts have :data:`~osmosis_ai.rollout.server.host.DRAIN_S` seconds to finish and are
-    then cancelled. ``lifespan`` exits last.
+    At shutdown, rollouts have :data:`DRAIN_S` seconds to finish and are then cancelled. ``lifespan`` exits last.
 
     Args:
         backend: Executes the rollouts.
@@ -54,11 +101,17 @@ def create_rollout_server(
     """
     if configure_logging and not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    host = RolloutHost(backend, CallbackDelivery())
+    delivery = CallbackDelivery()
     lag = LoopMonitor()
+    instance_id = os.environ.get(INSTANCE_ID_ENV)
+    # Digest of each request, by rollout id; _CANCELLED after a cancellation.
+    running: dict[str, tuple[bytes, asyncio.Task[None]]] = {}
+    ended: OrderedDict[str, bytes] = OrderedDict()
+    closing = False
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[Any]:
+        nonlocal closing
         if configure_logging:
             # Set it here, because uvicorn sets its own levels when it starts.
             logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
@@ -69,24 +122,18 @@ def create_rollout_server(
             lag.start()
             stack.callback(lag.stop)
             state = await stack.enter_async_context(lifespan(app)) if lifespan is not None else None
-            stack.push_async_callback(_close_model_connections)
-            stack.push_async_callback(host.close)
-            yield state
+            try:
+                yield state
+            finally:
+                closing = True
+                await _drain([task for _, task in running.values()])
+                await delivery.close()
+                # Close the rollouts' shared connections, if any were used.
+                if model_client := sys.modules.get("osmosis_ai.rollout.model_client"):
+                    await model_client.close_shared_connections()
 
     app = FastAPI(title="Osmosis rollout server", lifespan=life)
-    _add_routes(app, backend, host, lag, os.environ.get(INSTANCE_ID_ENV))
-    return app
 
-
-async def _close_model_connections() -> None:
-    """Close the rollouts' shared connections, if any were used."""
-    if model_client := sys.modules.get("osmosis_ai.rollout.model_client"):
-        await model_client.close_shared_connections()
-
-
-def _add_routes(
-    app: FastAPI, backend: ExecutionBackend, host: RolloutHost, lag: LoopMonitor, instance_id: str | None
-) -> None:
     # The handlers read and write JSON themselves: FastAPI's own validation costs more than the rollout's
     # admission, and cannot render an error about a number that is not finite. For the same reason the busiest route
     # is one of Starlette's.
@@ -103,29 +150,70 @@ def _add_routes(
         init = _read(RolloutInitRequest, await request.body())
         if isinstance(init, Response):
             return init
-        refusal = host.admit(init)
-        if refusal is None:
-            return _reply(202, {})
-        status, reason = refusal
-        headers = {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else None
-        return _reply(status, {"detail": reason}, headers)
+        rollout_id = init.rollout_id or uuid.uuid4().hex
+        digest = _digest(init) if init.rollout_id is not None else b""
+        known = running[rollout_id][0] if rollout_id in running else ended.get(rollout_id)
+        if known == _CANCELLED:
+            return _refuse(409, "the rollout with this id was cancelled; start it again under a new id")
+        if known is not None and known != digest:
+            return _refuse(409, "a rollout with this id was started by another request; give each its own id")
+        if known is None:
+            if closing:
+                return _refuse(503, "the server is shutting down")
+            if not backend.has_capacity():
+                return _refuse(429, "the server has as many rollouts as it can hold; ask again later")
+            running[rollout_id] = digest, asyncio.ensure_future(run(rollout_id, init, digest))
+        return _reply(202, {})
+
+    async def run(rollout_id: str, init: RolloutInitRequest, digest: bytes) -> None:
+        try:
+            await RolloutExecution(rollout_id, init, backend, delivery).run()
+        except asyncio.CancelledError:
+            # The canceller knows the outcome, so nothing is reported.
+            digest = _CANCELLED
+        except Exception:  # the edge of this task: nothing awaits it
+            logger.exception("rollout %s ended with an internal error", rollout_id)
+        finally:
+            del running[rollout_id]
+            ended[rollout_id] = digest
+            if len(ended) > REMEMBERED_IDS:
+                ended.popitem(last=False)
 
     app.add_route("/rollout", start, methods=["POST"])
 
     @app.get("/rollout/{rollout_id}/status")
     async def status(rollout_id: str) -> Response:
-        return _reply(200, (await host.status(rollout_id)).model_dump())
+        told = await _settled(backend.rollout_status(rollout_id))
+        if told is None:
+            told = {"status": RolloutStatus.RUNNING if rollout_id in running else RolloutStatus.UNKNOWN}
+        checked = RolloutStatusResponse.model_validate({**told, "rollout_id": rollout_id})
+        return _reply(200, checked.model_dump())
 
     @app.post("/rollout/cancel")
     async def cancel(request: Request) -> Response:
         selection = _read(CancelRolloutsRequest, await request.body())
         if isinstance(selection, Response):
             return selection
-        return _reply(200, (await host.cancel(selection)).model_dump())
+        outcome = backend.cancel_rollouts(selection.ids, selection.prefix, selection.all)
+        return _reply(200, CancelRolloutsResponse(dispositions=await _settled(outcome)).model_dump())
+
+    return app
+
+
+async def _drain(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Give rollouts :data:`DRAIN_S` seconds to finish, then cancel them."""
+    if not tasks:
+        return
+    _, unfinished = await asyncio.wait(tasks, timeout=DRAIN_S)
+    if unfinished:
+        logger.warning("the shutdown cancels %d rollouts, unreported", len(unfinished))
+    for task in unfinished:
+        task.cancel()
+    await asyncio.gather(*unfinished, return_exceptions=True)
 
 
 def _read(model: type[Any], body: bytes) -> Any:
-    """Parse the body as a ``model``, or raise the 422 that describes the error."""
+    """Parse the body as a ``model``, or return the 422 that describes the error."""
     try:
         try:
             content = orjson.loads(body)
@@ -140,8 +228,213 @@ def _read(model: type[Any], body: bytes) -> Any:
         return _reply(422, {"detail": f"the body is no JSON: {error}"})
 
 
+def _refuse(status: int, reason: str) -> Response:
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else None
+    return _reply(status, {"detail": reason}, headers)
+
+
 def _reply(status: int, content: Any, headers: dict[str, str] | None = None) -> Response:
     return Response(orjson.dumps(content), status, headers, "application/json")
+
+
+async def _settled(value: Any) -> Any:
+    """Return a backend's answer, awaiting it if necessary."""
+    return await value if inspect.isawaitable(value) else value
+
+
+def _digest(init: RolloutInitRequest) -> bytes:
+    """Return a digest of a request's content, independent of its formatting."""
+    fields = dict(init)
+    try:
+        content = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        # Integers beyond 64 bits and lone surrogates.
+        content = json.dumps(fields, sort_keys=True).encode()
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+class RolloutExecution:
+    """Runs one rollout on a backend, reports it and archives it."""
+
+    def __init__(
+        self, rollout_id: str, init: RolloutInitRequest, backend: ExecutionBackend, delivery: CallbackDelivery
+    ) -> None:
+        self.rollout_id = rollout_id
+        self._init = init
+        self._backend = backend
+        self._delivery = delivery
+        self._headers = ControllerAuth(init.controller_api_key).as_bearer_headers()
+        self._completed = self._graded = False
+        self._owed_completion: bytes | None = None
+        self._best: ExecutionResult | None = None
+        self._diagnostics: dict[str, object] | None = None
+        self._report: TrajectoryReport | None = None
+        self._controller_stores = False
+        self._archive = RolloutArchive(
+            rollout_id,
+            request_label=init.label,
+            request_metadata=init.metadata,
+            request_extra_fields=init.extra_fields,
+        )
+
+    async def run(self) -> None:
+        """Run to completion. Raises only when cancelled, and then sends no further reports."""
+        init = self._init
+        request = ExecutionRequest(
+            id=self.rollout_id,
+            prompt=init.initial_messages,
+            label=init.label,
+            metadata=init.metadata,
+            agent_timeout_sec=init.agent_timeout_sec,
+            grader_timeout_sec=init.grader_timeout_sec,
+            extra_fields=init.extra_fields,
+        )
+        api_key = init.llm_api_key or init.controller_api_key
+        on_graded = self._on_graded if init.grader_callback_url else None
+        try:
+            with RolloutContext(init.chat_completions_url, api_key, self.rollout_id):
+                final = await self._backend.execute(request, self._on_completed, on_graded)
+            if self._backend.capture_final_result and final is not None:
+                self._remember(final)
+        except Exception:
+            # The controller must be informed even if a backend fails unexpectedly.
+            logger.exception("the backend failed on rollout %s", self.rollout_id)
+        # Send the reports that the backend left out or that are still pending.
+        if not self._completed:
+            await self._on_completed(_BACKEND_FAILED)
+        if not self._graded and on_graded is not None:
+            await self._on_graded(_BACKEND_FAILED)
+        await self._deliver_owed_completion()
+        diagnostics = self._diagnostics or (self._best.extra_fields if self._best else None)
+        self._archive.publish(self._unstored(), self._report, diagnostics)
+
+    async def _on_completed(self, result: ExecutionResult) -> None:
+        if self._completed:
+            logger.error("the backend completed rollout %s twice; the first report stands", self.rollout_id)
+            return
+        self._completed = True
+        self._remember(result)
+        body = completion_body(self.rollout_id, result)
+        if not self._init.grader_callback_url:
+            self._archive.keep(self._unstored(), self._report)
+        if not await self._deliver(self._init.completion_callback_url, body, attempts=ATTEMPTS):
+            # Continue with grading: the attempt deserves its reward, and the completion can still be sent first.
+            self._owed_completion = body
+
+    async def _on_graded(self, result: ExecutionResult) -> None:
+        url = self._init.grader_callback_url
+        if self._graded or not url:
+            logger.error("the backend graded rollout %s twice; the first report stands", self.rollout_id)
+            return
+        self._graded = True
+        self._remember(result)
+        await self._deliver_owed_completion()
+        self._archive.keep(self._unstored(), self._report)
+        await self._deliver(url, grader_body(self.rollout_id, result))
+
+    async def _deliver_owed_completion(self) -> None:
+        body, self._owed_completion = self._owed_completion, None
+        if body is not None:
+            await self._deliver(self._init.completion_callback_url, body)
+
+    async def _deliver(self, url: str, body: bytes, *, attempts: int | None = None) -> bool:
+        """Deliver a callback. Return False if it can still be delivered after ``attempts`` tries."""
+        try:
+            answer = await self._delivery.deliver(url, body, self._headers, attempts=attempts)
+        except DeliveryError as error:
+            lost = error.refused or attempts is None
+            what = "its outcome is lost: " if lost else ""
+            logger.error("rollout %s: %s%s", self.rollout_id, what, error)
+            return lost
+        try:
+            acknowledgement = orjson.loads(answer)
+        except ValueError:
+            acknowledgement = None
+        if isinstance(acknowledgement, dict):
+            self._report = report_from_response(acknowledgement) or self._report
+            self._controller_stores |= acknowledgement.get("conversation") == "stored"
+        return True
+
+    def _unstored(self) -> ExecutionResult | None:
+        """Return the best result, or None if the controller stores the same conversation."""
+        sample = self._best.sample if self._best is not None else None
+        if self._controller_stores and sample is not None and sample.trajectory_messages == sample.messages:
+            return None
+        return self._best
+
+    def _remember(self, result: ExecutionResult) -> None:
+        """Keep the latest result with a sample and the latest diagnostics for the archive."""
+        if result.sample is not None:
+            self._best = result
+        if result.extra_fields:
+            self._diagnostics = result.extra_fields
+
+
+def completion_body(rollout_id: str, result: ExecutionResult) -> bytes:
+    """Encode a RolloutCompleteRequest: the workflow's result without its sample."""
+    payload = {
+        "status": result.status,
+        "rollout_id": rollout_id,
+        "extra_fields": None,
+        "err_message": result.err_message,
+        "err_category": result.err_category,
+    }
+    return _encode(payload)
+
+
+def grader_body(rollout_id: str, result: ExecutionResult) -> bytes:
+    """Encode a GraderCompleteRequest: the sample and, if earned and allowed, its reward."""
+    succeeded = result.status is RolloutStatus.SUCCESS
+    payload: dict[str, Any] = {
+        "status": GraderStatus.SUCCESS if succeeded else GraderStatus.FAILURE,
+        "rollout_id": rollout_id,
+        "sample": None,
+        "err_message": result.err_message,
+        "err_category": result.err_category,
+    }
+    sample = result.sample
+    if sample is None:
+        return _encode(payload)
+    minimal: dict[str, Any] = {
+        "messages": [],
+        "label": sample.label,
+        "reward": sample.reward if succeeded and not sample.remove_sample else None,
+        "remove_sample": sample.remove_sample,
+        "metrics": {},
+        "extra_fields": {},
+    }
+    messages: Any = sample.messages
+    try:
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            # A grader replaced them. Controllers would refuse them together with the score.
+            raise TypeError("the messages are no longer a list of dicts")
+        safe = sample.json_safe_copy()
+        whole = {"messages": messages, "metrics": safe.metrics, "extra_fields": safe.extra_fields}
+        return _encode({**payload, "sample": {**minimal, **whole}}, sample)
+    except Exception:
+        # The messages may come from any framework, and encoding them can raise any error.
+        logger.warning(
+            "rollout %s: its sample has no JSON form; only its score is sent", rollout_id, exc_info=True
+        )
+    # This entry holds all scores of an agent loop.
+    if LOOP_KEY in sample.extra_fields:
+        minimal["extra_fields"] |= read_outcome(sample.extra_fields).to_fields()
+    minimal["extra_fields"] |= read_judge_calls(sample.extra_fields).to_fields()
+    read_grader_notes(sample.extra_fields).write(minimal["extra_fields"])
+    return _encode({**payload, "sample": minimal})
+
+
+def _encode(payload: dict[str, Any], sample: RolloutSample | None = None) -> bytes:
+    """Encode with orjson if possible, or else with pydantic, which supports more types."""
+    try:
+        return orjson.dumps(payload)
+    except TypeError:
+        if sample is not None:
+            messages = sample.model_dump(mode="json", include={"messages"})["messages"]
+            payload = {**payload, "sample": {**payload["sample"], "messages": messages}}
+        # Models produce lone surrogates, which are invalid UTF-8 and would be refused by the receiver.
+        text = json.dumps(payload, ensure_ascii=False, allow_nan=False)
+        return text.encode("utf-8", errors="replace")
 
 
 def __getattr__(name: str) -> Any:

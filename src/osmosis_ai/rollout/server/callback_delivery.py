@@ -1,10 +1,8 @@
-"""Deliver callbacks to the controller.
+"""Deliver callbacks to a controller, for the servers of both kinds of agents.
 
 Connection errors, 429 and 5xx are retried with increasing delays. Other statuses are final. The receiver must be
-idempotent: if an answer exceeds the timeout, the same payload is sent again.
-
-Retries add load to a slow controller. All callbacks of a server therefore share one timeout, which doubles after each
-timed-out call, and retries never outnumber first tries.
+idempotent: if an answer exceeds the timeout, the same payload is sent again. Retries add load to a slow controller, so all
+callbacks of a server share one timeout, which doubles after each timed-out call.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from osmosis_ai.retry_after import retry_after_s
@@ -24,6 +22,8 @@ if TYPE_CHECKING:
     import aiohttp
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 ATTEMPTS = 5
 """Tries of a completion before grading starts without an acknowledgement."""
@@ -40,11 +40,7 @@ LONGEST_TIMEOUT_S = 160.0
 SENDING_S = 50.0
 """Additional seconds per try for sending a large sample over a slow connection."""
 
-PROBE_S = 60.0
-"""Interval in seconds at which one unanswered callback is sent again regardless of the limit."""
-
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 8.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
 _LONGEST_RETRY_AFTER_S = 30.0
 _FORGETTING = 0.98
 _RETRIED = frozenset({429, 500, 502, 503, 504})
@@ -58,13 +54,44 @@ class DeliveryError(Exception):
         self.refused = refused
 
 
-class _Retryable(Exception):
-    """A try failed. The controller may have received the callback if it was ``unanswered``."""
+class RetryableError(Exception):
+    """One try failed, and another may succeed."""
 
-    def __init__(self, message: str, *, retry_after_s: float = 0.0, unanswered: bool = False) -> None:
+    def __init__(self, message: str, *, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-        self.unanswered = unanswered
+
+
+async def deliver_with_retries(
+    send: Callable[[], Awaitable[T]],
+    url: str,
+    *,
+    attempts: int | None = None,
+    patience_s: float | None = None,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> T:
+    """Call ``send`` until it does not raise RetryableError, and return its result.
+
+    Raises DeliveryError after ``attempts`` tries or ``patience_s`` seconds.
+    """
+    started = clock()
+    pause_s = FIRST_PAUSE_S
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            return await send()
+        except RetryableError as error:
+            problem = error
+        # Jitter keeps many rollouts from retrying at the same time.
+        wait_s = max(pause_s * random.uniform(0.75, 1.25), problem.retry_after_s)
+        spent = patience_s is not None and clock() - started + wait_s > patience_s
+        if spent or attempt == attempts:
+            raise DeliveryError(f"{url} took no callback in {attempt} tries: {problem}", refused=False)
+        logger.warning("callback to %s failed (%s); next try in %.1fs", url, problem, wait_s)
+        await sleep(wait_s)
+        pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
 
 class CallbackDelivery:
@@ -80,68 +107,44 @@ class CallbackDelivery:
         self._clock = clock
         self._session: aiohttp.ClientSession | None = None
         self._timeout_s = TIMEOUT_S
-        self._begun = 0
-        self._copies = 0
-        self._probe_at = 0.0
 
     async def deliver(
-        self,
-        url: str,
-        body: bytes,
-        headers: Mapping[str, str] | None,
-        *,
-        attempts: int | None = None,
-        patience_s: float | None = None,
+        self, url: str, body: bytes, headers: Mapping[str, str] | None, *, attempts: int | None = None
     ) -> bytes:
         """Post ``body`` until it is acknowledged, and return the acknowledgement.
 
-        Raises DeliveryError if it was refused, or after ``attempts`` tries or ``patience_s`` seconds.
+        Raises DeliveryError if it was refused, or after ``attempts`` tries or :data:`PATIENCE_S`.
         """
-        started = self._clock()
-        pause_s = _FIRST_PAUSE_S
-        attempt = 0
-        self._begun += 1
-        while True:
-            attempt += 1
-            try:
-                return await self._post(url, body, headers)
-            except _Retryable as error:
-                problem = error
-            # Jitter keeps many rollouts from retrying at the same time.
-            wait_s = max(pause_s * random.uniform(0.75, 1.25), problem.retry_after_s)
-            spent = patience_s is not None and self._clock() - started + wait_s > patience_s
-            if spent or attempt == attempts:
-                raise DeliveryError(f"{url} took no callback in {attempt} tries: {problem}", refused=False)
-            logger.warning("callback to %s failed (%s); next try in %.1fs", url, problem, wait_s)
-            await self._sleep(wait_s)
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
-            if problem.unanswered:
-                await self._wait_for_a_copy()
+        return await deliver_with_retries(
+            lambda: self._post(url, body, headers),
+            url,
+            attempts=attempts,
+            patience_s=PATIENCE_S,
+            sleep=self._sleep,
+            clock=self._clock,
+        )
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
             self._session = None
 
-    async def _wait_for_a_copy(self) -> None:
-        """Wait until a callback that the controller may have already received can be sent again."""
-        while self._copies >= self._begun and (wait_s := self._probe_at - self._clock()) > 0:
-            await self._sleep(min(wait_s, _LONGEST_PAUSE_S))
-        self._copies += 1
-        self._probe_at = self._clock() + PROBE_S
-
     async def _post(self, url: str, body: bytes, headers: Mapping[str, str] | None) -> bytes:
         import aiohttp
 
-        all_headers = {"Content-Type": "application/json", **(headers or {})}
+        if self._session is None:
+            from osmosis_ai.llm.transport import open_session
+
+            self._session = open_session(timeout_s=LONGEST_TIMEOUT_S + SENDING_S)
         timeout_s = self._timeout_s
-        timeout = aiohttp.ClientTimeout(timeout_s + SENDING_S, sock_connect=timeout_s, sock_read=timeout_s)
         try:
-            async with self._open().post(
+            async with self._session.post(
                 url,
                 data=body,
-                headers=all_headers,
-                timeout=timeout,
+                headers={"Content-Type": "application/json", **(headers or {})},
+                timeout=aiohttp.ClientTimeout(
+                    timeout_s + SENDING_S, sock_connect=timeout_s, sock_read=timeout_s
+                ),
                 proxy=_proxy_for(*urlsplit(url)[:2]),
                 allow_redirects=False,
             ) as reply:
@@ -151,9 +154,9 @@ class CallbackDelivery:
         except asyncio.TimeoutError as error:
             # If several tries time out together, only the first doubles the timeout.
             self._timeout_s = min(max(self._timeout_s, timeout_s * 2), LONGEST_TIMEOUT_S)
-            raise _Retryable(repr(error), unanswered=True) from error
+            raise RetryableError(repr(error)) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _Retryable(repr(error)) from error
+            raise RetryableError(repr(error)) from error
         if reply.status < 300:
             # Lower the timeout gradually: a slow controller may be slow again.
             self._timeout_s = max(TIMEOUT_S, self._timeout_s * _FORGETTING)
@@ -162,14 +165,7 @@ class CallbackDelivery:
         if reply.status not in _RETRIED:
             raise DeliveryError(f"{url} refused a callback: {problem}", refused=True)
         wait_s = min(retry_after_s(reply.headers) or 0.0, _LONGEST_RETRY_AFTER_S)
-        raise _Retryable(problem, retry_after_s=wait_s)
-
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            from osmosis_ai.llm.transport import open_session
-
-            self._session = open_session(timeout_s=LONGEST_TIMEOUT_S + SENDING_S)
-        return self._session
+        raise RetryableError(problem, retry_after_s=wait_s)
 
 
 @lru_cache(maxsize=64)

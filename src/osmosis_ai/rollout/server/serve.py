@@ -88,20 +88,15 @@ class AgentServer:
 
     def facts(self) -> list[tuple[str, str]]:
         """Return the lines to print at start, including a generated key."""
-        key = self.options.api_key
+        key, login, debug_dir = self.options.api_key, self.credentials, self.options.debug_dir
         shown = key if key is None or self.generated_key else "(provided)"
-        facts = [
+        return [
             ("Agent", self.agent.name),
             ("Address", self.url),
             ("API key", shown or "disabled: everybody who reaches it may use it"),
+            ("Registration", f"with {login.platform_url}, once it answers" if login else "skipped"),
+            *([("Debug log", str(debug_dir))] if debug_dir is not None else []),
         ]
-        if self.credentials is None:
-            facts.append(("Registration", "skipped"))
-        else:
-            facts.append(("Registration", f"with {self.credentials.platform_url}, once it answers"))
-        if self.options.debug_dir is not None:
-            facts.append(("Debug log", str(self.options.debug_dir)))
-        return facts
 
     def run(self, *, say: Callable[[str], None]) -> None:
         """Serve until a signal stops the server. ``say`` is called with the outcome of the registration."""

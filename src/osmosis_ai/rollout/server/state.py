@@ -49,15 +49,12 @@ class AppState:
     ) -> None:
         if not isinstance(settings, RolloutServerSettings):
             settings = (settings or get_settings()).server
+        ttl_s, interval_s = record_ttl_seconds, cleanup_interval_seconds
         self.settings = settings
         self.agent_loop_name = agent_loop_name
         self.max_concurrent = max_concurrent or settings.max_concurrent_rollouts
-        self.record_ttl = settings.record_ttl_seconds if record_ttl_seconds is None else record_ttl_seconds
-        self.cleanup_interval = (
-            settings.cleanup_interval_seconds
-            if cleanup_interval_seconds is None
-            else cleanup_interval_seconds
-        )
+        self.record_ttl = settings.record_ttl_seconds if ttl_s is None else ttl_s
+        self.cleanup_interval = settings.cleanup_interval_seconds if interval_s is None else interval_s
         self.semaphore = asyncio.Semaphore(self.max_concurrent)
         self.rollout_tasks: dict[str, asyncio.Task[Any]] = {}
         self.completed_rollouts: dict[str, float] = {}
@@ -79,10 +76,8 @@ class AppState:
 
     def is_duplicate(self, key: str) -> bool:
         """Return whether a rollout with this key is active or remembered."""
-        if key in self.rollout_tasks:
-            return True
-        ended = self.completed_rollouts.get(key)
-        return ended is not None and time.monotonic() - ended <= self.record_ttl
+        ended = self.completed_rollouts.get(key, float("-inf"))
+        return key in self.rollout_tasks or time.monotonic() - ended <= self.record_ttl
 
     def reply_to(self, key: str) -> bytes | None:
         """Return the reply to the first request with this key, or None."""

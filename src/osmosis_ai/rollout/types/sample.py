@@ -123,23 +123,16 @@ def _safe_dict(value: dict[Any, Any], path: str, dropped: list[str]) -> dict[str
     clean = type(value) is dict
     safe: dict[str, Any] = {}
     for key, item in value.items():
-        name = _safe_key(key)
+        name = key if isinstance(key, str) else _plain_number(key)
         if name is None:
             dropped.append(f"{path}.{key!r:.40}")
             clean = False
             continue
         new = _json_safe(item, f"{path}.{name}", dropped)
-        clean = clean and new is item and name is key
+        clean = clean and new is item and type(key) is str
         if new is not _DROPPED:
-            safe[name] = new
+            safe[str(name)] = new
     return value if clean else safe
-
-
-def _safe_key(key: Any) -> str | None:
-    if isinstance(key, str):
-        return key if type(key) is str else str(key)
-    number = _plain_number(key)
-    return None if number is None else str(number)
 
 
 def _plain_number(value: Any) -> int | float | None:

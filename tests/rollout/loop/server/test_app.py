@@ -16,10 +16,11 @@ from osmosis_ai.api.credentials import Credentials
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.rollout import network
 from osmosis_ai.rollout.config import RolloutClientSettings, RolloutServerSettings, RolloutSettings
-from osmosis_ai.rollout.server import agent_loop
+from osmosis_ai.rollout.server import callback_delivery
 from osmosis_ai.rollout.server.registration import Registration, reachable_host
 from osmosis_ai.rollout.server.state import AppState
 from tests.logins import make_checkout
+from tests.rollout.world import listening
 from tests.workspace.builders import git, make_workspace
 
 from .agents import ADD, Calculator, Does, Held, Unready
@@ -251,7 +252,7 @@ def _raise(error: Exception) -> Any:
         (lambda ctx: ctx.complete([], reward=float("nan")), "not a finite number"),
         (lambda ctx: ctx.complete([{"role": "user", "content": object()}]), "cannot be reported"),
         (lambda ctx: ctx.complete("all of it"), "cannot be reported"),
-        (lambda ctx: exec("raise SystemExit(3)"), "sys.exit(3)"),
+        (lambda ctx: exec("raise SystemExit(3)"), "tried to exit the process (status 3)"),
         (lambda ctx: _raise(Mute()), "Mute, whose text cannot be had (RuntimeError)"),
     ],
 )
@@ -329,7 +330,7 @@ async def test_weakness_3_a_refused_completion_is_logged_and_no_error_follows_it
 async def test_a_controller_that_is_away_for_a_while_is_offered_the_same_completion_again(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_loop, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(callback_delivery, "FIRST_PAUSE_S", 0.0)
     trainer.refusals = [503, 429, 500]
     async with served(Calculator(), settings=hurried()) as server:
         await start(server, trainer)
@@ -472,15 +473,9 @@ class Platform:
         app.router.add_delete("/api/cli/rollout-servers/{name}", self._remove)
         # The server under test has no socket of its own here: this is who answers its readiness check.
         app.router.add_get("/health", self._health)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.port = runner.addresses[0][1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        try:
+        async with listening(app) as self.url:
+            self.port = int(self.url.rpartition(":")[2])
             yield self
-        finally:
-            await runner.cleanup()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import httpx
 from aiohttp import web
 
 from osmosis_ai.rollout.server.agent_loop import create_app
-from tests.rollout.world import client_of
+from tests.rollout.world import client_of, listening
 
 Answer = Callable[[dict[str, Any]], web.Response]
 
@@ -106,15 +106,8 @@ class Trainer:
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/rollout/completed", self._completed)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, backlog=2048).start()
-        host, port = runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}"
-        try:
+        async with listening(app) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
 
 @asynccontextmanager

@@ -61,13 +61,13 @@ class SlotLimiter:
     """A fair semaphore with timeouts and counters; ``max_concurrent=None`` means unlimited.
 
     ``asyncio.Semaphore`` under ``asyncio.wait_for`` can lose a slot on Python 3.10 and 3.11 when the timeout and a release
-    coincide. Here one future transfers the slot.
+    coincide.
     """
 
     def __init__(self, max_concurrent: int | None) -> None:
         self.max_concurrent = max_concurrent
         self.running = 0
-        self._waiting: OrderedDict[asyncio.Future[bool], None] = OrderedDict()
+        self._waiting: OrderedDict[asyncio.Future[None], None] = OrderedDict()
 
     @property
     def queued(self) -> int:
@@ -78,34 +78,25 @@ class SlotLimiter:
         if self.max_concurrent is None or self.running < self.max_concurrent:
             self.running += 1
             return True
-        loop = asyncio.get_running_loop()
-        turn: asyncio.Future[bool] = loop.create_future()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[turn] = None
-        timer = None if timeout_s is None else loop.call_later(max(timeout_s, 0.0), self._expire, turn)
         try:
-            return await turn
+            await asyncio.wait((turn,), timeout=timeout_s)
         except asyncio.CancelledError:
-            self._waiting.pop(turn, None)
-            if turn.done() and not turn.cancelled() and turn.result():
+            if turn.done():
                 self.release()
             raise
         finally:
-            if timer is not None:
-                timer.cancel()
+            self._waiting.pop(turn, None)
+        return turn.done()
 
     def release(self) -> None:
         """Release a slot, passing it to the first waiter."""
-        while self._waiting:
+        if self._waiting:
             turn, _ = self._waiting.popitem(last=False)
-            if not turn.done():
-                turn.set_result(True)
-                return
-        self.running -= 1
-
-    def _expire(self, turn: asyncio.Future[bool]) -> None:
-        self._waiting.pop(turn, None)
-        if not turn.done():
-            turn.set_result(False)
+            turn.set_result(None)
+        else:
+            self.running -= 1
 
 
 @dataclass(slots=True)
@@ -152,7 +143,6 @@ class InProcessBackend(ExecutionBackend):
         on_workflow_complete: ResultCallback,
         on_grader_complete: ResultCallback | None = None,
     ) -> ExecutionResult:
-        """Run the workflow, report its result, then grade it and report the grade."""
         if request.id in self._active:
             raise ValueError(f"rollout {request.id} is already running")
         entry = self._active[request.id] = _Entry(asyncio.current_task())
@@ -165,7 +155,13 @@ class InProcessBackend(ExecutionBackend):
             await on_workflow_complete(result)
             if on_grader_complete is not None:
                 entry.status = RolloutStatus.GRADING
-                result = await self._grade(request, result)
+                if result.status is not RolloutStatus.SUCCESS:
+                    # Repeat the reason for receivers that read only the grader's callback.
+                    result = _failure(result.err_message, result.err_category)
+                elif reason := self.ungradable(request, result.sample):
+                    result = _failure(reason)
+                else:
+                    result = await self.run_grader(request, result)
                 await on_grader_complete(result)
             entry.status, entry.err_message = result.status, result.err_message
             if result.sample is not None and not result.sample.remove_sample:
@@ -180,7 +176,12 @@ class InProcessBackend(ExecutionBackend):
         finally:
             if holds_slot:
                 self.limiter.release()
-            self._finish(request.id)
+            entry.task = None
+            entry.err_message = entry.err_message and entry.err_message[:_STATUS_MESSAGE_LIMIT]
+            self._finished.pop(request.id, None)
+            self._finished[request.id] = self._active.pop(request.id)
+            if len(self._finished) > FINISHED_LIMIT:
+                self._finished.popitem(last=False)
 
     async def run_workflow(self, request: ExecutionRequest, *, queued_sec: float = 0.0) -> ExecutionResult:
         """Run only the workflow and return its result. Raises nothing except cancellation.
@@ -191,14 +192,11 @@ class InProcessBackend(ExecutionBackend):
         remaining_s = None if budget_s is None else max(budget_s - queued_sec, 0.0)
         try:
             sample = await run_within(self.produce(request), remaining_s)
-        except DeadlineExceededError:
-            message = f"the {self.agent_word} did not finish within its {budget_s:g}s deadline"
-            if queued_sec >= 0.1:
-                message += f" ({queued_sec:.1f}s of it spent in the queue)"
-            return _failure(message, RolloutErrorCategory.TIMEOUT)
         except Exception as error:  # any error of the user's code is the workflow's result
-            logger.warning("the %s of rollout %s failed", self.agent_word, request.id, exc_info=error)
-            return _failure(describe(error), _categorize(error), error=error)
+            result = _failed(error, self.agent_word, request.id, budget_s)
+            if isinstance(error, DeadlineExceededError) and queued_sec >= 0.1:
+                result.err_message = f"{result.err_message} ({queued_sec:.1f}s of it spent in the queue)"
+            return result
         return ExecutionResult(status=RolloutStatus.SUCCESS, sample=sample)
 
     async def run_grader(self, request: ExecutionRequest, result: ExecutionResult) -> ExecutionResult:
@@ -208,19 +206,15 @@ class InProcessBackend(ExecutionBackend):
         with counting_judge_calls() as calls:
             try:
                 await run_within(self.judge(request, result.sample), budget_s)
-            except DeadlineExceededError:
-                message = f"the grader did not finish within its {budget_s:g}s deadline"
-                graded = _failure(message, RolloutErrorCategory.TIMEOUT, result.sample)
             except Exception as error:  # any error of the user's code is the grading's result
-                logger.warning("the grader of rollout %s failed", request.id, exc_info=error)
-                graded = _failure(describe(error), _categorize(error), result.sample, error=error)
+                graded = _failed(error, "grader", request.id, budget_s)
+                graded.sample = result.sample
         if result.sample is not None:
             for name, value in calls.to_fields().items():
                 result.sample.extra_fields.setdefault(name, value)
         return graded
 
     def has_capacity(self) -> bool:
-        """Whether the queue has room for another rollout."""
         return self.limiter.queued < QUEUE_LIMIT
 
     def rollout_status(self, rollout_id: str) -> dict[str, Any] | None:
@@ -249,15 +243,6 @@ class InProcessBackend(ExecutionBackend):
             },
         }
 
-    def _finish(self, rollout_id: str) -> None:
-        entry = self._finished[rollout_id] = self._active.pop(rollout_id)
-        entry.task = None
-        if entry.err_message is not None:
-            entry.err_message = entry.err_message[:_STATUS_MESSAGE_LIMIT]
-        self._finished.move_to_end(rollout_id)
-        if len(self._finished) > FINISHED_LIMIT:
-            self._finished.popitem(last=False)
-
     def _cancel(self, rollout_id: str) -> str:
         entry = self._active.get(rollout_id)
         if entry is None or entry.task is None:
@@ -265,19 +250,13 @@ class InProcessBackend(ExecutionBackend):
         entry.task.cancel()
         return "cancelled_queued" if entry.status is RolloutStatus.QUEUED else "cancelled_running"
 
-    async def _grade(self, request: ExecutionRequest, result: ExecutionResult) -> ExecutionResult:
-        if result.status is not RolloutStatus.SUCCESS:
-            # Repeat the reason for receivers that read only the grader's callback.
-            return _failure(result.err_message, result.err_category)
-        if reason := self.ungradable(request, result.sample):
-            return _failure(reason)
-        return await self.run_grader(request, result)
+
+class _WorkflowContext(ArtifactsOnDemand, AgentWorkflowContext[Any]):
+    pass
 
 
-class _WorkflowContext(ArtifactsOnDemand, AgentWorkflowContext[Any]): ...
-
-
-class _GraderContext(ArtifactsOnDemand, GraderContext): ...
+class _GraderContext(ArtifactsOnDemand, GraderContext):
+    pass
 
 
 class LocalBackend(InProcessBackend):
@@ -315,7 +294,6 @@ class LocalBackend(InProcessBackend):
         )
 
     async def produce(self, request: ExecutionRequest) -> RolloutSample | None:
-        """Run the workflow and return its sample."""
         config = copy.deepcopy(self.workflow_config)
         workflow = self._workflow or self.workflow_cls(config)
         context = _WorkflowContext(prompt=request.prompt, config=config, metadata=request.metadata)
@@ -334,7 +312,6 @@ class LocalBackend(InProcessBackend):
         return RolloutSample(messages=output.messages, label=request.label, metrics=output.metrics)
 
     async def judge(self, request: ExecutionRequest, sample: RolloutSample | None) -> None:
-        """Grade the sample with a new grader."""
         # A grader's model calls must never be recorded as the policy's.
         rollout_contextvar.set(None)
         grader = self.grader_cls(self.grader_config)
@@ -349,7 +326,6 @@ class LocalBackend(InProcessBackend):
             raise ValueError("Sample has no reward after grading: call `ctx.set_reward` in `grade`")
 
     def ungradable(self, request: ExecutionRequest, sample: RolloutSample | None) -> str | None:
-        """Return why a finished rollout cannot be graded, or None if it can."""
         if self.grader_cls is None:
             return "nothing was graded: the server has no grader"
         if request.label is None and request.metadata is None:
@@ -424,29 +400,25 @@ def awaitable(value: Any, method: str) -> Awaitable[Any]:
     return value
 
 
-def _failure(
-    message: str | None,
-    category: RolloutErrorCategory | None = None,
-    sample: RolloutSample | None = None,
-    *,
-    error: BaseException | None = None,
-) -> ExecutionResult:
-    return ExecutionResult(
-        status=RolloutStatus.FAILURE,
-        sample=sample,
-        err_message=message,
-        err_category=category,
-        extra_fields={"traceback": traceback_of(error)} if error is not None else None,
-    )
+def _failure(message: str | None, category: RolloutErrorCategory | None = None) -> ExecutionResult:
+    return ExecutionResult(status=RolloutStatus.FAILURE, err_message=message, err_category=category)
 
 
-def _categorize(error: BaseException) -> RolloutErrorCategory:
+def _failed(error: Exception, who: str, rollout_id: str, budget_s: float | None) -> ExecutionResult:
+    """Return the result of user code that raised ``error`` or did not end in time."""
+    if isinstance(error, DeadlineExceededError):
+        message = f"the {who} did not finish within its {budget_s:g}s deadline"
+        return _failure(message, RolloutErrorCategory.TIMEOUT)
+    logger.warning("the %s of rollout %s failed", who, rollout_id, exc_info=error)
+    category = RolloutErrorCategory.AGENT_ERROR
     # Before Python 3.11, asyncio's TimeoutError is a separate class.
     if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
-        return RolloutErrorCategory.TIMEOUT
-    if isinstance(error, (ValueError, TypeError, AssertionError)):
-        return RolloutErrorCategory.VALIDATION_ERROR
-    return RolloutErrorCategory.AGENT_ERROR
+        category = RolloutErrorCategory.TIMEOUT
+    elif isinstance(error, (ValueError, TypeError, AssertionError)):
+        category = RolloutErrorCategory.VALIDATION_ERROR
+    result = _failure(describe(error), category)
+    result.extra_fields = {"traceback": traceback_of(error)}
+    return result
 
 
 def text_of(error: BaseException) -> str:

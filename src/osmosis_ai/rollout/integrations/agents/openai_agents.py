@@ -206,13 +206,6 @@ class SessionSampleSource(SampleSource):
 
 def _usage(answer: Any) -> Any:
     usage = answer.usage
-    if usage is None:
-        return agents.Usage(requests=1)
-    return agents.Usage(
-        requests=1,
-        input_tokens=usage.input_tokens,
-        output_tokens=usage.output_tokens,
-        total_tokens=usage.total_tokens,
-        input_tokens_details=usage.input_tokens_details,
-        output_tokens_details=usage.output_tokens_details,
-    )
+    names = ("input_tokens", "output_tokens", "total_tokens", "input_tokens_details", "output_tokens_details")
+    counts = {} if usage is None else {name: getattr(usage, name) for name in names}
+    return agents.Usage(requests=1, **counts)

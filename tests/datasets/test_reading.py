@@ -158,6 +158,20 @@ class TestJsonArray:
         assert records(path) == rows
         assert count_records(path) == 5
 
+    @given(st.integers(1, 60), st.booleans())
+    def test_an_element_may_be_cut_anywhere(
+        self, tmp_path_factory: pytest.TempPathFactory, block: int, as_text: bool
+    ) -> None:
+        rows = [
+            {"a": value, "b": -1e-5}
+            for value in (True, False, None, 12.5, 10**20, "é😀", '"}, {"', [{"b": None}, {"c": []}], {})
+        ]
+        text = json.dumps(rows, ensure_ascii=as_text, indent=None if as_text else 1)
+        path = write(tmp_path_factory.mktemp("blocks"), "a.json", text)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("osmosis_ai.datasets.readers.BLOCK_BYTES", block)
+            assert records(path) == rows
+
     def test_an_element_ends_where_its_value_does(self, tmp_path: Path) -> None:
         rows = [{"a": [{"b": "}, {"}, {"b": n}] * n} for n in range(1, 300)] + [
             {"a": '}, {"a": 1'},
@@ -186,6 +200,7 @@ class TestJsonArray:
             ('[{"a": 1}] x', "line 1, column 12: text after the closing ']'"),
             ('[{"a": 1}, 12]', "row 2: expected a JSON object, found a number"),
             ('[{"a": 1}, {"b": 1}]', "row 2: columns differ from row 1: missing 'a'; extra 'b'"),
+            ("[{}, {}]", "row 1: the object is empty; it names no columns"),
             ('[{"a": NaN}]', "row 1: not valid JSON: NaN instead of null"),
             ('[{"a": 1e999}]', "row 1: not valid JSON: number is infinity when parsed as double"),
             ('[{"a": "\\uD800"}]', "row 1: not valid JSON: no low surrogate in string"),

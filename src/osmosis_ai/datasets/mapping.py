@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from types import NoneType
 from typing import Any, Literal, cast
 
-from osmosis_ai.datasets.readers import METADATA_COLUMN, Record, WrittenFloat, decode_json, quote_names
+from osmosis_ai.datasets.readers import METADATA_COLUMN, Record, WrittenFloat, decode_as_written, quote_names
 from osmosis_ai.datasets.rows import PROMPT_COLUMN, SYSTEM_COLUMN, as_text
 
 Field = Literal["prompt", "ground_truth", "system", "metadata"]
@@ -224,8 +224,8 @@ def _decoded(value: object) -> object:
     """Return the object in a JSON text; any other value unchanged."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
-            return decode_json(value, as_written=True)
-        except ValueError:
+            return decode_as_written(value)
+        except (ValueError, RecursionError):
             return value
     return value
 

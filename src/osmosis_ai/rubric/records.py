@@ -21,7 +21,6 @@ from osmosis_ai.datasets.readers import (
     BYTE_ORDER_MARK,
     LFS_POINTER,
     decode_json,
-    describe_json_error,
     name_of_type,
 )
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
@@ -141,12 +140,10 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def _decode(path: Path, number: int, raw: bytes) -> dict[str, Any]:
     try:
         value = decode_json(raw)
-    except (ValueError, RecursionError) as error:
+    except json.JSONDecodeError as error:
         _refuse_bytes(path, number, raw)
-        column = getattr(error, "colno", None)
-        where = f" (column {column})" if column else ""
         raise OsmosisError(
-            f"Invalid JSON on line {number} of '{path}': {describe_json_error(raw, error)}{where}",
+            f"Invalid JSON on line {number} of '{path}': {error.msg} (column {error.colno})",
             details={"line": number},
         ) from None
     if not isinstance(value, dict):

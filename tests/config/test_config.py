@@ -264,7 +264,7 @@ def test_everything_that_can_be_decided_is_read() -> None:
         reward_range=(-1.0, 1.5),
         shown="a.decide.toml",
     )
-    assert parse_decisions("", "a.decide.toml") == Decisions({}, {}, {}, shown="a.decide.toml")
+    assert parse_decisions("", "a.decide.toml") == Decisions(shown="a.decide.toml")
 
 
 def test_everything_that_is_wrong_is_in_one_report_with_its_line_and_what_was_meant() -> None:
@@ -325,7 +325,7 @@ def test_what_a_decide_file_cannot_have_is_told_by_its_key(text: str, key: str) 
 
 def test_it_is_found_beside_its_config_and_a_config_without_one_decides_nothing(tmp_path: Path) -> None:
     config = tmp_path / "a.toml"
-    assert decisions_about(config) == Decisions.none()
+    assert decisions_about(config) == Decisions()
     decide_file(config).write_text("[min]\nreward = 1\n")
     assert decisions_about(config).minima == {"reward": 1.0}
     assert decide_file(config).name == "a.decide.toml"

@@ -143,7 +143,7 @@ def load_decisions(path: Path, workspace: WorkspaceDirectory | None = None) -> D
 def decisions_about(config: Path, workspace: WorkspaceDirectory | None = None) -> Decisions:
     """Load the decide file next to a config; the defaults if there is none."""
     path = decide_file(config)
-    return load_decisions(path, workspace) if path.exists() else Decisions.none()
+    return load_decisions(path, workspace) if path.exists() else Decisions()
 
 
 def decisions_of_run(config: str | None, workspace: WorkspaceDirectory) -> Decisions:
@@ -151,10 +151,10 @@ def decisions_of_run(config: str | None, workspace: WorkspaceDirectory) -> Decis
     try:
         path = (workspace.root / (config or "")).resolve()
         if config is None or not path.is_relative_to(workspace.eval_configs_dir.resolve()):
-            return Decisions.none()
+            return Decisions()
         return decisions_about(path, workspace)
     except (OSError, ValueError):  # not a valid file name
-        return Decisions.none()
+        return Decisions()
 
 
 def decisions_around(config: str | None, directory: Path) -> tuple[Decisions | None, Sequence[str]]:

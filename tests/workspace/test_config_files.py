@@ -8,10 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from osmosis_ai.config.issues import Issue
+from osmosis_ai.config.issues import InvalidConfigError, Issue
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace.config_files import (
-    InvalidConfigError,
     load_eval_config,
     load_training_config,
     rollout_directory,

@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from osmosis_ai.config.issues import InvalidConfigError
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace import doctor, rollout_templates
-from osmosis_ai.workspace.config_files import InvalidConfigError, load_eval_config, load_training_config
-from osmosis_ai.workspace.git import read_git_state, run_git, without_credentials
-from osmosis_ai.workspace.gitignore import add_patterns, missing_patterns
+from osmosis_ai.workspace.config_files import load_eval_config, load_training_config
+from osmosis_ai.workspace.git import (
+    add_patterns,
+    missing_patterns,
+    read_git_state,
+    run_git,
+    without_credentials,
+)
 from osmosis_ai.workspace.layout import WorkspaceDirectory, find_dataset_file, find_workspace
 from osmosis_ai.workspace.rollout_templates import init_rollout
 from tests.workspace.builders import git, make_repository

@@ -17,7 +17,6 @@ from osmosis_ai.workspace.git import add_patterns, missing_patterns, tracked_env
 from osmosis_ai.workspace.layout import REQUIRED_DIRECTORIES, find_workspace, missing_directories
 from osmosis_ai.workspace.placement import obstacle_on_the_way
 
-_KEYS = "{{keys}}"
 AGENT_GUIDES = ("AGENTS.md", "CLAUDE.md", "configs/AGENTS.md")
 
 
@@ -76,11 +75,11 @@ def fix(path: Path | None = None) -> DoctorReport:
 def guide_text(name: str) -> str:
     """Return the text of the guide for coding agents at ``name`` in a workspace."""
     text = (Path(__file__).parent / "templates" / "guides" / name).read_text(encoding="utf-8")
-    if _KEYS not in text:
+    if "{{keys}}" not in text:
         return text
     from osmosis_ai.config.reference import keys_by_section
 
-    return text.replace(_KEYS, keys_by_section())
+    return text.replace("{{keys}}", keys_by_section())
 
 
 def _obstacle(root: Path, name: str) -> str | None:

@@ -23,8 +23,6 @@ from osmosis_ai.errors import OsmosisError, WorkspaceRequiredError
 from osmosis_ai.files import write_atomic
 from osmosis_ai.process_environment import git_environment
 
-GIT_TIMEOUT_S = 60.0
-
 _SAFE_OPTIONS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 _QUIET_VARIABLES = {
     "GIT_NO_LAZY_FETCH": "1",
@@ -50,7 +48,7 @@ def run_git(
     *,
     cwd: Path,
     env: Mapping[str, str] | None = None,
-    timeout_s: float = GIT_TIMEOUT_S,
+    timeout_s: float = 60.0,
 ) -> subprocess.CompletedProcess[str]:
     """Run one Git command in ``cwd`` and return its result, even if it failed."""
     try:

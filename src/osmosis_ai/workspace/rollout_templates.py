@@ -242,14 +242,12 @@ def _first_commit(root: Path) -> None:
 
 def _import_git() -> Any:
     """Import GitPython. It asks Git for its version, which fails if the user's configuration is broken."""
-    users = {name: os.environ.get(name) for name in _NO_USER_CONFIG}
+    users = {name: os.environ[name] for name in _NO_USER_CONFIG if name in os.environ}
     os.environ.update(_NO_USER_CONFIG)
     try:
         import git
     finally:
-        for name, value in users.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in _NO_USER_CONFIG:
+            del os.environ[name]
+        os.environ.update(users)
     return git

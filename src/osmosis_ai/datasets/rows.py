@@ -115,8 +115,10 @@ def missing_values(record: Record) -> list[str]:
 
 
 def _answer(record: Record) -> str | None:
-    texts = (as_text(record.get(name)) for name in ANSWER_COLUMNS)
-    return next((text for text in texts if text is not None), None)
+    for name in ANSWER_COLUMNS:
+        if (text := as_text(record.get(name))) is not None:
+            return text
+    return None
 
 
 def as_text(value: object) -> str | None:

@@ -22,8 +22,8 @@ from osmosis_ai.config.decisions import DecideSettings
 from osmosis_ai.config.execution import ExecutionSection
 from osmosis_ai.config.issues import choices_of, members, type_in_words
 from osmosis_ai.config.reference import SECTIONS
-from osmosis_ai.config.sections import LARGEST_COUNT, ConfigSection, NarrowerHere
-from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.config.sections import LARGEST_COUNT, ConfigSection
+from osmosis_ai.config.training import OWN_RULES, TrainingSettings
 from osmosis_ai.services.training_estimate import GPUS
 from osmosis_ai.training.runs.memory_estimate import GIB, ModelShape, estimate
 from osmosis_ai.workspace.doctor import guide_text
@@ -51,8 +51,7 @@ def key_table(section: str) -> Iterator[str]:
             default = "required"
         else:
             default = "none" if field.default is None else f"`{json.dumps(field.default)}`"
-        rules = [known.rule for known in field.metadata if isinstance(known, NarrowerHere)]
-        meaning = "; ".join([str(field.description), *rules])
+        meaning = f"{field.description}; {OWN_RULES[key][1]}" if key in OWN_RULES else field.description
         yield f"| `{key}` | {_type_and_range(schema[key])} | {default} | {meaning} |"
 
 

@@ -14,7 +14,7 @@ from datetime import date, datetime, time
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.config.issues import InvalidConfigError, Issue, as_written, closest, table_issues, unknown_key
-from osmosis_ai.config.sections import ANY_PLATFORM, ConfigSection, EvaluationSettings, Experiment
+from osmosis_ai.config.sections import ConfigSection, EvaluationSettings, Experiment
 from osmosis_ai.config.toml_text import key_lines
 
 if TYPE_CHECKING:
@@ -115,18 +115,11 @@ def _section_issues(document: Mapping[str, Any], kind: ConfigKind) -> Iterator[I
     for name in kind.sections:
         section = document.get(name)
         if isinstance(section, dict):
-            yield from section_issues(name, section, kind, context=ANY_PLATFORM)
+            yield from table_issues(name, section, kind.models()[name], homes_of=kind.homes_of)
         elif section is not None:
             yield Issue(name, f"must be a table, got {as_written(section)}")
         elif name == "experiment":
             yield Issue(name, "Missing [experiment] section")
-
-
-def section_issues(
-    name: str, section: Mapping[str, Any], kind: ConfigKind, *, context: Mapping[str, Any] | None = None
-) -> Iterator[Issue]:
-    """Yield the issues of one section, key by key."""
-    return table_issues(name, section, kind.models()[name], homes_of=kind.homes_of, context=context)
 
 
 def env_issues(env: Any, place: str) -> Iterator[Issue]:
@@ -226,7 +219,13 @@ def read_settings(
     from pydantic import ValidationError
 
     from osmosis_ai.config.execution import EXECUTION
-    from osmosis_ai.config.training import TINY_MODEL, TINY_MODEL_LR, TRAINER_SECTIONS, TrainingSettings
+    from osmosis_ai.config.training import (
+        OWN_RULES,
+        TINY_MODEL,
+        TINY_MODEL_LR,
+        TRAINER_SECTIONS,
+        TrainingSettings,
+    )
     from osmosis_ai.inference.catalog import base_model_of
 
     section_of = {key: name for name, model in TRAINER_SECTIONS.items() for key in model.model_fields}
@@ -241,10 +240,15 @@ def read_settings(
     issues: list[Issue] = []
     values: dict[str, Any] = {"ignored": ignored}
     for name, section in sections.items():
-        found = list(section_issues(name, section, TRAINING))
+        found = list(table_issues(name, section, TRAINER_SECTIONS[name], homes_of=TRAINING.homes_of))
         wrong = {issue.key for issue in found}
         issues += map(_explain_sglang, found) if section.get("policy_engine") == "sglang" else found
         values |= {key: value for key, value in section.items() if f"{name}.{key}" not in wrong}
+    issues += [
+        Issue(f"{section_of[key]}.{key}", rule)
+        for key, (accepts, rule) in OWN_RULES.items()
+        if key in values and not accepts(values[key])
+    ]
     if base_model_of(model_path_of(document) or "") == TINY_MODEL:
         values.setdefault("lr", TINY_MODEL_LR)
     # If one of these keys is invalid, the intended engine is unknown.

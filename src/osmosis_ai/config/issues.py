@@ -62,13 +62,12 @@ def table_issues(
     model: type[BaseModel],
     *,
     homes_of: Callable[[str], Iterable[str]] = lambda _: (),
-    context: Mapping[str, Any] | None = None,
 ) -> Iterator[Issue]:
     """Yield the issues of one table, key by key; ``homes_of`` returns the tables where an undeclared key belongs."""
     from pydantic import ValidationError
 
     try:
-        model.model_validate(table, context=context)
+        model.model_validate(table)
     except ValidationError as error:
         details: dict[str, ErrorDetails] = {}
         for detail in error.errors(include_url=False):

@@ -4,19 +4,17 @@ A key is declared once, in the model of its section: type, range, default, meani
 executors of runs, the tables of the docs and the configs of a new rollout all use that declaration.
 
 Types are strict: a boolean is not a number, a number in quotes is a string, and nan is rejected. Ranges exclude only
-values that no platform could accept. Values that only this release rejects are declared with :class:`NarrowerHere`.
+values that no platform could accept.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationInfo
-from pydantic_core import CoreSchema, core_schema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 LARGEST_COUNT = 2**31 - 1
 
@@ -104,25 +102,6 @@ CountOrZero = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-ANY_PLATFORM = {"any_platform": True}
-"""The validation context that ignores :class:`NarrowerHere` bounds."""
-
-
-@dataclass(frozen=True)
-class NarrowerHere:
-    """A bound of this release's own runs, narrower than the range that the type declares for every platform."""
-
-    accepts: Callable[[Any], bool]
-    rule: str
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.with_info_after_validator_function(self._check, handler(source))
-
-    def _check(self, value: Any, info: ValidationInfo[Any]) -> Any:
-        if info.context is not ANY_PLATFORM and not self.accepts(value):
-            raise ValueError(self.rule)
-        return value
 
 
 class ConfigSection(BaseModel):

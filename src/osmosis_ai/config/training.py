@@ -7,13 +7,13 @@ they are created.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from osmosis_ai.config.sections import ConfigSection, Count, CountOrZero, NarrowerHere, NotNegative, Positive
+from osmosis_ai.config.sections import ConfigSection, Count, CountOrZero, NotNegative, Positive
 from osmosis_ai.inference.catalog import FormatName
 
 LossType = Literal["grpo", "dapo", "dr_grpo", "gspo"]
@@ -43,12 +43,9 @@ class TrainingSection(ConfigSection):
 
     lr: Positive = Field(default=DEFAULT_LR, description="learning rate of AdamW")
     total_epochs: Annotated[Count, MAY_CHANGE] = Field(default=1, description="passes over the dataset")
-    n_samples_per_prompt: Annotated[
-        Count,
-        NarrowerHere(
-            lambda n: n >= 2, "must be at least 2: a reward counts only against others on the same prompt"
-        ),
-    ] = Field(default=8, description="attempts per prompt, compared with each other")
+    n_samples_per_prompt: Count = Field(
+        default=8, description="attempts per prompt, compared with each other"
+    )
     rollout_batch_size: Count = Field(default=32, description="prompts per step")
     max_prompt_length: Count = Field(default=8192, description="longest accepted prompt")
     max_response_length: Count = Field(
@@ -63,13 +60,7 @@ class TrainingSection(ConfigSection):
 class SamplingSection(ConfigSection):
     """`[sampling]`: how the policy is sampled during training."""
 
-    rollout_temperature: Annotated[
-        NotNegative,
-        NarrowerHere(
-            lambda temperature: temperature > 0,
-            "must be greater than 0: a greedy policy gives every attempt the same answer",
-        ),
-    ] = Field(default=1.0, description="sampling temperature")
+    rollout_temperature: NotNegative = Field(default=1.0, description="sampling temperature")
     rollout_top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
         default=1.0, description="nucleus sampling; below 1 the importance ratios are biased"
     )
@@ -171,6 +162,18 @@ class AdvancedSection(ConfigSection):
         default=0, description="most updates between sampling a batch and learning from it"
     )
 
+
+OWN_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "n_samples_per_prompt": (
+        lambda attempts: attempts >= 2,
+        "must be at least 2: a reward counts only against others on the same prompt",
+    ),
+    "rollout_temperature": (
+        lambda temperature: temperature > 0,
+        "must be greater than 0: a greedy policy gives every attempt the same answer",
+    ),
+}
+"""Bounds of this release's own runs, narrower than the ranges for every platform."""
 
 TRAINER_SECTIONS: Mapping[str, type[ConfigSection]] = {
     "training": TrainingSection,

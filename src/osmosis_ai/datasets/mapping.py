@@ -62,7 +62,7 @@ def parse_mapping(words: Iterable[str]) -> ColumnMapping:
             raise ValueError(f"`{name}` is not a field of a dataset ({known}){_guess(name, FIELDS)}")
         if field in mapping:
             raise ValueError(f"`{field}` is mapped twice; join columns with +, as in {field}=a+b")
-        mapping[cast(Field, field)] = (columns,)
+        mapping[field] = (columns,)
     return mapping
 
 

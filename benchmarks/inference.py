@@ -112,9 +112,9 @@ def request(number: int) -> dict[str, Any]:
 @asynccontextmanager
 async def in_process() -> Any:
     """Ask the engine in this process: no HTTP, but templates, tokens and parsing as always."""
-    parts = load_parts(MODEL)
-    with InferenceEngine(parts.network) as engine:
-        yield ChatCompletions(engine, parts.chat, parts.names).create
+    network, chat = load_parts(MODEL)
+    with InferenceEngine(network) as engine:
+        yield ChatCompletions(engine, chat, [MODEL]).create
 
 
 @asynccontextmanager

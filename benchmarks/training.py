@@ -139,7 +139,7 @@ class Bench:
     def engine(self) -> InferenceEngine:
         """As a run opens it."""
         in_float64 = self.model_path == TINY and self.device == "cpu"
-        source = built_in_model(TINY).directory if self.model_path == TINY else self.model_path
+        source = built_in_model(TINY) if self.model_path == TINY else self.model_path
         network = TorchModel.load(
             source,
             device=self.device,
@@ -170,7 +170,7 @@ def _prompt(number: int) -> str:
 
 
 def _chat() -> BuiltInChat:
-    return BuiltInChat(built_in_model(TINY).directory)
+    return BuiltInChat(built_in_model(TINY))
 
 
 # --- sampling ------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
     python scripts/kill_series.py [--kills 15] [--seed N]
 
 `kill -9` at moments read from the run's journal: of `osmosis eval run` and its rollout server, then of the platform,
-its worker and the rollout server, each KILLS times. No acknowledged result may be lost, doubled or changed, and the
+its worker and the rollout server, and of `osmosis eval rubric`, each KILLS times. No acknowledged result may be lost, doubled or changed, and the
 numbers must be those of the undisturbed run. The test suite does the same with one kill each.
 """
 
@@ -15,7 +15,11 @@ import random
 import subprocess
 import sys
 
-TESTS = ("tests/e2e/test_kill_and_resume.py", "tests/e2e/test_platform_kill.py")
+TESTS = (
+    "tests/e2e/test_kill_and_resume.py",
+    "tests/e2e/test_platform_kill.py",
+    "tests/e2e/test_eval_rubric.py::test_kills_at_any_moment_lose_no_score_and_repeat_none",
+)
 
 
 def main() -> int:

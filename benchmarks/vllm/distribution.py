@@ -88,7 +88,7 @@ CASES = {
 async def measure(case: Case, program: str, folder: Path) -> bool:
     """Start a server, check it with each kind of request, print what came of it; return whether it was as expected."""
     model = folder / "model"
-    shutil.copytree(built_in_model("osmosis/tiny").directory, model)
+    shutil.copytree(built_in_model("osmosis/tiny"), model)
     if case.generation_config is not None:
         own = json.loads((model / "generation_config.json").read_text())
         (model / "generation_config.json").write_text(json.dumps({**own, **case.generation_config}))

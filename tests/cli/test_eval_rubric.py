@@ -272,7 +272,7 @@ def test_bounds_of_a_record_win_and_scores_are_compared_on_one_scale(cli: Cli, j
     assert score(cli, "-o", "out.json").status == 0
     document = result_of()
     assert [record["scores"] for record in document["records"]] == [[4.0], [0.75]]
-    assert document["trust"]["judges"][0]["calibration"]["mean_absolute_error"]["value"] == pytest.approx(0.0)
+    assert document["trust"]["judges"][0]["figures"]["mean_absolute_error"]["value"] == pytest.approx(0.0)
 
 
 def test_several_judges_make_a_panel(cli: Cli, judge: JudgeServer) -> None:
@@ -299,11 +299,11 @@ def test_a_judge_that_favours_what_it_reads_first_is_found_out(cli: Cli, judge: 
     )
     outcome = score(cli, "-n", "4", "--swap", "-o", "out.json")
     assert outcome.status == 0, outcome.err
-    position = result_of()["trust"]["judges"][0]["position"]
+    position = result_of()["trust"]["judges"][0]["figures"]["position"]
     assert position["value"] == pytest.approx(0.2, abs=0.02) and position["low"] > 0.15
     assert position["records"] == 7
     assert score(cli, "-n", "4", "-o", "plain.json").status == 0
-    unmeasured = result_of("plain.json")["trust"]["judges"][0]["position"]
+    unmeasured = result_of("plain.json")["trust"]["judges"][0]["figures"]["position"]
     assert unmeasured["value"] is None and "--swap" in unmeasured["reason"]
 
 
@@ -326,7 +326,7 @@ def test_a_bias_of_one_of_three_judges_is_a_finding_only_among_all_of_them(
     models = ("--model", "openai/judge-b", "--model", "openai/judge-c")
     assert score(cli, *models, "-o", "out.json", model="openai/judge-a").status == 0
     trust = result_of()["trust"]
-    orders = [judge["order_in_file"] for judge in trust["judges"]]
+    orders = [judge["figures"]["order_in_file"] for judge in trust["judges"]]
     # Alone the third judge's drift is significant in both cases: its interval excludes zero.
     assert [order["low"] > 0 for order in orders] == [False, False, True]
     assert orders[2]["p"] < 0.05

@@ -63,7 +63,7 @@ def random_model(name: str, directory: Path) -> Path:
     torch.manual_seed(1)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory)
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(built_in_model("osmosis/tiny").directory / file, directory)
+        shutil.copy(built_in_model("osmosis/tiny") / file, directory)
     return directory
 
 

@@ -272,14 +272,17 @@ async def test_a_server_that_dies_is_started_again_and_its_rollouts_run_again(co
 
 
 @pytest.mark.e2e
-async def test_a_row_that_always_kills_the_server_halts_the_run_with_the_servers_last_words(
-    cold_world: World,
+@pytest.mark.parametrize("servers", [1, 2])
+async def test_a_row_that_always_kills_the_server_halts_the_run_and_is_named(
+    cold_world: World, servers: int
 ) -> None:
     write_rows(cold_world.rows, ["one", "die"])
-    summary = await cold_world.run(options={"max_in_flight": 1})
+    summary = await cold_world.run(options={"max_in_flight": servers, "servers": servers})
     assert summary.stop is not None
     assert summary.stop.kind == "fault"
     assert "about to die" in summary.stop.reason
+    assert "row 1 was running" in summary.stop.reason
+    assert isinstance(summary.stop.error, OsmosisError) and "'--rows 1'" in (summary.stop.error.hint or "")
     assert (summary.succeeded, summary.pending, summary.failed) == (1, 1, 0)
     assert [record["row_index"] for record in cold_world.records()] == [0]
 

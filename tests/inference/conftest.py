@@ -37,7 +37,7 @@ def body(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def model_dir() -> Path:
-    return built_in_model("osmosis/tiny").directory
+    return built_in_model("osmosis/tiny")
 
 
 @pytest.fixture(scope="session")

@@ -174,17 +174,3 @@ async def test_it_solves_about_four_multiplications_in_ten_with_its_tool(api: Ch
         *(attempt(row, 4 * n + k) for n, row in enumerate(rows) for k in range(4))
     )
     assert 0.33 <= sum(outcomes) / len(outcomes) <= 0.47
-
-
-@pytest.mark.imports_much
-def test_transformers_loads_it_and_reads_text_the_same_way(model_dir: Path, chat: BuiltInChat) -> None:
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("torch")
-    loaded = transformers.AutoTokenizer.from_pretrained(model_dir)
-    text = "<|im_start|>user\nWhat is 12 * 34?<|im_end|>\n<|im_start|>assistant\n"
-    assert loaded(text).input_ids == chat.encode(text)
-    assert loaded.eos_token == "<|im_end|>"
-    model = transformers.AutoModelForCausalLM.from_pretrained(model_dir)
-    assert type(model).__name__ == "Qwen3ForCausalLM"
-    assert model.num_parameters() == 631_872
-    assert model.generation_config.eos_token_id == 2

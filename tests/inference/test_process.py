@@ -102,16 +102,7 @@ def test_the_server_dies_with_a_parent_that_is_killed() -> None:
     os.close(watch)
 
 
-async def test_a_server_that_can_not_start_shows_what_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = InferenceServer(max_batch=0)
-    with pytest.raises(
-        OsmosisError, match=r"ended before it was ready \(exit status 2\)[\s\S]*--max-batch"
-    ) as failed:
-        await server.start()
-    assert server.api_key not in str(failed.value)
-
-
-def test_a_port_in_use_and_an_open_address_without_a_key_are_errors() -> None:
+def test_an_unknown_model_no_room_and_an_open_address_without_a_key_are_errors() -> None:
     environment = {key: value for key, value in os.environ.items() if key != API_KEY_ENV}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -120,46 +111,40 @@ def test_a_port_in_use_and_an_open_address_without_a_key_are_errors() -> None:
 
     exposed = run("--host", "0.0.0.0")
     assert exposed.returncode == 2 and API_KEY_ENV in exposed.stderr
+    no_room = run("--max-batch", "0")
+    assert no_room.returncode == 2 and "--max-batch" in no_room.stderr
     unknown = run("--model", "osmosis/huge")
     assert unknown.returncode == 1 and unknown.stderr.startswith("error: there is no built-in model")
 
 
 @pytest.mark.imports_much
-async def test_an_adapter_is_served_under_its_own_name(model_dir: Path, tmp_path: Path) -> None:
-    pytest.importorskip("peft")
-    save_adapter(model_dir, tmp_path)
-    async with (
-        InferenceServer() as base,
-        InferenceServer(adapter=tmp_path, served_as="osmosis/tiny:better") as adapted,
-    ):
-        assert adapted.model == "osmosis/tiny:better"
-        before = await ask(base, seed=1, logprobs=True)
-        after = await ask(adapted, seed=1, logprobs=True, model="osmosis/tiny:better")
-    assert after["model"] == "osmosis/tiny:better"
-    assert after["choices"][0]["logprobs"] != before["choices"][0]["logprobs"]
-
-
-@pytest.mark.imports_much
-async def test_torch_serves_the_same_adapter_with_the_same_probabilities(
+async def test_both_engines_serve_an_adapter_under_its_own_name_with_the_same_probabilities(
     model_dir: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("peft")
     save_adapter(model_dir, tmp_path)
     name = "fern/any:better"
-    asked = {"temperature": 0.0, "logprobs": True, "return_token_ids": True, "model": name}
+    asked = {"temperature": 0.0, "logprobs": True, "return_token_ids": True}
     async with (
+        InferenceServer() as base,
         InferenceServer(adapter=tmp_path, served_as=name) as numpy,
         InferenceServer(str(model_dir), engine="torch", adapter=tmp_path, served_as=name) as torch,
     ):
-        (ours,) = (await ask(torch, **asked))["choices"]
-        (theirs,) = (await ask(numpy, **asked))["choices"]
+        assert numpy.model == torch.model == name
+        unadapted = await ask(base, **asked)
+        replies = [await ask(server, **asked, model=name) for server in (numpy, torch)]
+    assert [reply["model"] for reply in replies] == [name, name]
+    (theirs,), (ours,) = (reply["choices"] for reply in replies)
     assert ours["token_ids"] == theirs["token_ids"]
     assert ours["message"] == theirs["message"]
     logprobs = [[token["logprob"] for token in one["logprobs"]["content"]] for one in (ours, theirs)]
     assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-4)
+    assert theirs["logprobs"] != unadapted["choices"][0]["logprobs"]
 
 
-async def test_a_folder_without_an_adapter_keeps_the_server_from_starting(tmp_path: Path) -> None:
-    with pytest.raises(OsmosisError, match=r"there is no adapter in .*adapter_config\.json` is missing"):
-        async with InferenceServer(adapter=tmp_path):
-            raise AssertionError
+async def test_a_server_that_cannot_start_shows_what_it_wrote(tmp_path: Path) -> None:
+    server = InferenceServer(adapter=tmp_path)
+    words = r"ended before it was ready \(exit status 1\)[\s\S]*there is no adapter in .*adapter_config\.json` is missing"
+    with pytest.raises(OsmosisError, match=words) as failed:
+        await server.start()
+    assert server.api_key not in str(failed.value)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from osmosis_ai.inference.catalog import FORMAT_NAMES, FormatName
 from osmosis_ai.inference.chat import BuiltInChat, ChatTemplate, detect_tool_calls
 from osmosis_ai.inference.tool_calls import (
     FORMATS,
-    Markup,
     ParsedToolCall,
     Piece,
     ToolCallReader,
@@ -67,13 +67,21 @@ def read(
 
 
 def feed(
-    format: FormatName, text: str, *, at_most_one: bool = False, chunk: int | None = None
+    format: FormatName,
+    text: str,
+    *,
+    at_most_one: bool = False,
+    chunk: int | None = None,
+    cuts: Sequence[int] = (),
 ) -> list[Piece]:
+    """Read ``text`` in pieces of ``chunk`` characters, or with the sizes ``cuts`` and then the rest."""
     reader = ToolCallReader(FORMATS[format], TOOLS, at_most_one=at_most_one)
+    places = [*itertools.accumulate(cuts, initial=0)]
+    if chunk:
+        places = [*range(0, len(text), chunk)]
     pieces: list[Piece] = []
-    size = chunk or max(len(text), 1)
-    for start in range(0, len(text), size):
-        pieces += reader.feed(text[start : start + size])
+    for start, end in itertools.pairwise([*places, max(len(text), places[-1])]):
+        pieces += reader.feed(text[start:end])
     return [*pieces, *reader.feed("", ended=True)]
 
 
@@ -121,9 +129,15 @@ SEVERAL: list[tuple[FormatName, str]] = [
 
 
 @pytest.mark.parametrize(("format", "text"), ONE_CALL)
-def test_a_call_is_read_in_every_spelling_of_its_format(format: FormatName, text: str) -> None:
-    assert read(format, text) == ("", [("f", A1)])
+def test_a_call_is_read_in_every_spelling_and_only_what_is_around_it_is_content(
+    format: FormatName, text: str
+) -> None:
     assert read(format, text + " \n") == ("", [("f", A1)])
+    assert read(format, f"Let me see.\n{text}\nDone.") == ("Let me see.\n\nDone.", [("f", A1)])
+    reader = ToolCallReader(FORMATS[format], TOOLS)
+    assert "".join(map(str, reader.feed("Let me see.\n"))) == "Let me see.\n"
+    pieces = [piece for part in [*text, ""] for piece in reader.feed(part, ended=not part)]
+    assert [type(piece) for piece in pieces] == [ParsedToolCall]
 
 
 @pytest.mark.parametrize(("format", "text"), SEVERAL)
@@ -135,28 +149,12 @@ def test_several_calls_are_read_in_order_each_with_an_id_of_its_own(format: Form
 
 
 @pytest.mark.parametrize(("format", "text"), ONE_CALL)
-def test_text_around_a_call_is_content(format: FormatName, text: str) -> None:
-    assert read(format, f"Let me see.\n{text}\nDone.") == ("Let me see.\n\nDone.", [("f", A1)])
-
-
-@pytest.mark.parametrize(("format", "text"), ONE_CALL)
 def test_a_call_that_was_cut_short_stays_content_until_its_very_end(format: FormatName, text: str) -> None:
     for length in range(len(text)):
         content, calls = read(format, text[:length])
         assert calls in ([], [("f", A1)])
         if not calls:
             assert content == text[:length]
-
-
-@pytest.mark.parametrize(("format", "text"), ONE_CALL)
-def test_content_before_a_call_streams_and_the_call_is_withheld(format: FormatName, text: str) -> None:
-    reader = ToolCallReader(FORMATS[format], TOOLS)
-    assert "".join(map(str, reader.feed("Let me see.\n"))) == "Let me see.\n"
-    seen: list[Piece] = []
-    for character in text:
-        seen += reader.feed(character)
-    seen += reader.feed("", ended=True)
-    assert [type(piece) for piece in seen] == [ParsedToolCall]
 
 
 def test_mistral_ids_are_nine_letters_or_digits_and_the_models_own_where_it_wrote_one() -> None:
@@ -169,27 +167,6 @@ def test_mistral_ids_are_nine_letters_or_digits_and_the_models_own_where_it_wrot
         [made] = ids(text)
         assert len(made) == 9
         assert made.isalnum()
-
-
-NESTED = {"s": 'a } ] </tool_call> </parameter> " \\ é 東京 🙂 \n', "o": {"x": [1, {"y": "{["}]}, "z": None}
-
-
-@pytest.mark.parametrize("ascii", [True, False])
-def test_braces_marks_and_unicode_inside_of_arguments_are_theirs(ascii: bool) -> None:
-    written = json.dumps(NESTED, ensure_ascii=ascii)
-    for format, text in (
-        ("hermes", f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call>'),
-        ("mistral", f'[TOOL_CALLS][{{"name": "f", "arguments": {written}}}]'),
-        ("mistral", f"[TOOL_CALLS]f[ARGS]{written}"),
-        ("deepseek", f"{DS_ONE}f{DS_SEP}{written}{DS_ONE_END}"),
-        ("deepseek", fenced("f", written)),
-        ("llama3_json", f'{{"name": "f", "parameters": {written}}}'),
-    ):
-        for chunk in (1, 3, None):
-            assert read(format, text, chunk=chunk) == ("", [("f", NESTED)])  # type: ignore[arg-type]
-        [call] = feed(format, text)  # type: ignore[arg-type]
-        assert isinstance(call, ParsedToolCall)
-        assert call.arguments == written
 
 
 @pytest.mark.parametrize(
@@ -408,31 +385,22 @@ TEXTS = st.lists(SNIPPETS | st.text(max_size=3), max_size=14).map("".join)
 
 @pytest.mark.parametrize("format", FORMAT_NAMES)
 @given(text=TEXTS, cuts=st.lists(st.integers(1, 9), max_size=40), at_most_one=st.booleans())
-def test_any_text_in_any_pieces_comes_out_whole_and_the_same(
+def test_any_text_in_any_pieces_gives_the_same_content_and_calls(
     format: FormatName, text: str, cuts: list[int], at_most_one: bool
 ) -> None:
-    whole = ToolCallReader(FORMATS[format], TOOLS, at_most_one=at_most_one)
-    expected = [*whole.split(text), *whole.split("", ended=True)]
-    assert "".join(s.text if isinstance(s, Markup) else s for s in expected) == text
-    streamed = ToolCallReader(FORMATS[format], TOOLS, at_most_one=at_most_one)
-    got, place = [], 0
-    for cut in cuts:
-        got += streamed.split(text[place : place + cut])
-        place += cut
-    got += [*streamed.split(text[place:]), *streamed.split("", ended=True)]
-    assert said(got) == said(expected)
-    for stretch in expected:
-        for call in stretch.calls if isinstance(stretch, Markup) else ():
+    pieces = feed(format, text, at_most_one=at_most_one)
+    streamed = feed(format, text, at_most_one=at_most_one, cuts=cuts)
+    assert said(streamed) == said(pieces)
+    for call in pieces:
+        if isinstance(call, ParsedToolCall):
             assert call.name
             assert isinstance(json.loads(call.arguments), dict)
             call.arguments.encode()
 
 
-def said(stretches: Sequence[str | Markup]) -> tuple[list[tuple[str, str]], str, str]:
-    """The calls, all content and all markup."""
-    calls = [(c.name, c.arguments) for s in stretches if isinstance(s, Markup) for c in s.calls]
-    content = "".join(s for s in stretches if isinstance(s, str))
-    return calls, content, "".join(s.text for s in stretches if isinstance(s, Markup))
+def said(pieces: Sequence[Piece]) -> tuple[str, list[tuple[str, str]]]:
+    calls = [(piece.name, piece.arguments) for piece in pieces if isinstance(piece, ParsedToolCall)]
+    return "".join(piece for piece in pieces if isinstance(piece, str)), calls
 
 
 JSON_VALUES = st.recursive(
@@ -442,23 +410,31 @@ JSON_VALUES = st.recursive(
 )
 
 
+NESTED = {"s": 'a } ] </tool_call> </parameter> " \\ é 東京 🙂 \n', "o": {"x": [1, {"y": "{["}]}, "z": None}
+
+
+@example(arguments=NESTED, before="", chunk=1, ascii=True)
+@example(arguments=NESTED, before="", chunk=3, ascii=False)
 @given(
     arguments=st.dictionaries(st.from_regex("[a-z_]{1,8}", fullmatch=True), JSON_VALUES, max_size=4),
     before=st.text(alphabet='ab {["\n.', max_size=12),
-    chunk=st.integers(1, 30),
+    chunk=st.integers(1, 1000),
+    ascii=st.booleans(),
 )
-def test_every_json_object_comes_through_every_json_format(
-    arguments: dict[str, Any], before: str, chunk: int
+def test_every_json_object_comes_through_every_json_format_as_it_was_written(
+    arguments: dict[str, Any], before: str, chunk: int, ascii: bool
 ) -> None:
-    written = json.dumps(arguments, ensure_ascii=False)
-    for format, text in (
+    written = json.dumps(arguments, ensure_ascii=ascii)
+    texts: list[tuple[FormatName, str]] = [
         ("hermes", f'<tool_call>\n{{"name": "f", "arguments": {written}}}\n</tool_call>'),
+        ("mistral", f'[TOOL_CALLS][{{"name": "f", "arguments": {written}}}]'),
         ("mistral", f"[TOOL_CALLS]f[ARGS]{written}"),
         ("deepseek", f"{DS_ONE}f{DS_SEP}{written}{DS_ONE_END}"),
+        ("deepseek", fenced("f", written)),
         ("llama3_json", f'<|python_tag|>{{"name": "f", "parameters": {written}}}'),
-    ):
-        content, calls = read(format, before + text, chunk=chunk)  # type: ignore[arg-type]
-        assert (content, calls) == (before, [("f", arguments)])
+    ]
+    for format, text in texts:
+        assert said(feed(format, before + text, chunk=chunk)) == (before, [("f", written)])
 
 
 @given(arguments=st.dictionaries(st.from_regex("[a-z]{2,8}_", fullmatch=True), JSON_VALUES, max_size=4))
@@ -500,16 +476,7 @@ NO_TOOLS = NO_CALL_TEMPLATES.replace("{% if tools %}", "{% if false %}")
 
 
 def habits(source: str, *, vocabulary: Sequence[str] = (), **options: Any) -> ToolCallStyle:
-    chat = ChatTemplate(source)
-
-    def render(
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool,
-    ) -> str:
-        return chat.render(messages, tools, add_generation_prompt=add_generation_prompt)
-
+    render = ChatTemplate(source).render
     return detect_tool_calls(render, source=source, has_token=lambda mark: mark in vocabulary, **options)
 
 
@@ -518,41 +485,24 @@ def format_of(found: ToolCallStyle) -> FormatName | None:
 
 
 @pytest.mark.parametrize("style", TEMPLATES)
-def test_the_format_is_the_one_that_the_template_writes(style: str) -> None:
+def test_a_template_is_found_to_write_its_format_and_turns_are_fitted_to_it(style: str) -> None:
     format, source = TEMPLATES[style]
     found = habits(source, note=pytest.fail)
     assert format_of(found) == format
     assert found.reader([multiply_tool()]) is not None
+    # Whether the template writes arguments out, and so takes them as text.
+    assert found.arguments_as_written is (style in ("mistral_args", "deepseek_v3", "deepseek_v31"))
+    without_content = {key: value for key, value in TURN.items() if key != "content"}
+    for turn in (TURN, {**TURN, "content": None}, without_content):
+        text = ChatTemplate(source).render([*question(), found.fitted(turn)], [multiply_tool()])
+        assert "multiply" in text.split("<|im_start|>assistant")[-2]
+        assert ('{"a":12,  "b": 34}' if found.arguments_as_written else "12") in text
 
 
 def test_the_built_in_template_is_found_to_be_what_the_built_in_format_says(chat: BuiltInChat) -> None:
     found = detect_tool_calls(chat.render, source="", has_token=lambda _: False, note=pytest.fail)
     assert (format_of(found), found.arguments_as_written) == ("hermes", True)
     assert found.reader([multiply_tool()]) is not None
-
-
-@pytest.mark.parametrize("style", TEMPLATES)
-def test_every_template_writes_a_turn_that_is_fitted_to_it(style: str) -> None:
-    _, source = TEMPLATES[style]
-    found = habits(source)
-    for turn in (
-        TURN,
-        {**TURN, "content": None},
-        {key: value for key, value in TURN.items() if key != "content"},
-    ):
-        text = ChatTemplate(source).render([*question(), found.fitted(turn)], [multiply_tool()])
-        assert (
-            "multiply" in text.rpartition("<|im_start|>assistant")[0].rpartition("<|im_start|>assistant")[2]
-        )
-        spelled = '{"a":12,  "b": 34}' if found.arguments_as_written else "12"
-        assert spelled in text
-
-
-def test_arguments_are_text_where_the_template_writes_them_out_and_a_mapping_where_it_takes_them_apart() -> (
-    None
-):
-    as_written = {style for style, (_, source) in TEMPLATES.items() if habits(source).arguments_as_written}
-    assert as_written == {"mistral_args", "deepseek_v3", "deepseek_v31"}
 
 
 def test_arguments_that_are_no_object_and_content_beside_a_call_stay_as_they_are() -> None:

@@ -82,6 +82,11 @@ def test_a_missing_key_is_an_error_with_the_line_that_sets_it(name: str, variabl
     assert caught.value.hint == f"export {variable}=..."
 
 
+@pytest.mark.parametrize("name", ["azure/m", "bedrock/m", "vertex_ai/m"])
+def test_a_provider_with_other_credentials_than_a_key_needs_none(name: str) -> None:
+    assert (resolve_model(name, {}).transport, resolve_model(name, {}).api_key) == ("litellm", None)
+
+
 @pytest.mark.parametrize(
     ("name", "suggestion"),
     [
@@ -115,41 +120,30 @@ def test_a_key_is_never_in_the_representation_nor_in_the_limiter_key() -> None:
     assert SECRET not in endpoint.limiter_key
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(
-            "key",
-            "api-key",
-            "apikey",
-            "API_KEY",
-            "Ocp-Apim-Subscription-Key",
-            "subscription%2Dkey",
-            "sig",
-            "Sig",
-        ),
-        *("token", "access_token", "accessToken", "client_secret", "password", "x-auth", "code"),
-    ],
-)
+SECRET_NAMES = [
+    *("key", "api-key", "apikey", "API_KEY", "Ocp-Apim-Subscription-Key", "subscription%2Dkey", "sig", "Sig"),
+    *("token", "access_token", "accessToken", "client_secret", "password", "x-auth", "code"),
+]
+NO_SECRETS = [
+    *(
+        "deployment=production",
+        "region=us-east-1",
+        "model=gpt-4o-mini",
+        "api_version=2024-10-21",
+        "production",
+    ),
+    *("API-Version=2024-10-21-preview", "max_tokens=100000", "MAX_TOKENS=100000", "tokenizer=default"),
+    *("design=simple", "encode=base64", "author=somebody", "keyspace=default", "key=short"),
+]
+
+
+@pytest.mark.parametrize("name", SECRET_NAMES)
 def test_a_value_in_the_query_is_a_secret_by_its_name(name: str) -> None:
     env = {"OPENAI_BASE_URL": f"http://host/v1?v=1&{name}=abc%2B12&deployment=production"}
     assert resolve_model("openai/m", env).secrets == ("abc%2B12", "abc+12")
 
 
-@pytest.mark.parametrize(
-    "pair",
-    [
-        *("deployment=production", "region=us-east-1", "model=gpt-4o-mini", "api_version=2024-10-21"),
-        *(
-            "API-Version=2024-10-21-preview",
-            "max_tokens=100000",
-            "MAX_TOKENS=100000",
-            "tokenizer=default",
-            "design=simple",
-        ),
-        *("encode=base64", "author=somebody", "keyspace=default", "key=short", "production"),
-    ],
-)
+@pytest.mark.parametrize("pair", NO_SECRETS)
 def test_other_values_in_the_query_are_no_secrets(pair: str) -> None:
     assert resolve_model("openai/m", {"OPENAI_BASE_URL": f"http://host/v1?{pair}"}).secrets == ()
 
@@ -171,10 +165,8 @@ KEYS = {"OPENAI_API_KEY": "k", "ANTHROPIC_API_KEY": "k", "GEMINI_API_KEY": "k", 
 
 def test_an_unknown_price_is_none_and_not_zero() -> None:
     assert price_of(resolve_model("openai/gpt-from-the-future", KEYS)) is None
-    assert (
-        price_of(resolve_model("openai/gpt-4o", {**KEYS, "OPENAI_BASE_URL": "https://proxy.example/v1"}))
-        is None
-    )
+    proxied = {**KEYS, "OPENAI_BASE_URL": "https://proxy.example/v1"}
+    assert price_of(resolve_model("openai/gpt-4o", proxied)) is None
 
 
 def test_another_address_under_a_providers_name_has_not_that_providers_price() -> None:
@@ -215,35 +207,20 @@ def test_a_long_prompt_is_charged_at_the_price_of_its_tier() -> None:
 
 
 def test_usage_is_read_in_the_shapes_providers_use() -> None:
-    openai = read_usage(
-        {
-            "prompt_tokens": 10,
-            "completion_tokens": 5,
-            "total_tokens": 15,
-            "prompt_tokens_details": {"cached_tokens": 4},
-        }
+    openai = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+    assert read_usage({**openai, "prompt_tokens_details": {"cached_tokens": 4}}) == TokenUsage(10, 5, 15, 4)
+    deepseek = {"prompt_tokens": 1, "completion_tokens": 1, "prompt_cache_hit_tokens": 1}
+    assert read_usage(deepseek) == TokenUsage(1, 1, 2, cached_tokens=1)
+    stated = {"prompt_tokens": 1, "completion_tokens": 1, "cost": 0.25}
+    assert read_usage(stated) == TokenUsage(1, 1, 2, stated_cost_usd=0.25)
+    assert read_usage({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 0}) == TokenUsage(
+        10, 5, 15
     )
-    assert openai == TokenUsage(10, 5, 15, cached_tokens=4)
-    deepseek = read_usage({"prompt_tokens": 1, "completion_tokens": 1, "prompt_cache_hit_tokens": 1})
-    assert deepseek == TokenUsage(1, 1, 2, cached_tokens=1)
-    assert read_usage({"prompt_tokens": 1, "completion_tokens": 1, "cost": 0.25}) == TokenUsage(
-        1, 1, 2, stated_cost_usd=0.25
-    )
-    without_total = read_usage({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 0})
-    assert without_total == TokenUsage(10, 5, 15)
     assert read_usage({"prompt_tokens": 10, "total_tokens": 15}) == TokenUsage(10, 5, 15)
     for odd in (10**400, float("inf"), float("nan"), -1, True, "1"):
         assert read_usage({"prompt_tokens": 1, "completion_tokens": 1, "cost": odd}) == TokenUsage(1, 1, 2)
-    for nonsense in (
-        None,
-        [],
-        "x",
-        {},
-        {"prompt_tokens": "many"},
-        {"prompt_tokens": 10, "total_tokens": 0},
-        {"prompt_tokens": -1},
-        {"prompt_tokens": 10**300},
-    ):
+    partial: list[object] = [{"prompt_tokens": "many"}, {"prompt_tokens": 10, "total_tokens": 0}]
+    for nonsense in (None, [], "x", {}, *partial, {"prompt_tokens": -1}, {"prompt_tokens": 10**300}):
         assert read_usage(nonsense) is None
 
 

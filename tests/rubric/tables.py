@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from osmosis_ai.rubric.estimate import CONFIDENCE, JudgeFigure
-from osmosis_ai.rubric.scores import ScoreTable
+from osmosis_ai.rubric.agreement import ScoreTable
+from osmosis_ai.rubric.figures import CONFIDENCE, Figure
 
 Floats = NDArray[np.float64]
 
@@ -45,7 +45,7 @@ def simulated(records: int, *, models: int = 3, runs: int = 5, seed: int = 0) ->
     return table(scores, human=human.tolist(), lengths=lengths)
 
 
-def excludes_zero(figure: JudgeFigure) -> bool:
+def excludes_zero(figure: Figure) -> bool:
     """Whether the interval is on one side of zero, and the adjusted p-value agrees if there is one."""
     if figure.low is None or figure.high is None or figure.low <= 0 <= figure.high:
         return False

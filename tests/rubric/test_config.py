@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.rubric.config import CONFIG_NAME, discover_config, load_suite
+from osmosis_ai.rubric.config import CONFIG_NAME, discover_config, load_rubrics
 
 JUDGE = "{provider: openai, model: m}"
 ENTRY = "- {id: same, rubric: A, model_info: {}}\n"
@@ -26,7 +26,7 @@ def write(path: Path, text: str) -> Path:
 
 def refusal(path: Path) -> str:
     with pytest.raises(OsmosisError) as caught:
-        load_suite(path)
+        load_rubrics(path)
     assert "\n" not in caught.value.message
     return caught.value.message
 
@@ -47,9 +47,7 @@ def test_rubrics_are_found_wherever_they_stand(config: Path) -> None:
         model_info: {JUDGE}
         """,
     )
-    labels = {
-        name: found.source_label.rpartition(":")[2] for name, found in load_suite(config).configs.items()
-    }
+    labels = {name: found.source_label.rpartition(":")[2] for name, found in load_rubrics(config).items()}
     assert labels == {"a": "inner[0]", "b": "other", "c": "document[1][0]", "d": "document[2]"}
 
 
@@ -65,8 +63,7 @@ def test_defaults_fill_what_a_rubric_leaves_out(config: Path) -> None:
           - {{id: b, rubric: B, score_max: 10, model_info: {{provider: xai, model: g}}, ground_truth: 42}}
         """,
     )
-    suite = load_suite(config)
-    first, second = suite.get("a"), suite.get("b")
+    first, second = load_rubrics(config).values()
     assert first.model_info == {"provider": "openai", "model": "m"}
     assert (first.score_max, first.system_prompt) == (5.0, "be strict")
     assert second.model_info == {"provider": "xai", "model": "g"}
@@ -106,7 +103,7 @@ def test_a_binary_file_is_no_yaml(config: Path) -> None:
 def test_a_few_aliases_cannot_unfold_to_billions(config: Path) -> None:
     levels = [f"a{depth}: &a{depth} [{', '.join([f'*a{depth - 1}'] * 9)}]" for depth in range(1, 30)]
     config.write_text("\n".join(["a0: &a0 [x]", *levels, f"r: {{id: a, rubric: A, model_info: {JUDGE}}}"]))
-    assert load_suite(config).available_ids() == ["a"]
+    assert list(load_rubrics(config)) == ["a"]
 
 
 def test_the_file_beside_the_data_is_found_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

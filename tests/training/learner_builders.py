@@ -70,7 +70,7 @@ def batch_for(learner: Learner, count: int = 6, seed: int = 0) -> tuple[list[Seq
 def _tokenizer():
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(built_in_model(TINY).directory)
+    return AutoTokenizer.from_pretrained(built_in_model(TINY))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from tests.controller.proxy_world import serve_proxy
 
 TOKEN = "a-token"
 END = 2  # <|im_end|>
-MODEL_DIR = built_in_model("osmosis/tiny").directory
+MODEL_DIR = built_in_model("osmosis/tiny")
 SETTINGS = TrainingSettings(max_prompt_length=400, max_response_length=200)
 properties = {"a": {"type": "integer"}, "b": {"type": "integer"}}
 MULTIPLY = {"type": "function", "function": {"name": "multiply", "parameters": {"properties": properties}}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,10 +37,10 @@ class TruncatingModel:
         wanted = logits[sources].copy()
         penalised = wanted[:, self._read]
         wanted[:, self._read] = np.where(penalised > 0, penalised / self._penalty, penalised * self._penalty)
-        kept = np.stack([self._kept(row) for row in wanted / sampling.temperatures[:, None]])
-        return self._model.draw(
-            np.where(kept, wanted, -1e9), slice(None), replace(sampling, top_ps=np.ones(len(wanted)))
-        )
+        kept = np.stack([self._kept(row) for row in wanted / sampling["temperature"][:, None]])
+        untruncated = sampling.copy()
+        untruncated["top_p"] = 1.0
+        return self._model.draw(np.where(kept, wanted, -1e9), slice(None), untruncated)
 
     def _kept(self, scaled: Floats) -> Any:
         order = np.argsort(-scaled, kind="stable")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from osmosis_ai.rubric.judge_agreement import measure_agreement
+from osmosis_ai.rubric.agreement import measure_agreement
 from osmosis_ai.training.runs.curves import CurveMark, CurveValue, SavedAdapter, TrainingCurves, ViewedCurve
 from tests.decisions.builders import run_of
 from tests.rubric.tables import simulated
@@ -69,7 +69,6 @@ def a_document(records: int = 60) -> dict[str, Any]:
             {
                 "index": row + 1,
                 "label": f"record {row + 1} {RUBRIC_TEXT if not row else ''}",
-                "statistics": {"average": 0.25},
                 "judgements": [
                     {
                         "model": table.models[place],

@@ -498,7 +498,7 @@ class ProviderProxy(ModelProxy):
             self.connect(client)
 
     def connect(self, client: ModelClient) -> None:
-        self.client, self.model_path = client, client.model_path
+        self.client, self.model_path = client, client.endpoint.model_path
 
     async def _complete(self, call: Call, body: Body, optional: Names) -> CallMetrics:
         completion = await self.client.complete(body, optional=optional)

@@ -52,7 +52,7 @@ from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
 from osmosis_ai.evaluation.sources import RemoteSource, RolloutSource
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, EvalRunSpec, Spending, Spent
 from osmosis_ai.files import cache_dir as default_cache_dir
-from osmosis_ai.processes import ServiceError
+from osmosis_ai.processes import ServiceDiedError, ServiceError
 from osmosis_ai.redaction import Redactor, exposure_warnings
 from osmosis_ai.statistics.estimates import load_distributions
 
@@ -423,6 +423,10 @@ class _Session(AttemptResults):
             stop = await runner.run(self._dispatcher, limits=self._limits)
         finally:
             self._dispatched = runner.dispatched
+        died = stop.error if stop is not None else None
+        if stop is not None and isinstance(died, ServiceDiedError) and self._deaths:
+            died.details["source_rows"], running, died.hint = self._suspects(max(self._deaths.values()))
+            stop = Stop(stop.kind, f"{stop.reason} Each time, {running} running.", died)
         if stop is not None:
             await runner.wait_until_cancelled_ended(self._hooks.stage)
         return stop
@@ -528,18 +532,23 @@ class _Session(AttemptResults):
                 details={"source_row_index": source_row, "run_index": attempt.run_index},
                 hint="finished results are kept; the others are pending",
             )
-        # Any of the rows that ran each time may be the cause; the others were lost with it.
-        often = self._deaths[source_row, attempt.run_index] - 1
-        rows = sorted({row for (row, _), deaths in self._deaths.items() if deaths >= often})
-        shown = ", ".join(map(str, rows[:_SHOWN_ROWS])) + (", …" if len(rows) > _SHOWN_ROWS else "")
-        running = f"row {shown} was" if len(rows) == 1 else f"rows {shown} were"
-        cause = f"row {shown} causes it" if len(rows) == 1 else "one of these rows causes it"
+        rows, running, hint = self._suspects(self._deaths[source_row, attempt.run_index])
         return LostTooOftenError(
             f"The rollout's server died {attempt.losses} times while {running} running. "
             f"The last time: {loss.death.message}",
             details={"source_rows": rows, **loss.death.details},
-            hint=f"{cause}. Run one alone with '--rows {rows[0]}'; finished results are kept",
+            hint=hint,
         )
+
+    def _suspects(self, deaths: int) -> tuple[list[int], str, str]:
+        """Return the rows that ran when a server died, for most of the ``deaths``, in words too, and a hint."""
+        # Any of them may be the cause; the others were lost with it.
+        rows = sorted({row for (row, _), count in self._deaths.items() if count >= deaths - 1})
+        shown = ", ".join(map(str, rows[:_SHOWN_ROWS])) + (", …" if len(rows) > _SHOWN_ROWS else "")
+        running = f"row {shown} was" if len(rows) == 1 else f"rows {shown} were"
+        cause = f"row {shown} causes it" if len(rows) == 1 else "one of these rows causes it"
+        hint = f"{cause}. Run one alone with '--rows {rows[0]}'; finished results are kept"
+        return rows, running, hint
 
     @contextlib.asynccontextmanager
     async def _reporting(self) -> AsyncIterator[None]:

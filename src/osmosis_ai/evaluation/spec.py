@@ -129,7 +129,7 @@ class Spending:
         self.cost_known = False
         self._has_unknown_tokens = self._has_unknown_cost = False
         self._budget = budget
-        self._earlier_s = earlier_s
+        self.earlier_s = earlier_s
         self._clock = clock
         self.start_clock()
 
@@ -154,7 +154,7 @@ class Spending:
     @property
     def elapsed_s(self) -> float:
         """Wall-clock seconds of the run, earlier sessions included."""
-        return self._earlier_s + self._clock() - self._started
+        return self.earlier_s + self._clock() - self._started
 
     def exhausted(self, in_flight: Callable[[], Spent] = Spent) -> str | None:
         """Return why no further attempt may start, with the option to raise; None if one may start."""

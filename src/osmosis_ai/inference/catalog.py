@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -17,23 +16,11 @@ FORMAT_NAMES: tuple[FormatName, ...] = get_args(FormatName)
 BUILT_IN_PREFIX = "osmosis/"
 MODELS_DIR = Path(__file__).parent / "models"
 
-
-@dataclass(frozen=True)
-class BuiltInModel:
-    name: str
-    directory: Path
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All names of the model in requests; clients may drop the prefix."""
-        return self.name, self.name.rpartition("/")[2]
-
-
-_MODELS = (BuiltInModel("osmosis/tiny", MODELS_DIR / "tiny"),)
+_MODELS = {"osmosis/tiny": MODELS_DIR / "tiny"}
 
 
 def served_models() -> tuple[str, ...]:
-    return tuple(model.name for model in _MODELS)
+    return tuple(_MODELS)
 
 
 def base_model_of(model_path: str) -> str:
@@ -46,10 +33,10 @@ def engine_of(model: str) -> EngineName:
     return "numpy" if model in served_models() else "torch"
 
 
-def built_in_model(name: str) -> BuiltInModel:
-    for model in _MODELS:
-        if name == model.name:
-            return model
+def built_in_model(name: str) -> Path:
+    """Return the folder of a built-in model."""
+    if name in _MODELS:
+        return _MODELS[name]
     known = ", ".join(f"`{model}`" for model in served_models())
     raise NotFoundError(
         f"there is no built-in model `{name}`; the built-in ones are: {known}.",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import codecs
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -55,22 +55,6 @@ class TemplateError(ValueError):
     """The template refuses these messages."""
 
 
-class ReplyDecoder:
-    """Decodes the tokens of one reply."""
-
-    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
-        self._bytes_of = bytes_of
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def feed(self, *tokens: int) -> str:
-        """Return the text that ``tokens`` complete; empty inside a character."""
-        return self._utf8.decode(b"".join(map(self._bytes_of, tokens)))
-
-    def finish(self) -> str:
-        """Return the rest of a reply that ended inside a character."""
-        return self._utf8.decode(b"", final=True)
-
-
 class ChatFormat(ABC):
     """Messages to text, text to tokens, tokens to text.
 
@@ -107,13 +91,20 @@ class ChatFormat(ABC):
         text: str = self._raw.decode([token], skip_special_tokens=False)
         return text.encode()
 
-    def decoder(self) -> ReplyDecoder:
-        if self._bytes:
-            return ReplyDecoder(self._bytes.__getitem__)
+    def decoder(self) -> Callable[[Iterable[int], bool], str]:
+        """Return a function that decodes the next tokens of one reply, and is told whether they are the last.
+
+        Inside a character, it returns nothing.
+        """
         from tokenizers.decoders import DecodeStream
 
-        stream = DecodeStream(skip_special_tokens=False)
-        return ReplyDecoder(lambda token: (stream.step(self._raw, token) or "").encode())
+        stream, vocabulary = DecodeStream(skip_special_tokens=False), self._bytes
+
+        def bytes_of(token: int) -> bytes:
+            return vocabulary[token] if vocabulary else (stream.step(self._raw, token) or "").encode()
+
+        utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        return lambda tokens, ended: utf8.decode(b"".join(map(bytes_of, tokens)), ended)
 
 
 def _byte_level_vocabulary(raw: RawTokenizer) -> list[bytes] | None:

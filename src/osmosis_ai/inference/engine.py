@@ -73,51 +73,46 @@ def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return mixed
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRows:
-    temperatures: Floats
-    top_ps: Floats
-    streams: NDArray[np.uint64]
-    positions: Ints
-    top_counts: Sequence[int]
-
-
+# What a batch stores of each running sequence. ``position`` is that of the next token.
+SAMPLING_ROW = np.dtype(
+    [
+        *(("generated", "i8"), ("last_token", "i8"), ("position", "i8"), ("top_logprobs", "i8")),
+        *(("stream", "u8"), ("temperature", "f8"), ("top_p", "f8")),
+    ]
+)
+SamplingRows = NDArray[np.void]
 # A token, its log-probability before ``top_p``, and the likeliest tokens with theirs.
 Drawn = tuple[int, float, tuple[tuple[int, float], ...]]
-
-
-def log_probabilities(xp: Any, logits: Any, temperatures: Floats) -> Any:
-    """Return the distributions (R x V, float64, natural logarithm) at each row's temperature."""
-    divisors = np.where(temperatures < GREEDY_BELOW, 1.0, temperatures)[:, None]
-    scaled = xp.asarray(logits, dtype=xp.float64) / xp.asarray(divisors, device=logits.device)
-    scaled -= xp.amax(scaled, axis=1, keepdims=True)
-    scaled -= xp.log(xp.exp(scaled).sum(axis=1, keepdims=True))
-    return scaled
 
 
 def draw_tokens(xp: Any, logits: Any, sampling: SamplingRows) -> list[Drawn]:
     """Draw a token for each row of R x V logits, which are an array of ``xp``: NumPy or torch."""
     array = partial(xp.asarray, device=logits.device)
-    log_probs = log_probabilities(xp, logits, sampling.temperatures)
+    greedy = sampling["temperature"] < GREEDY_BELOW
+    divisors = np.where(greedy, 1.0, sampling["temperature"])[:, None]
+    # Natural logarithms of the distributions at each row's temperature.
+    log_probs = xp.asarray(logits, dtype=xp.float64) / array(divisors)
+    log_probs -= xp.amax(log_probs, axis=1, keepdims=True)
+    log_probs -= xp.log(xp.exp(log_probs).sum(axis=1, keepdims=True))
     probabilities = xp.exp(log_probs)
-    truncated = np.flatnonzero(sampling.top_ps < 1.0)
+    truncated = np.flatnonzero(sampling["top_p"] < 1.0)
     if len(truncated):
         which = array(truncated)
-        probabilities[which] = _nucleus(xp, probabilities[which], array(sampling.top_ps[truncated]))
+        probabilities[which] = _nucleus(xp, probabilities[which], array(sampling["top_p"][truncated]))
     sums = xp.cumsum(probabilities, axis=1)
     total = sums[:, -1]
-    numbers = array(uniforms(sampling.streams, sampling.positions))
+    numbers = array(uniforms(sampling["stream"], sampling["position"]))
     # Rounding must not carry the threshold to the total, where no token is left to choose.
     thresholds = xp.minimum(numbers * total, xp.nextafter(total, xp.zeros_like(total)))
     tokens = (sums <= thresholds[:, None]).sum(axis=1)
-    greedy = sampling.temperatures < GREEDY_BELOW
     if greedy.any():
         tokens = xp.where(array(greedy), log_probs.argmax(axis=1), tokens)
     rows = xp.arange(len(tokens), device=logits.device)
     likeliest: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
-    if most := max(sampling.top_counts):
+    counts = sampling["top_logprobs"].tolist()
+    if most := max(counts):
         order = xp.argsort(-log_probs, axis=1, stable=True)[:, :most]
-        ids, values, counts = order.tolist(), log_probs[rows[:, None], order].tolist(), sampling.top_counts
+        ids, values = order.tolist(), log_probs[rows[:, None], order].tolist()
         pairs = [list(zip(*row, strict=True)) for row in zip(ids, values, strict=True)]
         likeliest = [tuple(row[:count]) for row, count in zip(pairs, counts, strict=True)]
     return list(zip(tokens.tolist(), log_probs[rows, tokens].tolist(), likeliest, strict=True))
@@ -172,8 +167,8 @@ def check_shapes(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     for name, tensor in given.items():
         shape, expected = tuple(tensor.shape), tuple(own[name].shape) if name in own else None
         if shape != expected:
-            problem = f"it has the shape {shape}, not {expected}"
-            problem = problem if expected else "the model has none of this name"
+            wrong = f"it has the shape {shape}, not {expected}"
+            problem = wrong if expected else "the model has none of this name"
             raise OsmosisError(f"the tensor `{name}` does not fit the model: {problem}.")
 
 
@@ -257,12 +252,6 @@ class SequenceSlots:
         self._last_used[slot] = self._clock
 
 
-# What a batch stores of each running sequence.
-_COLUMNS = np.dtype(
-    [("generated", "i8"), ("last_token", "i8"), ("stream", "u8"), ("temperature", "f8"), ("top_p", "f8")]
-)
-
-
 class ContinuousBatch:
     """The generating sequences. Results depend neither on slots, nor on other sequences, nor on cached prompts."""
 
@@ -272,7 +261,7 @@ class ContinuousBatch:
         self._model = model
         self._slots = SequenceSlots(model, running=capacity, kept=kept)
         self._running: list[Generation] = []
-        self._columns = np.zeros(capacity, _COLUMNS)
+        self._columns = np.zeros(capacity, SAMPLING_ROW)
 
     def __len__(self) -> int:
         return len(self._running)
@@ -283,8 +272,6 @@ class ContinuousBatch:
 
     def admit(self, newcomers: Sequence[Generation]) -> list[Emission]:
         """Read the prompts of ``newcomers`` together and draw the first token of each."""
-        if len(newcomers) > self.free:
-            raise ValueError(f"{len(newcomers)} sequences do not fit in {self.free} free slots")
         first = len(self._running)
         # Equal prompts are read once: in the first slots, then copied to the others.
         ordered = sorted(newcomers, key=lambda generation: generation.prompt)
@@ -302,7 +289,7 @@ class ContinuousBatch:
         for offset in reversed(range(len(ordered))):
             self._slots.copy(first + sources[offset], first + offset, len(ordered[offset].prompt))
         for slot, g in enumerate(ordered, first):
-            self._columns[slot] = 0, 0, g.stream, g.temperature, g.top_p
+            self._columns[slot] = 0, 0, 0, g.top_logprobs, g.stream, g.temperature, g.top_p
         self._running += ordered
         return self._draw(first, logits, sources)
 
@@ -348,10 +335,8 @@ class ContinuousBatch:
         """Draw a token for every slot from ``first`` on; finished sequences leave."""
         rows = slice(first, len(self._running))
         generations, columns = self._running[rows], self._columns[rows]
-        top_counts = [generation.top_logprobs for generation in generations]
-        settings = columns["temperature"], columns["top_p"], columns["stream"]
-        sampling = SamplingRows(*settings, self._slots.lengths[rows], top_counts)
-        drawn = self._model.draw(logits, sources, sampling)
+        columns["position"] = self._slots.lengths[rows]
+        drawn = self._model.draw(logits, sources, columns)
         columns["last_token"] = [token for token, _, _ in drawn]
         columns["generated"] += 1
         emissions, finished = [], []
@@ -421,17 +406,6 @@ class Submission:
         self.engine.cancel(self)
 
 
-@dataclass(frozen=True)
-class EngineStats:
-    """Sequences and tokens: the first two now, the others since the engine started."""
-
-    running: int
-    waiting: int
-    finished: int
-    prompt_tokens: int
-    completion_tokens: int
-
-
 class InferenceEngine:
     """Runs a model for any number of threads; a context manager that starts and ends its own thread."""
 
@@ -496,10 +470,16 @@ class InferenceEngine:
                 submission.waiting.clear()
             self._changed.notify()
 
-    def stats(self) -> EngineStats:
+    def stats(self) -> dict[str, int]:
+        """Count sequences and tokens: the first two now, the others since the engine started."""
         with self._changed:
-            counts = self._finished, self._prompt_tokens, self._completion_tokens
-            return EngineStats(len(self._owners), self._waiting, *counts)
+            return {
+                "running": len(self._owners),
+                "waiting": self._waiting,
+                "finished": self._finished,
+                "prompt_tokens": self._prompt_tokens,
+                "completion_tokens": self._completion_tokens,
+            }
 
     def _run(self) -> None:
         try:

@@ -108,42 +108,37 @@ class AssistantReply:
     def __post_init__(self) -> None:
         self._text = self._undecided = ""
         self._stopped = False
-        self._decoder = self.chat.decoder()
+        self._decode = self.chat.decoder()
 
     def feed(self, tokens: Sequence[SampledToken], finish_reason: FinishReason | None) -> list[Piece]:
         """Add the next tokens; return the new pieces of the message."""
         self.tokens.extend(tokens)
-        text = self._decoder.feed(*(token.id for token in tokens if token.id not in self.end_tokens))
-        pieces = self._parse(self._before_stop(text))
+        ended = finish_reason is not None
+        ids = [token.id for token in tokens if token.id not in self.end_tokens]
+        text = self._before_stop(self._decode(ids, ended), ended=ended)
         if self._stopped:
-            finish_reason = "stop"
-        if finish_reason:
-            pieces += self._parse(self._before_stop(self._decoder.finish(), ended=True), ended=True)
+            finish_reason, ended = "stop", True
+        pieces: list[Piece] = [text] if text else []
+        if self.reader:
+            pieces = list(self.reader.feed(text, ended=ended))
         for piece in pieces:
             if isinstance(piece, ParsedToolCall):
                 self.tool_calls.append(piece)
             else:
                 self._text += piece
-        if finish_reason:
+        if ended:
             called = self.tool_calls and finish_reason == "stop"
             self.finish_reason = "tool_calls" if called else finish_reason
         return pieces
 
-    def _before_stop(self, text: str, *, ended: bool = False) -> str:
+    def _before_stop(self, text: str, *, ended: bool) -> str:
         """Return the text that certainly precedes any stop string."""
-        if self._stopped:
-            return ""
         text = self._undecided + text
         ends = [end for string in self.stop if (end := text.find(string)) >= 0]
         self._stopped = bool(ends)
         certain = min(ends, default=len(text) - (0 if ended else beginning_of_any(self.stop, text)))
         self._undecided = text[certain:]
         return text[:certain]
-
-    def _parse(self, text: str, *, ended: bool = False) -> list[Piece]:
-        if self.reader:
-            return list(self.reader.feed(text, ended=ended))
-        return [text] if text else []
 
     def message(self) -> dict[str, Any]:
         """Return the assistant's message; content is None only next to tool calls."""

@@ -24,7 +24,7 @@ SINGLE_THREAD_ENV = dict.fromkeys(
 # Some models of the hub need a login.
 _HUB_LOGIN = ("HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN")
 # torch takes seconds to import, and billions of weights are read or downloaded.
-START_TIMEOUT_S: dict[EngineName, float] = {"numpy": 60.0, "torch": 900.0}
+_START_TIMEOUT_S: dict[EngineName, float] = {"numpy": 60.0, "torch": 900.0}
 
 
 class InferenceServer(Service):
@@ -37,14 +37,12 @@ class InferenceServer(Service):
         engine: EngineName = "numpy",
         adapter: Path | None = None,
         served_as: str | None = None,
-        max_batch: int = 32,
-        start_timeout_s: float | None = None,
     ) -> None:
-        base = built_in_model(model).name if engine == "numpy" else model
-        self.model = served_as or base
+        if engine == "numpy":
+            built_in_model(model)  # an unknown name is an error here, not in the process
+        self.model = served_as or model
         self.api_key = secrets.token_urlsafe(24)
-        arguments = [f"--model={base}", f"--engine={engine}", f"--served-as={self.model}"]
-        arguments += [f"--max-batch={max_batch}"]
+        arguments = [f"--model={model}", f"--engine={engine}", f"--served-as={self.model}"]
         arguments += [f"--adapter={adapter.resolve()}"] if adapter else []
         super().__init__(
             ServiceSpec(
@@ -63,7 +61,7 @@ class InferenceServer(Service):
                 cwd=MODELS_DIR,
                 announces='{"base_url"',
                 code="INTERNAL",
-                start_timeout_s=START_TIMEOUT_S[engine] if start_timeout_s is None else start_timeout_s,
+                start_timeout_s=_START_TIMEOUT_S[engine],
             )
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_CHOICES = 128
@@ -117,6 +117,32 @@ class ResponseFormat(_Part):
     type: str
 
 
+def _stop_strings(value: Any) -> Any:
+    strings = [value] if isinstance(value, str) else value
+    if isinstance(strings, list) and (len(strings) > 4 or not all(strings)):
+        raise ValueError("give up to four stop strings, none of them empty")
+    return strings
+
+
+def _unforced(value: Any) -> Any:
+    if value not in (None, "none", "auto"):
+        raise ValueError("this model cannot be forced to call a tool; use 'auto' or 'none'")
+    return value
+
+
+def _plain_text(value: ResponseFormat | None) -> ResponseFormat | None:
+    if value and value.type != "text":
+        problem = f"a response format of type {value.type!r} is not supported"
+        raise ValueError(f"this model answers in free text; {problem}")
+    return value
+
+
+def _nothing(value: Any) -> Any:
+    if value:
+        raise ValueError("this model's probabilities cannot be changed by penalties or biases")
+    return value
+
+
 class ChatRequest(BaseModel):
     """A valid request; the fields have the meaning of OpenAI's API."""
 
@@ -125,7 +151,7 @@ class ChatRequest(BaseModel):
     model: str
     messages: Annotated[list[Message], Field(min_length=1)]
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Annotated[Literal["none", "auto"] | None, BeforeValidator(_unforced)] = None
     parallel_tool_calls: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -133,16 +159,16 @@ class ChatRequest(BaseModel):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    stop: list[str] | None = None
+    stop: Annotated[list[str] | None, BeforeValidator(_stop_strings)] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    response_format: ResponseFormat | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, Any] | None = None
+    response_format: Annotated[ResponseFormat | None, AfterValidator(_plain_text)] = None
+    frequency_penalty: Annotated[float | None, AfterValidator(_nothing)] = None
+    presence_penalty: Annotated[float | None, AfterValidator(_nothing)] = None
+    logit_bias: Annotated[dict[str, Any] | None, AfterValidator(_nothing)] = None
     # They label or route a request and cannot change its result.
     user: Any = None
     metadata: Any = None
@@ -150,36 +176,6 @@ class ChatRequest(BaseModel):
     service_tier: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
-
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _check_stop(cls, value: Any) -> Any:
-        strings = [value] if isinstance(value, str) else value
-        if isinstance(strings, list) and (len(strings) > 4 or not all(strings)):
-            raise ValueError("give up to four stop strings, none of them empty")
-        return strings
-
-    @field_validator("tool_choice", mode="before")
-    @classmethod
-    def _check_tool_choice(cls, value: Any) -> Any:
-        if value not in (None, "none", "auto"):
-            raise ValueError("this model cannot be forced to call a tool; use 'auto' or 'none'")
-        return value
-
-    @field_validator("response_format")
-    @classmethod
-    def _check_response_format(cls, value: ResponseFormat | None) -> ResponseFormat | None:
-        if value and value.type != "text":
-            problem = f"a response format of type {value.type!r} is not supported"
-            raise ValueError(f"this model answers in free text; {problem}")
-        return value
-
-    @field_validator("frequency_penalty", "presence_penalty", "logit_bias")
-    @classmethod
-    def _check_logits(cls, value: Any) -> Any:
-        if value:
-            raise ValueError("this model's probabilities cannot be changed by penalties or biases")
-        return value
 
     @model_validator(mode="after")
     def _check_combinations(self) -> ChatRequest:

@@ -12,11 +12,10 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -83,7 +82,7 @@ class Endpoint:
     async def _health(self, _request: web.Request) -> web.Response:
         engine = self._api.engine
         status = {"status": "failed" if engine.failure else "ok", "model": self._api.model_name}
-        return _json(status | asdict(engine.stats()), status=503 if engine.failure else 200)
+        return _json(status | engine.stats(), status=503 if engine.failure else 200)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -110,26 +109,14 @@ class Endpoint:
             return _json(failure.body(), status=500)
 
 
-class ServedParts(NamedTuple):
-    """A loaded model and the names it is served under; the first one is used in replies."""
-
-    network: LanguageModel
-    chat: ChatFormat
-    names: Sequence[str]
-
-
 def load_parts(
     model: str,
     *,
     engine: EngineName = "numpy",
     adapter: Path | None = None,
-    served_as: str | None = None,
     tool_call_format: FormatName | None = None,
-) -> ServedParts:
+) -> tuple[LanguageModel, ChatFormat]:
     """Load a model and its chat format; raises OsmosisError."""
-    # Clients may drop the provider's part of the name.
-    name = served_as or model
-    names = (name, name.partition("/")[2] or name)
     chosen = tool_call_format or (trained_tool_call_format(adapter) if adapter else None)
     if engine == "torch":
         import torch
@@ -138,10 +125,10 @@ def load_parts(
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
         chat = PretrainedChat.load(model, tool_call_format=chosen)
-        return ServedParts(TorchModel.load(model, adapter=adapter, device=device), chat, names)
-    directory = built_in_model(model).directory
+        return TorchModel.load(model, adapter=adapter, device=device), chat
+    directory = built_in_model(model)
     network = load_adapted_model(directory, adapter) if adapter else Model.load(directory)
-    return ServedParts(network, BuiltInChat(directory, tool_call_format=chosen), names)
+    return network, BuiltInChat(directory, tool_call_format=chosen)
 
 
 async def serve(options: argparse.Namespace, api_key: str | None) -> None:
@@ -149,16 +136,17 @@ async def serve(options: argparse.Namespace, api_key: str | None) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    parts = load_parts(
+    network, chat = load_parts(
         options.model,
         engine=options.engine,
         adapter=options.adapter,
-        served_as=options.served_as,
         tool_call_format=options.tool_call_format,
     )
-    batch = {"max_batch": options.max_batch, "max_waiting": options.max_waiting}
-    with InferenceEngine(parts.network, **batch) as engine:
-        api = ChatCompletions(engine, parts.chat, parts.names)
+    name = options.served_as or options.model
+    # Clients may drop the provider's part of the name.
+    names = (name, name.partition("/")[2] or name)
+    with InferenceEngine(network, max_batch=options.max_batch, max_waiting=options.max_waiting) as engine:
+        api = ChatCompletions(engine, chat, names)
         runner = Endpoint(api, api_key=api_key).runner()
         await runner.setup()
         try:

@@ -88,14 +88,6 @@ ToolList = Sequence[Mapping[str, Any]]
 ToolSchemas = Mapping[str, Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
-class Markup:
-    """A part of a reply that is not content: calls, and the marks and blanks around them."""
-
-    text: str
-    calls: tuple[ParsedToolCall, ...] = ()
-
-
 class NotACallError(Exception):
     """The text does not begin with a call, whatever follows."""
 
@@ -145,14 +137,6 @@ class ToolCallReader:
 
     def feed(self, text: str, *, ended: bool = False) -> Iterator[Piece]:
         """Yield content and calls as soon as they are certain."""
-        for part in self.split(text, ended=ended):
-            if isinstance(part, Markup):
-                yield from part.calls
-            else:
-                yield part
-
-    def split(self, text: str, *, ended: bool = False) -> Iterator[str | Markup]:
-        """Yield content and markup; together they are the whole text, once it has ended."""
         self._buffer += text
         undecided = self._waiting and len(self._buffer) > _SHORT and not set(text) & set(self._format.enders)
         if undecided and not ended:
@@ -167,7 +151,7 @@ class ToolCallReader:
                 continue
             if start == len(self._buffer):
                 if ended:
-                    yield Markup(self._cut(start))
+                    self._cut(start)
                 return
             found = self._read(self._buffer[blanks:], ended)
             if found is None:
@@ -176,7 +160,8 @@ class ToolCallReader:
             length, calls = found
             if length:
                 self._after_call = self._at_line_start = True
-                yield Markup(self._cut(blanks + length), calls)
+                self._cut(blanks + length)
+                yield from calls
             else:
                 yield self._content(blanks + 1)
 
@@ -196,20 +181,20 @@ class ToolCallReader:
                 break
         return min(places, default=len(text) - beginning_of_any(openings, text))
 
-    def _read(self, text: str, ended: bool) -> tuple[int, tuple[ParsedToolCall, ...]] | None:
+    def _read(self, text: str, ended: bool) -> tuple[int, list[ParsedToolCall]] | None:
         """Return the length of the markup that ``text`` begins with, 0 for none; None if more text decides it."""
         try:
             if self._after_call:
                 with suppress(NotACallError):
-                    return _past_any(text, self._format.closings), ()
+                    return _past(text, 0, *self._format.closings), []
             length, calls = self._format.read(text, self._schemas)
             if self._at_most_one and len(calls) > 1:
                 raise NotACallError
         except NotACallError:
-            return 0, ()
+            return 0, []
         except MoreToComeError:
-            return (0, ()) if ended else None
-        return length, tuple(self._with_id(call) for call in calls)
+            return (0, []) if ended else None
+        return length, [self._with_id(call) for call in calls]
 
     def _with_id(self, call: ParsedToolCall) -> ParsedToolCall:
         own_id = self._format.own_id
@@ -353,7 +338,7 @@ def _read_deepseek(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedTool
 
 
 def _read_llama3(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
-    place = 0 if text[0] == "{" else _past_any(text, (_PYTHON_TAG, _PY_START))
+    place = 0 if text[0] == "{" else _past(text, 0, _PYTHON_TAG, _PY_START)
     if not place:
         first = text[_skip_blanks(text, 1) :]
         if not any((mark := f'"{key}"').startswith(first[: len(mark)]) for key in _LLAMA_KEYS):
@@ -363,7 +348,7 @@ def _read_llama3(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCa
 
 
 def _read_pythonic(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedToolCall]]:
-    start = 0 if text[0] == "[" else _skip_blanks(text, _past_any(text, (_LIST_START, _PY_START)))
+    start = 0 if text[0] == "[" else _skip_blanks(text, _past(text, 0, _LIST_START, _PY_START))
     if start == len(text):
         raise MoreToComeError
     if not _PYTHONIC_HEAD.match(text, start):
@@ -376,7 +361,7 @@ def _read_pythonic(text: str, _tools: ToolSchemas) -> tuple[int, list[ParsedTool
         if not isinstance(written, ast.List):
             raise NotACallError
         return end, [_python_call(node) for node in written.elts]
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         raise NotACallError from None
 
 
@@ -393,25 +378,18 @@ _ROWS = (
 FORMATS: Mapping[FormatName, CallFormat] = {format.name: format for format in _ROWS}
 
 
-def _past(text: str, place: int, mark: str) -> int:
-    """Return the position after ``mark``, which must follow blanks at ``place``."""
+def _past(text: str, place: int, *marks: str) -> int:
+    """Return the position after one of ``marks``, which must follow blanks at ``place``."""
     place = _skip_blanks(text, place)
-    if text.startswith(mark, place):
-        return place + len(mark)
-    raise MoreToComeError if mark.startswith(text[place:]) else NotACallError
-
-
-def _past_any(text: str, marks: tuple[str, ...]) -> int:
-    """Return the position after the one of ``marks`` that the text begins with."""
     for mark in marks:
-        if text.startswith(mark):
-            return len(mark)
-    raise MoreToComeError if any(mark.startswith(text) for mark in marks) else NotACallError
+        if text.startswith(mark, place):
+            return place + len(mark)
+    raise MoreToComeError if any(mark.startswith(text[place:]) for mark in marks) else NotACallError
 
 
 def _past_either(text: str, outer: str, inner: str) -> int:
     """Return the position after ``inner``, with which the text begins, alone or after ``outer``."""
-    place = _past_any(text, (outer, inner))
+    place = _past(text, 0, outer, inner)
     return _past(text, place, inner) if text.startswith(outer) else place
 
 
@@ -548,19 +526,15 @@ def _dotted_name(node: ast.expr) -> str | None:
 
 def _python_value(node: ast.expr) -> Any:
     """Return the value of a literal; nothing is evaluated."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
-        return node.value
-    if isinstance(node, ast.Name) and node.id in _JSON_NAMES:
-        return _JSON_NAMES[node.id]
-    if isinstance(node, ast.List | ast.Tuple):
-        return [_python_value(item) for item in node.elts]
-    if isinstance(node, ast.Dict):
-        keys = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]
-        if not all(isinstance(key, str) for key in keys):
+    for part in ast.walk(node):
+        keys = part.keys if isinstance(part, ast.Dict) else []
+        if isinstance(part, ast.UAdd) or not all(
+            isinstance(getattr(key, "value", None), str) for key in keys
+        ):
             raise NotACallError
-        return dict(zip(keys, map(_python_value, node.values), strict=True))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _python_value(node.operand)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return -value
-    raise NotACallError
+    return ast.literal_eval(_JSONNames().visit(node))
+
+
+class _JSONNames(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node

@@ -11,8 +11,8 @@ import random
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -82,11 +82,6 @@ class ModelClient:
     async def aclose(self) -> None:
         await self._transport.aclose()
 
-    @property
-    def model_path(self) -> str:
-        """The model, as the user names it."""
-        return self.endpoint.model_path
-
     @cached_property
     def limiter(self) -> Limiter:
         """The limiter of the provider's account; must be read inside the event loop."""
@@ -101,9 +96,9 @@ class ModelClient:
     ) -> Completion:
         """Call the model and return its whole reply; ``optional`` names parameters that the caller did not set."""
         whole = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
-        request = self._request(whole, optional)
+        request, optional = self._corrected(whole, optional)
         try:
-            return await self._complete_once(request, 1)
+            return await self._complete_once(request, optional, 1)
         except ModelCallError as error:
             first_error = error
         # Only now: most calls succeed at once, and a retry context costs a tenth of a call.
@@ -111,15 +106,17 @@ class ModelClient:
             with trial:
                 if trial.num == 1:
                     raise first_error
-                return await self._complete_once(request, trial.num)
+                return await self._complete_once(request, optional, trial.num)
         raise first_error
 
-    async def _complete_once(self, request: _Request, attempt: int) -> Completion:
+    async def _complete_once(
+        self, request: dict[str, Any], optional: Collection[str], attempt: int
+    ) -> Completion:
         async with self.limiter.slot() as slot:
             started = time.perf_counter()
-            response = await self._send(request, slot, self._transport.complete)
+            response = await self._send(request, optional, slot, self._transport.complete)
             latency_s = time.perf_counter() - started
-        ToolCalls(request.body).complete(response)
+        ToolCalls(request).complete(response)
         usage = read_usage(response.get("usage"))
         return Completion(response, usage, self.cost_of(usage), latency_s, attempt)
 
@@ -131,7 +128,7 @@ class ModelClient:
         A stream that breaks starts again from the beginning, after a call of ``restarted``.
         """
         options = body.get("stream_options")
-        request = self._request(
+        request, optional = self._corrected(
             {**body, "stream": True, "stream_options": {**(options or {}), "include_usage": True}},
             {*optional, "stream_options"} if options is None else optional,
         )
@@ -140,9 +137,9 @@ class ModelClient:
                 if trial.num > 1:
                     restarted()
                 async with self.limiter.slot() as slot:
-                    first, rest = await self._send(request, slot, self._begin_stream)
+                    first, rest = await self._send(request, optional, slot, self._begin_stream)
                     async with aclosing(rest):
-                        calls = ToolCalls(request.body)
+                        calls = ToolCalls(request)
                         for chunk in first:
                             calls.complete_chunk(chunk)
                             yield chunk
@@ -178,42 +175,55 @@ class ModelClient:
 
     def cost_of(self, usage: TokenUsage | None) -> float | None:
         """Return the cost of a call with this usage in USD, or None if unknown."""
-        if usage is not None and usage.stated_cost_usd is None and self._price is not None:
+        if usage is None:
+            return None
+        if usage.stated_cost_usd is None and self._price is not None:
             return self._price.cost(usage)
-        return usage.stated_cost_usd if usage is not None else None
+        return usage.stated_cost_usd
 
     @cached_property
     def _price(self) -> Price | None:
         return price_of(self.endpoint)
 
     async def _send(
-        self, request: _Request, slot: Slot, send: Callable[[Mapping[str, Any]], Awaitable[_T]]
+        self,
+        request: dict[str, Any],
+        optional: Collection[str],
+        slot: Slot,
+        send: Callable[[Mapping[str, Any]], Awaitable[_T]],
     ) -> _T:
-        """Make one attempt; if the endpoint rejects a parameter, correct the request.
+        """Make one attempt; if the endpoint rejects a parameter, correct the request in place.
 
         A correction is remembered only if the corrected request succeeds, so an error with another cause has no effect.
         """
+        corrections: dict[str, str | None] = {}
         while True:
             try:
-                reply = await send(request.body)
+                reply = await send(request)
             except ModelCallError as error:
-                if request.correct(error):
-                    continue
-                raise self._failed(slot, error) from None
-            slot.answered = True
-            self._corrections.update(request.corrections)
-            return reply
+                name, replacement = _rejected_parameter(error, request, optional)
+                if name is None:
+                    raise self._failed(slot, error) from None
+                value = request.pop(name)
+                if replacement is not None:
+                    request[replacement] = value
+                corrections[name] = replacement
+            else:
+                slot.answered = True
+                self._corrections |= corrections
+                return reply
 
-    def _request(self, body: Mapping[str, Any], optional: Collection[str]) -> _Request:
+    def _corrected(
+        self, body: Mapping[str, Any], optional: Collection[str]
+    ) -> tuple[dict[str, Any], set[str]]:
+        """Return the request for this endpoint, and the names of the optional parameters in it."""
         fit = self._corrections.get
-        return _Request(
-            {
-                fit(name) or name: value
-                for name, value in {**body, "model": self.endpoint.model}.items()
-                if name not in optional or fit(name, name) is not None
-            },
-            {fit(name) or name for name in optional},
-        )
+        request = {
+            fit(name) or name: value
+            for name, value in {**body, "model": self.endpoint.model}.items()
+            if name not in optional or fit(name, name) is not None
+        }
+        return request, {fit(name) or name for name in optional}
 
     def _failed(self, slot: Slot, error: ModelCallError) -> ModelCallError:
         """Tell the limiter of a failed call, and return the error with a hint for the user."""
@@ -258,34 +268,21 @@ class _Backoff:
         return True
 
 
-@dataclass
-class _Request:
-    """A request that is corrected when the endpoint rejects a parameter.
+def _rejected_parameter(
+    error: ModelCallError, request: Mapping[str, Any], optional: Collection[str]
+) -> tuple[str | None, str | None]:
+    """Return the parameter that an endpoint rejects, and its name there; without one it can be left out.
 
-    Optional parameters, which we added (a seed, the usage chunk), are dropped. The caller's are never dropped, at most
-    renamed to the endpoint's name.
+    Optional parameters, which we added (a seed, the usage chunk), are left out. The caller's never are.
     """
-
-    body: dict[str, Any]
-    optional: set[str]
-    corrections: dict[str, str | None] = field(default_factory=dict)
-
-    def correct(self, error: ModelCallError) -> bool:
-        """Correct the request after an error; False if no correction applies."""
-        if error.status not in (400, 422):
-            return False
-        message, rejected = error.provider_message, (error.body or {}).get("param")
-        old, new = "max_tokens", "max_completion_tokens"
-        if old in self.body and new not in self.body and _mentions(message, new):
-            self.body[new] = self.body.pop(old)
-            self.corrections[old] = new
-            return True
-        for name in sorted(self.optional & self.body.keys()):
-            if name == rejected or _mentions(message, name):
-                del self.body[name]
-                self.corrections[name] = None
-                return True
-        return False
+    if error.status in (400, 422):
+        message, old, new = error.provider_message, "max_tokens", "max_completion_tokens"
+        if old in request and new not in request and _mentions(message, new):
+            return old, new
+        for name in sorted(request.keys() & set(optional)):
+            if name == (error.body or {}).get("param") or _mentions(message, name):
+                return name, None
+    return None, None
 
 
 def _mentions(text: str, name: str) -> bool:
@@ -296,18 +293,12 @@ async def probe(endpoint: ModelEndpoint) -> ModelEndpoint:
     """Send one tiny request; return the endpoint with the model's whole path if its server knows only that."""
     whole = replace(endpoint, model=endpoint.model_path)
     try:
-        await _ask(endpoint)
+        async with ModelClient(endpoint, request_timeout_s=60.0) as client:
+            await client.preflight()
     except ModelCallError as error:
         if error.category != "not_found" or whole == endpoint or endpoint.provider != "openai":
             raise
-        try:
-            await _ask(whole)
-        except ModelCallError:
-            raise error from None
-        return whole
+        with suppress(ModelCallError):
+            return await probe(whole)
+        raise
     return endpoint
-
-
-async def _ask(endpoint: ModelEndpoint) -> None:
-    async with ModelClient(endpoint, request_timeout_s=60.0) as client:
-        await client.preflight()

@@ -107,9 +107,11 @@ def error_from_reply(
 ) -> ModelCallError:
     """Convert a provider's error reply."""
     secrets = endpoint.secrets
-    error = {
+    error = _error_object(payload)
+    stated: dict[str, Any] = {key: error[key] for key in ("message", "type", "param", "code") if key in error}
+    body = {
         key: redact(value, *secrets) if isinstance(value, str) else value
-        for key, value in _error_object(payload).items()
+        for key, value in stated.items()
         if value is None or isinstance(value, str | int | float)
     }
     try:
@@ -117,8 +119,8 @@ def error_from_reply(
     except RecursionError:
         message = "the error in the reply is nested too deeply"
     category = _STATUSES.get(status) or ("server" if status >= 500 else "bad_request")
-    facts = f"{error.get('code')} {message}"
-    if category == "bad_request" and CONTEXT_LENGTH.search(f"{error.get('type')} {facts}"):
+    facts = f"{body.get('code')} {message}"
+    if category == "bad_request" and CONTEXT_LENGTH.search(f"{body.get('type')} {facts}"):
         category = "context_length"
     retryable: bool | None = None
     if status == 501 or (category == "rate_limit" and _OUT_OF_CREDIT.search(facts)):
@@ -132,7 +134,7 @@ def error_from_reply(
         status=status,
         retryable=retryable,
         retry_after_s=retry_after_s(headers),
-        body={key: error[key] for key in ("message", "type", "param", "code") if key in error},
+        body=body,
     )
 
 

@@ -79,16 +79,24 @@ class LiteLLMTransport:
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         chunks = await self._call(body)
+
+        def has_finished() -> bool:
+            # LiteLLM ends a broken stream with a "stop" of its own.
+            flags = ("received_finish_reason", "intermittent_finish_reason", "received_any_finish_reason")
+            return any(getattr(chunks, flag, True) for flag in flags)
+
         try:
             async for chunk in chunks:
                 payload: dict[str, Any] = chunk.model_dump(mode="json", exclude_none=True)
                 check_reply(self._endpoint, payload, "delta")
                 for choice in payload.get("choices", ()):
-                    if choice.setdefault("finish_reason", None) and not _has_finished(chunks):
+                    if choice.setdefault("finish_reason", None) and not has_finished():
                         words = "the stream ended in the middle of the reply"
                         raise call_error(self._endpoint, "connection", words)
-                if payload.get("usage") and not _has_usage(chunks):
-                    del payload["usage"]
+                # LiteLLM estimates tokens that the provider did not count with its own tokenizer.
+                received = getattr(chunks, "chunks", None)
+                if received is not None and not any(getattr(part, "usage", None) for part in received):
+                    payload.pop("usage", None)
                 yield payload
         except Exception as error:  # providers' own exceptions may be of any class
             raise self._translated(error) from None
@@ -195,18 +203,6 @@ def import_litellm() -> Any:
     for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return litellm
-
-
-def _has_finished(chunks: Any) -> bool:
-    """Tell whether the provider sent a finish reason; LiteLLM ends a broken stream with its own "stop"."""
-    names = ("received_finish_reason", "intermittent_finish_reason", "received_any_finish_reason")
-    return any(getattr(chunks, name, True) for name in names)
-
-
-def _has_usage(chunks: Any) -> bool:
-    """Tell whether the provider counted the tokens; otherwise LiteLLM estimates them with its own tokenizer."""
-    received = getattr(chunks, "chunks", None)
-    return received is None or any(getattr(chunk, "usage", None) for chunk in received)
 
 
 def _is_network_trouble(error: BaseException) -> bool:

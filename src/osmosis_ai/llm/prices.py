@@ -8,13 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
-import orjson
-
-from osmosis_ai.llm.providers import OPENAI_COMPATIBLE, ModelEndpoint, is_loopback, litellm_folder
+from osmosis_ai.llm.providers import OPENAI_COMPATIBLE, ModelEndpoint, is_loopback, litellm_table
 
 _TIER = re.compile(r"input_cost_per_token_above_(\d+)k_tokens")
 # The maximum tokens or cost of a call. Sums of invented values must still fit into number types.
@@ -115,25 +112,13 @@ def price_of(endpoint: ModelEndpoint) -> Price | None:
 
 def table_entry(endpoint: ModelEndpoint) -> Mapping[str, Any] | None:
     """Return the entry of a model in LiteLLM's table, or None."""
-    provider = endpoint.provider
+    provider, table = endpoint.provider, litellm_table("model_prices_and_context_window_backup")
     for name in (f"{provider}/{endpoint.model}", endpoint.model_path, endpoint.model):
-        if (entry := _table().get(name)) is not None:
+        if (entry := table.get(name)) is not None:
             listed = str(entry.get("litellm_provider", ""))
             if listed == provider or listed.startswith((f"{provider}-", f"{provider}_")):
                 return entry
     return None
-
-
-@lru_cache(maxsize=1)
-def _table() -> Mapping[str, Mapping[str, Any]]:
-    """Return LiteLLM's price table, read as a file (11 ms) because importing LiteLLM takes seconds."""
-    if (folder := litellm_folder()) is None:
-        return {}
-    try:
-        table = orjson.loads((folder / "model_prices_and_context_window_backup.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return table if isinstance(table, dict) else {}
 
 
 def _price(entry: Mapping[str, Any], suffix: str = "") -> Price | None:

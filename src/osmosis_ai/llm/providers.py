@@ -6,7 +6,6 @@ names of providers apply. Only :attr:`ModelEndpoint.api_key` contains a key, and
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +28,8 @@ class Provider:
 
     base_url: str | None
     keys: tuple[str, ...]
-    bases: tuple[str, ...]
+    bases: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()  # variables of other credentials that are sent to its address
     is_local: bool = False
     path: str = ""
     model_prefix: str = ""
@@ -84,24 +84,24 @@ OPENAI_COMPATIBLE: dict[str, Provider] = {
     "litellm_proxy": _provider(None, "LITELLM_PROXY"),
 }
 
+_AZURE_TOKENS = ("AZURE_AD_TOKEN", "AZURE_CLIENT_SECRET")
 # Providers called through LiteLLM whose key is one variable. The others find their credentials themselves (AWS
 # profiles, application default credentials ...), so only the preflight detects missing ones.
-_LITELLM_KEYS: dict[str, tuple[str, ...]] = {
-    name: (f"{name.upper()}_API_KEY",)
-    for name in ("anthropic", "azure", "azure_ai", "ai21", "moonshot", "dashscope")
-} | {
-    **dict.fromkeys(("cohere", "cohere_chat"), ("COHERE_API_KEY", "CO_API_KEY")),
-    "gemini": ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
-    "huggingface": ("HF_TOKEN", "HUGGINGFACE_API_KEY"),
-    "replicate": ("REPLICATE_API_KEY", "REPLICATE_API_TOKEN"),
+_THROUGH_LITELLM: dict[str, Provider] = {
+    "anthropic": _provider(None, "ANTHROPIC"),
+    "azure": _provider(None, "AZURE", tokens=_AZURE_TOKENS),
+    "azure_ai": _provider(None, "AZURE_AI", tokens=("AZURE_API_KEY", *_AZURE_TOKENS)),
+    "ai21": Provider(None, ("AI21_API_KEY",)),
+    "moonshot": Provider(None, ("MOONSHOT_API_KEY",)),
+    "dashscope": Provider(None, ("DASHSCOPE_API_KEY",)),
+    **dict.fromkeys(("cohere", "cohere_chat"), Provider(None, ("COHERE_API_KEY", "CO_API_KEY"))),
+    "gemini": Provider(None, ("GEMINI_API_KEY", "GOOGLE_API_KEY")),
+    "huggingface": Provider(None, ("HF_TOKEN", "HUGGINGFACE_API_KEY")),
+    "replicate": Provider(None, ("REPLICATE_API_KEY", "REPLICATE_API_TOKEN")),
 }
-_LITELLM_BASES = {name: f"{name.upper()}_API_BASE" for name in ("azure", "azure_ai", "anthropic")}
-_AZURE_TOKENS = ("AZURE_AD_TOKEN", "AZURE_CLIENT_SECRET")
-# LiteLLM looks up these clouds' credentials and addresses itself.
-_CLOUD_CREDENTIALS = (
-    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_BEARER_TOKEN_BEDROCK"),
-    *_AZURE_TOKENS,
-)
+_PROVIDERS = OPENAI_COMPATIBLE | _THROUGH_LITELLM
+# LiteLLM looks up AWS's credentials and address itself.
+_AWS_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_BEARER_TOKEN_BEDROCK")
 CLOUD_SETTINGS = frozenset(
     {
         *("AWS_REGION", "AWS_REGION_NAME", "AWS_DEFAULT_REGION"),
@@ -109,7 +109,6 @@ CLOUD_SETTINGS = frozenset(
     }
 )
 """Settings that are part of an address at the cloud's own host."""
-_LITELLM_MACHINERY = ("__pycache__", "base_llm", "custom_httpx", "deprecated_providers", "pass_through")
 _BARE_NAMES = (
     (re.compile(r"(gpt|chatgpt|o[134]|o\d+-(mini|pro|preview)|codex)(-|$)"), "openai"),
     (re.compile(r"claude-"), "anthropic"),
@@ -162,7 +161,7 @@ def resolve_model(model_path: str, env: Mapping[str, str], *, served: Collection
     key = _first(env, variables)
     known = OPENAI_COMPATIBLE.get(name)
     if known is None:
-        base = env.get(_LITELLM_BASES.get(name, ""), "").strip() or None
+        base = _first(env, _PROVIDERS[name].bases) if name in _PROVIDERS else None
         needs_key = bool(variables) and name != "azure"  # Azure also takes Entra ID tokens
     else:
         base = compatible_base_url(name, env)
@@ -201,30 +200,25 @@ def well_known_provider(name: str) -> str | None:
 
 
 def is_provider(name: str) -> bool:
-    return name in OPENAI_COMPATIBLE or name in _litellm_providers()
+    return name in _providers()
 
 
 def key_variables(provider: str) -> tuple[str, ...]:
     """Return the variables that may contain the provider's key, the usual one first; empty if it needs no single key."""
-    known = OPENAI_COMPATIBLE.get(provider)
-    return known.keys if known else _LITELLM_KEYS.get(provider, ())
+    return _PROVIDERS[provider].keys if provider in _PROVIDERS else ()
 
 
 def credential_variables() -> frozenset[str]:
-    of_providers = [*(provider.keys for provider in OPENAI_COMPATIBLE.values()), *_LITELLM_KEYS.values()]
-    return frozenset(_CLOUD_CREDENTIALS).union(*of_providers)
+    return frozenset(_AWS_KEYS).union(*((*known.keys, *known.tokens) for known in _PROVIDERS.values()))
 
 
 def address_variables() -> dict[str, tuple[str, ...]]:
     """Return every variable with a provider's address, and the variables with the credentials sent there."""
-    found = {base: provider.keys for provider in OPENAI_COMPATIBLE.values() for base in provider.bases}
-    found |= {base: _LITELLM_KEYS.get(name, ()) for name, base in _LITELLM_BASES.items()}
-    azure = ("AZURE_API_KEY", *_AZURE_TOKENS)
-    return found | {base: (*found[base], *azure) for base in ("AZURE_API_BASE", "AZURE_AI_API_BASE")}
+    return {base: (*known.keys, *known.tokens) for known in _PROVIDERS.values() for base in known.bases}
 
 
 def keyless_address_variables() -> frozenset[str]:
-    return frozenset().union(*(known.bases for known in OPENAI_COMPATIBLE.values() if known.is_local))
+    return frozenset(base for known in _PROVIDERS.values() if known.is_local for base in known.bases)
 
 
 def address_variables_of(provider: str) -> tuple[str, ...]:
@@ -279,10 +273,9 @@ def _unknown_name(path: str, served: Collection[str]) -> OsmosisError:
             return OsmosisError(f"a built-in model such as `{path}` cannot be called here.")
         known = ", ".join(f"`{name}`" for name in served)
         return OsmosisError(f"there is no built-in model `{path}`; built in: {known}.")
-    candidates = sorted({*OPENAI_COMPATIBLE, *_litellm_providers()})
     suggestions = [
         f"`{name}/{model if slash and model else '<model>'}`"
-        for name in difflib.get_close_matches(provider.lower(), candidates, n=2, cutoff=0.75)
+        for name in difflib.get_close_matches(provider.lower(), sorted(_providers()), n=2, cutoff=0.75)
     ]
     if suggestions:
         return OsmosisError(f"`{path}` names no known model; did you mean {' or '.join(suggestions)}?")
@@ -294,27 +287,27 @@ def _unknown_name(path: str, served: Collection[str]) -> OsmosisError:
     )
 
 
-@lru_cache(maxsize=1)
-def _litellm_providers() -> frozenset[str]:
-    """Return LiteLLM's chat providers, read from its files because importing it is slow."""
-    names = set(_LITELLM_KEYS)
-    if (folder := litellm_folder()) is not None:
-        names |= {entry.name for entry in (folder / "llms").iterdir() if entry.is_dir()}
-        names.difference_update(_LITELLM_MACHINERY)
-        try:
-            listed = json.loads((folder / "provider_endpoints_support_backup.json").read_text("utf-8"))
-            names |= set(listed["providers"])
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # the folders name the most used ones
-    return frozenset(names)
+def _providers() -> frozenset[str]:
+    """Return the names of our providers and of LiteLLM's."""
+    return frozenset(_PROVIDERS).union(
+        litellm_table("provider_endpoints_support_backup").get("providers", ())
+    )
 
 
-def litellm_folder() -> Path | None:
-    """Return the folder of LiteLLM without importing it."""
+@lru_cache
+def litellm_table(name: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return a table of LiteLLM, read as a file (11 ms) because importing LiteLLM takes seconds."""
     from importlib.util import find_spec
 
+    import orjson
+
     spec = find_spec("litellm")
-    return Path(spec.origin).parent if spec and spec.origin else None
+    folder = Path(spec.origin or "").parent if spec else Path()
+    try:
+        table: dict[str, dict[str, Any]] = orjson.loads((folder / f"{name}.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return table
 
 
 # An address from a `.env` must not receive keys from another source. The command line pairs each address with the keys

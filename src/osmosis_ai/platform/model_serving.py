@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from osmosis_ai.errors import NotFoundError, OsmosisError, reason_of
-from osmosis_ai.inference.catalog import built_in_model, engine_of, served_models
+from osmosis_ai.inference.catalog import BUILT_IN_PREFIX, engine_of, served_models
 from osmosis_ai.inference.process import InferenceServer
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.db.engine import Database
@@ -108,8 +108,11 @@ class ModelServerPool:
     def __init__(self, start: Callable[[ServableModel], Awaitable[ModelServer]]) -> None:
         self.models: tuple[str, ...] = served_models()
         self.created = int(time.time())
+        # Clients may drop the prefix.
         self._names = {
-            name: ServableModel(model) for model in self.models for name in built_in_model(model).names
+            name: ServableModel(model)
+            for model in self.models
+            for name in (model, model.removeprefix(BUILT_IN_PREFIX))
         }
         self._start = start
         self._servers: dict[ServableModel, asyncio.Task[ModelServer]] = {}

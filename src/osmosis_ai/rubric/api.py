@@ -188,7 +188,8 @@ def evaluate_by_info(
         ground_truth=ground_truth,
         original_input=original_input,
         metadata=metadata,
-        bounds=(score_min, score_max),
+        score_min=score_min,
+        score_max=score_max,
         timeout=timeout,
     )
     future = _submit(*asked)
@@ -227,29 +228,14 @@ async def aevaluate_rubric(
     solution_str: str,
     model_info: ModelInfo | Mapping[str, Any],
     *,
-    ground_truth: str | None = None,
-    original_input: str | None = None,
-    metadata: dict[str, Any] | None = None,
-    score_min: float | None = None,
-    score_max: float | None = None,
-    timeout: float | None = None,
     return_details: bool = False,
+    **options: Unpack[JudgeOptions],
 ) -> float | RewardRubricRunResult:
     """Async version of :func:`evaluate_rubric` with the same arguments, result and errors.
 
     Cancelling the awaiting task cancels the call.
     """
-    asked = _checked(
-        rubric,
-        solution_str,
-        model_info,
-        ground_truth=ground_truth,
-        original_input=original_input,
-        metadata=metadata,
-        bounds=(score_min, score_max),
-        timeout=timeout,
-    )
-    judgement = await asyncio.wrap_future(_submit(*asked))
+    judgement = await asyncio.wrap_future(_submit(*_checked(rubric, solution_str, model_info, **options)))
     return _details(judgement) if return_details else judgement.score
 
 
@@ -310,12 +296,7 @@ def _checked(
     rubric: str,
     solution_str: str,
     model_info: ModelInfo | Mapping[str, Any],
-    *,
-    ground_truth: str | None,
-    original_input: str | None,
-    metadata: dict[str, Any] | None,
-    bounds: tuple[float | None, float | None],
-    timeout: float | None,
+    **options: Unpack[JudgeOptions],
 ) -> tuple[JudgeModel, JudgeTask]:
     """Check all arguments in the documented order: judge, key, texts, bounds, timeout."""
     provider, _ = provider_and_model(model_info)
@@ -323,21 +304,22 @@ def _checked(
     for name, text in (("rubric", rubric), ("solution_str", solution_str)):
         if not isinstance(text, str) or not text.strip():
             raise JudgeArgumentError(f"`{name}` must be a non-empty string.")
+    info = model_info.get
+    low, high = options.get("score_min"), options.get("score_max")
     score_min, score_max = check_bounds(
-        model_info.get("score_min", 0.0) if bounds[0] is None else bounds[0],
-        model_info.get("score_max", 1.0) if bounds[1] is None else bounds[1],
+        info("score_min", 0.0) if low is None else low, info("score_max", 1.0) if high is None else high
     )
     task = JudgeTask(
         rubric=rubric,
         solution_str=solution_str,
-        ground_truth=ground_truth,
-        original_input=_first_text(original_input, model_info.get("original_input")),
-        metadata=metadata,
+        ground_truth=options.get("ground_truth"),
+        original_input=_first_text(options.get("original_input"), info("original_input")),
+        metadata=options.get("metadata"),
         score_min=score_min,
         score_max=score_max,
-        system_prompt=_first_text(model_info.get("system_prompt")),
+        system_prompt=_first_text(info("system_prompt")),
     )
-    return resolve_judge(model_info, env=os.environ, timeout_s=timeout), task
+    return resolve_judge(model_info, env=os.environ, timeout_s=options.get("timeout")), task
 
 
 def _first_text(*values: object) -> str | None:

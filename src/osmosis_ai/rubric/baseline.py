@@ -7,23 +7,20 @@ scale are not.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from osmosis_ai.decisions.differences import Difference, Pairs, mean_difference, number_data
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.lenient_json import as_text
-from osmosis_ai.rubric.documents import read_calls
+from osmosis_ai.evaluation.lenient_json import as_objects, as_table, as_text, loads
+from osmosis_ai.rubric.documents import mean_of_judges, read_calls, text_digest
 from osmosis_ai.rubric.records import require_file
-from osmosis_ai.rubric.scores import rescaled
-from osmosis_ai.rubric.session_journal import input_differences, text_digest
 
 if TYPE_CHECKING:
-    from osmosis_ai.rubric.session_result import SessionResult
+    from osmosis_ai.rubric.session import JudgingSession
 
 Pairing = Literal["record", "question"]
 
@@ -36,8 +33,7 @@ _LABELS = (
 _EXPECTED_TO_DIFFER = frozenset({"data", "rubric_id", "reading"})
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredRecord:
+class ScoredRecord(NamedTuple):
     """A scored record and the digests that identify it."""
 
     score: float
@@ -49,21 +45,18 @@ class ScoredRecord:
         return self.digest if by == "record" else self.question or self.digest
 
 
-@dataclass(frozen=True)
-class Baseline:
+class Baseline(NamedTuple):
     """An earlier session."""
 
     source_path: Path
     statistics: Mapping[str, float]
-    records: Sequence[ScoredRecord] = ()
-    inputs: Mapping[str, Any] = field(default_factory=dict)
+    records: Sequence[ScoredRecord]
+    inputs: Mapping[str, Any]
 
     def changed_inputs(self, now: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the inputs that differ from the baseline's, as far as its file contains them."""
-        before = self.inputs
-        return tuple(
-            key for key in now if key in before and key not in _EXPECTED_TO_DIFFER and before[key] != now[key]
-        )
+        known = (key for key in now if key in self.inputs and key not in _EXPECTED_TO_DIFFER)
+        return tuple(key for key in known if self.inputs[key] != now[key])
 
 
 @dataclass(frozen=True)
@@ -75,7 +68,6 @@ class SessionComparison:
     difference: Difference | None
     paired_by: Pairing | None
     common: int
-    baseline_records: int
     current_records: int
     changed: tuple[str, ...]
     changes: tuple[str, ...]
@@ -100,7 +92,7 @@ class SessionComparison:
     @property
     def warnings(self) -> list[str]:
         found = [self.difference.warning] if self.difference is not None and self.difference.warning else []
-        smaller = min(self.baseline_records, self.current_records)
+        smaller = min(len(self.baseline.records), self.current_records)
         if self.paired_by and 2 * self.common < smaller:
             found.append(
                 f"only {self.common:,} of {smaller:,} records are in both: they may not represent the others"
@@ -118,7 +110,7 @@ class SessionComparison:
             "paired_by": self.paired_by,
             "records": {
                 "common": self.common,
-                "baseline": self.baseline_records,
+                "baseline": len(self.baseline.records),
                 "current": self.current_records,
             },
             "changed_inputs": list(self.changed),
@@ -134,17 +126,21 @@ def describe_change(changed: Iterable[str]) -> str:
 
 
 def compare_sessions(
-    baseline: Baseline, result: SessionResult, statistics: Mapping[str, float]
+    baseline: Baseline, session: JudgingSession, statistics: Mapping[str, float]
 ) -> SessionComparison:
-    now = result.spec.inputs(result.index)
+    """Compare a session, whose statistics these are, with an earlier one."""
+    from osmosis_ai.rubric.session import input_differences
+
+    now = session.spec.inputs(session.index)
     changed = baseline.changed_inputs(now)
-    low, high = result.spec.bounds
+    low, high = session.spec.bounds
     current = [
         ScoredRecord(float(score), record.digest, record.question_digest)
-        for record, score in zip(result.index.records(), result.table.consensus(), strict=True)
+        for record, score in zip(session.index.records(), session.table.consensus(), strict=True)
         if not math.isnan(score)
     ]
     earlier = [record for record in baseline.records if low <= record.score <= high or "bounds" in changed]
+    baseline = baseline._replace(records=earlier)
     difference, paired_by, common, reason = None, None, 0, None
     if "bounds" in changed:
         reason = "they are on another scale"
@@ -153,24 +149,20 @@ def compare_sessions(
     elif not current:
         reason = "no record has a score"
     elif (paired_by := _pairing(earlier, current)) is None:
-        identified = any(record.digest is not None for record in earlier)
+        known = any(record.digest or record.question for record in earlier)
         reason = (
-            "no record is in both sessions"
-            if identified
-            else "the baseline's file does not identify its records"
+            "no record is in both sessions" if known else "the baseline's file does not identify its records"
         )
     else:
         pairs = _pairs(paired_by, earlier, current, (low, high))
-        difference, common = mean_difference(pairs, seed=result.spec.seed), pairs.rows
+        difference, common = mean_difference(pairs, seed=session.spec.seed), pairs.rows
+    before = baseline.statistics.items()
     return SessionComparison(
         baseline=baseline,
-        delta_statistics={
-            key: statistics[key] - old for key, old in baseline.statistics.items() if key in statistics
-        },
+        delta_statistics={key: statistics[key] - old for key, old in before if key in statistics},
         difference=difference,
         paired_by=paired_by,
         common=common,
-        baseline_records=len(earlier),
         current_records=len(current),
         changed=changed,
         changes=tuple(input_differences(changed, baseline.inputs, now)),
@@ -182,10 +174,8 @@ def _pairing(earlier: Sequence[ScoredRecord], current: Sequence[ScoredRecord]) -
     before, now = ({record.digest for record in records} - {None} for records in (earlier, current))
     if before & now and 2 * len(before & now) >= min(len(before), len(now)):
         return "record"
-    asked_before, asked_now = (
-        {record.key("question") for record in records} - {None} for records in (earlier, current)
-    )
-    return "question" if asked_before & asked_now else None
+    before, now = ({record.key("question") for record in records} - {None} for records in (earlier, current))
+    return "question" if before & now else None
 
 
 def _pairs(
@@ -203,45 +193,36 @@ def _pairs(
 
 
 def read_baseline(path: Path) -> Baseline:
+    """Read an earlier result; OsmosisError if it is none."""
     require_file(path, "Baseline path")
     try:
-        document = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise _no_result_file(path) from error
-    if not isinstance(document, dict):
-        raise _no_result_file(path)
-    found = document.get("overall_statistics")
-    if not isinstance(found, dict):
-        found = document if all(key in document for key in _TOP_LEVEL) else None
-        if found is None:
-            raise _no_result_file(path)
+        document = loads(path.read_bytes().decode("utf-8-sig"))
+        found = document.get("overall_statistics")
+        if not isinstance(found, dict):
+            found = {key: document[key] for key in document if all(name in document for name in _TOP_LEVEL)}
+        if not found:
+            raise ValueError("it has no statistics")
+    except (ValueError, RecursionError, AttributeError):
+        raise OsmosisError(
+            f"'{path}' is not a result file of `osmosis eval rubric`.",
+            hint="--baseline takes the file that an earlier `osmosis eval rubric --output FILE` wrote",
+        ) from None
     numbers = {key: value for key, raw in found.items() if (value := _number(raw)) is not None}
     if not numbers:
         raise OsmosisError(f"The statistics in '{path}' could not be parsed into numeric values.")
     inputs = _inputs(document)
-    return Baseline(path, numbers, tuple(_scored_records(document.get("records"), inputs)), inputs)
-
-
-def _no_result_file(path: Path) -> OsmosisError:
-    return OsmosisError(
-        f"'{path}' is not a result file of `osmosis eval rubric`.",
-        hint="--baseline takes the file that an earlier `osmosis eval rubric --output FILE` wrote",
-    )
+    return Baseline(path, numbers, list(_scored_records(document, inputs)), inputs)
 
 
 def _inputs(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs that determine the scores, as far as the file contains them."""
-    known: dict[str, Any] = {}
-    if isinstance(document.get("models"), list) and _is_plain(document["models"]):
-        known["models"] = document["models"]
+    known: dict[str, Any] = {"models": document.get("models")}
     if isinstance(document.get("rubric"), str):
         known["rubric"] = text_digest(document["rubric"])
-    low, high = (_number(document.get(name)) for name in ("score_min", "score_max"))
-    if low is not None and high is not None:
-        known["bounds"] = [low, high]
-    found = document.get("inputs")
-    stated = found if isinstance(found, dict) else {}
-    return known | {key: value for key, value in stated.items() if _is_plain(value)}
+    if (bounds := _bounds(document.get("score_min"), document.get("score_max"))) is not None:
+        known["bounds"] = list(bounds)
+    known |= as_table(document.get("inputs"))
+    return {key: value for key, value in known.items() if value is not None and _is_plain(value)}
 
 
 def _is_plain(value: object) -> bool:
@@ -249,37 +230,32 @@ def _is_plain(value: object) -> bool:
     return not any(isinstance(part, list | dict) for part in (value if isinstance(value, list) else [value]))
 
 
-def _scored_records(entries: object, inputs: Mapping[str, Any]) -> Iterator[ScoredRecord]:
-    bounds = _bounds(inputs.get("bounds"))
-    for entry in entries if isinstance(entries, list) else ():
-        if not isinstance(entry, dict):
+def _scored_records(document: Mapping[str, Any], inputs: Mapping[str, Any]) -> Iterator[ScoredRecord]:
+    from osmosis_ai.rubric.agreement import rescaled
+
+    given = inputs.get("bounds")
+    bounds = _bounds(*given) if isinstance(given, list) and len(given) == 2 else None
+    for entry in as_objects(document.get("records")):
+        score = mean_of_judges((call.model, call.score) for call in read_calls(entry))
+        if score is None:
             continue
-        by_judge: dict[str, list[float]] = {}
-        for call in read_calls(entry):
-            if call.score is not None:
-                by_judge.setdefault(call.model, []).append(call.score)
-        means = [sum(scores) / len(scores) for scores in by_judge.values()]
-        if not means:
-            continue
-        score = sum(means) / len(means)
-        own = _bounds([entry.get("score_min"), entry.get("score_max")], bounds)
-        if bounds is not None and own is not None and own != bounds:
-            score = float(rescaled(score, *own, to_low=bounds[0], to_high=bounds[1]))
+        if bounds is not None:
+            ends = (
+                entry.get(name, end) for name, end in zip(("score_min", "score_max"), bounds, strict=True)
+            )
+            own = _bounds(*ends) or bounds
+            if own != bounds:
+                score = float(rescaled(score, *own, to_low=bounds[0], to_high=bounds[1]))
         if math.isfinite(score):
             yield ScoredRecord(score, as_text(entry.get("digest")), as_text(entry.get("question_digest")))
 
 
-def _bounds(written: object, otherwise: tuple[float, float] | None = None) -> tuple[float, float] | None:
-    """Return a scale, using ``otherwise`` for a missing bound."""
-    ends = written if isinstance(written, list) and len(written) == 2 else (None, None)
-    low, high = (
-        found if (found := _number(end)) is not None else (otherwise[place] if otherwise else None)
-        for place, end in enumerate(ends)
-    )
-    return (low, high) if low is not None and high is not None and low < high else otherwise
+def _bounds(low: object, high: object) -> tuple[float, float] | None:
+    lowest, highest = _number(low), _number(high)
+    return None if lowest is None or highest is None or lowest >= highest else (lowest, highest)
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.errors import NotFoundError, OsmosisError, reason_of
 from osmosis_ai.files import expanded
 from osmosis_ai.rubric.records import require_file
 
@@ -23,8 +22,7 @@ _SUPPORTED_VERSIONS = (0, 1)
 _MAX_NODES = 200_000
 
 
-@dataclass(frozen=True, slots=True)
-class RubricItem:
+class RubricItem(NamedTuple):
     """A rubric as written in the file."""
 
     label: str
@@ -32,8 +30,7 @@ class RubricItem:
     defaults: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class RubricConfig:
+class RubricConfig(NamedTuple):
     """A complete rubric."""
 
     rubric_id: str
@@ -45,27 +42,6 @@ class RubricConfig:
     original_input: str | None
     ground_truth: str | None
     source_label: str
-
-
-@dataclass(frozen=True)
-class RubricSuite:
-    """The rubrics of a file, by id."""
-
-    source_path: Path
-    version: int | None
-    configs: Mapping[str, RubricConfig]
-
-    def get(self, rubric_id: str) -> RubricConfig:
-        if rubric_id not in self.configs:
-            known = ", ".join(self.available_ids())
-            raise NotFoundError(
-                f"Rubric '{rubric_id}' not found in '{self.source_path}'. Available ids: {known}",
-                details={"available_ids": self.available_ids()},
-            )
-        return self.configs[rubric_id]
-
-    def available_ids(self) -> list[str]:
-        return sorted(self.configs)
 
 
 def discover_config(given: Path | None, data_path: Path) -> Path:
@@ -90,36 +66,44 @@ def candidate_configs(data_path: Path) -> list[Path]:
     return list(dict.fromkeys(place / CONFIG_NAME for place in places))
 
 
-def load_suite(path: Path, *, need_model: bool = True) -> RubricSuite:
-    documents = _read_documents(path)
-    version = _version(path, documents)
-    configs: dict[str, RubricConfig] = {}
-    for item in _items(path, documents):
+def find_rubric(path: Path, rubric_id: str, *, need_model: bool = True) -> RubricConfig:
+    """Return one rubric of a file, after checking all of them."""
+    rubrics = load_rubrics(path, need_model=need_model)
+    if rubric_id not in rubrics:
+        known = sorted(rubrics)
+        raise NotFoundError(
+            f"Rubric '{rubric_id}' not found in '{path}'. Available ids: {', '.join(known)}",
+            details={"available_ids": known},
+        )
+    return rubrics[rubric_id]
+
+
+def load_rubrics(path: Path, *, need_model: bool = True) -> dict[str, RubricConfig]:
+    """Return the rubrics of a file by id."""
+    found = {}
+    for item in find_items(path):
         config = _config(path, item, need_model=need_model)
-        if config.rubric_id in configs:
-            first = configs[config.rubric_id].source_label.rpartition(":")[2]
-            raise OsmosisError(
-                f"Duplicate rubric id '{config.rubric_id}' in '{path}': at {first} and {item.label}."
-            )
-        configs[config.rubric_id] = config
-    if not configs:
+        found[config.rubric_id] = config
+    if not found:
         raise OsmosisError(
             f"No rubric entries found in '{path}'.",
             hint="an entry is a mapping with `id`, `rubric` (the text) and `model_info`",
         )
-    return RubricSuite(path, version, configs)
+    return found
 
 
 def find_items(path: Path) -> list[RubricItem]:
     """Return every rubric of a file as written, complete or not."""
     documents = _read_documents(path)
-    _version(path, documents)
+    _check_version(path, documents)
     items = list(_items(path, documents))
     seen: dict[str, str] = {}
     for item in items:
-        name = item.payload.get("id")
-        if isinstance(name, str) and (earlier := seen.setdefault(name.strip(), item.label)) != item.label:
-            raise OsmosisError(f"Duplicate rubric id '{name}' in '{path}': at {earlier} and {item.label}.")
+        name = _text(item.payload.get("id"))
+        if name in seen:
+            raise OsmosisError(f"Duplicate rubric id '{name}' in '{path}': at {seen[name]} and {item.label}.")
+        if name is not None:
+            seen[name] = item.label
     return items
 
 
@@ -141,20 +125,17 @@ def _read_documents(path: Path) -> list[Any]:
             details={"line": mark.line + 1 if mark else None},
         ) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else _first_line(error)
-        raise OsmosisError(f"Invalid YAML in '{path}': {reason}.") from None
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else reason_of(error)
+        raise OsmosisError(f"Invalid YAML in '{path}': {reason.partition(chr(10))[0].rstrip('.')}.") from None
 
 
-def _version(path: Path, documents: Iterable[Any]) -> int | None:
-    stated = [
-        document["version"] for document in documents if isinstance(document, dict) and "version" in document
-    ]
+def _check_version(path: Path, documents: Iterable[Any]) -> None:
+    stated = [each["version"] for each in documents if isinstance(each, dict) and "version" in each]
     for version in stated:
-        if isinstance(version, bool) or not isinstance(version, int) or version not in _SUPPORTED_VERSIONS:
+        if type(version) is not int or version not in _SUPPORTED_VERSIONS:
             raise OsmosisError(f"'{path}' has version {version!r}; this release reads version 1.")
     if len(set(stated)) > 1:
         raise OsmosisError(f"The documents of '{path}' state different versions: {sorted(set(stated))}.")
-    return stated[0] if stated else None
 
 
 def _items(path: Path, documents: Iterable[Any]) -> Iterator[RubricItem]:
@@ -247,8 +228,3 @@ def _score(value: Any, what: str) -> float | None:
 
 def _text(value: object) -> str | None:
     return value.strip() or None if isinstance(value, str) else None
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__

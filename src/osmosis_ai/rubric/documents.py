@@ -6,24 +6,80 @@ reader treats a value that is not a number as a missing score and skips unreadab
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from osmosis_ai.evaluation.lenient_json import as_number, as_table, as_text, loads
+import orjson
+
+from osmosis_ai.evaluation.lenient_json import as_number, as_objects, as_table, as_text, loads
 from osmosis_ai.files import replacing
-from osmosis_ai.rubric.records import RubricRecord
-from osmosis_ai.rubric.session_journal import CallRecord, json_bytes
-from osmosis_ai.rubric.session_result import JudgedRecord, SessionResult, describe_outside_scale, statistics
 from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
-    pass
+    from osmosis_ai.controller.record import TerminalRecord
+    from osmosis_ai.rubric.records import RubricRecord
 
-
+CallStatus = Literal["scored", "unscored", "failed"]
 PREVIEW_CHARACTERS = 140
+_LARGEST_BYTES = 64 << 20
+
+
+def json_bytes(value: Any, *, indent: bool = False) -> bytes:
+    """Encode ``value`` as UTF-8 JSON, whatever texts and numbers it holds."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_INDENT_2 if indent else None)
+    except TypeError:  # integers beyond 64 bits, lone surrogates
+        text = json.dumps(value, ensure_ascii=False, default=str, indent=2 if indent else None)
+        return text.encode("utf-8", "replace")
+
+
+def text_digest(text: str | None) -> str | None:
+    """Return the digest of a text, or None."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest() if text is not None else None
+
+
+def statistics(scores: Sequence[float]) -> dict[str, float]:
+    """Return mean, population variance, standard deviation and extremes of the scores; 0.0 without any."""
+    if not scores:
+        return dict.fromkeys(("average", "variance", "stdev", "min", "max"), 0.0)
+    # Relative to the first score, so that the mean of equal scores is that score.
+    average = scores[0] + math.fsum(score - scores[0] for score in scores) / len(scores)
+    variance = math.fsum((score - average) ** 2 for score in scores) / len(scores)
+    return {
+        "average": average,
+        "variance": variance,
+        "stdev": math.sqrt(variance),
+        "min": min(scores),
+        "max": max(scores),
+    }
+
+
+def describe_outside_scale(outside: int, scored: int) -> str:
+    """Describe how many scores were clamped; "" if there are none."""
+    if not outside:
+        return ""
+    return f"{outside:,} of {scored:,} {'score' if scored == 1 else 'scores'} outside the scale, clamped"
+
+
+@dataclass(frozen=True)
+class JudgedRecord:
+    """A record and its calls, by judge and run; None where a call is pending."""
+
+    record: RubricRecord
+    calls: list[TerminalRecord | None]
+
+    @property
+    def scores(self) -> list[float]:
+        return [call.reward for call in self.calls if call is not None and call.reward is not None]
+
+    def with_status(self, status: CallStatus) -> list[TerminalRecord]:
+        return [call for call in self.calls if call is not None and call_status(call) == status]
 
 
 def write_document(
@@ -47,132 +103,120 @@ def write_document(
         handle.write(b"\n}\n")
 
 
-def judged_record(result: SessionResult, judged: JudgedRecord) -> dict[str, Any]:
+def judged_record(judged: JudgedRecord, models: Sequence[str]) -> dict[str, Any]:
     """Return a record in the format of `osmosis eval rubric`."""
-    record, models, runs = judged.record, result.spec.model_names, result.spec.runs
-    scored, failed = judged.with_status("scored"), judged.with_status("failed")
+    record, scored = judged.record, judged.with_status("scored")
+    runs = len(judged.calls) // len(models)
+    calls = [(models[place // runs], place % runs + 1, call) for place, call in enumerate(judged.calls)]
     entry: dict[str, Any] = {
         "index": record.index,
         "label": record.label,
-        "scores": [call.score for call in scored],
-        "explanations": [call.explanation for call in scored],
-        "errors": [call.error for call in failed],
+        "scores": judged.scores,
+        "explanations": [facts_of(call).get("explanation") for call in scored],
+        "errors": [call.error for call in judged.with_status("failed")],
         "statistics": statistics(judged.scores),
         "unscored": [
-            {"reason": call.reason, "detail": call.error} for call in judged.with_status("unscored")
+            {"reason": call.error_type, "detail": call.error} for call in judged.with_status("unscored")
         ],
-        "judgements": [
-            _judgement(models[place // runs], place % runs + 1, call)
-            for place, call in enumerate(judged.calls)
-        ],
+        "judgements": [_judgement(*each) for each in calls],
     }
     if len(models) > 1:
-        entry["consensus"] = _consensus(judged, runs)
+        entry["consensus"] = mean_of_judges(
+            (model, call.reward if call is not None else None) for model, _, call in calls
+        )
     if record.human_score is not None:
         entry["human_score"] = record.human_score
     return entry | _identity(record)
 
 
-def _identity(record: RubricRecord) -> dict[str, Any]:
-    """Return the fields by which later sessions find the record, and its own scale if it has one."""
-    known = {
-        "digest": record.digest,
-        "question_digest": record.question_digest,
-        "score_min": record.score_min,
-        "score_max": record.score_max,
-    }
-    return {key: value for key, value in known.items() if value is not None}
-
-
-def _consensus(judged: JudgedRecord, runs: int) -> float | None:
-    """Return the mean of the judges' means, which weighs judges equally; None without scores."""
-    means = []
-    for start in range(0, len(judged.calls), runs):
-        known = [call.score for call in judged.calls[start : start + runs] if call and call.score is not None]
-        if known:
-            means.append(sum(known) / len(known))
-    return sum(means) / len(means) if means else None
-
-
 def classic_record(judged: JudgedRecord, *, pending: str | None) -> dict[str, Any]:
-    """Return a record in the format of `osmosis eval-rubric`."""
-    record = judged.record
+    """Return a record in the format of `osmosis eval-rubric`; ``pending`` is why calls are."""
+    record, scores = judged.record, judged.scores
     identifier = record.source.get("id")
+    total = len(judged.calls)
     return {
         "id": str(identifier) if identifier not in (None, "") else record.label,
         "record_index": record.index,
         "conversation_id": record.label,
         "input_record": record.source,
         "statistics": {
-            **statistics(judged.scores),
-            "total_runs": len(judged.calls),
-            "success_count": len(judged.scores),
-            "failure_count": len(judged.calls) - len(judged.scores),
+            **statistics(scores),
+            "total_runs": total,
+            "success_count": len(scores),
+            "failure_count": total - len(scores),
         },
-        "runs": [_run(record, number, call, pending) for number, call in enumerate(judged.calls, start=1)],
+        "runs": [_run(record, run, call, pending) for run, call in enumerate(judged.calls, start=1)],
         **_identity(record),
     }
 
 
-def preview(record: RubricRecord) -> str:
-    """Return the start of the judged text, on one line."""
-    text = " ".join(record.solution_str.split())
-    return text if len(text) <= PREVIEW_CHARACTERS else text[: PREVIEW_CHARACTERS - 3] + "..."
+def _identity(record: RubricRecord) -> dict[str, Any]:
+    """Return the fields by which later sessions find the record, and its own scale if it has one."""
+    names = ("digest", "question_digest", "score_min", "score_max")
+    return {name: value for name in names if (value := getattr(record, name)) is not None}
 
 
-def _judgement(model: str, run: int, call: CallRecord | None) -> dict[str, Any]:
+def mean_of_judges(scores: Iterable[tuple[str, float | None]]) -> float | None:
+    """Return the mean of the judges' means, which weighs judges equally; None without scores."""
+    by_judge: dict[str, list[float]] = {}
+    for model, score in scores:
+        if score is not None:
+            by_judge.setdefault(model, []).append(score)
+    means = [sum(each) / len(each) for each in by_judge.values()]
+    return sum(means) / len(means) if means else None
+
+
+def facts_of(call: TerminalRecord) -> Mapping[str, Any]:
+    """Return what only calls of judges have: explanation, stated score, retries, times and perhaps the raw reply."""
+    return call.judgements[0] if call.judgements else {}
+
+
+def _judgement(model: str, run: int, call: TerminalRecord | None) -> dict[str, Any]:
     if call is None:
         return {"model": model, "run": run, "status": "pending", "score": None}
+    facts = facts_of(call)
     known = {
         "model": model,
         "run": run,
-        "status": call.status,
-        "score": call.score,
-        "stated_score": call.stated_score,
-        "explanation": call.explanation,
-        "reason": call.reason,
+        "status": call_status(call),
+        "score": call.reward,
+        "stated_score": facts.get("stated_score"),
+        "explanation": facts.get("explanation"),
+        "reason": call.error_type,
         "error": call.error,
-        "input_tokens": call.input_tokens,
-        "output_tokens": call.output_tokens,
+        "input_tokens": call.prompt_tokens,
+        "output_tokens": call.completion_tokens,
         "cost_usd": call.cost_usd,
-        "duration_s": call.duration_s,
-        "retries": call.retries,
+        "duration_s": call.duration_ms / 1000,
+        "retries": facts.get("retries", 0),
     }
     return {key: value for key, value in known.items() if value is not None or key == "score"}
 
 
-def _run(record: RubricRecord, number: int, call: CallRecord | None, pending: str | None) -> dict[str, Any]:
-    if call is None:
-        call_fields: dict[str, Any] = dict.fromkeys(
-            ("started_at", "completed_at", "duration_seconds", "score")
-        )
-        error = f"not judged yet: {pending}" if pending else "not judged yet"
-        return {
-            "run_index": number,
-            "status": "error",
-            **call_fields,
-            "explanation": None,
-            "preview": preview(record),
-            "error": error,
-            "raw": None,
-            "outcome": "pending",
-        }
+def call_status(call: TerminalRecord) -> CallStatus:
+    """Return what became of a call."""
+    if call.reward is not None:
+        return "scored"
+    return "unscored" if call.boundary == "grader" else "failed"
+
+
+def _run(record: RubricRecord, run: int, call: TerminalRecord | None, pending: str | None) -> dict[str, Any]:
+    text = " ".join(record.solution_str.split())
+    facts = facts_of(call) if call is not None else {}
+    outcome, error = "pending", f"not judged yet: {pending}" if pending else "not judged yet"
     return {
-        "run_index": number,
-        "status": "success" if call.status == "scored" else "error",
-        "started_at": call.started_at,
-        "completed_at": call.completed_at,
-        "duration_seconds": call.duration_s,
-        "score": call.score,
-        "explanation": call.explanation,
-        "preview": preview(record),
-        "error": call.error,
-        "raw": call.raw,
-        "outcome": call.status,
+        "run_index": run,
+        "status": "success" if call is not None and call.reward is not None else "error",
+        "started_at": facts.get("started_at"),
+        "completed_at": facts.get("completed_at"),
+        "duration_seconds": call.duration_ms / 1000 if call is not None else None,
+        "score": call.reward if call is not None else None,
+        "explanation": facts.get("explanation"),
+        "preview": text if len(text) <= PREVIEW_CHARACTERS else text[: PREVIEW_CHARACTERS - 3] + "...",
+        "error": call.error if call is not None else error,
+        "raw": facts.get("raw"),
+        "outcome": call_status(call) if call is not None else outcome,
     }
-
-
-_LARGEST_BYTES = 64 << 20
 
 
 class ReadCall(NamedTuple):
@@ -189,8 +233,7 @@ class ReadCall(NamedTuple):
         return f"{self.model}, run {self.run}" if self.model else f"Run {self.run}"
 
 
-@dataclass(frozen=True)
-class ReadRecord:
+class ReadRecord(NamedTuple):
     """A record and its calls. ``mean`` is None if no call has a score; ``people`` is the human score."""
 
     number: int
@@ -204,39 +247,28 @@ class ReadRecord:
     def of(cls, record: Mapping[str, Any], place: int) -> ReadRecord:
         """Read a record of either format."""
         calls = list(read_calls(record))
-        # The statistics of a record without scores are 0.0, which is not a score.
-        is_scored = any(call.score is not None for call in calls)
-        mean = as_number(as_table(record.get("statistics")).get("average")) if is_scored else None
-        consensus = as_number(record.get("consensus"))
         number = record.get("index", record.get("record_index"))
+        texts = as_table(record.get("texts")).items()
         return cls(
             number=number if type(number) is int and number > 0 else place,
             label=str(record.get("label", record.get("conversation_id")) or ""),
-            mean=mean if consensus is None else consensus,
+            mean=mean_of_judges((call.model, call.score) for call in calls),
             people=as_number(record.get("human_score")),
-            texts=[
-                (title, part)
-                for title, part in as_table(record.get("texts")).items()
-                if isinstance(part, str) and part
-            ],
+            texts=[(title, part) for title, part in texts if isinstance(part, str) and part],
             calls=calls,
         )
 
-    @property
-    def is_scored(self) -> bool:
-        return any(call.score is not None for call in self.calls)
 
-
-@dataclass(frozen=True)
 class ReadResult:
     """The document of a result file; empty if the file is unreadable."""
 
-    document: Mapping[str, Any]
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self.document = document
 
     @cached_property
     def records(self) -> Sequence[ReadRecord]:
         """The records in file order."""
-        found = (each for each in _list(self.document.get("records")) if isinstance(each, dict))
+        found = as_objects(self.document.get("records"))
         return [ReadRecord.of(each, place) for place, each in enumerate(found, start=1)]
 
     @property
@@ -248,7 +280,7 @@ class ReadResult:
         measured = as_table(as_table(self.document.get("trust")).get("counts"))
         scored, total = (as_number(measured.get(name)) for name in ("scored_records", "records"))
         if scored is None or total is None:
-            scored, total = sum(record.is_scored for record in self.records), len(self.records)
+            scored, total = sum(record.mean is not None for record in self.records), len(self.records)
         many = f"{total:,.0f} {'record' if total == 1 else 'records'}"
         if average is None or not scored:
             return f"{many}, none with a score."
@@ -262,6 +294,7 @@ class ReadResult:
 
 
 def read_result(path: Path) -> ReadResult:
+    """Read a result file; ValueError if it is none."""
     size = path.stat().st_size
     if size > _LARGEST_BYTES:
         raise ValueError(f"it has {size:,} bytes; {_LARGEST_BYTES:,} are read")
@@ -273,17 +306,12 @@ def read_result(path: Path) -> ReadResult:
 
 def read_calls(record: Mapping[str, Any]) -> Iterator[ReadCall]:
     """Yield the calls of a record of either format."""
-    for call in _list(record.get("judgements", record.get("runs"))):
-        if isinstance(call, dict):
-            run = call.get("run", call.get("run_index"))
-            yield ReadCall(
-                model=str(call.get("model") or ""),
-                run=run if isinstance(run, int) and run > 0 else 1,
-                score=as_number(call.get("score")),
-                explanation=as_text(call.get("explanation")),
-                error=as_text(call.get("error")) or as_text(call.get("reason")),
-            )
-
-
-def _list(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list) else ()
+    for call in as_objects(record.get("judgements", record.get("runs"))):
+        run = call.get("run", call.get("run_index"))
+        yield ReadCall(
+            model=str(call.get("model") or ""),
+            run=run if isinstance(run, int) and run > 0 else 1,
+            score=as_number(call.get("score")),
+            explanation=as_text(call.get("explanation")),
+            error=as_text(call.get("error")) or as_text(call.get("reason")),
+        )

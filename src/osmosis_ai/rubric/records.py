@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.datasets.readers import (
@@ -24,11 +24,11 @@ from osmosis_ai.datasets.readers import (
     name_of_type,
 )
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.evaluation.lenient_json import as_table
 
 # The largest contexts hold a few million tokens of about four characters.
 MAX_LINE_BYTES = 8 << 20
 _LOOKED_AT = 1 << 16
-HUMAN_FIELDS = ("human_score", "label")
 # 128 bits make accidental collisions practically impossible.
 _DIGEST_DIGITS = 32
 
@@ -53,27 +53,24 @@ class RubricRecord:
     @property
     def digest(self) -> str:
         """Digest of everything the judge sees of a record, without human scores."""
-        return _digest(
-            self.solution_str,
-            self.ground_truth,
-            self.original_input,
-            self.metadata,
-            self.score_min,
-            self.score_max,
-        )
+        return self._digest(self.solution_str, self.ground_truth, self.original_input)
 
     @property
     def question_digest(self) -> str | None:
         """Digest of the question without the answer; None if the record has no question."""
-        before = _before_the_judged_turn(self.source.get("messages"))
+        turns = self.source.get("messages")
+        before = turns[: _judged_turn(turns)] if isinstance(turns, list) else []
         if not before and self.original_input is None:
             return None
-        asked = (before, self.original_input, self.ground_truth, self.metadata)
-        return _digest(*asked, self.score_min, self.score_max)
+        return self._digest(before, self.original_input, self.ground_truth)
+
+    def _digest(self, *parts: object) -> str:
+        seen = (*parts, self.metadata, self.score_min, self.score_max)
+        text = json.dumps(seen, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_DIGITS]
 
 
-@dataclass(frozen=True, slots=True)
-class RecordRules:
+class RecordRules(NamedTuple):
     """Selects and interprets the lines of a file that are records of a session."""
 
     rubric_id: str | None = None
@@ -81,29 +78,120 @@ class RecordRules:
     wrap_metadata: bool = False
 
 
+class _Line:
+    """One line of a file, and what is wrong with it."""
+
+    def __init__(self, path: Path, number: int, raw: bytes) -> None:
+        self.path, self.number, self.raw = path, number, raw
+
+    def __str__(self) -> str:
+        return f"Line {self.number} of '{self.path}'"
+
+    def problem(self, message: str, *, hint: str | None = None) -> OsmosisError:
+        return OsmosisError(message, details={"path": str(self.path), "line": self.number}, hint=hint)
+
+    def decode(self) -> dict[str, Any]:
+        """Return the line's object."""
+        try:
+            value = decode_json(self.raw)
+        except json.JSONDecodeError as error:
+            self.require_text(self.raw)
+            raise self.problem(
+                f"Invalid JSON on line {self.number} of '{self.path}': {error.msg} (column {error.colno})"
+            ) from None
+        if not isinstance(value, dict):
+            raise self.problem(
+                f"Expected JSON object on line {self.number} of '{self.path}', found {name_of_type(value)}."
+            )
+        return value
+
+    def require_text(self, raw: bytes) -> None:
+        """Reject bytes that are not text. The end may be cut inside a character."""
+        try:
+            raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            if error.end == len(raw) and len(raw) - error.start < 4 and len(raw) == _LOOKED_AT:
+                return
+            raise self.problem(
+                f"{self} is not UTF-8 text (byte 0x{raw[error.start]:02x} at position {error.start} of the line); "
+                "expected JSON Lines."
+            ) from None
+
+    def judged_text(self, source: dict[str, Any]) -> str:
+        """Return the last assistant turn with text, or ``solution_str``."""
+        messages, solution = source.get("messages"), source.get("solution_str")
+        if isinstance(messages, list) and messages:
+            place = _judged_turn(messages)
+            if place == 0 and not _said_by_assistant(messages[0]):
+                raise self.problem(f"{self} has 'messages', but no assistant message with text.")
+            return _text_of(messages[place]["content"])
+        if isinstance(solution, str) and solution.strip():
+            return solution
+        if isinstance(source.get("rubric_id"), str) and messages is None:
+            name = _first_text(source, "conversation_id", "id", "rubric_id") or "<record>"
+            raise self.problem(f"{self}: Record '{name}' must include a non-empty 'solution_str' string.")
+        raise self.problem(f"{self} must include 'messages' (list) or 'solution_str' (string).")
+
+    def record(self, index: int, source: dict[str, Any], text: str, rules: RecordRules) -> RubricRecord:
+        extra = as_table(source.get("extra_info"))
+        human = next(
+            (name for name in ("human_score", "label") if _is_number(source.get(name), allow_bool=True)), None
+        )
+        if human is None and source.get("human_score") is not None:
+            raise self.problem(f"{self}: 'human_score' must be a number, true or false.")
+        metadata = source.get("metadata") if isinstance(source.get("metadata"), dict) else None
+        if rules.wrap_metadata:
+            own = {"dataset_metadata": metadata} if metadata else {}
+            metadata = {**own, **as_table(extra.get("metadata"))} or None
+        names = ("conversation_id", "id") if rules.wrap_metadata else ("id", "conversation_id")
+        original_input = _text(source.get("original_input")) or _text(extra.get("original_input"))
+        return RubricRecord(
+            index=index,
+            line=self.number,
+            label=_first_text(source, *names) or f"record[{index}]",
+            solution_str=text,
+            ground_truth=_text(source.get("ground_truth")),
+            original_input=original_input,
+            metadata=metadata,
+            score_min=self._bound(source, "score_min"),
+            score_max=self._bound(source, "score_max"),
+            human_score=source[human] if human is not None else None,
+            human_field=human,
+            source=source,
+        )
+
+    def _bound(self, source: dict[str, Any], name: str) -> float | None:
+        value = source.get(name)
+        if value is None:
+            return None
+        if not _is_number(value):
+            raise self.problem(f"{self}: '{name}' must be a number, not {name_of_type(value)}.")
+        return float(value)
+
+
 def iter_records(path: Path, rules: RecordRules | None = None) -> Iterator[RubricRecord]:
     """Yield the records of a file, checking every line, including those of other rubrics."""
     rules = rules or RecordRules()
     index, seen = 0, False
-    for number, raw in _lines(path):
+    for line in _lines(path):
         seen = True
-        source = _decode(path, number, raw)
-        text = _judged_text(path, number, source)
+        source = line.decode()
+        text = line.judged_text(source)
         if _is_of(source, rules):
             index += 1
-            yield _record(path, number, index, source, text, rules)
+            yield line.record(index, source, text, rules)
     if not seen:
         raise OsmosisError(f"No JSON records found in '{path}'.")
     if not index:
         raise OsmosisError(f"No records in '{path}' reference rubric '{rules.rubric_id}'.")
 
 
-def iter_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) of every line that is not blank."""
-    number = 0
-    for number, raw in _lines(path):
-        yield number, _decode(path, number, raw)
-    if not number:
+def iter_objects(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the object of every line that is not blank."""
+    line = None
+    for line in _lines(path):
+        yield line.decode()
+    if line is None:
         raise OsmosisError(f"No JSON records found in '{path}'.")
 
 
@@ -117,7 +205,7 @@ def require_file(path: Path, what: str) -> None:
         raise OsmosisError(f"{what} '{path}' cannot be read: permission denied.")
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def _lines(path: Path) -> Iterator[_Line]:
     require_file(path, "Data path")
     with path.open("rb") as handle:
         number = 0
@@ -127,84 +215,29 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 raw = raw.removeprefix(BYTE_ORDER_MARK)
                 if raw.startswith(LFS_POINTER):
                     raise OsmosisError(f"Data path '{path}' is a Git LFS pointer.", hint="git lfs pull")
+            line = _Line(path, number, raw)
             if len(raw) > MAX_LINE_BYTES:
-                _refuse_bytes(path, number, raw[:_LOOKED_AT])
-                raise OsmosisError(
-                    f"Line {number} of '{path}' is longer than {MAX_LINE_BYTES >> 20} MiB, more than any judge reads.",
-                    details={"line": number},
+                line.require_text(raw[:_LOOKED_AT])
+                raise line.problem(
+                    f"{line} is longer than {MAX_LINE_BYTES >> 20} MiB, more than any judge reads."
                 )
             if not raw.isspace():
-                yield number, raw
+                yield line
 
 
-def _decode(path: Path, number: int, raw: bytes) -> dict[str, Any]:
-    try:
-        value = decode_json(raw)
-    except json.JSONDecodeError as error:
-        _refuse_bytes(path, number, raw)
-        raise OsmosisError(
-            f"Invalid JSON on line {number} of '{path}': {error.msg} (column {error.colno})",
-            details={"line": number},
-        ) from None
-    if not isinstance(value, dict):
-        raise _problem(
-            path, number, f"Expected JSON object on line {number} of '{path}', found {name_of_type(value)}."
-        )
-    return value
-
-
-def _refuse_bytes(path: Path, number: int, raw: bytes) -> None:
-    """Reject bytes that are not text. The end may be cut inside a character."""
-    try:
-        raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        if error.end == len(raw) and len(raw) - error.start < 4 and len(raw) == _LOOKED_AT:
-            return
-        raise OsmosisError(
-            f"Line {number} of '{path}' is not UTF-8 text (byte 0x{raw[error.start]:02x} at position "
-            f"{error.start} of the line); expected JSON Lines.",
-            details={"line": number},
-        ) from None
-
-
-def _judged_text(path: Path, number: int, source: dict[str, Any]) -> str:
-    messages = source.get("messages")
-    if isinstance(messages, list) and messages:
-        for message in reversed(messages):
-            if isinstance(message, dict) and message.get("role") == "assistant":
-                text = _text_of(message.get("content"))
-                if text.strip():
-                    return text
-        raise _problem(
-            path, number, f"Line {number} of '{path}' has 'messages', but no assistant message with text."
-        )
-    solution = source.get("solution_str")
-    if isinstance(solution, str) and solution.strip():
-        return solution
-    if isinstance(source.get("rubric_id"), str) and messages is None:
-        name = _first_text(source, "conversation_id", "id", "rubric_id") or "<record>"
-        raise _problem(
-            path,
-            number,
-            f"Line {number} of '{path}': Record '{name}' must include a non-empty 'solution_str' string.",
-        )
-    raise _problem(
-        path, number, f"Line {number} of '{path}' must include 'messages' (list) or 'solution_str' (string)."
+def _judged_turn(messages: list[Any]) -> int:
+    """Return the position of the last assistant turn with text; 0 without one."""
+    return next(
+        (place for place in range(len(messages) - 1, -1, -1) if _said_by_assistant(messages[place])), 0
     )
 
 
-def _before_the_judged_turn(messages: object) -> list[object]:
-    """Return the turns before the last assistant turn with text."""
-    turns = messages if isinstance(messages, list) else []
-    for place in range(len(turns) - 1, -1, -1):
-        turn = turns[place]
-        if (
-            isinstance(turn, dict)
-            and turn.get("role") == "assistant"
-            and _text_of(turn.get("content")).strip()
-        ):
-            return turns[:place]
-    return []
+def _said_by_assistant(turn: object) -> bool:
+    return (
+        isinstance(turn, dict)
+        and turn.get("role") == "assistant"
+        and bool(_text_of(turn.get("content")).strip())
+    )
 
 
 def _text_of(content: object) -> str:
@@ -215,65 +248,18 @@ def _text_of(content: object) -> str:
     parts = [
         part["text"]
         for part in content
-        if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        if isinstance(part, dict) and part.get("type") == "text" and "text" in part
     ]
-    return "\n".join(parts)
+    return "\n".join(part for part in parts if isinstance(part, str))
 
 
 def _is_of(source: dict[str, Any], rules: RecordRules) -> bool:
     if rules.rubric_id is None:
         return True
-    named = source.get("rubric_id")
-    if not isinstance(named, str) or not named.strip():
+    named = _text(source.get("rubric_id"))
+    if named is None:
         return not rules.tagged_only
     return named.strip().casefold() == rules.rubric_id.casefold()
-
-
-def _record(
-    path: Path, number: int, index: int, source: dict[str, Any], text: str, rules: RecordRules
-) -> RubricRecord:
-    extra = source.get("extra_info")
-    extra = extra if isinstance(extra, dict) else {}
-    human_field = next((name for name in HUMAN_FIELDS if _is_number(source.get(name), allow_bool=True)), None)
-    if human_field is None and source.get("human_score") is not None:
-        raise _problem(
-            path, number, f"Line {number} of '{path}': 'human_score' must be a number, true or false."
-        )
-    names = ("conversation_id", "id") if rules.wrap_metadata else ("id", "conversation_id")
-    return RubricRecord(
-        index=index,
-        line=number,
-        label=_first_text(source, *names) or f"record[{index}]",
-        solution_str=text,
-        ground_truth=_text_or_none(source.get("ground_truth")),
-        original_input=_text_or_none(source.get("original_input"))
-        or _text_or_none(extra.get("original_input")),
-        metadata=_wrapped_metadata(source, extra) if rules.wrap_metadata else _object(source.get("metadata")),
-        score_min=_bound(path, number, source, "score_min"),
-        score_max=_bound(path, number, source, "score_max"),
-        human_score=source[human_field] if human_field is not None else None,
-        human_field=human_field,
-        source=source,
-    )
-
-
-def _wrapped_metadata(source: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any] | None:
-    shown = dict(_object(extra.get("metadata")) or {})
-    own = _object(source.get("metadata"))
-    if own:
-        shown.setdefault("dataset_metadata", own)
-    return shown or None
-
-
-def _bound(path: Path, number: int, source: dict[str, Any], name: str) -> float | None:
-    value = source.get(name)
-    if value is None:
-        return None
-    if not _is_number(value):
-        raise _problem(
-            path, number, f"Line {number} of '{path}': '{name}' must be a number, not {name_of_type(value)}."
-        )
-    return float(value)
 
 
 def _is_number(value: object, *, allow_bool: bool = False) -> bool:
@@ -293,25 +279,12 @@ def _first_text(source: dict[str, Any], *names: str) -> str | None:
     return None
 
 
-def _text_or_none(value: object) -> str | None:
+def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value.strip() else None
 
 
-def _object(value: object) -> dict[str, Any] | None:
-    return value if isinstance(value, dict) else None
-
-
-def _problem(path: Path, number: int, message: str) -> OsmosisError:
-    return OsmosisError(message, details={"path": str(path), "line": number})
-
-
-def _digest(*parts: object) -> str:
-    text = json.dumps(parts, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_DIGITS]
-
-
 class RecordIndex:
-    """Index of a session's records."""
+    """What is kept in memory of a session's records; made by :meth:`scan`."""
 
     def __init__(self, path: Path, rules: RecordRules, bounds: tuple[float, float]) -> None:
         self.path = path
@@ -370,12 +343,9 @@ class RecordIndex:
     def _add(self, record: RubricRecord) -> None:
         low = self.bounds[0] if record.score_min is None else record.score_min
         high = self.bounds[1] if record.score_max is None else record.score_max
+        line = _Line(self.path, record.line, b"")
         if high <= low:
-            raise OsmosisError(
-                f"Line {record.line} of '{self.path}': 'score_max' ({high:g}) must be greater than "
-                f"'score_min' ({low:g}).",
-                details={"line": record.line},
-            )
+            raise line.problem(f"{line}: 'score_max' ({high:g}) must be greater than 'score_min' ({low:g}).")
         if self.bare_line is None and not (record.ground_truth or record.original_input or record.metadata):
             self.bare_line = record.line
         self.copy_of.append(self._first_places.setdefault(record.digest, len(self)))
@@ -383,25 +353,19 @@ class RecordIndex:
         self.lengths.append(len(record.solution_str))
         self.lows.append(low)
         self.highs.append(high)
-        self.human.append(self._human_score(record, low, high))
-
-    def _human_score(self, record: RubricRecord, low: float, high: float) -> float:
         given = record.human_score
-        if given is None:
-            return math.nan
         if isinstance(given, bool):
-            return high if given else low
-        if low <= given <= high:
-            return float(given)
-        if record.human_field == "label":
+            given = high if given else low
+        if given is not None and not low <= given <= high:
+            if record.human_field != "label":
+                raise line.problem(
+                    f"{line}: 'human_score' {given:g} is outside the scale of {low:g} to {high:g}.",
+                    hint="say which scale people used: `--score-min` and `--score-max`, or the bounds of the rubric",
+                )
             # A number here is a class label, as other tools use the field.
             self.ignored_labels += 1
-            return math.nan
-        raise OsmosisError(
-            f"Line {record.line} of '{self.path}': 'human_score' {given:g} is outside the scale of {low:g} to {high:g}.",
-            details={"line": record.line},
-            hint="say which scale people used: `--score-min` and `--score-max`, or the bounds of the rubric",
-        )
+            given = None
+        self.human.append(math.nan if given is None else given)
 
     def _require_unchanged(self) -> None:
         if _stamp(self.path) != self._stamp:

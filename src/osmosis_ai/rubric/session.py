@@ -1,65 +1,74 @@
-"""Run a judging session: hundreds of concurrent calls, each durable before it counts.
+"""A judging session: every record is judged by every judge, some times, and each call is an attempt of the engine.
 
-Every judge processes the records independently, so that a slow provider does not delay another. Concurrency adapts to
-each provider account. Records are read when needed and not kept. If a user, a budget or a failing judge ends the
-session, finished calls are kept and the rest stay pending.
+A call is a row (the record) and an attempt on it (judge and run); its journal, limits and progress are those of an
+evaluation. Every judge processes the records independently, so that a slow provider does not delay another. Records are
+read when needed and not kept. If a user, a budget or a failing judge ends the session, finished calls are kept and the
+rest stay pending.
+
+The journal lies next to the results until every call has a score. Its first line stores the inputs, and only a session
+with equal inputs continues it. A call has a score, or a reason for a missing one: *unscored* if the judge's answer had no
+readable score, *failed* if the judge could not be asked.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import math
+import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import orjson
 
 from osmosis_ai.controller.dispatcher import Dispatcher, Stop
+from osmosis_ai.controller.outcomes import ERROR_SOURCES
+from osmosis_ai.controller.record import TerminalRecord, storable
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError, ResumeRefusedError
+from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks
+from osmosis_ai.evaluation.journal import (
+    Journal,
+    JournalCorruptionError,
+    JournalReader,
+    committed_lines,
+    load_results,
+)
+from osmosis_ai.evaluation.manifest import file_lock
+from osmosis_ai.evaluation.results import FAILED, PENDING, SUCCESS, AttemptTable
 from osmosis_ai.evaluation.spec import Budget, Spending, Spent
+from osmosis_ai.files import cache_dir, write_atomic
 from osmosis_ai.redaction import Redactor
+from osmosis_ai.rubric.documents import (
+    CallStatus,
+    JudgedRecord,
+    facts_of,
+    json_bytes,
+    statistics,
+    text_digest,
+)
 from osmosis_ai.rubric.judge import Judge
-from osmosis_ai.rubric.session_journal import CallRecord, CallStates, json_bytes
-from osmosis_ai.rubric.session_result import JudgeUsage
-from osmosis_ai.rubric.types import Judgement, ProviderRequestError, UnscoredError
+from osmosis_ai.rubric.judge_model import JudgeModel
+from osmosis_ai.rubric.records import RecordIndex, RubricRecord
+from osmosis_ai.rubric.types import Judgement, JudgeTask, ProviderRequestError, UnscoredError
+from osmosis_ai.statistics.estimates import load_distributions
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.journal import Journal
-    from osmosis_ai.rubric.records import RecordIndex, RubricRecord
-    from osmosis_ai.rubric.session_journal import SessionSpec
+    import numpy as np
+    from numpy.typing import NDArray
 
+    from osmosis_ai.rubric.agreement import ScoreTable
 
-@dataclass(frozen=True, slots=True)
-class SessionSnapshot:
-    """Progress of a session."""
-
-    completed: int
-    total: int
-    scored: int
-    unscored: int
-    failed: int
-    mean: float | None
-    tokens: int
-    cost_usd: float | None
-    in_flight: int
-    rate_per_s: float | None
-
-
-class SessionHooks:
-    """Callbacks of a session; override the ones you need."""
-
-    def started(self, interrupt: Callable[[], None]) -> None:
-        """Receive the function that stops the session gracefully."""
-
-    def progress(self, snapshot: SessionSnapshot) -> None:
-        """Receive the progress, a few times per second."""
-
-    def ended(self) -> None:
-        """Called when all spending has stopped."""
-
-
+RUNS_PER_SEED = 10_000
 DEFAULT_CONCURRENCY = 256
-INTERRUPTED = Stop("interrupted", "interrupted")
+SUFFIX = ".partial.jsonl"
+_SCHEMA = 2
 # With a budget, this many calls measure the cost of one before the rest start.
 _PROBES = 8
 # A judge that has refused this many calls in a row will refuse the next: a wrong key at once, other trouble later.
@@ -68,59 +77,246 @@ _FAILURES_IN_A_ROW = 50
 _PERMANENT = frozenset({"auth", "not_found"})
 _LEAST_READY = 8
 _PROGRESS_S = 0.2
+_DAMAGED_HINT = "leave out `--resume` to start over; the damaged journal is kept"
+_FULL_HINT = "free some space and run the same command with `--resume`: it continues where it stopped"
+_EDITED = {"data": "the file's content changed", "rubric": "its text changed"}
+# Inputs whose values are shown if they changed, with their names in messages.
+_SHOWN = {
+    "models": "models",
+    "api_base": "addresses of the models",
+    "reasoning_effort": "reasoning effort",
+    "runs": "calls per record (`-n`)",
+    "seed": "seed",
+    "swap": "swap",
+    "bounds": "score bounds",
+    "rubric_id": "rubric id",
+}
+
+
+@dataclass(frozen=True)
+class SessionSpec:
+    """What is judged, by whom and how: everything that determines the scores."""
+
+    rubric_id: str
+    rubric: str
+    judges: tuple[JudgeModel, ...]
+    runs: int
+    bounds: tuple[float, float] = (0.0, 1.0)
+    system_prompt: str | None = None
+    original_input: str | None = None
+    ground_truth: str | None = None
+    keep_raw: bool = False
+    seed: int = 0
+    swap: bool = False
+
+    @property
+    def calls_per_record(self) -> int:
+        return len(self.judges) * self.runs
+
+    @property
+    def model_names(self) -> list[str]:
+        return [judge.name for judge in self.judges]
+
+    def task(self, record: RubricRecord, run: int) -> JudgeTask:
+        """Return the question about a record for a run, counted from 0."""
+        low, high = self.bounds
+        return JudgeTask(
+            rubric=self.rubric,
+            solution_str=record.solution_str,
+            ground_truth=record.ground_truth or self.ground_truth,
+            original_input=record.original_input or self.original_input,
+            metadata=record.metadata,
+            score_min=low if record.score_min is None else record.score_min,
+            score_max=high if record.score_max is None else record.score_max,
+            system_prompt=self.system_prompt,
+            reverse_blocks=self.swap and run % 2 == 1,
+        )
+
+    def inputs(self, index: RecordIndex) -> dict[str, Any]:
+        """Return the inputs that determine the scores, without texts and keys."""
+        return {
+            "data": index.digest,
+            "rubric": text_digest(self.rubric),
+            "rubric_id": self.rubric_id,
+            "models": self.model_names,
+            "api_base": [judge.api_base for judge in self.judges],
+            "reasoning_effort": [judge.reasoning_effort for judge in self.judges],
+            "runs": self.runs,
+            "seed": self.seed,
+            "swap": self.swap,
+            "bounds": list(self.bounds),
+            "system_prompt": text_digest(self.system_prompt),
+            "original_input": text_digest(self.original_input),
+            "ground_truth": text_digest(self.ground_truth),
+            "reading": list(index.rules),
+        }
+
+
+def input_differences(
+    changed: Iterable[str], before: Mapping[str, Any], now: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield a line for each changed input, with both values if they are short and not texts."""
+    for key in changed:
+        if key in _SHOWN:
+            yield f"{_SHOWN[key]}: was {_shown(before.get(key))}, now {_shown(now.get(key))}"
+        else:
+            yield f"{key.replace('_', ' ')}: {_EDITED.get(key, 'changed')}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
+
+
+def journal_of(output: Path) -> Path:
+    """Return the journal's path for a result."""
+    return output.with_name(output.name + SUFFIX)
+
+
+def find_output(output: Path, inputs: dict[str, Any], *, fixed: bool) -> Path:
+    """Return the result path of the unfinished session with these ``inputs``: ``output``, or any in its directory."""
+    paths = [journal_of(output)] if fixed else output.parent.glob(f"*{SUFFIX}")
+    journals = [path for path in paths if path.is_file() and not path.name.endswith(f".previous{SUFFIX}")]
+    journals.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    if not journals:
+        raise NotFoundError(
+            f"there is no unfinished session to resume for '{output if fixed else output.parent}'.",
+            hint="a session that scored every record leaves nothing to resume; leave out `--resume` to start one",
+        )
+    for path in journals:
+        if _read_inputs(path)[0] == inputs:
+            return path.with_name(path.name.removesuffix(SUFFIX))
+    before = _read_inputs(journals[0])[0]
+    changed = [key for key in sorted({*before, *inputs}) if before.get(key) != inputs.get(key)]
+    raise ResumeRefusedError(
+        f"the session in '{journals[0]}' cannot be continued: its inputs have changed since it was started."
+        + "".join(f"\n  - {line}" for line in input_differences(changed, before, inputs)),
+        details={"changed": changed},
+        hint="undo the change, or leave out `--resume` to start over",
+    )
+
+
+def _read_inputs(path: Path) -> tuple[dict[str, Any], int]:
+    """Return the inputs stored in a journal, and where its calls start."""
+    try:
+        line = next(line for _, line in committed_lines(path))
+        header = orjson.loads(line)
+        version, inputs = header["schema_version"], dict(header["inputs"])
+    except (StopIteration, ValueError, KeyError, TypeError):
+        raise OsmosisError(
+            f"'{path}' is not the journal of a judging session.", hint="remove it to start over"
+        ) from None
+    if version != _SCHEMA:
+        raise OsmosisError(
+            f"'{path}' has schema version {version!r}; this release knows {_SCHEMA}.",
+            hint="leave out `--resume` to start over",
+        )
+    return inputs, len(line)
 
 
 @dataclass(slots=True)
-class _Call:
-    record: RubricRecord
-    run: int
+class JudgeUsage:
+    """Usage of one judge, including earlier sessions."""
+
+    calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float | None = None
+    retries: int = 0
+    uncounted: int = 0
+
+    def add(self, call: TerminalRecord) -> None:
+        self.calls += 1
+        self.uncounted += not call.prompt_tokens
+        self.input_tokens += call.prompt_tokens or 0
+        self.output_tokens += call.completion_tokens or 0
+        self.retries += facts_of(call).get("retries", 0)
+        if call.cost_usd is not None:
+            self.cost_usd = (self.cost_usd or 0.0) + call.cost_usd
 
 
 class JudgingSession:
-    """Makes the pending calls of a session."""
+    """One session, or the continuation of an earlier one, and its results.
+
+    Attributes:
+        calls: the status of every call.
+        stop: why calls are pending, if the session was stopped.
+        put_aside: the journal of an earlier session that this one replaced.
+        resumed: scores of earlier sessions.
+        ended: calls that ended in this session.
+    """
 
     def __init__(
         self,
         spec: SessionSpec,
         index: RecordIndex,
-        journal: Journal,
+        output: Path,
         *,
-        budget: Budget,
-        concurrency: int = DEFAULT_CONCURRENCY,
-        hooks: SessionHooks,
-        redactor: Redactor,
-        elapsed_before_s: float = 0.0,
+        budget: Budget | None = None,
+        concurrency: int | None = None,
+        hooks: RunHooks | None = None,
     ) -> None:
-        self._spec = spec
-        self._index = index
-        self._journal = journal
-        self._budget = budget
-        self._concurrency = concurrency
-        # While some calls are being written to disk, others must be ready to start.
-        self._queue_length = concurrency + max(_LEAST_READY, concurrency // 4)
-        self._hooks = hooks
-        self._redact = redactor
-        self._spending = Spending(budget, earlier_s=elapsed_before_s)
-        self._elapsed_before_s = elapsed_before_s
+        self.spec, self.index, self.output = spec, index, output
+        self.journal_path = journal_of(output)
+        self.calls = AttemptTable(len(index), spec.calls_per_record)
+        self.usage = [JudgeUsage() for _ in spec.judges]
+        self.stop: Stop | None = None
+        self.put_aside: Path | None = None
+        self.resumed = self.ended = 0
+        self._budget = budget or Budget()
+        self._concurrency = concurrency or DEFAULT_CONCURRENCY
+        self._hooks = hooks or RunHooks()
+        self._redact = Redactor(judge.api_key for judge in spec.judges if judge.api_key)
+        self._spending = Spending(self._budget)
         self._measured = asyncio.Event()
         self._flying = 0
         self._recordings: set[asyncio.Task[None]] = set()
         self._judges: list[Judge] = []
-        self._dispatchers: list[Dispatcher[_Call]] = []
+        self._dispatchers: list[Dispatcher[tuple[RubricRecord, int]]] = []
         self._failures = [0] * len(spec.judges)
         self._interrupted = False
-        self._score_sum, self._score_count = 0.0, 0
         self._started: float | None = None
         self._finished: float | None = None
-        self.ended = 0
-        self.call_states = CallStates(len(index), len(spec.judges), spec.runs)
-        self.usage = [JudgeUsage() for _ in spec.judges]
-        self.stops: list[Stop] = []
+
+    @asynccontextmanager
+    async def opened(self, *, resume: bool) -> AsyncIterator[None]:
+        """Lock the results, and load the calls of the session to resume or start its journal."""
+        path, output = self.journal_path, self.output
+        name = hashlib.sha256(os.fsencode(output.absolute())).hexdigest()[:24]
+        refusal = ConflictError(f"another process is writing '{output}'.", hint="choose another `--output`")
+        inputs = self.spec.inputs(self.index)
+        with file_lock(cache_dir() / "locks" / f"rubric-{name}.lock", refusal):
+            if not resume:
+                if path.exists():
+                    self.put_aside = path.with_name(f"{output.name}.previous{SUFFIX}")
+                    path.replace(self.put_aside)
+                write_atomic(path, json_bytes({"schema_version": _SCHEMA, "inputs": inputs}) + b"\n")
+            else:
+                self._load(path)
+            self._journal = Journal(path, full_hint=_FULL_HINT)
+            try:
+                yield
+            finally:
+                await self._journal.close()
+
+    def _load(self, path: Path) -> None:
+        def count(call: TerminalRecord) -> None:
+            self._count(call)
+            self._spending.earlier_s = max(self._spending.earlier_s, facts_of(call).get("elapsed_s", 0.0))
+
+        try:
+            load_results(path, self.calls, start=_read_inputs(path)[1], each=count)
+        except JournalCorruptionError as error:
+            error.hint = _DAMAGED_HINT
+            raise
+        self.resumed = self.count("scored")
+        self.calls.reopen_failed()
 
     @property
     def elapsed_s(self) -> float:
         """Seconds of work, including earlier sessions."""
-        return self._elapsed_before_s + self.session_s
+        return self._spending.earlier_s + self.session_s
 
     @property
     def session_s(self) -> float:
@@ -129,26 +325,18 @@ class JudgingSession:
             return 0.0
         return (self._finished or time.monotonic()) - self._started
 
-    def count_call(self, call: CallRecord, offset: int) -> None:
-        """Count a durable call."""
-        self.call_states.settle(call, offset)
-        self.usage[call.model].add(call)
-        tokens = call.input_tokens + call.output_tokens
-        # A call that failed before an answer cost nothing and does not affect the estimate.
-        self._spending.add(
-            calls=1 if tokens or call.status != "failed" else 0, tokens=tokens, cost_usd=call.cost_usd
-        )
-        self._measured.set()
-
     async def run(self) -> None:
+        """Make the pending calls."""
         self._spending.start_clock()
         self._started = time.monotonic()
         self._hooks.started(self.interrupt)
+        # Judges are waited for anyway; later, this import would delay the results.
+        loading = asyncio.create_task(asyncio.to_thread(load_distributions))
         try:
             async with AsyncExitStack() as stack, self._reporting():
                 self._judges = [
                     await stack.enter_async_context(Judge(model, max_in_flight=self._concurrency))
-                    for model in self._spec.judges
+                    for model in self.spec.judges
                 ]
                 try:
                     await self._dispatch()
@@ -157,126 +345,124 @@ class JudgingSession:
         finally:
             self._hooks.ended()
             self._finished = time.monotonic()
-        await self._journal.append_line(json_bytes({"elapsed_s": round(self.session_s, 3)}) + b"\n")
+            await loading
 
     def interrupt(self) -> None:
         """Start no further calls and cancel those in flight."""
         self._interrupted = True
         for dispatcher in self._dispatchers:
-            dispatcher.halt(INTERRUPTED)
-
-    def snapshot(self) -> SessionSnapshot:
-        call_states, seconds = self.call_states, self.session_s
-        return SessionSnapshot(
-            completed=len(call_states) - call_states.open_count(),
-            total=len(call_states),
-            scored=call_states.count("scored"),
-            unscored=call_states.count("unscored"),
-            failed=call_states.count("failed"),
-            mean=self._score_sum / self._score_count if self._score_count else None,
-            tokens=self._spending.tokens,
-            cost_usd=self._spending.cost_usd if self._spending.cost_known else None,
-            in_flight=sum(self._in_flight().values()),
-            rate_per_s=self.ended / seconds if self.ended and seconds > 0 else None,
-        )
-
-    def _in_flight(self) -> dict[str, int]:
-        """Return the calls in flight by provider account, which judges may share."""
-        return {judge.model.endpoint.limiter_key: judge.limiter.in_flight for judge in self._judges}
+            dispatcher.halt(Stop("interrupted", "interrupted"))
 
     async def _dispatch(self) -> None:
         self._dispatchers = [self._dispatcher(number, judge) for number, judge in enumerate(self._judges)]
         if self._interrupted:
             self.interrupt()
         stops = await asyncio.gather(*(dispatcher.run() for dispatcher in self._dispatchers))
-        self.stops = [stop for stop in stops if stop is not None]
-        broken = next((stop.error for stop in self.stops if stop.error is not None), None)
+        # The most informative reason: the user's action, then a spent budget, then a failure.
+        order = ("interrupted", "budget", "fault")
+        self.stop = min(filter(None, stops), key=lambda stop: order.index(stop.kind), default=None)
+        broken = next((stop.error for stop in stops if stop is not None and stop.error is not None), None)
         if broken is not None:
             raise broken
 
-    def _dispatcher(self, number: int, judge: Judge) -> Dispatcher[_Call]:
-        async def attempt(call: _Call) -> bool:
+    def _dispatcher(self, number: int, judge: Judge) -> Dispatcher[tuple[RubricRecord, int]]:
+        async def attempt(call: tuple[RubricRecord, int]) -> bool:
             try:
-                return await self._attempt(number, judge, call)
+                return await self._attempt(number, judge, *call)
             except Exception:
                 # Results can no longer be stored, so the other judges must stop spending.
-                self._halt_others(number)
+                for other in self._dispatchers[:number] + self._dispatchers[number + 1 :]:
+                    other.halt(Stop("fault", "the session cannot go on"))
                 raise
 
-        return Dispatcher(
-            self._calls(number),
-            attempt,
-            limit=max(1, min(self._queue_length, self.call_states.open_count(number))),
-            gate=self._closed,
-        )
+        # While some calls are being written to disk, others must be ready to start.
+        ready = self._concurrency + max(_LEAST_READY, self._concurrency // 4)
+        return Dispatcher(self._pending(number), attempt, limit=ready, gate=self._closed)
 
-    def _calls(self, number: int) -> Iterator[_Call]:
-        if not self.call_states.open_count(number):
-            return
-        for record in self._index.records():
-            for run in self.call_states.open_runs(record.index - 1, number):
-                yield _Call(record, run)
+    def _pending(self, number: int) -> Iterator[tuple[RubricRecord, int]]:
+        """Yield the pending calls of a judge: a record and a run, counted from 0."""
+        runs = range(number * self.spec.runs, (number + 1) * self.spec.runs)
+        for record in self.index.records() if self.calls.open_count else ():
+            for place, run_index in enumerate(runs):
+                if self.calls.is_open(record.index - 1, run_index):
+                    yield record, place
 
-    async def _attempt(self, number: int, judge: Judge, call: _Call) -> bool:
+    async def _attempt(self, number: int, judge: Judge, record: RubricRecord, run: int) -> bool:
         if not await self._may_start():
             return False
-        task, started_at = self._spec.task(call.record, number, call.run), _now()
+        started_at = _now()
         self._flying += 1
+        found: Judgement | ProviderRequestError
         try:
-            judgement = await judge.score(task, call_index=self._spec.call_index(call.run))
-            ended = self._ended(number, call, judgement, started_at)
-        except ProviderRequestError as error:
-            ended = self._ended(number, call, error, started_at)
-            self._count_failure(number, error)
-        else:
+            found = await judge.score(
+                self.spec.task(record, run), call_index=self.spec.seed * RUNS_PER_SEED + run
+            )
             self._failures[number] = 0
+        except ProviderRequestError as error:
+            found = error
+            self._count_failure(number, error)
         finally:
             self._flying -= 1
+        call = self._call(record, number * self.spec.runs + run, found, started_at)
         # A separate task stores paid results even if the session is being cancelled.
-        recording = asyncio.create_task(self._record(ended))
+        recording = asyncio.create_task(self._record(call))
         self._recordings.add(recording)
         recording.add_done_callback(self._recordings.discard)
         await asyncio.shield(recording)
         return True
 
-    async def _record(self, ended: CallRecord) -> None:
-        offset = await self._journal.append_line(ended.to_line())
-        self.count_call(ended, offset)
-        self.ended += 1
-        if ended.score is not None:
-            self._score_sum += ended.score
-            self._score_count += 1
-
-    def _ended(
-        self, number: int, call: _Call, found: Judgement | ProviderRequestError, started_at: str
-    ) -> CallRecord:
-        scored = found if isinstance(found, Judgement) else None
-        unscored = found if isinstance(found, UnscoredError) else None
-        reason = None
-        if isinstance(found, ProviderRequestError):
-            reason = unscored.reason if unscored is not None else found.category or "provider"
-        return CallRecord(
-            record=call.record.index,
-            model=number,
-            run=call.run + 1,
-            status="scored" if scored is not None else "unscored" if unscored is not None else "failed",
-            score=scored.score if scored is not None else None,
-            stated_score=scored.stated_score if scored is not None else None,
-            explanation=self._redact.text(scored.explanation) if scored is not None else None,
-            reason=reason,
-            error=None if scored is not None else self._redact.text(str(found)),
-            input_tokens=found.input_tokens,
-            output_tokens=found.output_tokens,
+    def _call(
+        self, record: RubricRecord, run_index: int, found: Judgement | ProviderRequestError, started_at: str
+    ) -> TerminalRecord:
+        scored, raw = isinstance(found, Judgement), getattr(found, "raw", None)
+        facts: dict[str, Any] = {}
+        ended: dict[str, Any] = {}
+        if isinstance(found, Judgement):
+            facts = {"explanation": self._text(found.explanation), "stated_score": found.stated_score}
+            ended = {"reward": found.score}
+        else:
+            ended = {"error_type": found.category or "provider", "boundary": "provider"}
+            if isinstance(found, UnscoredError):
+                ended = {"error_type": found.reason, "boundary": "grader"}
+            ended["error"] = self._text(str(found))
+        facts |= {
+            "retries": found.retries or None,
+            "started_at": started_at,
+            "completed_at": _now(),
+            "elapsed_s": round(self.elapsed_s, 3),
+            "raw": orjson.loads(json_bytes(self._redact.tree(raw))) if self.spec.keep_raw and raw else None,
+        }
+        tokens = found.input_tokens + found.output_tokens
+        return TerminalRecord(
+            row_index=record.index - 1,
+            run_index=run_index,
+            rollout_id=f"{record.index}-{run_index + 1}",
+            status="success" if scored else "failed",
+            duration_ms=round(found.duration_s * 1000),
+            tokens=tokens or None,
+            # A call that failed before an answer cost nothing and does not affect the estimate.
+            model_calls=1 if tokens or ended.get("boundary") != "provider" else 0,
+            prompt_tokens=found.input_tokens,
+            completion_tokens=found.output_tokens,
             cost_usd=found.cost_usd,
-            duration_s=round(found.duration_s, 4),
-            retries=found.retries,
-            started_at=started_at,
-            completed_at=_now(),
-            raw=self._kept(getattr(found, "raw", None)),
+            judge_outside_scale=1 if facts.get("stated_score") is not None else None,
+            judgements=[{key: value for key, value in facts.items() if value is not None}],
+            **ended,
         )
 
-    def _kept(self, raw: Any) -> Any:
-        return self._redact.tree(raw) if self._spec.keep_raw and raw is not None else None
+    def _text(self, text: str) -> str:
+        return storable(self._redact.text(text))
+
+    async def _record(self, call: TerminalRecord) -> None:
+        offset = await self._journal.append(call)
+        self.calls.set_result(call, offset)
+        self._count(call)
+        self.ended += 1
+
+    def _count(self, call: TerminalRecord) -> None:
+        self.usage[call.run_index // self.spec.runs].add(call)
+        self._spending.add_record(call)
+        self._measured.set()
 
     def _count_failure(self, number: int, error: ProviderRequestError) -> None:
         """Stop a judge that keeps failing. Its remaining calls stay pending."""
@@ -288,11 +474,6 @@ class JudgingSession:
         if self._failures[number] >= allowed:
             reason = f"{allowed} calls in a row failed, the last one: {self._redact.text(str(error))}"
             self._dispatchers[number].halt(Stop("fault", reason))
-
-    def _halt_others(self, number: int) -> None:
-        for other, dispatcher in enumerate(self._dispatchers):
-            if other != number:
-                dispatcher.halt(Stop("fault", "the session cannot go on"))
 
     def _closed(self) -> str | None:
         return self._spending.exhausted(self._spent_in_flight)
@@ -307,10 +488,7 @@ class JudgingSession:
 
     def _spent_in_flight(self) -> Spent:
         """Estimate the cost of the calls in flight from the mean of finished ones."""
-        calls = sum(usage.calls for usage in self.usage)
-        if not calls:
-            return Spent()
-        share = self._flying / calls
+        share = self._flying / max(1, sum(usage.calls for usage in self.usage))
         return Spent(round(self._spending.tokens * share), self._spending.cost_usd * share)
 
     @asynccontextmanager
@@ -327,6 +505,129 @@ class JudgingSession:
             reporter.cancel()
             await asyncio.gather(reporter, return_exceptions=True)
             self._hooks.progress(self.snapshot())
+
+    def snapshot(self) -> ProgressSnapshot:
+        """Return the progress; provider accounts, which judges may share, count once."""
+        in_flight = {judge.model.endpoint.limiter_key: judge.limiter.in_flight for judge in self._judges}
+        return ProgressSnapshot.of(
+            self.calls,
+            math.inf,
+            tokens=self._spending.tokens,
+            cost_usd=self.cost_usd,
+            in_flight=sum(in_flight.values()),
+            elapsed_s=self.session_s,
+            finished=self.ended,
+        )
+
+    @property
+    def cost_usd(self) -> float | None:
+        """Total cost of all judges; None if no price is known."""
+        return self._spending.cost_usd if self._spending.cost_known else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every call has a score."""
+        return self.count("scored") == len(self.calls)
+
+    def has(self, status: CallStatus | Literal["pending"]) -> NDArray[np.bool_]:
+        """Return (records, judges x runs): whether each call has this status."""
+        columns = self.calls.columns
+        found: NDArray[np.bool_]
+        if status in ("scored", "pending"):
+            found = columns["status"] == (SUCCESS if status == "scored" else PENDING)
+        else:
+            by_judge = columns["boundary"] == ERROR_SOURCES.index("grader") + 1
+            found = (columns["status"] == FAILED) & (by_judge == (status == "unscored"))
+        found.shape = (len(self.index), self.calls.n)
+        return found
+
+    def count(self, status: CallStatus | Literal["pending"]) -> int:
+        """Count the calls with this status."""
+        return int(self.has(status).sum())
+
+    def reasons(self, status: CallStatus) -> dict[str, int]:
+        """Count the calls with this status by reason, most frequent first."""
+        codes = self.calls.columns["reason"][self.has(status).ravel()].tolist()
+        return {self.calls.reasons[code]: count for code, count in Counter(codes).most_common()}
+
+    @property
+    def outside_scale(self) -> int:
+        """Number of scores that were clamped to the scale."""
+        return int((self.calls.columns["judge_outside_scale"] == 1).sum())
+
+    @cached_property
+    def table(self) -> ScoreTable:
+        """The scores on the session's scale; read it when the session is over."""
+        import numpy as np
+
+        from osmosis_ai.rubric.agreement import ScoreTable, rescaled
+
+        low, high = self.spec.bounds
+        lows, highs, human = (
+            np.frombuffer(values) for values in (self.index.lows, self.index.highs, self.index.human)
+        )
+        shape = (len(self.index), len(self.spec.judges), self.spec.runs)
+        scores = np.where(self.calls.is_scored, self.calls.columns["reward"], np.nan).reshape(shape)
+        if (lows != low).any() or (highs != high).any():
+            scores = rescaled(scores, lows[:, None, None], highs[:, None, None], to_low=low, to_high=high)
+            human = rescaled(human, lows, highs, to_low=low, to_high=high)
+        return ScoreTable(
+            models=self.spec.model_names,
+            labels=self.index.labels,
+            scores=scores,
+            score_min=low,
+            score_max=high,
+            human=human,
+            lengths=np.asarray(self.index.lengths, dtype=np.float64),
+            swapped=self.spec.swap,
+            copy_of=self.index.copy_of if self.index.has_copies else None,
+        )
+
+    def records(self) -> Iterator[JudgedRecord]:
+        """Yield every record with its calls, in file order."""
+        with JournalReader(self.journal_path) as journal:
+            for record in self.index.records():
+                offsets = (self.calls.offset(record.index - 1, each) for each in range(self.calls.n))
+                yield JudgedRecord(
+                    record, [journal.record(offset) if offset >= 0 else None for offset in offsets]
+                )
+
+    @property
+    def statistics(self) -> dict[str, float]:
+        """Statistics of all scores, as the judges' scales have them."""
+        return statistics(self.calls.rewards.tolist())
+
+    def counts(self) -> dict[str, Any]:
+        """Return the counts of records and calls by outcome."""
+        return {
+            "records": len(self.index),
+            "calls": len(self.calls),
+            **{status: self.count(status) for status in ("scored", "unscored", "failed", "pending")},
+            **{
+                f"records_{status}": int(self.has(status).any(axis=1).sum())
+                for status in ("unscored", "failed", "pending")
+            },
+            "unscored_by_reason": self.reasons("unscored"),
+            "failed_by_reason": self.reasons("failed"),
+            "outside_scale": self.outside_scale,
+        }
+
+    def usage_document(self) -> dict[str, Any]:
+        """Return the session's usage, in total and by judge."""
+        judges = []
+        for name, used in zip(self.spec.model_names, self.usage, strict=True):
+            known = asdict(used)
+            uncounted = known.pop("uncounted")
+            judges.append(
+                {"model": name, **known, **({"calls_without_tokens": uncounted} if uncounted else {})}
+            )
+        return {
+            "input_tokens": sum(used.input_tokens for used in self.usage),
+            "output_tokens": sum(used.output_tokens for used in self.usage),
+            "cost_usd": self.cost_usd,
+            "elapsed_s": round(self.elapsed_s, 3),
+            "judges": judges,
+        }
 
 
 def _now() -> str:

@@ -224,8 +224,7 @@ async def test_the_next_turn_reads_the_recorded_tokens_and_only_what_is_new(worl
 
 
 def written(world: PolicyWorld, ids: Any) -> str:
-    decoder = world.chat.decoder()
-    return "".join([*map(decoder.feed, ids), decoder.finish()])
+    return world.chat.decoder()(ids, True)
 
 
 @pytest.mark.integration
@@ -523,7 +522,7 @@ class CountingChat(BuiltInChat):
 
 
 def counting_chat() -> CountingChat:
-    return CountingChat(built_in_model("osmosis/tiny").directory)
+    return CountingChat(built_in_model("osmosis/tiny"))
 
 
 def asking(question: str) -> list[dict[str, Any]]:

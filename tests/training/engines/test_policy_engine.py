@@ -316,7 +316,7 @@ def assert_one_sequence_of_what_was_sampled(world: PolicyWorld, replies: Sequenc
     assert sequence.ids == second + sampled[1]
     given = len(second) - len(first) - len(sampled[0])
     assert sequence.mask == [0] * len(first) + [1] * len(sampled[0]) + [0] * given + [1] * len(sampled[1])
-    between = world.chat.decoder().feed(*second[len(first) + len(sampled[0]) :])
+    between = world.chat.decoder()(second[len(first) + len(sampled[0]) :], True)
     assert between == "\n<|im_start|>tool\n408<|im_end|>\n<|im_start|>assistant\n"
     return recorded.realigned
 

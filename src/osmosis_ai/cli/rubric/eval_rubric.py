@@ -213,8 +213,8 @@ def judge(request: RubricRequest, words: list[str]) -> RubricOutcome:
 
     with LiveSession(shown, words) as live:
         outcome = event_loop.run(run_rubric(prepared, live, keep=keep))
-    if outcome.put_aside is not None:
-        shown.note(f"the unfinished session that was there is kept as {outcome.put_aside}")
+    if (aside := outcome.session.put_aside) is not None:
+        shown.note(f"the unfinished session that was there is kept as {aside}")
     return outcome
 
 
@@ -222,12 +222,12 @@ def conclude(operation: str, outcome: RubricOutcome, resource: dict[str, Any]) -
     """Return the result of a session; one with errors is shown and then raised."""
     from osmosis_ai.cli.rubric import tables
 
-    call_states, stop = outcome.result.call_states, outcome.result.stop
-    errors = call_states.count("failed") + call_states.count("unscored")
+    session, stop = outcome.session, outcome.session.stop
+    errors = session.count("failed") + session.count("unscored")
     halted = stop is not None and stop.kind != "fault"
     result = OperationResult(
         operation=operation,
-        status="success" if outcome.result.complete else "partial",
+        status="success" if session.complete else "partial",
         message=tables.message(outcome) if halted else WITH_ERRORS if errors else COMPLETED,
         resource=resource,
         blocks=tables.scores(outcome)
@@ -236,7 +236,7 @@ def conclude(operation: str, outcome: RubricOutcome, resource: dict[str, Any]) -
         next_steps=tables.next_steps(outcome),
         next_steps_structured=tables.next_steps_structured(outcome),
     )
-    if outcome.result.complete or halted:
+    if session.complete or halted:
         return result
     missing = tables.what_is_missing(outcome)
     if current().mode == "json":
@@ -249,32 +249,27 @@ def conclude(operation: str, outcome: RubricOutcome, resource: dict[str, Any]) -
 
 def resource(outcome: RubricOutcome, *, with_records: bool) -> dict[str, Any]:
     """Return what scripts see of a session."""
-    from osmosis_ai.rubric.session_result import counts, usage
-    from osmosis_ai.services.rubric.eval_rubric import stopped
-
-    prepared, result = outcome.prepared, outcome.result
+    prepared, session = outcome.prepared, outcome.session
+    same = outcome.numbers()
     seen: dict[str, Any] = {
         "model": prepared.model_shown,
         "data_path": str(prepared.request.data),
-        "number": result.spec.runs,
-        "statistics": dict(outcome.statistics),
-        "record_count": len(result.index),
-        "error_count": result.call_states.count("failed"),
-        "unscored_count": result.call_states.count("unscored"),
+        "number": session.spec.runs,
+        "statistics": session.statistics,
+        "record_count": len(session.index),
+        "error_count": session.count("failed"),
+        "unscored_count": session.count("unscored"),
         "output_path": str(outcome.output_path),
-        "rubric_id": result.spec.rubric_id,
+        "rubric_id": session.spec.rubric_id,
         "rubric_source": prepared.chosen.source,
-        "models": result.spec.model_names,
-        "complete": result.complete,
-        "counts": counts(result),
-        "usage": usage(result),
-        "trust": outcome.agreement.to_json(),
+        "models": session.spec.model_names,
+        **{key: same[key] for key in ("complete", "counts", "usage", "trust")},
     }
     optional = {
         "report_path": str(outcome.report_path) if outcome.report_path else None,
         "journal_path": str(outcome.journal_path) if outcome.journal_path else None,
         "baseline_comparison": outcome.comparison.data() if outcome.comparison is not None else None,
-        "stopped": stopped(result),
+        "stopped": same["stopped"],
         "records": outcome.records if with_records else None,
     }
     return {**seen, **{key: value for key, value in optional.items() if value is not None}}

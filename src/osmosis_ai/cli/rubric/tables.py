@@ -10,41 +10,39 @@ from osmosis_ai.cli.graceful_stop import GracefulStop
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.cli.output.formats import shown_path
-from osmosis_ai.cli.output.results import Block, Column, Row, Styled, Table, Text, Tone
+from osmosis_ai.cli.output.results import Block, Column, Row, Styled, Table, Text
 from osmosis_ai.cli.runs.view import spent
-from osmosis_ai.rubric.session import SessionHooks, SessionSnapshot
-from osmosis_ai.rubric.session_result import describe_outside_scale
+from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks
+from osmosis_ai.rubric.documents import describe_outside_scale
 
 if TYPE_CHECKING:
+    from osmosis_ai.rubric.agreement import AgreementReport
     from osmosis_ai.rubric.baseline import SessionComparison
-    from osmosis_ai.rubric.judge_agreement import AgreementReport
-    from osmosis_ai.rubric.session_journal import CallStatus
+    from osmosis_ai.rubric.documents import CallStatus
+    from osmosis_ai.rubric.session import JudgingSession
     from osmosis_ai.services.rubric.eval_rubric import RubricOutcome
 
 
 QUIT_AT_ONCE = "Interrupted. Run the same command with `--resume` to go on: what was scored is kept."
 
 
-class LiveSession(GracefulStop, SessionHooks):
+class LiveSession(GracefulStop, RunHooks):
     """The session's side of the terminal; a context manager around it."""
 
     def __init__(self, output: OutputContext, words: list[str]) -> None:
         super().__init__(output, words, quit_at_once=QUIT_AT_ONCE)
 
-    def progress(self, snapshot: SessionSnapshot) -> None:
+    def progress(self, snapshot: ProgressSnapshot) -> None:
         """Move the bar; a single call has none."""
         if snapshot.total > 1:
             self._move_bar("Judging", snapshot.completed, snapshot.total, "calls", describe(snapshot))
 
 
-def describe(snapshot: SessionSnapshot) -> str:
+def describe(snapshot: ProgressSnapshot) -> str:
     """Return the live numbers beside the bar."""
-    parts = []
-    if snapshot.mean is not None:
-        parts.append(f"mean {snapshot.mean:.3f}")
-    if snapshot.unscored:
-        parts.append(f"{formats.count(snapshot.unscored)} unscored")
-    parts += spent(snapshot)
+    mean = snapshot.reward_mean
+    parts = [f"mean {mean:.3f}"] if mean is not None else []
+    parts += spent(snapshot, failed="without a score")
     parts.append(f"{snapshot.in_flight} in flight")
     return " · ".join(parts)
 
@@ -56,7 +54,9 @@ def agreement_blocks(
     report: AgreementReport, *, in_plain: bool = False, with_page: bool = False
 ) -> Iterator[Block]:
     """Yield every figure with its interval and denominators, and the records on which scores differ most."""
-    from osmosis_ai.rubric.agreement_tables import ScoreFormat, agreement_tables, not_measured
+    from itertools import groupby, islice
+
+    from osmosis_ai.rubric.agreement import ScoreFormat, agreement_tables, not_measured
 
     tables = agreement_tables(report)
     for table in tables:
@@ -64,15 +64,10 @@ def agreement_blocks(
             columns = [Column(heading, right=place > 1) for place, heading in enumerate(table.headings)]
             yield Table(columns, table.rows, title=table.title, note=table.note, in_plain=in_plain)
     scale = ScoreFormat(report.score_min, report.score_max)
-    lists = (
-        ("judges (lowest, highest)", report.disputed),
-        ("calls of one judge (lowest, highest)", report.unstable),
-        ("judge and people", report.far_from_people),
-    )
     disputes = [
-        (between, f"{record.record:,}", record.label, *map(scale.points, record.scores))
-        for between, found in lists
-        for record in found[:SHOWN_DISPUTES]
+        (between, f"{each.record:,}", each.label, *map(scale.points, each.scores))
+        for between, found in groupby(report.disputed, lambda each: each.between)
+        for each in islice(found, SHOWN_DISPUTES)
     ]
     if disputes:
         headings = ("Between", "#", "Record", "Score", "Score")
@@ -93,12 +88,12 @@ _LISTED_CALLS, _LEAST_RECORDS = 40, 3
 
 def blocks(outcome: RubricOutcome) -> list[Block]:
     """Return the records, the statistics, what is known of the judges, and the comparison."""
-    result = outcome.result
+    session = outcome.session
     head = _classic_head(outcome) if outcome.prepared.request.classic else _head(outcome)
     shown: list[Block] = [Text("\n".join(head), in_plain=True)]
-    listed = outcome.records[: max(_LEAST_RECORDS, _LISTED_CALLS // result.spec.calls_per_record)]
+    listed = outcome.records[: max(_LEAST_RECORDS, _LISTED_CALLS // session.spec.calls_per_record)]
     shown += [Text("\n".join(_record_lines(entry)), in_plain=True) for entry in listed]
-    more = len(result.index) - len(listed)
+    more = len(session.index) - len(listed)
     if more > 0:
         rest = f"… {_number(more, 'more record')} in {shown_path(outcome.output_path)}"
         shown.append(Text(rest, tone="dim", in_plain=True))
@@ -126,44 +121,50 @@ def _conclusions(outcome: RubricOutcome) -> Iterator[Block]:
 
 
 def _head(outcome: RubricOutcome) -> Iterator[str]:
-    result = outcome.result
-    yield f"Model: {', '.join(result.spec.model_names)}"
-    yield f"Evaluated {_number(len(result.index), 'record')} from {outcome.prepared.request.data}"
-    runs = "Calls per record and judge" if len(result.spec.judges) > 1 else "Runs per record"
-    yield f"{runs}: {result.spec.runs}"
+    session = outcome.session
+    yield f"Model: {', '.join(session.spec.model_names)}"
+    yield f"Evaluated {_number(len(session.index), 'record')} from {outcome.prepared.request.data}"
+    runs = "Calls per record and judge" if len(session.spec.judges) > 1 else "Runs per record"
+    yield f"{runs}: {session.spec.runs}"
 
 
 def _classic_head(outcome: RubricOutcome) -> Iterator[str]:
-    prepared, result = outcome.prepared, outcome.result
-    yield f"Rubric: {result.spec.rubric_id} ({prepared.chosen.source})"
+    prepared, session = outcome.prepared, outcome.session
+    yield f"Rubric: {session.spec.rubric_id} ({prepared.chosen.source})"
     yield f"Provider: {prepared.provider_shown}"
     yield f"Model: {prepared.model_shown}"
-    yield f"Loaded {formats.count(len(result.index))} matching record(s) from {prepared.request.data}"
-    yield f"Running {formats.count(result.spec.runs)} evaluation(s) per record"
+    yield f"Loaded {formats.count(len(session.index))} matching record(s) from {prepared.request.data}"
+    yield f"Running {formats.count(session.spec.runs)} evaluation(s) per record"
 
 
 def message(outcome: RubricOutcome) -> str:
     """Return why a session that was halted ended, in a sentence."""
-    stop, call_states = outcome.result.stop, outcome.result.call_states
+    stop, session = outcome.session.stop, outcome.session
     why = "interrupted" if stop is None or stop.kind == "interrupted" else f"stopped ({stop.reason})"
-    left = f"{formats.count(call_states.pending)} of {formats.count(len(call_states))} calls are pending"
+    left = (
+        f"{formats.count(session.count('pending'))} of {formats.count(len(session.calls))} calls are pending"
+    )
     return f"Rubric evaluation {why}. {left}."
 
 
 def what_is_missing(outcome: RubricOutcome) -> str:
     """Return how many calls have no score, by reason, and one of the errors."""
-    call_states, parts = outcome.result.call_states, []
-    for status in ("failed", "unscored"):
-        reasons = call_states.reasons(status)
-        if reasons:
-            told = ", ".join(f"{formats.count(count)} {reason}" for reason, count in reasons.items())
-            parts.append(f"{formats.count(sum(reasons.values()))} {status} ({told})")
-    if call_states.pending:
-        parts.append(f"{formats.count(call_states.pending)} not asked")
-    missing = f"Of {_number(len(call_states), 'call')}: {', '.join(parts)}."
-    stop = outcome.result.stop
-    first = stop.reason if stop is not None else _first_error(outcome)
+    session = outcome.session
+    parts = [f"{count} {status} ({reasons})" for status, count, reasons in _without_score(session)]
+    if pending := session.count("pending"):
+        parts.append(f"{formats.count(pending)} not asked")
+    missing = f"Of {_number(len(session.calls), 'call')}: {', '.join(parts)}."
+    first = session.stop.reason if session.stop is not None else _first_error(outcome)
     return f"{missing} {first}".rstrip()
+
+
+def _without_score(session: JudgingSession) -> Iterator[tuple[CallStatus, str, str]]:
+    """Yield what became of calls without a score, how many, and why."""
+    statuses: tuple[CallStatus, ...] = ("failed", "unscored")
+    for status in statuses:
+        if reasons := session.reasons(status):
+            told = ", ".join(f"{formats.count(count)} {reason}" for reason, count in reasons.items())
+            yield status, formats.count(sum(reasons.values())), told
 
 
 def next_steps(outcome: RubricOutcome) -> list[str]:
@@ -289,30 +290,25 @@ def _summary(statistics: Mapping[str, float]) -> str:
 def _overall(outcome: RubricOutcome) -> Iterator[Row]:
     from osmosis_ai.services.rubric.eval_rubric import token_count
 
-    result, numbers = outcome.result, outcome.statistics
-    call_states = result.call_states
-    scored = call_states.count("scored")
+    session, numbers = outcome.session, outcome.session.statistics
+    scored = session.count("scored")
     average = f"{numbers['average']:.4f}" if scored else formats.MISSING
-    clamped = describe_outside_scale(call_states.outside_scale, scored)
+    clamped = describe_outside_scale(session.outside_scale, scored)
     yield "average", Styled(f"{average} ({clamped})" if clamped else average, "strong")
     yield "stdev", f"{numbers['stdev']:.4f}" if scored else None
     yield "min / max", f"{numbers['min']:.4f} / {numbers['max']:.4f}" if scored else None
     yield "scored", _scored(outcome)
     if copies := outcome.agreement.counts.copied_records:
         yield "duplicates", f"{_number(copies, 'record')}, not counted again below"
-    tones: Mapping[CallStatus, Tone] = {"unscored": "warn", "failed": "bad"}
-    for status, tone in tones.items():
-        reasons = call_states.reasons(status)
-        if reasons:
-            told = ", ".join(f"{formats.count(count)} {reason}" for reason, count in reasons.items())
-            yield status, Styled(f"{formats.count(sum(reasons.values()))}: {told}", tone)
-    if call_states.pending:
-        yield "pending", Styled(formats.count(call_states.pending), "pending")
-    if result.resumed:
-        yield "from earlier sessions", formats.count(result.resumed)
-    yield "tokens", token_count(result)
-    yield "cost", formats.money(result.cost_usd) if result.cost_usd is not None else "unknown"
-    yield "duration", formats.duration(result.elapsed_s)
+    for status, count, reasons in reversed([*_without_score(session)]):
+        yield status, Styled(f"{count}: {reasons}", "bad" if status == "failed" else "warn")
+    if pending := session.count("pending"):
+        yield "pending", Styled(formats.count(pending), "pending")
+    if session.resumed:
+        yield "from earlier sessions", formats.count(session.resumed)
+    yield "tokens", token_count(session)
+    yield "cost", formats.money(session.cost_usd) if session.cost_usd is not None else "unknown"
+    yield "duration", formats.duration(session.elapsed_s)
 
 
 def _scored(outcome: RubricOutcome) -> str:

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from osmosis_ai.api.wire.runs import SubmittedRun
     from osmosis_ai.cli.output.progress import Progress
     from osmosis_ai.evaluation.hooks import ProgressSnapshot
-    from osmosis_ai.rubric.session import SessionSnapshot
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.listing import Listing
 
@@ -146,10 +145,10 @@ def evaluation_note(snapshot: ProgressSnapshot) -> str:
     return " · ".join(parts)
 
 
-def spent(snapshot: ProgressSnapshot | SessionSnapshot) -> Iterator[str]:
+def spent(snapshot: ProgressSnapshot, *, failed: str = "failed") -> Iterator[str]:
     """Yield what was lost and used so far, and how fast the work progresses; empty entries are left out."""
     if snapshot.failed:
-        yield f"{formats.count(snapshot.failed)} failed"
+        yield f"{formats.count(snapshot.failed)} {failed}"
     if snapshot.tokens:
         yield f"{formats.count(snapshot.tokens)} tokens"
     if snapshot.cost_usd:

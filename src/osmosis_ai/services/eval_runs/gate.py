@@ -253,16 +253,21 @@ def rubric_results(file: Path) -> GatedRun:
     Raises:
         OsmosisError: the file is not a rubric result.
     """
-    from osmosis_ai.rubric.session_result import describe_outside_scale
+    import msgspec
+
+    from osmosis_ai.rubric.agreement import AgreementReport
+    from osmosis_ai.rubric.documents import describe_outside_scale
 
     try:
         document = json.loads(file.read_bytes())
-        trust = document["trust"]
-        judges = [(judge["model"], {**judge["mean"]}, {**judge["alpha"]}, judge) for judge in trust["judges"]]
-        names = ("scored_calls", "unscored_calls", "pending_calls", "records")
-        scored, unscored, pending, records = (int(trust["counts"][name]) for name in names)
+        report = msgspec.convert(document["trust"], AgreementReport)
+        counts = report.counts
+        scored, unscored, pending = counts.scored_calls, counts.unscored_calls, counts.pending_calls
         clamped = describe_outside_scale(int(document.get("counts", {}).get("outside_scale") or 0), scored)
-        if not judges:
+        judges = [
+            (judge.model, judge.unscored_calls, msgspec.to_builtins(judge.figures)) for judge in report.judges
+        ]
+        if not all(figures["mean"] and figures["alpha"] for *_, figures in judges) or not judges:
             raise ValueError("the file has no judge")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise OsmosisError(
@@ -272,14 +277,17 @@ def rubric_results(file: Path) -> GatedRun:
 
     def evidence(rule: Rule, settings: ChangeSettings) -> Evidence:
         if rule.metric == "unscored":
-            return evidence_of_share(unscored, scored + unscored, records, confidence=settings.confidence)
+            return evidence_of_share(
+                unscored, scored + unscored, counts.records, confidence=settings.confidence
+            )
         found = []
-        for model, mean, alpha, judge in judges:
+        for model, missing, figures in judges:
             note = f"the weakest of {len(judges)} judges is {model}." if len(judges) > 1 else ""
             if rule.metric == "score":
-                found.append(_with_unscored_calls(evidence_of_figure(mean, note=note), judge))
+                mean = evidence_of_figure(figures["mean"], note=note)
+                found.append(_with_unscored_calls(mean, missing, figures))
             else:
-                found.append(evidence_of_figure(alpha, note=note))
+                found.append(evidence_of_figure(figures["alpha"], note=note))
         return weakest(rule, found)
 
     return GatedRun(
@@ -297,10 +305,9 @@ def rubric_results(file: Path) -> GatedRun:
     )
 
 
-def _with_unscored_calls(found: Evidence, judge: Mapping[str, Any]) -> Evidence:
+def _with_unscored_calls(found: Evidence, missing: int, figures: Mapping[str, Any]) -> Evidence:
     """Add a judge's mean score with every unscored call at either end of the scale."""
-    missing = judge.get("unscored_calls") or 0
-    worst, best = judge.get("mean_at_worst"), judge.get("mean_at_best")
+    worst, best = figures.get("mean_at_worst"), figures.get("mean_at_best")
     if not missing:
         return found
     if worst is None or best is None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.files import expanded
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from osmosis_ai.rubric.config import RubricConfig
     from osmosis_ai.rubric.judge_model import JudgeModel
     from osmosis_ai.rubric.records import RecordIndex
-    from osmosis_ai.rubric.session_journal import SessionSpec
+    from osmosis_ai.rubric.session import SessionSpec
 
 
 _ID_LIKE = re.compile(r"[\w.-]+")
@@ -112,19 +112,11 @@ class ChosenRubric:
         return "\n\n".join(parts) or None
 
 
-@dataclass(frozen=True)
-class OutputPlan:
-    """Where results are written.
-
-    Attributes:
-        path: the result file.
-        fixed: the user named this file; otherwise it is a new name in a directory.
-        asked: the user named a file or directory.
-    """
+class OutputPlan(NamedTuple):
+    """The result file; ``fixed`` if the user named it, otherwise it is a new name in a directory."""
 
     path: Path
     fixed: bool
-    asked: bool
 
 
 @dataclass(frozen=True)
@@ -152,17 +144,8 @@ def choose_rubric(rubric: str, config: Path | None, data: Path, *, need_model: b
     """Find the rubric: ``@file``, the id of one in a YAML file, or the text itself.
 
     A single word counts as an id if there is a YAML file that could contain it.
-
-    Args:
-        rubric: as typed.
-        config: the YAML file, if named.
-        data: the data; YAML files are searched next to it.
-        need_model: the YAML file must name the judge.
-
-    Raises:
-        OsmosisError: the rubric is empty, its file cannot be read, or there is no rubric with this id.
     """
-    from osmosis_ai.rubric.config import candidate_configs, discover_config, load_suite
+    from osmosis_ai.rubric.config import candidate_configs, discover_config, find_rubric
 
     text = rubric.strip()
     if not text:
@@ -173,7 +156,7 @@ def choose_rubric(rubric: str, config: Path | None, data: Path, *, need_model: b
     found = next((path for path in candidate_configs(data) if path.is_file()), None)
     if config is not None or (looks_like_id and found is not None):
         path = discover_config(config, data)
-        chosen = load_suite(path, need_model=need_model).get(text)
+        chosen = find_rubric(path, text, need_model=need_model)
         return ChosenRubric(text, chosen.rubric_text, chosen.source_label, chosen, path)
     note = (
         f"`{text}` is taken as the text of the rubric: there is no rubric_configs.yaml that could define it."
@@ -200,11 +183,7 @@ def require_configured(data: Path, config: Path | None) -> Path:
 def check_bounds(
     score_min: float | None, score_max: float | None, chosen: ChosenRubric
 ) -> tuple[float, float]:
-    """Return the scale: the user's, otherwise the rubric's, the judge's, or 0 to 1.
-
-    Raises:
-        OsmosisError: the lower bound is not below the upper bound.
-    """
+    """Return the scale: the user's, otherwise the rubric's, the judge's, or 0 to 1."""
     from osmosis_ai.rubric import types
 
     config, info = chosen.config, chosen.model_info
@@ -219,12 +198,7 @@ def check_bounds(
 def choose_judges(
     request: RubricRequest, chosen: ChosenRubric, env: Mapping[str, str]
 ) -> tuple[JudgeModel, ...]:
-    """Choose the judges and their keys.
-
-    Raises:
-        JudgeRequiredError: no judge was named.
-        OsmosisError: a model is invalid, a key is missing, or a model is named twice.
-    """
+    """Choose the judges and their keys."""
     from osmosis_ai.rubric.judge_model import resolve_judge
 
     if not request.models and not chosen.model_info:
@@ -247,11 +221,7 @@ def choose_judges(
 
 
 def require_prices(judges: Sequence[JudgeModel], budget: Budget | None) -> None:
-    """Reject a cost limit if a judge has no known price.
-
-    Raises:
-        OsmosisError: the message names the judge without a price.
-    """
+    """Reject a cost limit if a judge has no known price."""
     if budget is None or budget.max_cost_usd is None:
         return
     from osmosis_ai.llm.prices import price_of
@@ -265,12 +235,7 @@ def require_prices(judges: Sequence[JudgeModel], budget: Budget | None) -> None:
 
 
 def plan_report(report: Path | None, *, overwrite: bool) -> Path | None:
-    """Return the report's path after checking that it can be written.
-
-    Raises:
-        ConflictError: the file exists and must not be overwritten.
-        OsmosisError: the path is a directory or cannot be written.
-    """
+    """Return the report's path after checking that it can be written."""
     if report is None:
         return None
     path = expanded(report)
@@ -279,40 +244,26 @@ def plan_report(report: Path | None, *, overwrite: bool) -> Path | None:
 
 
 def plan_output(output: str | None, rubric_id: str, *, classic: bool) -> OutputPlan:
-    """Return where results are written.
-
-    Args:
-        output: as typed (default: the cache directory).
-        rubric_id: the name of the directory in the cache.
-        classic: a path without a suffix is a directory, as in `osmosis eval-rubric`; otherwise only one that exists
-            or ends in a separator.
-
-    Raises:
-        OsmosisError: the file's path is a directory, or it cannot be written.
-    """
+    """Return where results are written."""
     if output is None:
         from osmosis_ai.files import cache_dir
 
-        return _fresh(cache_dir() / "eval_result" / folder_of(rubric_id), asked=False)
+        return _fresh(cache_dir() / "eval_result" / folder_of(rubric_id))
     path = expanded(output).absolute()
     names_directory = output.endswith(("/", os.sep))
     if classic:
         if path.suffix and path.is_dir():
             raise OsmosisError(f"Output path '{output}' is a directory.")
         if names_directory or not path.suffix:
-            return _fresh(path, asked=True)
+            return _fresh(path)
     elif names_directory or path.is_dir():
         path = path / _FILE_NAME
     _require_writable(path.parent)
-    return OutputPlan(path, fixed=True, asked=True)
+    return OutputPlan(path, fixed=True)
 
 
 def require_swappable(spec: SessionSpec, index: RecordIndex) -> None:
-    """Check that every record quotes at least two texts, whose order can be reversed.
-
-    Raises:
-        OsmosisError: the message names the option or the line.
-    """
+    """Check that every record quotes at least two texts, whose order can be reversed."""
     if spec.runs < 2:
         raise OsmosisError("--swap compares calls with each other.", hint="ask twice or more: `--number 2`")
     if index.bare_line is not None and not (spec.original_input or spec.ground_truth):
@@ -324,11 +275,7 @@ def require_swappable(spec: SessionSpec, index: RecordIndex) -> None:
 
 
 def require_apart(*, written: Sequence[Path | None], read: Sequence[Path | None]) -> None:
-    """Check that no output file is also an input, and that no two outputs are the same file.
-
-    Raises:
-        OsmosisError: the message names the file.
-    """
+    """Check that no output file is also an input, and that no two outputs are the same file."""
     taken = {path.resolve() for path in read if path is not None}
     for path in (path.resolve() for path in written if path is not None):
         if path in taken:
@@ -358,14 +305,14 @@ def _rubric_of_file(path: Path) -> ChosenRubric:
     return ChosenRubric(path.stem, text, str(path))
 
 
-def _fresh(directory: Path, *, asked: bool) -> OutputPlan:
-    from osmosis_ai.rubric.session_journal import journal_of
+def _fresh(directory: Path) -> OutputPlan:
+    from osmosis_ai.rubric.session import journal_of
 
     _require_writable(directory)
     identifier = int(time.time())
     while (path := directory / f"rubric_eval_result_{identifier}.json").exists() or journal_of(path).exists():
         identifier += 1
-    return OutputPlan(path, fixed=False, asked=asked)
+    return OutputPlan(path, fixed=False)
 
 
 def _require_writable(directory: Path) -> None:
@@ -377,29 +324,16 @@ def _require_writable(directory: Path) -> None:
         raise OsmosisError(f"cannot write to the directory '{directory}': permission denied.")
 
 
-@dataclass(frozen=True)
-class PreviewedEntry:
-    """An entry of a file.
-
-    Attributes:
-        title: its kind and position.
-        text: its content, as YAML or JSON.
-        value: the content for the JSON output.
-    """
+class PreviewedEntry(NamedTuple):
+    """An entry of a file: kind and position, content as YAML or JSON, and the content for the JSON output."""
 
     title: str
     text: str
     value: Any
 
 
-@dataclass(frozen=True)
-class FilePreview:
-    """The entries of a file.
-
-    Attributes:
-        kind: ``rubrics`` or ``records``.
-        summary: the number of entries, as a sentence.
-    """
+class FilePreview(NamedTuple):
+    """The entries of a file, ``rubrics`` or ``records``, and their number as a sentence."""
 
     path: Path
     kind: str
@@ -446,7 +380,7 @@ def _preview_records(path: Path) -> FilePreview:
 
     entries = [
         PreviewedEntry(f"JSONL record #{number}", json.dumps(value, indent=2, ensure_ascii=False), value)
-        for number, (_, value) in enumerate(iter_objects(path), start=1)
+        for number, value in enumerate(iter_objects(path), start=1)
     ]
     return FilePreview(path, "records", f"Loaded {len(entries)} JSONL record(s) from {path}", entries)
 

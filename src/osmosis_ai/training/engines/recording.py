@@ -185,8 +185,7 @@ class Recording:
         return text[end + width if ended else end :]
 
     def _written(self, ids: Sequence[int]) -> str:
-        decoder = self._chat.decoder()
-        return decoder.feed(*ids) + decoder.finish()
+        return self._chat.decoder()(ids, True)
 
 
 def _digest(text: str | bytes) -> bytes:

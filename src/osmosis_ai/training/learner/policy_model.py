@@ -34,7 +34,7 @@ _MODEL_FILES = [*_CONFIG_FILES, "*.safetensors", "*.jinja", "*.model", "*.txt", 
 def model_source(model_path: str, *, allow_download: bool = False, weights: bool = True) -> str:
     """Return the folder that holds ``model_path``, from which loading needs no network."""
     if model_path in served_models():
-        return str(built_in_model(model_path).directory)
+        return str(built_in_model(model_path))
     if Path(model_path).is_dir():
         return model_path
     from huggingface_hub import snapshot_download

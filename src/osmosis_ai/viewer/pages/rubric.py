@@ -19,8 +19,8 @@ from osmosis_ai.viewer.rendering import environment
 from osmosis_ai.viewer.source import ItemPage, RunDetail
 
 if TYPE_CHECKING:
-    from osmosis_ai.rubric.judge_agreement import AgreementReport, Calibration
-    from osmosis_ai.rubric.scores import Floats
+    from osmosis_ai.rubric.agreement import AgreementReport, JudgeAgreement
+    from osmosis_ai.rubric.figures import Floats
 
     JudgeScores = Sequence[tuple[str, Floats]]
 
@@ -81,11 +81,12 @@ def _measured(
     result: ReadResult, scores: JudgeScores | None, linked: set[int], *, text: bool
 ) -> Markup | None:
     """Return the agreement of the judges as a piece of a page with these records; None if the file lacks it."""
-    from osmosis_ai.rubric.agreement_tables import ScoreFormat, agreement_tables, not_measured
-    from osmosis_ai.rubric.judge_agreement import AgreementReport
+    import msgspec
+
+    from osmosis_ai.rubric.agreement import AgreementReport, ScoreFormat, agreement_tables, not_measured
 
     try:
-        report = AgreementReport.from_json(result.document.get("trust"))
+        report = msgspec.convert(result.document.get("trust"), AgreementReport)
         charts = {"scores": _histograms(result, report, scores), "calibration": _calibration(report)}
         values = {
             "counts": report.counts,
@@ -93,15 +94,7 @@ def _measured(
             "charts": {name: chart for name, chart in charts.items() if chart is not None},
             "not_measured": not_measured,
             "points": ScoreFormat(report.score_min, report.score_max).points,
-            "disputes": [
-                (between, record)
-                for between, found in (
-                    ("judges (lowest, highest)", report.disputed),
-                    ("calls of one judge (lowest, highest)", report.unstable),
-                    ("judge and people", report.far_from_people),
-                )
-                for record in found
-            ],
+            "disputes": report.disputed,
             "linked": linked,
             "text": text,
         }
@@ -132,12 +125,10 @@ def _histograms(result: ReadResult, report: AgreementReport, scores: JudgeScores
 
 def _calibration(report: AgreementReport) -> SvgChart | None:
     """Return the mean score by people for each score of a judge, with intervals and the line of agreement."""
-    from osmosis_ai.rubric.agreement_tables import ScoreFormat
+    from osmosis_ai.rubric.agreement import ScoreFormat
 
-    judged = [(judge.model, judge.calibration) for judge in report.judges]
-    if report.consensus_calibration is not None:
-        judged.append(("panel", report.consensus_calibration))
-    series = [ChartSeries(name, _by_category(calibration)) for name, calibration in judged]
+    judges = [*report.judges, *([report.panel] if report.panel is not None else [])]
+    series = [ChartSeries(judge.model, _by_category(judge)) for judge in judges]
     if not any(each.points for each in series):
         return None
     return scatter(
@@ -150,9 +141,9 @@ def _calibration(report: AgreementReport) -> SvgChart | None:
     )
 
 
-def _by_category(calibration: Calibration) -> list[ChartPoint]:
+def _by_category(judge: JudgeAgreement) -> list[ChartPoint]:
     points = []
-    for found in calibration.bins:
+    for found in judge.bins:
         if found.judge is None or found.people is None:
             continue
         low, high = found.bias.low, found.bias.high

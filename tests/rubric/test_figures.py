@@ -13,19 +13,17 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from scipy import stats
 
-from osmosis_ai.rubric.coefficients import (
-    Intraclass,
+from osmosis_ai.rubric.agreement import mean_where_known, rescaled
+from osmosis_ai.rubric.figures import (
+    MIN_RECORDS,
+    bootstrap_interval,
     cohen_kappa,
     krippendorff_alpha,
-    one_way_icc,
-    partial,
-    pearson,
+    partial_correlation,
     slope,
     spearman,
-    two_way_icc,
+    spread_of_calls,
 )
-from osmosis_ai.rubric.estimate import MIN_RECORDS, JudgeFigure, bootstrap_interval
-from osmosis_ai.rubric.scores import mean_where_known, median_where_known, rescaled
 from tests.rubric.tables import NAN, Floats, excludes_zero, table
 
 # Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability", section C: four observers, twelve units.
@@ -38,18 +36,10 @@ KRIPPENDORFF = np.array(
     ]
 ).T
 
-# Shrout and Fleiss 1979, table 2: six targets, four judges.
-SHROUT_FLEISS = np.array(
-    [[9, 2, 5, 8], [6, 1, 3, 2], [8, 4, 6, 8], [7, 1, 2, 6], [10, 5, 6, 9], [6, 2, 4, 7]], dtype=np.float64
-)
-
 ratings_with_gaps = arrays(
     np.float64,
     st.tuples(st.integers(2, 8), st.integers(2, 5)),
     elements=st.one_of(st.integers(0, 4).map(float), st.just(NAN)),
-)
-complete_ratings = arrays(
-    np.float64, st.tuples(st.integers(3, 10), st.integers(2, 5)), elements=st.integers(0, 9).map(float)
 )
 
 
@@ -57,105 +47,50 @@ def test_alpha_is_krippendorffs_own() -> None:
     interval = krippendorff_alpha(KRIPPENDORFF)
     assert interval.value == pytest.approx(0.849, abs=5e-4)
     assert (interval.records, interval.scores) == (11, 40)
-    assert krippendorff_alpha(KRIPPENDORFF, level="ordinal").value == pytest.approx(0.815, abs=5e-4)
 
 
-def by_definition(ratings: Floats, *, ordinal: bool) -> float | None:
+def by_definition(ratings: Floats) -> float | None:
     """Alpha, pair by pair: slow, and as it is written down."""
     units = [unit[~np.isnan(unit)] for unit in ratings]
     units = [unit for unit in units if unit.size >= 2]
     values = np.concatenate(units) if units else np.array([])
-    frequency = {value: int((values == value).sum()) for value in set(values.tolist())}
-
-    def squared(a: float, b: float) -> float:
-        if not ordinal:
-            return (a - b) ** 2
-        between = sum(count for value, count in frequency.items() if min(a, b) <= value <= max(a, b))
-        return (between - (frequency[a] + frequency[b]) / 2) ** 2
-
     n = values.size
-    expected = sum(squared(a, b) for a, b in itertools.permutations(values.tolist(), 2)) / max(n * (n - 1), 1)
+    expected = sum((a - b) ** 2 for a, b in itertools.permutations(values.tolist(), 2)) / max(n * (n - 1), 1)
     if len(units) < 2 or expected == 0:
         return None
-    observed = (
-        sum(
-            sum(squared(a, b) for a, b in itertools.permutations(u.tolist(), 2)) / (u.size - 1) for u in units
-        )
-        / n
+    observed = sum(
+        sum((a - b) ** 2 for a, b in itertools.permutations(u.tolist(), 2)) / (u.size - 1) for u in units
     )
-    return 1 - observed / expected
+    return 1 - observed / n / expected
 
 
 @settings(deadline=None)
-@given(ratings_with_gaps, st.booleans())
-def test_alpha_is_its_definition_pair_by_pair(ratings: Floats, ordinal: bool) -> None:
-    found = krippendorff_alpha(ratings, level="ordinal" if ordinal else "interval")
-    expected = by_definition(ratings, ordinal=ordinal)
+@given(ratings_with_gaps)
+def test_alpha_is_its_definition_pair_by_pair(ratings: Floats) -> None:
+    found = krippendorff_alpha(ratings)
+    expected = by_definition(ratings)
     if expected is None:
         assert found.value is None and found.reason
     else:
         assert found.value == pytest.approx(expected, abs=1e-9)
 
 
-def test_intraclass_correlations_and_intervals_are_those_of_the_textbook() -> None:
-    # Estimates: Shrout and Fleiss 1979, table 4. Intervals of the same data: McGraw and Wong's formulas,
-    # as published with R's psych package.
-    assert figures(one_way_icc(SHROUT_FLEISS)) == rounded((0.17, -0.13, 0.72), (0.44, -0.88, 0.91))
-    assert figures(two_way_icc(SHROUT_FLEISS)) == rounded((0.29, 0.02, 0.76), (0.62, 0.07, 0.93))
-    assert figures(two_way_icc(SHROUT_FLEISS, consistency=True)) == rounded(
-        (0.71, 0.34, 0.95), (0.91, 0.68, 0.99)
-    )
-
-
-def figures(found: Intraclass) -> list[float]:
-    def three(figure: JudgeFigure) -> tuple[float, float, float]:
-        assert figure.value is not None and figure.low is not None and figure.high is not None
-        return figure.value, figure.low, figure.high
-
-    return [*three(found.single), *three(found.average)]
-
-
-def rounded(*parts: tuple[float, float, float]) -> object:
-    return pytest.approx([number for part in parts for number in part], abs=5.01e-3)
-
-
-@settings(deadline=None)
-@given(complete_ratings)
-def test_intraclass_correlations_are_those_of_the_analysis_of_variance(ratings: Floats) -> None:
-    n, k = ratings.shape
-    rows, columns, grand = ratings.mean(axis=1), ratings.mean(axis=0), ratings.mean()
-    msr = k * ((rows - grand) ** 2).sum() / (n - 1)
-    msw = ((ratings - rows[:, None]) ** 2).sum() / (n * (k - 1))
-    msc = n * ((columns - grand) ** 2).sum() / (k - 1)
-    mse = ((ratings - rows[:, None] - columns + grand) ** 2).sum() / ((n - 1) * (k - 1))
-    assume(msr > 1e-9)
-    one, two, three = one_way_icc(ratings), two_way_icc(ratings), two_way_icc(ratings, consistency=True)
-    assert one.single.value == pytest.approx((msr - msw) / (msr + (k - 1) * msw), abs=1e-9)
-    assert two.single.value == pytest.approx(
-        (msr - mse) / (msr + (k - 1) * mse + k * (msc - mse) / n), abs=1e-9
-    )
-    assert three.single.value == pytest.approx((msr - mse) / (msr + (k - 1) * mse), abs=1e-9)
-    assert one.average.value == pytest.approx((msr - msw) / msr, abs=1e-6)
-    assert three.average.value == pytest.approx((msr - mse) / msr, abs=1e-6)
-
-
 def test_reliability_is_the_share_of_variance_between_records_also_with_gaps() -> None:
     rng = np.random.default_rng(5)
     ratings = rng.normal(size=(20_000, 1)) * 2 + rng.normal(size=(20_000, 5))
     ratings[rng.random(ratings.shape) < 0.3] = np.nan
-    for found in (one_way_icc(ratings).single, two_way_icc(ratings).single, krippendorff_alpha(ratings)):
-        assert found.low is not None and found.high is not None
-        assert found.low < 0.8 < found.high
-        assert found.high - found.low < 0.02
+    found = krippendorff_alpha(ratings)
+    assert found.low is not None and found.high is not None
+    assert found.low < 0.8 < found.high and found.high - found.low < 0.02
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("measure", [krippendorff_alpha, lambda r: one_way_icc(r).single])
-def test_intervals_hold_the_truth_about_as_often_as_they_say(measure: object) -> None:
+def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     rng = np.random.default_rng(11)
     held = 0
     for _ in range(100):
-        found = measure(rng.normal(size=(60, 1)) * 2 + rng.normal(size=(60, 4)))  # type: ignore[operator]
+        found = krippendorff_alpha(rng.normal(size=(60, 1)) * 2 + rng.normal(size=(60, 4)))
+        assert found.low is not None and found.high is not None
         held += found.low <= 0.8 <= found.high
     # 95 of 100 are promised; a binomial of 0.93 falls below 86 once in some hundred.
     assert held >= 86
@@ -164,21 +99,32 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(measure: object) ->
 def test_one_run_or_equal_scores_say_why_there_is_no_reliability() -> None:
     once = krippendorff_alpha(np.array([[0.1], [0.9]]))
     assert (once.value, once.reason) == (None, "each record was scored once; repeat calls with `-n 5`")
-    assert one_way_icc(np.array([[0.1], [0.9]])).average.reason == once.reason
-    equal = np.full((5, 3), 0.5)
-    for figure in (krippendorff_alpha(equal), one_way_icc(equal).single, two_way_icc(equal).single):
-        assert figure.value is None
-        assert figure.reason is not None and "every score is the same" in figure.reason
+    assert {figure.reason for figure in spread_of_calls(np.array([[0.1], [0.9]]))} == {once.reason}
+    equal = krippendorff_alpha(np.full((5, 3), 0.5))
+    assert equal.value is None and "every score is the same" in (equal.reason or "")
     apart = np.array([[0.1, NAN], [NAN, 0.9], [0.4, 0.5]])
     assert "fewer than two records" in (krippendorff_alpha(apart).reason or "")
 
 
 def test_a_judge_that_always_repeats_itself_is_perfectly_reliable_without_an_interval() -> None:
     ratings = np.repeat(np.linspace(0, 1, 30)[:, None], 4, axis=1)
-    for figure in (krippendorff_alpha(ratings), one_way_icc(ratings).single, one_way_icc(ratings).average):
-        assert figure.value == 1.0
-        assert figure.low is None and figure.reason
-    assert math.isclose(two_way_icc(ratings).single.value or 0.0, 1.0)
+    alpha = krippendorff_alpha(ratings)
+    assert (alpha.value, alpha.low) == (1.0, None) and alpha.reason
+    deviation, identical = spread_of_calls(ratings)
+    assert (deviation.low, deviation.reason) == (None, "every record got the same score each time")
+    assert identical.value == 1.0
+
+
+def test_the_spread_of_calls_is_the_pooled_standard_deviation() -> None:
+    scores = np.array([[0.2, 0.4, NAN], [0.5, 0.5, 0.5], [0.1, NAN, NAN], [0.0, 0.6, 0.9]])
+    repeated = [scores[0, :2], scores[1], scores[3]]
+    pooled = sum(each.var(ddof=1) * (each.size - 1) for each in repeated) / sum(
+        each.size - 1 for each in repeated
+    )
+    deviation, identical = spread_of_calls(scores)
+    assert deviation.value == pytest.approx(math.sqrt(pooled))
+    assert (deviation.records, deviation.scores) == (3, 8)
+    assert (identical.value, identical.records, identical.scores) == (pytest.approx(1 / 3), 3, 8)
 
 
 pairs = st.lists(
@@ -188,13 +134,9 @@ pairs = st.lists(
 
 @settings(deadline=None)
 @given(pairs)
-def test_correlations_and_their_intervals_are_scipys(both: Floats) -> None:
+def test_rank_correlations_are_scipys(both: Floats) -> None:
     x, y = both
     assume(np.ptp(x) > 1e-3 and np.ptp(y) > 1e-3)
-    theirs, ours = stats.pearsonr(x, y), pearson(x, y)
-    assert ours.value == pytest.approx(theirs.statistic, abs=1e-9)
-    if ours.low is not None:
-        assert (ours.low, ours.high) == pytest.approx(theirs.confidence_interval(0.95), abs=1e-6)
     assert spearman(x, y).value == pytest.approx(stats.spearmanr(x, y).statistic, abs=1e-9)
 
 
@@ -212,16 +154,16 @@ def test_a_partial_correlation_is_that_of_what_the_fixed_variable_leaves() -> No
     z = rng.normal(size=500)
     x, y = z + rng.normal(size=500), z + rng.normal(size=500)
     left = [v - np.polyval(np.polyfit(z, v, 1), z) for v in (x, y)]
-    found = partial(x, y, z)
+    found = partial_correlation(x, y, z)
     assert found.value == pytest.approx(np.corrcoef(left)[0, 1], abs=1e-9)
     half = 1.959964 / np.sqrt(500 - 4)
     around = np.arctanh(found.value)
     assert (found.low, found.high) == pytest.approx(
         (np.tanh(around - half), np.tanh(around + half)), abs=1e-6
     )
-    assert (pearson(x, y).value or 0) > 0.4
+    assert np.corrcoef(x, y)[0, 1] > 0.4
     assert not excludes_zero(found)
-    assert partial(x, y, x).reason == "it cannot be told apart from the score given by people"
+    assert partial_correlation(x, y, x).reason == "it cannot be told apart from the score given by people"
 
 
 def test_cohens_kappa_is_the_published_one() -> None:
@@ -325,18 +267,16 @@ with_gaps = arrays(
 
 
 @given(with_gaps)
-def test_means_and_medians_leave_out_what_is_missing(values: np.ndarray) -> None:
+def test_means_leave_out_what_is_missing(values: np.ndarray) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        means, medians = np.nanmean(values, axis=-1), np.nanmedian(values, axis=-1)
+        means = np.nanmean(values, axis=-1)
     assert mean_where_known(values) == pytest.approx(means, nan_ok=True)
-    assert median_where_known(values) == pytest.approx(medians, nan_ok=True)
 
 
 def test_every_model_has_one_vote_in_the_consensus_however_many_runs_it_scored() -> None:
     sheet = table([[[0.0, NAN, NAN], [1.0, 1.0, 1.0], [0.2, 0.2, 0.2]], [[NAN] * 3] * 3])
     assert sheet.consensus().tolist() == [pytest.approx(0.4), pytest.approx(NAN, nan_ok=True)]
-    assert sheet.consensus_median()[0] == pytest.approx(0.2)
 
 
 def test_scores_of_records_with_bounds_of_their_own_come_to_one_scale() -> None:

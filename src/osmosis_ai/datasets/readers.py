@@ -258,25 +258,28 @@ class CsvReader(RecordReader):
 
 
 class _JsonReader(RecordReader):
-    _text = ""
-    """The text of the last record."""
-    _names: list[str] | None = None
+    _text: Any = b""
+    """The text of the last record, like those of ``_colons``."""
+    _colons: ClassVar[tuple[Any, Any]] = (b":", b'":')
     _first_number = 0
 
     def repeated_keys(self, record: Record, keys: int) -> list[str]:
         # Counting colons is quick, and right unless a string contains one.
-        if self._text.count(":") == keys or self._text.count('":') == keys:
+        colon, after_quote = self._colons
+        if self._text.count(colon) == keys or self._text.count(after_quote) == keys:
             return []
         return find_repeated_keys(self._text, record)
 
-    def _admit(self, values: Iterable[tuple[int, str, Any]]) -> Iterator[tuple[int, Record]]:
+    def _admit(self, values: Iterable[tuple[int, bytes | str, Any]]) -> Iterator[tuple[int, Record]]:
         """Yield the decoded values that are objects with the file's columns; report the others."""
+        uniform, names = self.uniform, [*self.columns] or None
         for number, self._text, value in values:
-            if not self.uniform or (value.__class__ is dict and list(value) == self._names):
+            if not uniform or (value.__class__ is dict and list(value) == names):
                 yield number, value
             elif value.__class__ is not dict:
                 self.report_at(number, f"expected a JSON object, found {name_of_type(value)}")
             elif self._accept_columns(number, value):
+                names = [*self.columns]
                 yield number, value
 
     def _accept_columns(self, number: int, record: Record) -> bool:
@@ -285,7 +288,7 @@ class _JsonReader(RecordReader):
             self.report_at(number, "the object is empty; it names no columns")
             return False
         if not self.columns:
-            self.columns, self._names, self._first_number = tuple(record), list(record), number
+            self.columns, self._first_number = tuple(record), number
         elif record.keys() != (known := set(self.columns)):
             missing = [name for name in self.columns if name not in record]
             extra = [name for name in record if name not in known]
@@ -324,19 +327,19 @@ class JsonLinesReader(_JsonReader):
                 if not line.isspace():
                     yield number, line
 
-    def _values(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, str, Any]]:
+    def _values(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes, Any]]:
         loads = decode_as_written if self.as_written else _loads
         for number, line in lines:
             try:
-                text = line.decode()
-            except UnicodeDecodeError:
-                self.fail_encoding()
-            try:
-                value = loads(text)
+                value = loads(line)
             except (ValueError, RecursionError) as error:
+                try:
+                    text = line.decode()
+                except UnicodeDecodeError:
+                    self.fail_encoding()
                 self._report_invalid(number, text, error)
             else:
-                yield number, text, value
+                yield number, line, value
 
 
 class JsonArrayReader(_JsonReader):
@@ -347,6 +350,7 @@ class JsonArrayReader(_JsonReader):
     """
 
     unit = "row"
+    _colons = (":", '":')
     _BLANK = re.compile(r"[ \t\n\r]*")
     _BOUNDARY = re.compile(r"\}[ \t\n\r]*,[ \t\n\r]*\{")
     _LONGEST_SEARCH = 64 << 10
@@ -585,16 +589,19 @@ _loads_zeros_as_written = json.JSONDecoder(
 ).decode
 
 
-def decode_as_written(text: str) -> Any:
+def decode_as_written(raw: bytes | str) -> Any:
     """Decode strict JSON with numbers other than integers as :class:`WrittenFloat`.
 
     Raises:
         ValueError: the text is not JSON, or
         RecursionError: it is nested too deeply.
     """
-    value = _loads_floats_as_written(text)
-    # Integers have no negative zero.
-    return _loads_zeros_as_written(text) if "-0" in text and _NEGATIVE_ZERO.search(text) else value
+    value = _loads_floats_as_written(raw)
+    if ("-0" in raw) if isinstance(raw, str) else (b"-0" in raw):
+        # Integers have no negative zero.
+        text = raw if isinstance(raw, str) else raw.decode()
+        return _loads_zeros_as_written(text) if _NEGATIVE_ZERO.search(text) else value
+    return value
 
 
 def decode_json(raw: bytes | str) -> Any:
@@ -623,8 +630,9 @@ def _json_error(raw: bytes | str, error: Exception) -> json.JSONDecodeError:
     return json.JSONDecodeError(f"{constant[1]} instead of null" if constant else message, text, position)
 
 
-def find_repeated_keys(text: str, value: Any) -> list[str]:
+def find_repeated_keys(raw: bytes | str, value: Any) -> list[str]:
     """Return the keys that an object of a JSON text contains more than once; ``value`` is the decoded text."""
+    text = raw.decode() if isinstance(raw, bytes) else raw
     repeated = text.count('":') + text.count('" :')
     containers = [value]
     for container in containers:  # grows during the iteration

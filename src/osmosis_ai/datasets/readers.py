@@ -143,13 +143,13 @@ class RecordReader(ABC):
     wrong_metadata_type: str | None = field(default=None, init=False)
     """The type of the ``metadata`` column if it cannot contain objects."""
 
-    @abstractmethod
     def __iter__(self) -> Iterator[tuple[int, Record]]:
         """Yield (line or row number from 1, record)."""
+        return self.after(0)
 
+    @abstractmethod
     def after(self, rows: int) -> Iterator[tuple[int, Record]]:
         """Yield the records after the first ``rows``, which are not decoded if the format allows it."""
-        return islice(self, rows, None)
 
     def count(self) -> int:
         return sum(1 for _ in self)
@@ -207,8 +207,8 @@ class CsvReader(RecordReader):
     _MISSING = frozenset({"NaN", "nan"})
     _OTHER_DELIMITERS = (";", "\t", "|")
 
-    def __iter__(self) -> Iterator[tuple[int, Record]]:
-        for line, fields in self._rows():
+    def after(self, rows: int) -> Iterator[tuple[int, Record]]:
+        for line, fields in islice(self._rows(), rows, None):
             if len(fields) != len(self.columns):
                 self.report_at(line, f"expected {len(self.columns)} columns, found {len(fields)}")
                 continue
@@ -308,9 +308,6 @@ class _JsonReader(RecordReader):
 class JsonLinesReader(_JsonReader):
     """One object per line; blank lines are skipped."""
 
-    def __iter__(self) -> Iterator[tuple[int, Record]]:
-        return self.after(0)
-
     def after(self, rows: int) -> Iterator[tuple[int, Record]]:
         return self._admit(self._values(islice(self._lines(), rows, None)))
 
@@ -356,8 +353,8 @@ class JsonArrayReader(_JsonReader):
     _LONGEST_SEARCH = 64 << 10
     _scan = staticmethod(json.JSONDecoder().raw_decode)
 
-    def __iter__(self) -> Iterator[tuple[int, Record]]:
-        return self._admit(self._values())
+    def after(self, rows: int) -> Iterator[tuple[int, Record]]:
+        return islice(self._admit(self._values()), rows, None)
 
     def _values(self) -> Iterator[tuple[int, str, Any]]:
         loads = decode_as_written if self.as_written else _loads
@@ -470,9 +467,6 @@ class ParquetReader(RecordReader):
     unit = "row"
     _BATCH_BYTES = 1 << 20
     _MOST_BATCH_ROWS = 4096
-
-    def __iter__(self) -> Iterator[tuple[int, Record]]:
-        return self.after(0)
 
     def after(self, rows: int) -> Iterator[tuple[int, Record]]:
         import pyarrow as pa
